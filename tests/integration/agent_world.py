@@ -156,11 +156,11 @@ class World:
     def start_agent(self, *tracer: str, stdout: int = subprocess.PIPE, **variables: str) -> None:
         """`tracer`: a command that runs it. `variables`: more of its environment."""
         env = {
-            **variables,
             "PATH": os.environ["PATH"],
             "NOTIFY_SOCKET": "/run/notify",
             "WATCHDOG_USEC": f"{WATCHDOG_SECONDS * 1e6:.0f}",
             "INVOCATION_ID": "a" * 32,
+            **variables,
         }
         self.agent = self.run(
             *tracer, *AGENT, "run", "--role", "head", env=env, stdout=stdout, stderr=subprocess.STDOUT

@@ -1,7 +1,8 @@
 """A stand-in for dockerd: a process of that name on /run/docker.sock, whose containers are processes of this machine.
 
 python -I -S dockerd_alike.py ENGINE: ENGINE is the program that each container runs as its init. POST /alike sets the
-behaviour of later calls: {"hang": {"create": 20}, "engine": ["8000", "loading"]}, and {"signal": 10} signals the inits.
+behaviour of later calls: {"hang": {"create": 20}, "engine": ["8000", "loading"], "user": 1000}, and {"signal": 10}
+signals the inits.
 A call that hangs is carried out afterwards, also when its client has gone meanwhile.
 """
 
@@ -41,7 +42,9 @@ class Container:
         self.changed = threading.Condition()
         self.ended = False
 
-    def start(self, command: list[str]) -> None:
+    def start(self, command: list[str], uid: int) -> None:
+        if uid:
+            command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *command]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
 
@@ -89,6 +92,7 @@ class Daemon:
         self.containers: dict[str, Container] = {}
         self.hang: dict[str, float] = {}
         self.arguments = ["8000", "serving"]
+        self.uid = 0
         self.numbers = count(1)
         self.calls: list[str] = []
 
@@ -97,6 +101,8 @@ class Daemon:
             self.hang.update(hang)
         if isinstance(arguments := wanted.get("engine"), list):
             self.arguments = arguments
+        if isinstance(uid := wanted.get("user"), int):
+            self.uid = uid
         if isinstance(number := wanted.get("signal"), int):
             for container in self.containers.values():
                 if container.process is not None:
@@ -128,7 +134,7 @@ class Daemon:
         if container is None:
             return None
         if call == "start":
-            container.start([sys.executable, "-I", "-S", "-u", self.engine, *self.arguments])
+            container.start([sys.executable, "-I", "-S", "-u", self.engine, *self.arguments], self.uid)
         elif call == "stop":
             container.end(signal.SIGTERM, 1)
             container.end(signal.SIGKILL, 10)

@@ -1,6 +1,8 @@
 """A container's init: it loads for ever, or serves vLLM's API. SIGUSR1: it logs an error; SIGUSR2: it ends by itself.
 
 python -I -S endpoint_alike.py PORT loading|serving [deaf|slow]: deaf to SIGTERM, or it ends a second after it.
+python -I -S endpoint_alike.py PORT serving shares LATE NAME...: a child of it makes these segments and has them mapped,
+the first once it gets SIGUSR1.
 python -I -S endpoint_alike.py PORT serving compiling FOLDER: it computes in batches, and compiles a kernel for each new
 number of requests, of splits by its tokens, and way of sampling, as one that is kept in FOLDER says. SIGUSR1: it closes
 its port, and ends later.
@@ -9,6 +11,7 @@ its port, and ends later.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import sys
@@ -137,6 +140,23 @@ def dies(server: ThreadingHTTPServer) -> None:
     os._exit(0)
 
 
+def share(late: str, *names: str) -> None:
+    if os.fork():
+        return
+    areas = []
+
+    def make(name: str) -> None:
+        with open(f"/dev/shm/{name}", "wb+") as file:
+            file.truncate(4096)
+            areas.append(mmap.mmap(file.fileno(), 4096))
+
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: make(late))
+    for name in names:
+        make(name)
+    while areas:
+        time.sleep(60)
+
+
 def main(port: int, *words: str) -> None:
     signal.signal(signal.SIGUSR1, lambda _number, _frame: write(BOOM))
     signal.signal(signal.SIGUSR2, lambda _number, _frame: os._exit(1))
@@ -145,6 +165,8 @@ def main(port: int, *words: str) -> None:
     if "slow" in words:
         signal.signal(signal.SIGALRM, lambda _number, _frame: os._exit(0))
         signal.signal(signal.SIGTERM, lambda _number, _frame: signal.alarm(1))
+    if "shares" in words:
+        share(*words[words.index("shares") + 1 :])
     write(LOADS)
     if "compiling" in words:
         write(LOADS.replace("EngineCore", "Worker_TP0"))

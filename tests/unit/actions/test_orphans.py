@@ -15,7 +15,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.state.rank_record import FILE
+from sparkd.base.state.rank_record import FILE, left_segments
 
 ID, OTHER_ID = "a" * 64, "b" * 64
 LABELS = {"io.sparkd.role": "head", "io.sparkd.invocation": "before", "io.sparkd.rank-id": "rank"}
@@ -52,6 +52,28 @@ def test_an_orphans_record_goes_with_it(tree: Tree, changes: dict[str, object], 
     end_orphan(Host(tree.root), containers, ENDED)
     assert containers.removed == [ID]
     assert (tree.root / FILE.path.lstrip("/")).exists() is left
+
+
+def test_a_record_stays_as_long_as_a_segment_that_it_names(tree: Tree) -> None:
+    """One that a process still has when the container goes: the next preflight unlinks it."""
+    segment, host = tree.segment("psm_0123abcd"), Host(tree.root)
+    record(tree, container_id=ID, segments={"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)})
+    tree.process(9, "python3", opened=("/dev/shm/psm_0123abcd",))
+    end_orphan(host, RecordingContainers(), ENDED)
+    assert left_segments(host) == {"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)}
+    (tree.root / "dev/shm/psm_0123abcd").unlink()
+    end_orphan(host, RecordingContainers(), ENDED)
+    assert not (tree.root / FILE.path.lstrip("/")).exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/psm_0123abcd", "/dev/shm/", "/dev/shm/sub/psm_0123abcd", "psm_0123abcd", "/dev/shm/" + "p" * 300],
+)
+def test_what_is_not_right_below_dev_shm_is_no_segment_that_is_left(tree: Tree, path: str) -> None:
+    segment = tree.segment("psm_0123abcd")
+    record(tree, segments={path: (segment.st_dev, segment.st_ino)})
+    assert left_segments(Host(tree.root)) == {}
 
 
 @pytest.mark.parametrize(

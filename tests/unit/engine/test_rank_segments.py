@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone, running
 
+from sparkd.agent.actions.processes import mapped_below
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import Host
 from sparkd.base.host.processes import Process
@@ -29,15 +31,21 @@ def end() -> None:
     raise LookupError("the run ends")
 
 
+def mapped(machine: Tree, name: str, age_seconds: float = 5.0) -> str:
+    """A segment on a machine that is up for a minute, as a process that has it mapped lists it."""
+    segment = machine.segment(name, age_seconds=age_seconds)
+    machine.file("/proc/uptime", "60.00 1.00\n")
+    device = f"{os.major(segment.st_dev):02x}:{os.minor(segment.st_dev):02x}"
+    return f"7f0000000000-7f0040000000 rw-s 00000000 {device} {segment.st_ino} /dev/shm/{name}\n"
+
+
 @pytest.mark.parametrize("ends_during_a_look", [False, True])
 def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, ends_during_a_look: bool) -> None:
     with agent_under_test(tree, 0, alone()) as made, running(made.agent) as (rank, process):
         machine = Tree(tree.root / "node0")
-        segment = machine.segment("psm_0123abcd")
-        device = f"{os.major(segment.st_dev):02x}:{os.minor(segment.st_dev):02x}"
-        maps = f"7f0000000000-7f0040000000 rw-s 00000000 {device} {segment.st_ino} /dev/shm/psm_0123abcd\n"
+        maps = mapped(machine, "psm_0123abcd")
         machine.process(process.pid, "tini")
-        machine.process(process.pid + 1, "VLLM::Worker", parent=process.pid, maps=maps)
+        machine.process(process.pid + 1, "VLLM::Worker", parent=process.pid, maps=maps, uid=os.getuid())
         host, loop = SlowHost(machine.root), made.agent.loop
         slow = Running(rank.rank, rank.log, rank.record, repr, host, loop)
         if ends_during_a_look:
@@ -52,3 +60,38 @@ def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, 
         loop.enter(Stage.END)
         assert slow.kill(1.0)
         assert [found.path for found in slow.segments] == ["/dev/shm/psm_0123abcd"]
+
+
+@pytest.mark.parametrize(
+    ("holder", "owner_is_holder", "age_seconds", "own"),
+    [
+        pytest.param(11, True, 50.0, True, id="a worker's"),
+        pytest.param(10, True, 50.0, True, id="the container's first process's"),
+        pytest.param(12, True, 50.0, False, id="of a process beside it, of the same user"),
+        pytest.param(11, False, 50.0, False, id="of another user, and mapped"),
+        pytest.param(11, True, 52.0, False, id="older than the rank, and mapped"),
+    ],
+)
+def test_a_rank_has_what_its_own_user_has_made_since_its_start(
+    tree: Tree, holder: int, owner_is_holder: bool, age_seconds: float, own: bool
+) -> None:
+    """The rank is 51 s old, and nothing goes by who its user is."""
+    maps, uid = mapped(tree, "psm_0123abcd", age_seconds), os.getuid() if owner_is_holder else os.getuid() + 1
+    for pid, parent in ((10, 1), (11, 10), (12, 1)):
+        tree.process(pid, "python3", parent=parent, start_time=900, maps=maps if pid == holder else "", uid=uid)
+    assert [fix.path for fix in mapped_below(Host(tree.root), 10)] == ["/dev/shm/psm_0123abcd"] * own
+
+
+def test_a_rank_that_serves_is_looked_at_again_without_waiting_and_what_is_gone_is_forgotten(tree: Tree) -> None:
+    with agent_under_test(tree, 0, alone()) as made, running(made.agent) as (rank, process):
+        machine, loop = Tree(tree.root / "node0"), made.agent.loop
+        record = replace(rank.record, segments={"/dev/shm/psm_89abcdef": (1, 1)})
+        machine.process(process.pid, "tini", uid=os.getuid(), maps=mapped(machine, "psm_0123abcd"))
+        slow = Running(rank.rank, rank.log, record, repr, SlowHost(machine.root), loop)
+        assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_89abcdef"], "of the rank before it"
+        began = time.monotonic()
+        slow.follow_segments()
+        slow.follow_segments()
+        assert time.monotonic() - began < 0.1
+        assert loop.wait_until(lambda: {*slow.record.segments} == {"/dev/shm/psm_0123abcd"}, 5.0)
+        assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_0123abcd"]

@@ -21,7 +21,7 @@ from sparkd.base.host import shm
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, read_process
-from sparkd.base.state.rank_record import FILE, read_rank
+from sparkd.base.state.rank_record import FILE, left_segments, read_rank
 
 if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers
@@ -39,6 +39,8 @@ one is enough (0.3 to 0.6 s on the head) and a second only cuts its clean-up sho
 RANK_KILL_SECONDS = 10.0
 LOOK_SECONDS = 0.1
 """A starting engine still makes segments between SIGTERM and its end."""
+ROUNDING_SECONDS = 0.1
+"""Of a segment's age, and of a process's start."""
 
 
 class Rank(Struct):
@@ -140,17 +142,24 @@ def named_segments(host: Host) -> tuple[Segment, ...]:
 
 
 def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
-    """Named segments that this process's descendants map now, to be unlinked when they end.
+    """Named segments of this process and its descendants, to be unlinked when they end.
 
-    A killed engine leaves its segments in the host's /dev/shm. Known by their mappings, they can be unlinked at once;
-    preflight must wait until they are old.
+    A killed engine leaves its segments in the host's /dev/shm. Its own is what one of its processes has open or mapped,
+    belongs to that process's user, and was last written since its start: what it could itself have unlinked, and has
+    not found there. So they can be unlinked at once, of any user; preflight must wait until they are old.
     """
-    found = named_segments(host)
-    if not found:
+    if not (named := named_segments(host)):
         return ()
-    mapped = host.segment_uses(host.processes().descendants(pid), found).identities
-    used = (one for one in found if one.identity in mapped)
-    return tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in used)
+    table = host.processes()
+    if (first := table.get(pid)) is None:
+        return ()
+    rank = {process.pid: process for process in (first, *table.descendants(pid))}
+    uses = host.segment_uses(rank.values(), named)
+    users = {pid: details.uid for _, _, pid in uses.used if (details := host.details(rank[pid])) is not None}
+    own = {(device, inode, users[pid]) for device, inode, pid in uses.used if pid in users}
+    lived_seconds = host.uptime_seconds() - first.start_time / os.sysconf("SC_CLK_TCK") + ROUNDING_SECONDS
+    made = (one for one in named if (*one.identity, one.uid) in own and one.age_seconds <= lived_seconds)
+    return tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in made)
 
 
 def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
@@ -186,15 +195,17 @@ def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> No
     if orphan.running:
         containers.stop(orphan.id, 0)  # vLLM drains nothing after SIGTERM, and the other ranks wait for this end
     containers.remove(orphan.id)
-    record = read_rank(host).of(orphan)
-    if record is not None and record.container_id in ("", orphan.id):
-        left = (*left, *(UnlinkSegment(path, *identity) for path, identity in record.segments.items()))
-        with suppress(OSError):  # the next one replaces it
-            forget_rank(host.files)
     for segment in left:
         unlink_segment(segment, host)
+    record = read_rank(host).of(orphan)
+    if record is not None and record.container_id in ("", orphan.id):
+        for path, identity in record.segments.items():
+            unlink_segment(UnlinkSegment(path, *identity), host)
+        with suppress(OSError):  # the next one replaces it
+            forget_rank(host)
 
 
-def forget_rank(files: Files) -> None:
-    """Remove its record. Raises OSError."""
-    Path(files.real(FILE.path)).unlink(missing_ok=True)
+def forget_rank(host: Host) -> None:
+    """Remove its record, unless a segment is left: shared-memory finds it by that. Raises OSError."""
+    if not left_segments(host):
+        Path(host.files.real(FILE.path)).unlink(missing_ok=True)

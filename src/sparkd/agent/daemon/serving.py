@@ -113,6 +113,7 @@ def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoR
         message = (degraded or served) + _note_kernels(agent, running)
         agent.phase.enter(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, message, gpu))
         agent.proving.tick()
+        running.follow_segments()
         report_smoke_test()
         watch_page_cache(_is_idle(activity))
 
@@ -157,6 +158,7 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
                 agent.proving.begin()
             _show_head(agent, running, head.name, report, gpu)
             agent.proving.tick()
+            running.follow_segments()
             watch_page_cache(_is_idle(report.activity))
         alarmed = running.record.dockerd_pid and running.log.broken_off_at is not None
         agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds)

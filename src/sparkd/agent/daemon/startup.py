@@ -30,7 +30,7 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
 from sparkd.base.state.history import count_short_loads
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
-from sparkd.base.state.rank_record import RankRecord
+from sparkd.base.state.rank_record import RankRecord, left_segments
 from sparkd.base.status.model import Phase, utc_now
 from sparkd.base.vllm.log_lines import LogForwarder
 
@@ -158,7 +158,8 @@ def launch(agent: Agent) -> Running:
         read = partial(auth.read_keys, agent.host.files, agent.settings.cluster.key_file)
         ray_token = script.ray_token(agent.loop.beside(read, KEY_SECONDS, "the key file", shielded=True)[0], epoch)
     plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
-    record = RankRecord(agent.rank_id, agent.incarnation, agent.boot_id, agent.plan.digest, epoch, transport)
+    of_agent = (agent.rank_id, agent.incarnation, agent.boot_id)
+    record = RankRecord(*of_agent, agent.plan.digest, epoch, transport, segments=left_segments(agent.host))
     agent.actions.write_rank(record)
     with suppress(OSError):
         count = partial(meminfo.oom_kills, agent.host.files)

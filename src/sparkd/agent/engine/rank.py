@@ -30,7 +30,7 @@ from sparkd.base.lib.http_client import CONNECTIONS
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.state.rank_record import RankRecord, RankStage
+from sparkd.base.state.rank_record import RankRecord, RankStage, is_left
 from sparkd.base.vllm.api import Endpoint
 
 NOTE_SECONDS = 3.0
@@ -38,6 +38,8 @@ FIRST_LOOK_SECONDS = 0.3
 """For a look at the rank's shared memory before its first signal: milliseconds, unless one of its processes hangs."""
 TENANTS_SECONDS = 2.0
 """A scan of all processes: 0.5 s for ten thousand. The other nodes wait for the cause."""
+FOLLOW_SECONDS = 5.0
+"""Between looks while it serves, when it makes few."""
 MAX_SCANS = 10
 """Scans for the process that maps a new segment, before it counts as another program's."""
 LOG_END_SECONDS = 0.3
@@ -91,8 +93,8 @@ class Running:
         """From its start to its engine's first completion."""
         self.ready = False
         """Clients are served."""
-        self.segments: set[UnlinkSegment] = set()
-        """Shared memory that its processes had open or mapped."""
+        self.segments = {UnlinkSegment(path, *identity) for path, identity in record.segments.items()}
+        """Shared memory of its own, and what is left of ranks before it."""
         self._keep = keep
         self._host = host
         self._loop = loop
@@ -103,6 +105,7 @@ class Running:
         """Of the head's rank, once its endpoint was probed."""
         self._scans: Counter[tuple[int, int]] = Counter()
         """How often a segment, by device and inode, was searched for in its processes."""
+        self._look_at = self._started_at
 
     def guard_memory(self, floor_bytes: int, events: Events) -> None:
         """Not with a floor of 0. Raises OSError where the guard can't be started."""
@@ -157,8 +160,18 @@ class Running:
         Processes are scanned only while there are segments of unknown owner.
         """
         # Beside the main loop: reading the maps of a process that hangs in its driver hangs too.
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._keep_segments(self._loop.beside(self._find_segments, NOTE_SECONDS, "looking at the rank"))
+
+    def follow_segments(self) -> None:
+        """As `note_segments`, every few seconds while it serves: nothing waits for a look."""
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + FOLLOW_SECONDS
+            self._loop.start(self._find_segments, "the rank's segments", self._keep_followed)
+
+    def _keep_followed(self, look: Outcome[tuple[UnlinkSegment, ...]]) -> None:
+        if self.record.stage is not RankStage.ENDING:  # its record may be gone
+            self._keep_look(look)
 
     def kill(self, grace_seconds: float) -> bool:
         """End its container: SIGTERM, grace, SIGKILL. Whether it is gone. Its shared memory is noted meanwhile.
@@ -169,26 +182,28 @@ class Running:
         self.note(stage=RankStage.ENDING)
         in_time = self._loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True)
 
-        def keep(look: Outcome[tuple[UnlinkSegment, ...]]) -> None:
-            with suppress(OSError):
-                self._keep_segments(look.result())
-
         def observe() -> None:
             nonlocal look
             if look.done():
-                keep(look)
+                self._keep_look(look)
                 look = self._loop.start(self._find_segments)
 
         grace_seconds = max(0.0, grace_seconds - (time.monotonic() - began))
         gone = self.rank.end(self._loop, grace_seconds, observe, starting=self.loaded_seconds is None)
         if self._loop.wait_until(look.done, FIRST_LOOK_SECONDS if in_time else 0.0, shielded=True):
-            keep(look)
+            self._keep_look(look)
         return gone
+
+    def _keep_look(self, look: Outcome[tuple[UnlinkSegment, ...]]) -> None:
+        with suppress(OSError, ValueError):
+            self._keep_segments(look.result())
 
     def _keep_segments(self, segments: tuple[UnlinkSegment, ...]) -> None:
         """They are searched for no more: not before, since a look that is given up keeps nothing."""
         if not self.segments.issuperset(segments):
-            self.segments.update(segments)
+            files, known = self._host.files, self.segments
+            left = {one for one in known if is_left(files, one.path, (one.device, one.inode))}
+            self.segments = left | {*segments}
             self.note(segments={one.path: (one.device, one.inode) for one in self.segments})
         self._scans.update({(segment.device, segment.inode): MAX_SCANS for segment in segments})
 

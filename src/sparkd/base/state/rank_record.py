@@ -7,6 +7,7 @@ has the rank now. A container whose record is lost goes by its labels, as one of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 
 from msgspec import Struct, field
@@ -16,7 +17,7 @@ from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.files import Files
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.processes import read_process
-from sparkd.base.host.shm import Identity
+from sparkd.base.host.shm import Identity, read_segment
 from sparkd.base.state.file import StateFile
 
 
@@ -55,7 +56,7 @@ class RankRecord(Struct, frozen=True):
     dockerd_pid: str = ""
     """At the start; empty where containers outlive their dockerd."""
     segments: Mapping[str, Identity] = field(default_factory=dict)
-    """Shared memory that its processes had open or mapped, by path."""
+    """Shared memory of its own, by path, and what is left of ranks before it in this boot."""
 
 
 FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
@@ -89,6 +90,12 @@ class KnownRank(Struct, frozen=True):
         record = self.of(container)
         return container.invocation if record is None else record.invocation
 
+    def left_by(self, owner: NodeOwner | None) -> str:
+        """Its container's id, where the process that has it is gone; empty where it may own the node."""
+        if self.record is None or (owner is not None and owner.invocation in ("", self.record.invocation)):
+            return ""
+        return self.record.container_id
+
 
 def read_rank(host: Host) -> KnownRank:
     """Read it after the containers and the owner that it is compared with."""
@@ -102,6 +109,21 @@ def read_rank(host: Host) -> KnownRank:
         return KnownRank(error=f"{FILE.path} can't be read: {error.strerror or error}")
     alive = process is not None and not process.dead and process.start_time == record.start_time
     return KnownRank(record, alive)
+
+
+def left_segments(host: Host) -> dict[str, Identity]:
+    """Recorded segments that are still there."""
+    record = read_rank(host).record
+    recorded = {} if record is None else record.segments
+    return {path: identity for path, identity in recorded.items() if is_left(host.files, path, identity)}
+
+
+def is_left(files: Files, path: str, identity: Identity) -> bool:
+    """Whether there is this very file in /dev/shm."""
+    with suppress(OSError, ValueError):
+        segment = read_segment(files, path.rpartition("/")[2], 0)
+        return segment is not None and (segment.path, segment.identity) == (path, identity)
+    return False
 
 
 def read_boot_id(files: Files) -> str:

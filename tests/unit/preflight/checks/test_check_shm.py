@@ -5,12 +5,14 @@ import os
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.rank_records import rank_record
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.shared_memory import SegmentFacts, SharedMemory, ShmFacts
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host
+from sparkd.base.state.rank_record import FILE
 
 DEVICE = 30
 ORPHAN = SegmentFacts("/dev/shm/psm_0123abcd", DEVICE, 7, 1000, 500, uid=0, links=1, age_seconds=61, used_by=())
@@ -34,6 +36,35 @@ def test_an_orphan_warns_and_is_to_be_unlinked_by_its_identity() -> None:
 )
 def test_anything_else_is_kept(segment: SegmentFacts) -> None:
     expect(SharedMemory().judge(ShmFacts(DEVICE, (segment,), ())), Level.OK, fixes=())
+
+
+RECORDED = replace(ORPHAN, uid=1000, age_seconds=1, of_rank=True)
+
+
+@pytest.mark.parametrize(
+    ("segment", "level"),
+    [
+        pytest.param(RECORDED, Level.WARN, id="of whatever user, at once"),
+        pytest.param(replace(RECORDED, used_by=(10,)), Level.OK, id="in use"),
+        pytest.param(replace(RECORDED, links=2), Level.OK, id="of two names"),
+        pytest.param(replace(RECORDED, device=31), Level.OK, id="on another device"),
+    ],
+)
+def test_what_a_rank_left_by_its_record_is_an_orphan(segment: SegmentFacts, level: Level) -> None:
+    found = SharedMemory().judge(ShmFacts(DEVICE, (segment,), ()))
+    expect(found, level, fixes=(UnlinkSegment(ORPHAN.path, DEVICE, 7, 500),) if level is Level.WARN else ())
+
+
+def test_a_record_names_segments_by_identity_once_its_rank_has_ended(tree: Tree) -> None:
+    left, other = tree.segment("psm_0123abcd"), tree.segment("psm_4567abcd")
+    named = {"/dev/shm/psm_0123abcd": (left.st_dev, left.st_ino), "/dev/shm/psm_4567abcd": (other.st_dev, 1)}
+    tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
+    tree.file(FILE.path, FILE.encode(rank_record(pid=10, start_time=100, segments=named)))
+    check, host = SharedMemory(owners=()), Host(tree.root)
+    tree.process(10, "tini", start_time=101)
+    assert [fix.inode for fix in check.run(host)[1].fixes if isinstance(fix, UnlinkSegment)] == [left.st_ino]
+    tree.process(10, "tini", start_time=100)
+    assert check.run(host)[1].fixes == (), "a living rank may hand it to another process"
 
 
 def test_an_unreadable_process_keeps_every_segment() -> None:

@@ -422,3 +422,29 @@ def test_the_gpus_memory_of_a_stray_comes_back_with_its_end(tree: Tree, gpu: Gpu
     tree.link("/proc/11/fd/9", "/dev/nvidia0")
     freed = {fix.pid: fix.frees_bytes for fix in judged(tree, gpu=gpu).fixes if isinstance(fix, EndProcess)}
     assert freed == {10: 1 << 20, 11: frees + (2 << 20)}
+
+
+@pytest.mark.parametrize(
+    ("owner", "container_id", "cgroup", "listed", "ends"),
+    [
+        pytest.param("", ID, CGROUP, NO_DOCKER, True, id="nobody owns the node"),
+        pytest.param("next", ID, CGROUP, NO_DOCKER, True, id="the next agent does"),
+        pytest.param("agent", ID, CGROUP, NO_DOCKER, False, id="its own agent does"),
+        pytest.param("", "f" * 64, CGROUP, NO_DOCKER, False, id="of another container"),
+        pytest.param("", "", CGROUP, NO_DOCKER, False, id="no container is recorded"),
+        pytest.param("", ID, SESSION, NO_DOCKER, False, id="of that user, outside of the container"),
+        pytest.param("", ID, CGROUP, container(ours=False), False, id="of a container that docker has"),
+        pytest.param("", ID, CGROUP, AWAY, False, id="without docker"),
+    ],
+)
+def test_what_outlives_the_container_of_a_rank_whose_agent_is_gone_is_ended(
+    tree: Tree, owner: str, container_id: str, cgroup: str, listed: DockerFacts, ends: bool
+) -> None:
+    tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
+    tree.file(FILE.path, FILE.encode(rank_record(container_id=container_id, pid=8)))
+    if owner:
+        tree.process(40, "python3")
+        tree.owner(40, owner)
+    tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
+    tree.process(10, "VLLM::EngineCor", parent=9, group=9, uid=1000, cgroup=cgroup)
+    assert ended(judged(tree, listed)) == ([9, 10] if ends else [])

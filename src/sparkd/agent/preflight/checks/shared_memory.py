@@ -15,6 +15,7 @@ from sparkd.base.host.shm import FOLDER, Segment
 from sparkd.base.host.units import find_drop_ins, parse_assignments
 from sparkd.base.lib.text import GIB, MIB, size
 from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.state.rank_record import read_rank
 
 NAMES = re.compile(r"psm_[0-9a-f]{8}|sem\.mp-[\w.-]{1,64}|nccl-[\w.-]{1,64}|vllm_dist_[\w.:,\[\]-]{1,200}", re.ASCII)
 """Names that vLLM and NCCL leave. Every Python program may use psm_ and sem.mp-: so never by name alone."""
@@ -26,6 +27,8 @@ class SegmentFacts(Segment, frozen=True):
     """A segment, with the pids of those processes that have it open or mapped."""
 
     used_by: tuple[int, ...]
+    of_rank: bool = False
+    """Whether sparkd has recorded it as that of a rank that has ended."""
 
 
 class ShmFacts(Struct, frozen=True):
@@ -36,7 +39,11 @@ class ShmFacts(Struct, frozen=True):
 
 
 class SharedMemory(Check[ShmFacts], frozen=True):
-    """Orphans are a WARN: they take memory, and no launch fails by them alone."""
+    """Orphans are a WARN: they take memory, and no launch fails by them alone.
+
+    Root's are known by name, age and use. A person may keep such a segment without a process that uses it: of other
+    users it is a rank's only where sparkd has recorded that.
+    """
 
     owners: tuple[int, ...] = (0,)
     id = "shared-memory"
@@ -44,7 +51,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
     fixes = ("unlink-segment",)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> SharedMemory:  # noqa: ARG003  # any plan's are of the same owner
+    def from_inputs(cls, inputs: CheckInputs) -> SharedMemory:  # noqa: ARG003  # an engine's user may be a person's too
         return cls()
 
     def probe(self, host: Host) -> ShmFacts:
@@ -52,7 +59,12 @@ class SharedMemory(Check[ShmFacts], frozen=True):
         if not named:
             return ShmFacts(0, (), ())
         uses = host.segment_uses(host.processes(), named)
-        segments = tuple(SegmentFacts(**asdict(segment), used_by=uses.pids(segment)) for segment in named)
+        rank = read_rank(host)
+        recorded = rank.record.segments if rank.record is not None and not rank.alive else {}
+        segments = tuple(
+            SegmentFacts(**asdict(one), used_by=uses.pids(one), of_rank=recorded.get(one.path) == one.identity)
+            for one in named
+        )
         return ShmFacts(host.files.stat(FOLDER).device, segments, uses.unreadable_pids)
 
     def judge(self, facts: ShmFacts) -> Verdict:
@@ -74,8 +86,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
     def _orphaned(self, segment: SegmentFacts, own_device: int) -> bool:
         return (
             not segment.used_by
-            and segment.age_seconds > YOUNGEST_SECONDS
-            and segment.uid in self.owners
+            and (segment.of_rank or (segment.age_seconds > YOUNGEST_SECONDS and segment.uid in self.owners))
             and segment.device == own_device
             and segment.links == 1
         )

@@ -51,6 +51,8 @@ class StrayFacts(Struct, frozen=True):
     docker_error: str
     """Why a running dockerd could not be read; empty where it could, or where none runs."""
     owner: NodeOwner | None
+    rank_container: str
+    """Of the recorded rank, whose agent is gone; empty where that is not known."""
     rank_error: str
     """Why the record of the rank could not be read."""
     ports: tuple[PortUse, ...]
@@ -90,6 +92,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
             docker_known=docker.known,
             docker_error=docker.error,
             owner=owner,
+            rank_container=known.left_by(owner),
             rank_error=known.error,
             ports=lasting_ports(host, table, pids),
             harmless=(*islice(_zombies(table), MOST_ZOMBIES), *_names(host, unproven)),
@@ -137,6 +140,8 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         # A `vllm serve` is its engine's leader even when adopted: one started over ssh with nohup always is.
         alone = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
         name = _container_name(facts, engine)
+        if engine.container_id and engine.container_id == facts.rank_container and not name:
+            return self._stray(facts, engine)  # its `vllm serve` too: docker has removed the container
         how = f"docker stop {quote(name)}" if name else stop_by_hand(engine.top.pid, engine.service_stop)
         offers = () if name else (_ends(engine),)
         if engine.serves or not engine.adopted or alone:

@@ -19,7 +19,7 @@ from sparkd.base.host.docker import AWAY, DockerFacts
 from sparkd.base.lib import errors
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import Cause, EngineEndedError, SparkdError
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.state import launch_history
 from sparkd.base.state.file import LIMIT_BYTES
 from sparkd.base.state.launch_history import (
@@ -258,7 +258,7 @@ def test_a_good_start_is_recorded_with_its_facts(started: AgentUnderTest) -> Non
 
 
 def test_a_secret_in_a_cause_is_not_kept(started: AgentUnderTest) -> None:
-    agent = replace(started.agent, redact=Redactor(("hunter2hunter2",)))
+    agent = replace(started.agent, redact=Redaction(("hunter2hunter2",)))
     shutdown_on_error(agent, None, EngineEndedError("no model for hunter2hunter2", "is hunter2hunter2 right?"))
     assert str(written(started).last_cause) == "no model for *** (exit 13)"
     assert "hunter2" not in FILE.encode(written(started))

@@ -24,6 +24,9 @@ WORDS, WORD_LENGTH = 6, 100
 _FLAG = re.compile(r"--[a-z][a-z0-9-]{0,60}|-[A-Za-z]?", re.ASCII)
 _ENGINE = re.compile(r"(?:/[\w./-]*/)?vllm|serve|vllm\.entrypoints\.[\w.]+", re.ASCII)
 """By these words a check knows an engine of somebody else."""
+_COMMANDS = ("Path", "Cmd", "Entrypoint")
+_EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None}
+"""Of docker's answers."""
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
@@ -91,16 +94,17 @@ def _more() -> Iterator[str]:
                 yield from (f"{here}/{name}" for name in names)
 
 
-def _without_commands(answer: object) -> object:
-    """docker's answer without environments, and with the programs and flags of commands."""
-    if isinstance(answer, list):
-        return [_without_commands(one) for one in answer]
-    if not isinstance(answer, dict):
-        return answer
-    short: dict[str, object] = {"Env": [], "Cmd": None, "Args": [], "Command": "", "Healthcheck": None}
-    cut = {
-        key: hide_values([str(word) for word in one]) if isinstance(one, list) else one
-        for key, one in answer.items()
-        if key in ("Cmd", "Entrypoint")
-    }
-    return {key: cut.get(key, short[key]) if key in short else _without_commands(one) for key, one in answer.items()}
+def _without_commands(answer: object, key: str = "") -> object:
+    """docker's answer, at `key` of another one: without environments, of commands the programs and flags."""
+    if key in _EMPTIED:
+        return _EMPTIED[key]
+    match answer:
+        case str() if key in _COMMANDS:
+            return hide_values([answer])[0]
+        case [*words] if key in _COMMANDS:
+            return hide_values([str(word) for word in words])
+        case [*items]:
+            return [_without_commands(one) for one in items]
+        case {**fields}:
+            return {str(name): _without_commands(one, str(name)) for name, one in fields.items()}
+    return answer

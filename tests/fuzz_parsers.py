@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tests.tree import Tree
 from tests.unit.node_reports import HEAD
+from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.cluster import logs
 from sparkd.agent.cluster.client import parse_peer_report
@@ -40,6 +41,7 @@ from sparkd.base.host import (
 from sparkd.base.host.journal import Line, Lines, parse_line
 from sparkd.base.lib.dockerd.reader import DockerError, frames
 from sparkd.base.lib.errors import SparkdError
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import Redactor, sanitize
 from sparkd.base.plan.agreement import parse_values
 from sparkd.base.plan.build import make_plan
@@ -467,6 +469,9 @@ def parsers(root: Path) -> dict[str, Parser]:
         "failed asserts": Parser(text(find_fault), (b"a\nthe image is not what the recipe needs: x\n",)),
         "redaction": Parser(
             text(Redactor(("s3cret-value",))), (b"api_key='hunter22' token = abcdef Bearer hf_abcdefghijklmnop1234",)
+        ),
+        "redaction of causes": Parser(
+            text(Redaction(("s3cret-value",))), tuple(one.encode() for one, _ in PLANTED.values()), share=0.3
         ),
         "names": Parser(text(sanitize), (b"name",)),
         "metrics": Parser(parse_counters, (COUNTERS,)),

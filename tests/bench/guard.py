@@ -44,11 +44,11 @@ def _standing() -> Iterator[Path]:
     """The process of a guard that has begun to watch: its folder in /proc. It ends with what it watches."""
     from sparkd.agent.engine.memory_guard.guard import MemoryGuard
     from sparkd.base.lib.log import events
-    from sparkd.base.lib.text import Redactor
+    from sparkd.base.lib.redaction import Redaction
 
     with subprocess.Popen(["sleep", "infinity"]) as rank:
         pidfd = os.pidfd_open(rank.pid)
-        guard = MemoryGuard(FLOOR_BYTES, pidfd, events(lambda _priority, _line: None, Redactor()), lambda: None)
+        guard = MemoryGuard(FLOOR_BYTES, pidfd, events(lambda _priority, _line: None, Redaction()), lambda: None)
         try:
             guard.start()
             yield _child("sparkd-guard")

@@ -18,7 +18,7 @@ from sparkd.agent.engine.api_owner import ApiOwner, find_holder
 from sparkd.agent.engine.readiness import ProbeResult, ReadinessStage, probe
 from sparkd.base.host import Host
 from sparkd.base.lib.log import events
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.vllm.api import Endpoint
 
 KEY = "the-key-of-the-api"
@@ -80,7 +80,7 @@ def rank(address: str, port: int, mode: str = "", until: str = "listens") -> Ite
 
 def probe_as(owner: Rank, port: int, host: str = "127.0.0.1", journal: list[str] | None = None) -> ProbeResult:
     lines = [] if journal is None else journal
-    admit = ApiOwner(Host(), owner, events(lambda _, line: lines.append(line), Redactor()), host, port).admit
+    admit = ApiOwner(Host(), owner, events(lambda _, line: lines.append(line), Redaction()), host, port).admit
     return asyncio.run(probe(Endpoint(host, port, "tiny", KEY, admit), 5))
 
 

@@ -14,7 +14,7 @@ from sparkd.agent.cluster.service import start_status_server
 from sparkd.base.config.settings import Observe
 from sparkd.base.host.files import Files
 from sparkd.base.lib.log import ProcessLog
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.publisher import make_public
 
 GREEDY = """\
@@ -42,7 +42,7 @@ time.sleep(20)
 def test_a_user_who_takes_all_that_he_can_get_keeps_no_other_from_an_answer() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
-    events = ProcessLog(lambda *_: None).events(Redactor())
+    events = ProcessLog(lambda *_: None).events(Redaction())
     with network() as loop:
         start_status_server(
             Observe(listen=f"127.0.0.1:{port}"), Files(), lambda: make_public(ALONE), lambda: 0.0, loop.spawn, events

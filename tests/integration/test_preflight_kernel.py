@@ -99,7 +99,7 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         from sparkd.agent.actions import Actions
         from sparkd.base.host.owner import NodeOwner
         from sparkd.base.lib.log import events
-        from sparkd.base.lib.text import Redactor
+        from sparkd.base.lib.redaction import Redaction
         from sparkd.base.lib.main_loop import MainLoop
         from sparkd.base.lib.systemd import Notifier
 
@@ -108,7 +108,7 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         lines = []
         loop, host = MainLoop(Notifier(), {{}}), Host()
         actions = Actions.acquire(host, loop, NodeOwner(os.getpid(), "a test", "0" * 32))
-        reporter = events(lambda _, line: lines.append(line), Redactor())
+        reporter = events(lambda _, line: lines.append(line), Redaction())
         io = GateIO(actions.apply, tuple, wait=lambda *_: None, loop=loop, events=reporter, show=lambda _: None)
         policy = Preflight(allow_fixes=("end-process", "unlink-segment"), wait_seconds=0)
         # PID 1 reaps, as init does: a zombie is no stray, but it would be named.

@@ -27,7 +27,7 @@ READERS = (
     *("sparkd.agent.preflight.checks.kernel_log", "sparkd.base.lib", "sparkd.base.cluster", "sparkd.base.status"),
     *("sparkd.base.host.kernel", "sparkd.base.vllm.known_errors", "sparkd.base.vllm.api", "sparkd.base.vllm.log_lines"),
     *("sparkd.tools.cli.status", "sparkd.tools.measure.traffic", "sparkd.tools.setup.join"),
-    *("sparkd.tools.importers.download", "sparkd.tools.support.redaction"),
+    "sparkd.tools.importers.download",
 )
 """What reads the engine's log and answers, the kernel's log, or other nodes' text."""
 SEARCHES = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split"}

@@ -14,6 +14,7 @@ from functools import partial
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.base.host import Host, docker
 from sparkd.base.lib.log import events
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Journal
 from sparkd.base.lib.text import Redactor
 from sparkd.base.vllm.log_lines import LogForwarder
@@ -30,7 +31,7 @@ def main(container: str) -> None:
         partial(docker.follow_log, host, container),
         LogForwarder(redact, "127.0.0.1"),
         journal.put,
-        events(journal.put, redact),
+        events(journal.put, Redaction()),
         lambda: None,
     )
     log.start()

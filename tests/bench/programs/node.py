@@ -31,8 +31,8 @@ from sparkd.base.host import Host
 from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.log import events
 from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.lib.text import Redactor
 from sparkd.base.plan.build import make_plan
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.status.figures import ActivityReport, GpuReport
@@ -96,7 +96,7 @@ def usual(report: NodeReport, findings: int = len(CHECKS)) -> NodeReport:
 class Node:
     def __init__(self, place: NodeContext, folder: Path) -> None:
         self._place = place
-        self._host, self._redact = Host(), Redactor()
+        self._host, self._redact = Host(), Redaction()
         self._notifier = Notifier()
         self._loop = MainLoop(self._notifier, {})
         self._log = events(lambda _, text: print(text, file=sys.stderr, flush=True), self._redact)

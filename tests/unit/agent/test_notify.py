@@ -27,7 +27,7 @@ from sparkd.agent.daemon.notify import FILE, Outbox, deliver, start_notification
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode, LaunchError
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.model import Phase
 from sparkd.base.status.notices import QUEUE_LIMIT, Notice, NotifyState, Queued
 from sparkd.base.status.publisher import Published, Reporter, make_public
@@ -264,7 +264,7 @@ def start(tree: Tree, settings: Notify, log: Log) -> Any:
 
 def test_the_agents_reports_become_messages_without_secrets(tree: Tree, near: Receiver, log: Log) -> None:
     take = start(tree, webhook(tree, near.url), log)
-    reporter = Reporter(SERVING, (take,), Redactor(("hunter2",)))
+    reporter = Reporter(SERVING, (take,), Redaction(("hunter2",)))
     began = time.monotonic()
     for report in (SERVING, SERVING, FAILED, FAILED):
         reporter.report = report

@@ -35,7 +35,7 @@ from sparkd.base.lib.errors import (
 )
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import never
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.state.switch import make_rollback
 from sparkd.base.status.model import Contact, NodeReport, Phase
 
@@ -92,7 +92,7 @@ def test_lines_in_json_carry_the_epoch_once_it_is_known(
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     worker.agent.log.configure(as_json=True, level="info")
-    events = ProcessLog.events(worker.agent.log, Redactor())
+    events = ProcessLog.events(worker.agent.log, Redaction())
     with node("127.0.0.1", port=port) as head:
         head.publish(report(0, epoch="e", plan_digest="d"))
         events.info("a.b.c")

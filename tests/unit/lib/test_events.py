@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.log import LINE_LIMIT, VALUE_LIMIT, Events, Level, ProcessLog, events
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redaction import Redaction
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def written(*secrets: str, as_json: bool = False) -> tuple[list[str], Events]:
     lines: list[str] = []
-    return lines, events(lambda _, line: lines.append(line), Redactor(secrets), as_json=as_json)
+    return lines, events(lambda _, line: lines.append(line), Redaction(secrets), as_json=as_json)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_json_keeps_numbers() -> None:
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
 def test_what_is_below_the_level_is_not_written(level: Level) -> None:
     lines: list[str] = []
-    log = events(lambda priority, line: lines.append(f"<{priority}>{line}"), Redactor(), level=level)
+    log = events(lambda priority, line: lines.append(f"<{priority}>{line}"), Redaction(), level=level)
     log.info("a.b.c")
     log.warning("a.b.c")
     log.error("a.b.c")
@@ -203,7 +203,7 @@ def of_process(
     log = ProcessLog(lines.put)
     log.configure(as_json=as_json, level=level)
     try:
-        yield lines, log, log.events(Redactor(secrets))
+        yield lines, log, log.events(Redaction(secrets))
     finally:
         root.handlers[:] = handlers
         root.setLevel(before)

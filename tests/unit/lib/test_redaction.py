@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparkd.tools.support.redaction import Redaction
+from sparkd.base.lib.redaction import Redaction
 
 KEY = "9c1f4be0a7d2583366e1f0a94d7c2b18" * 2
 TOKEN = "correct-horse/battery+staple"

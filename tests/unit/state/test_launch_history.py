@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone
+from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.daemon import shutdown
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
@@ -19,7 +20,7 @@ from sparkd.base.host.docker import AWAY, DockerFacts
 from sparkd.base.lib import errors
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import Cause, EngineEndedError, SparkdError
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.state import launch_history
 from sparkd.base.state.file import LIMIT_BYTES
 from sparkd.base.state.launch_history import (
@@ -258,10 +259,19 @@ def test_a_good_start_is_recorded_with_its_facts(started: AgentUnderTest) -> Non
 
 
 def test_a_secret_in_a_cause_is_not_kept(started: AgentUnderTest) -> None:
-    agent = replace(started.agent, redact=Redactor(("hunter2hunter2",)))
+    agent = replace(started.agent, redact=Redaction(("hunter2hunter2",)))
     shutdown_on_error(agent, None, EngineEndedError("no model for hunter2hunter2", "is hunter2hunter2 right?"))
     assert str(written(started).last_cause) == "no model for *** (exit 13)"
     assert "hunter2" not in FILE.encode(written(started))
+
+
+def test_no_likely_secret_of_a_cause_is_kept_or_logged(started: AgentUnderTest) -> None:
+    """Of an agent as it is built: its file of mode 0644, its row in the history and its events."""
+    text = "\n".join(text for text, _ in PLANTED.values())
+    shutdown_on_error(started.agent, None, EngineEndedError(text, f"look at {text}"))
+    written_texts = FILE.encode(written(started)), started.agent.reporter.published.text
+    shown = [text.replace("\\", "") for text in written_texts]
+    assert [kind for kind, (_, secret) in PLANTED.items() if any(secret in one for one in shown)] == []
 
 
 def test_nothing_is_written_where_nothing_has_changed(started: AgentUnderTest) -> None:

@@ -17,16 +17,17 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.agent.cluster.logs import NodeLog, Page
+from sparkd.agent.preflight.engine_processes import is_serve
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Line, Lines, Query
 from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.redaction import Redaction
 from sparkd.tools.support import capture_collector
 from sparkd.tools.support.capture_archive import Archive
 from sparkd.tools.support.capture_collector import Collector
-from sparkd.tools.support.capture_tree import cut_words, keep_content
+from sparkd.tools.support.capture_tree import hide_values, keep_content
 from sparkd.tools.support.recorder import SETTINGS, RecordingFiles, read_tree
-from sparkd.tools.support.redaction import Redaction
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
 PLANT = "Tr0ub4dor-and-3"
@@ -61,7 +62,7 @@ def test_every_text_of_an_archive_passes_the_redaction_names_too() -> None:
         ("/var/lib/sparkd/setup.json", b""),
         ("/var/lib/sparkd/switch.json", b"a\0b\0c\0d\0e\0f\0g"),
         ("/proc/7/environ", b""),
-        ("/proc/7/cmdline", b"a\0b\0c\0d\0e\0f\0"),
+        ("/proc/7/cmdline", b"a\0***\0***\0***\0***\0***\0"),
     ],
 )
 def test_what_is_known_to_hold_secrets_is_not_copied(path: str, kept: bytes) -> None:
@@ -69,9 +70,34 @@ def test_what_is_known_to_hold_secrets_is_not_copied(path: str, kept: bytes) -> 
     assert found == kept
 
 
-def test_a_script_in_a_command_is_cut() -> None:
-    words = (b"bash", b"-c", b"export A=1\nexport B=2", b"x" * 500)
-    assert cut_words(words) == [b"bash", b"-c", b"export A=1", b"x" * 100]
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("bash|-c|export A=1\nexport B=2", "bash|-c|***"),
+        ("mysql|-uroot|-phunter22|--password=hunter22|--host|db", "mysql|-u|-p|--password|--host|***"),
+        ("x" * 500 + "|a", "x" * 100 + "|***"),
+        ("worker: started with hunter22", "worker:"),
+        (
+            "/usr/bin/python3|-X|utf8|/opt/v/bin/vllm|serve|org/model|--port",
+            "/usr/bin/python3|-X|***|/opt/v/bin/vllm|serve|***",
+        ),
+        (
+            "python|-m|vllm.entrypoints.openai.api_server|--api-key|hunter22",
+            "python|-m|vllm.entrypoints.openai.api_server|--api-key|***",
+        ),
+        ("|a", "|***"),
+        ("", ""),
+    ],
+)
+def test_of_a_command_the_program_and_its_flags_are_kept(words: str, kept: str) -> None:
+    assert "|".join(hide_values(words.split("|"))) == kept
+
+
+@pytest.mark.parametrize(
+    "words", ["vllm serve m --port 1", "python -m vllm serve", "python3 -X a /x/vllm serve", "python x.py"]
+)
+def test_an_engine_is_known_by_what_is_kept(words: str) -> None:
+    assert is_serve(tuple(hide_values(words.split()))) is is_serve(tuple(words.split()))
 
 
 def test_json_without_end_is_redacted_as_text() -> None:

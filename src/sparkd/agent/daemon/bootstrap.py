@@ -47,6 +47,7 @@ from sparkd.base.lib.errors import (
 )
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.base.lib.text import Redactor
 from sparkd.base.plan.fingerprint import read_secrets
@@ -80,7 +81,7 @@ def build_agent(
     log.configure(as_json=config.log.format == "json", level=config.log.level)
     host = Host(root)
     log.bind(node=host.name())
-    events = log.events(Redactor())
+    events = log.events(Redaction())
     loop.listen()
     place = None
     with suppress(AwaitedError):  # before the lock: a unit of the wrong role changes nothing
@@ -114,7 +115,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Agent:
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
     secrets = read_secrets(node.plan)
-    redact = Redactor(tuple(secrets.values()))
+    redact = Redaction(secrets.values())
     events = base.log.events(redact)
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid)
     first = initial_status(node, host, actions.owner.invocation)
@@ -138,6 +139,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Agent:
         context=node,
         events=events,
         redact=redact,
+        redact_line=Redactor(secrets.values()),
         reporter=reporter,
         monitor=monitor,
         cluster=cluster,
@@ -211,7 +213,7 @@ def _await_agent(
             phase = Phase.AWAITING_PEERS if fabric else Phase.BLOCKED
             events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
             report = unplaced_status(role, base.host, base.actions.owner.invocation, message, phase)
-            Reporter(report, _sinks(base), Redactor()).publish()
+            Reporter(report, _sinks(base)).publish()
         if time.monotonic() > deadline:
             raise NotReadyError(f"awaited for {limit_seconds:.0f} s: {awaited.reason}", awaited.hint)
         base.loop.wait(AWAITED_POLL_SECONDS)
@@ -233,7 +235,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid)
     first = unplaced_status(role, base.host, base.actions.owner.invocation, str(awaited))
     first = replace(first, rank=place.rank, address=place.address)
-    reporter = Reporter(first, (*_sinks(base), *cluster.sinks), Redactor())
+    reporter = Reporter(first, (*_sinks(base), *cluster.sinks))
     events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
     _serve_observers(base, reporter, events)
     follower = _follower(base, place, cluster, events)

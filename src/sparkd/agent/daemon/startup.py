@@ -172,7 +172,7 @@ def launch(agent: Agent) -> Running:
             agent.actions.forget_rank()
         raise
     open_log = partial(docker.follow_log, agent.host, rank.container_id)
-    forwarder = LogForwarder(agent.redact, agent.plan.api_host)
+    forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
     log = LogReader(open_log, forwarder, agent.journal.put, agent.events, agent.loop.wake)
     running = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop)
     agent.rank.take(running)

@@ -3,9 +3,8 @@
 Every event passes the same processors: secrets removed, then printable and bounded, then logfmt or JSON.
 
 Records that libraries write by the standard library's `logging` become the event `library.message.logged` in the
-agent, and one line each on stderr in a command. They quote input from outside: queries and users of URLs, which may be
-secrets, are removed, and tracebacks left out. structlog is imported by `events`, since a command without events does
-not need it.
+agent, and one line each on stderr in a command, without tracebacks. structlog is imported by `events`, since a command
+without events does not need it.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from sparkd.base.lib import without
-from sparkd.base.lib.text import Redactor, printable, sanitize
+from sparkd.base.lib.text import printable, sanitize
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
+
+    from sparkd.base.lib.redaction import Redaction
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -38,8 +39,6 @@ _NO_KEY = re.compile(r"[^A-Za-z0-9_.-]")
 MOST_LINES, WINDOW_SECONDS = 60, 60.0
 """Remote clients can cause one line of a server's library per request."""
 TEXT_LIMIT = 1_000
-_QUERY = re.compile(r"\?[^\s\"'<>]+")
-_USER = re.compile(r"://[^\s/@\"'<>]+@")
 
 
 class Events(Protocol):
@@ -69,7 +68,7 @@ class ProcessLog:
         """Add fields to every JSON line. A logfmt line has none: journald knows host and unit."""
         self._fields = {**self._fields, **fields}
 
-    def events(self, redact: Redactor) -> Events:
+    def events(self, redact: Redaction) -> Events:
         """sparkd's own events. Libraries' records become events too, which a full queue may drop."""
         make = partial(events, redact=redact, as_json=self._as_json, level=self._level, common=lambda: self._fields)
         route(make(partial(self._put, keep=False)).log, logging.getLevelNamesMapping()[self._level.upper()])
@@ -78,7 +77,7 @@ class ProcessLog:
 
 def events(
     put: Callable[[int, str], None],
-    redact: Redactor,
+    redact: Redaction,
     *,
     as_json: bool = False,
     level: Level = "info",
@@ -124,7 +123,7 @@ def events(
     return logger
 
 
-def _clean_field(key: str, value: object, redact: Redactor, limit: int) -> tuple[str, object]:
+def _clean_field(key: str, value: object, redact: Redaction, limit: int) -> tuple[str, object]:
     match value:
         case int():  # str() refuses thousands of digits
             value = value if -(1 << 63) <= value < 1 << 64 else hex(value)
@@ -184,7 +183,9 @@ class _EventHandler(logging.Handler):
 class _OneLineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = ": ".join((f"sparkd: {record.name}", *_fields(record).values()))
-        return sanitize(Redactor()(printable(text)), TEXT_LIMIT)
+        from sparkd.base.lib.redaction import Redaction  # 20 ms, which a command without such lines does not take
+
+        return sanitize(Redaction()(printable(text)), TEXT_LIMIT)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, str]:
@@ -194,4 +195,4 @@ def _fields(record: logging.LogRecord) -> dict[str, str]:
             fields["error"] = f"{type(raised).__name__}: {raised}"
     except Exception as failed:  # a bug in the library's message must not interrupt it
         fields = {"message": f"cannot be shown ({record.module}:{record.lineno}: {type(failed).__name__})"}
-    return {key: _USER.sub("://***@", _QUERY.sub("?***", text)) for key, text in fields.items()}
+    return fields

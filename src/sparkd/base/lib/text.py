@@ -22,7 +22,7 @@ LIMIT_BYTES = 1 << 20
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _SECRET_WORDS = re.compile(
     r"(?i)((?:api[-_]?key|token|password|authorization)['\"]?\s*[=:]\s*['\"]?(?:bearer\s+)?)([^\s'\",}]{4,})"
-    r"|\b((?:hf_|sk-|nvapi-)[A-Za-z0-9_-]{16,})"
+    r"|\b(hf_[A-Za-z0-9]{16,}|(?:sk-|nvapi-)[A-Za-z0-9_-]{16,})"
 )
 _MARKS = ("key", "token", "password", "authorization", "hf_", "sk-", "nvapi-")
 """Each match of `_SECRET_WORDS` contains one. Most lines have none, and this test costs a tenth of the search."""
@@ -131,8 +131,8 @@ def _escape(text: str) -> str:
 class Redactor:
     """Replaces known secrets, also in the forms of repr() and JSON, and likely keys and tokens, by `***`.
 
-    For each line of a log: the forms of `tools.support.redaction` would cost a third more, its rules far more, and they
-    take out some words that people need.
+    For each line of the engine's log: the forms of `base.lib.redaction` would cost a third more, its rules far more,
+    and they take out some words that people need.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypedDict, Unpack
 
 from msgspec.structs import replace
 
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 from sparkd.base.status.model import (
     IN_SERVICE,
@@ -38,6 +39,9 @@ class Published(NamedTuple):
     report: NodeReport
     text: str
 
+
+LIKELY = Redaction()
+"""Finds what looks like a secret, and knows none."""
 
 Sink = Callable[[Published], None]
 
@@ -72,13 +76,13 @@ class Reporter:
         self,
         first: NodeReport,
         sinks: tuple[Sink, ...],
-        redact: Callable[[str], str] = str,
+        redact: Callable[[str], str] = LIKELY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.report = first
+        self._redact = redact
         self.published = make_public(first, redact)
         """As the sinks have it. Any thread may read it."""
-        self._redact = redact
         self._sinks = sinks
         self._clock = clock
         self._published: NodeReport | None = None
@@ -140,11 +144,17 @@ class Reporter:
             sink(self.published)
 
 
-def make_public(report: NodeReport, redact: Callable[[str], str] = str) -> Published:
-    """Causes quote the engine, findings quote hooks."""
+def make_public(report: NodeReport, redact: Callable[[str], str] = LIKELY) -> Published:
+    """Causes quote the engine, findings quote hooks, earlier ends may have been written by an earlier version.
+
+    Other nodes' reports are without secrets when they come.
+    """
     findings = tuple(replace(one, reason=redact(one.reason), hint=redact(one.hint)) for one in report.findings)
     message, cause, hint = redact(report.message), redact(report.last_cause), redact(report.last_hint)
+    restarts = tuple(replace(one, reason=redact(one.reason)) for one in report.restarts)
+    peers = tuple(replace(one, said=redact(one.said)) for one in report.peers)
     shown = replace(report, message=message, last_cause=cause, last_hint=hint, findings=findings)
+    shown = replace(shown, restarts=restarts, peers=peers)
     return Published(*fit(shown, LIMIT_BYTES))
 
 

@@ -169,7 +169,7 @@ def parse_variables(raw: Mapping[str, object]) -> dict[str, str | None]:
     for key, one in raw.items():
         name = check_variable_name(_key(key))
         if _SECRET_NAME.search(name):
-            raise ValueError(f"{name} looks like a secret: give its file under secrets, not its value here")
+            raise ValueError(f"{name} looks like a secret; give its file under secrets, not its value here")
         checked = check_value(one)
         if isinstance(checked, bool | list | dict):
             raise ValueError(f"{name} is {one!r}: put the text that the program shall see in quotes")

@@ -15,7 +15,7 @@ from sparkd.base.config import Notify, load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.lib import log
 from sparkd.base.lib.errors import ConfigError, ExitCode, LaunchError, UsageError
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.notices import TEST, Notice, unit_down
 
 STAYS_DOWN = ("2", "17", "78")
@@ -67,7 +67,7 @@ def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
         settings = load_settings(env, Path(host.files.root)).notify
     except ConfigError:  # what it was when it could be read
         settings = Notify.model_validate(state.settings) if state else Notify()
-    redact = Redactor()
+    redact = Redaction()
     outbox = Outbox(host, settings, log.events(put, redact), owner_uid)
     if not settings.ways or not outbox.open(wait=False):  # an agent runs again, and sends
         return ExitCode.GOOD

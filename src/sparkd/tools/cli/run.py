@@ -72,11 +72,12 @@ def report_thread(events: Events, error: threading.ExceptHookArgs) -> None:
 
 def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
     """There is no agent yet: wrong configuration, wrong role, another owner."""
+    from sparkd.base.lib.redaction import Redaction
     from sparkd.base.lib.systemd import Notifier
-    from sparkd.base.lib.text import Redactor
 
-    Notifier().status(str(error))
-    events = log.events(Redactor())
+    redact = Redaction()
+    Notifier().status(redact(str(error)))
+    events = log.events(redact)
     for line in error.reason.splitlines():
         events.error("agent.run.refused", code=int(error.code), cause=error.cause.value, reason=line, hint=error.hint)
 

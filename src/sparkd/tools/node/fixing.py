@@ -25,8 +25,8 @@ from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.errors import BlockedError, UsageError
 from sparkd.base.lib.log import events
 from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.lib.text import Redactor
 from sparkd.base.status.model import Phase
 from sparkd.tools.node.render import Shown
 
@@ -73,7 +73,7 @@ def fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
     def wait(seconds: float, _for: str) -> None:
         loop.wait(seconds)
 
-    silent = events(lambda _priority, _line: None, Redactor())  # events are for the journal; a person reads the table
+    silent = events(lambda _priority, _line: None, Redaction())  # events are for the journal; a person reads the table
     policy = config.preflight.model_copy(update={"wait_seconds": 0})  # a person waits instead
     actions = _own(host, loop)
     try:

@@ -18,7 +18,7 @@ from sparkd.base.host.docker import LABEL, ContainerFacts
 from sparkd.base.lib import log
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, UsageError
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.lib.text import Redactor
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.plan.fingerprint import read_secrets
 from sparkd.base.status.model import IN_SERVICE, NodeReport, read_living_report
 from sparkd.base.vllm.api import Endpoint
@@ -60,7 +60,7 @@ def open_endpoint(connections: int) -> Iterator[Served]:
         reason = "the configuration has changed since this engine was started"
         raise BlockedError(reason, "systemctl restart sparkd-head")
     secrets = read_secrets(plan)
-    events = log.events(lambda _, line: print(line, file=sys.stderr), Redactor(tuple(secrets.values())))
+    events = log.events(lambda _, line: print(line, file=sys.stderr), Redaction(secrets.values()))
     ended = BlockedError("the engine has just ended", "sparkd status")
     try:
         pidfd = os.pidfd_open(container.pid)

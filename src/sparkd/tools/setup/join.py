@@ -35,7 +35,8 @@ from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.event_loop import loop_thread
 from sparkd.base.lib.http_connection import Limits, Request, Response
 from sparkd.base.lib.http_server import HttpServer
-from sparkd.base.lib.text import Redactor, sanitize
+from sparkd.base.lib.redaction import Redaction
+from sparkd.base.lib.text import sanitize
 from sparkd.tools.setup.join_code import Ephemeral, JoinCode
 
 PORT = 29512
@@ -117,7 +118,7 @@ class Invitation:
         self._wrong, self._wrong_seconds = 0, wrong_seconds
         self._until = time.monotonic() + valid_seconds
         self._news: queue.SimpleQueue[Guest | Refusal] = queue.SimpleQueue()
-        self._events = events or log.events(syslog.syslog, Redactor())
+        self._events = events or log.events(syslog.syslog, Redaction())
         self._serving = ExitStack()
         try:
             self._server = HttpServer(address, port, self._handle, LIMITS)

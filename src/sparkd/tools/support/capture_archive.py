@@ -8,8 +8,8 @@ import tarfile
 from contextlib import suppress
 from datetime import datetime
 
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import parse_json
-from sparkd.tools.support.redaction import Redaction
 
 MOST_BYTES = 19 << 20
 """Of the archive: forums and mail take 20 MB."""

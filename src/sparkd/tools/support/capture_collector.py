@@ -33,6 +33,7 @@ from sparkd.base.host.gpu import read_clocks, read_driver
 from sparkd.base.host.journal import LATEST_US, Query
 from sparkd.base.lib.errors import BlockedError, SparkdError
 from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.slow_document import ANSWER_SECONDS
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.state import launch_history
@@ -45,7 +46,6 @@ from sparkd.tools.node.render import Shown
 from sparkd.tools.node.trial import plan_as_json
 from sparkd.tools.support.capture_archive import MOST_BYTES, Archive
 from sparkd.tools.support.capture_tree import read_machine
-from sparkd.tools.support.redaction import HIDDEN, Redaction
 
 T = TypeVar("T")
 

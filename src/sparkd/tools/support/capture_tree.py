@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import AnyStr
 
 import msgspec
 
@@ -15,11 +15,18 @@ from sparkd.base.host import Host, kernel
 from sparkd.base.host.files import FIXTURE
 from sparkd.base.host.gpu import read_driver
 from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.redaction import HIDDEN
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 
 WORDS, WORD_LENGTH = 6, 100
 """Of a command line: enough to know the program."""
+_FLAG = re.compile(r"--[a-z][a-z0-9-]{0,60}|-[A-Za-z]?", re.ASCII)
+_ENGINE = re.compile(r"(?:/[\w./-]*/)?vllm|serve|vllm\.entrypoints\.[\w.]+", re.ASCII)
+"""By these words a check knows an engine of somebody else."""
+_COMMANDS = ("Path", "Cmd", "Entrypoint")
+_EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None}
+"""Of docker's answers."""
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
@@ -57,13 +64,23 @@ def keep_content(path: str, content: bytes | None, key_file: str, secret_files: 
     if path in secret_files or (path.startswith("/proc/") and name == "environ"):
         return b""
     if path.startswith("/proc/") and name == "cmdline" and content:
-        return b"\0".join(cut_words(content.split(b"\0"))) + b"\0"
+        words = content.rstrip(b"\0").decode("utf-8", "backslashreplace").split("\0")
+        return "\0".join((*hide_values(words), "")).encode()
     return content
 
 
-def cut_words(words: Sequence[AnyStr]) -> list[AnyStr]:
-    """The first words of a command, and of each the beginning: one may be a script."""
-    return [(word.splitlines() or [word])[0][:WORD_LENGTH] for word in words[:WORDS]]
+def hide_values(words: Sequence[str]) -> list[str]:
+    """Of the first words of a command the program and the names of flags: any value may be a password or a script.
+
+    A program can write anything into its command line, such as all words into the first.
+    """
+    program = [word.split()[0] if word.strip() else "" for word in words[:1]]
+    return [word[:WORD_LENGTH] for word in (*program, *map(_hide_value, words[1:WORDS]))]
+
+
+def _hide_value(word: str) -> str:
+    flag = _FLAG.match(word)
+    return word if _ENGINE.fullmatch(word) else flag[0] if flag else HIDDEN
 
 
 def _more() -> Iterator[str]:
@@ -77,16 +94,17 @@ def _more() -> Iterator[str]:
                 yield from (f"{here}/{name}" for name in names)
 
 
-def _without_commands(answer: object) -> object:
-    """docker's answer without environments, and with the beginnings of commands."""
-    if isinstance(answer, list):
-        return [_without_commands(one) for one in answer]
-    if not isinstance(answer, dict):
-        return answer
-    short: dict[str, object] = {"Env": [], "Cmd": None, "Args": [], "Command": "", "Healthcheck": None}
-    cut = {
-        key: cut_words([str(word) for word in one]) if isinstance(one, list) else one
-        for key, one in answer.items()
-        if key in ("Cmd", "Entrypoint")
-    }
-    return {key: cut.get(key, short[key]) if key in short else _without_commands(one) for key, one in answer.items()}
+def _without_commands(answer: object, key: str = "") -> object:
+    """docker's answer, at `key` of another one: without environments, of commands the programs and flags."""
+    if key in _EMPTIED:
+        return _EMPTIED[key]
+    match answer:
+        case str() if key in _COMMANDS:
+            return hide_values([answer])[0]
+        case [*words] if key in _COMMANDS:
+            return hide_values([str(word) for word in words])
+        case [*items]:
+            return [_without_commands(one) for one in items]
+        case {**fields}:
+            return {str(name): _without_commands(one, str(name)) for name, one in fields.items()}
+    return answer

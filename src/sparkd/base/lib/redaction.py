@@ -1,0 +1,186 @@
+"""Text that others can read: without known secrets in any form, without what looks like one, without prompts.
+
+For events, reports, messages, state and `sparkd capture`. `base.lib.text.Redactor` is for each line of the engine's
+log, and leaves more in. This one may take too much out: some file's name, a word of a hint.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote
+
+from sparkd.base.lib.text import Redactor
+
+HIDDEN = "***"
+_TOKENS = (
+    r"(?:(?:hf|npm|gh[a-z]|gsk|glsa)_|AKIA|ASIA)[A-Za-z0-9]{10,}"
+    r"|(?:sk-|[srp]k_(?:live|test)_|nvapi-|github_pat_|glpat-|xox[a-z]-|AIza|GOCSPX-|ya29\.|pypi-|dckr_pat_|dop_v1_|syt_"
+    r"|tskey-|AGE-SECRET-KEY-|hvs\.|\d{8,10}:AA)[A-Za-z0-9_-]{10,}"
+    r"|(?:SG\.[\w-]{16,40}|[MNO][A-Za-z\d]{23,27}\.[\w-]{6})\.[\w-]{20,}"
+)
+"""Known by their beginning or form."""
+_SECRETS = r"secret|passw|passphrase|credential|(?<![a-z])(?:pass|pwd|psk)(?![a-z])"
+"""Names whose values are never a count."""
+_NAMES = (
+    rf"{_SECRETS}|api[_-]?key|access[_-]?key|private[_-]?key|(?:[a-z]_|account|license|encryption|shared)key(?![a-z_])"
+    r"|client-key-data|token(?!s|iz)|(?:hf|auth|api|access)_?tokens|auth(?!or|entic)|cookie|webhook|(?<![a-z])sig(?![a-z])"
+)
+_PLAIN = (
+    r"/(?:etc|home|opt|root|run|srv|var)/[\w./-]*|none|null|true|false|\*+"
+    r"|(?-i:FILE|[A-Z\d_]{1,40}_(?:KEY|PASSWORD|SECRET|TOKEN))"
+)
+_END = r"(?![^\s\"',;}\]\\])"
+_HARMLESS = rf"(?:{_PLAIN}|[\d.,]{{1,7}}){_END}"
+"""Values: the path of a file, the name of a variable, a count."""
+_NAME = rf"(?:{_NAMES})[\w.-]{{0,60}}+"
+_NEVER_A_COUNT = rf"(?:{_SECRETS})[\w.-]{{0,60}}+"
+_EQUALS = r"\\?[\"']?[ \t]{0,4}[=:][ \t]{0,4}\[?[ \t]{0,4}\\?[\"']{0,3}"
+_VALUE = r"(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^\s,;{}\[\]\"']+)"
+_HOST = r"(?:\[[^\s\]]{2,45}+\]|[^\s/?\"'<>:\[]{0,255}+)(?::\d{1,5}+)?"
+_HOOKS = (
+    r"hooks\.slack\.com|api\.telegram\.org|hc-ping\.com|ntfy\.[\w.-]{1,100}+(?::\d{1,5}+)?"
+    r"|[^\s\"'<>?:/]{1,100}+(?::\d{1,5}+)?(?:/[^\s\"'<>?:/]{0,60}+){0,5}?"
+    r"/(?:hooks?|webhooks?|webhookb2|ping|push|heartbeat|trigger|integration)"
+)
+"""Whose addresses are secrets: of messages, and of services that wait for a sign of life."""
+_METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
+_NAME_MARKS = ("secret", "pass", "credential", "pwd", "psk", "key", "token", "auth", "cookie", "hook", "sig")
+_RULES = tuple(
+    (marks, re.compile(pattern, re.ASCII | re.IGNORECASE | re.DOTALL), replacement)
+    for marks, pattern, replacement in (
+        (
+            ("-----begin",),
+            r"-----BEGIN [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]{0,40}KEY(?: BLOCK)?-----|\Z)",
+            HIDDEN,
+        ),
+        # In URLs: users with passwords, and queries.
+        (("://",), r"(\b[a-z][a-z0-9+.-]{1,20}://)(?:[^\s/@\"'<>]{0,500}+@)+", rf"\1{HIDDEN}@"),
+        (("://",), rf"(://(?:{_HOOKS})/)[^\s\"'<>]+", rf"\1{HIDDEN}"),
+        (
+            ("?",),
+            rf"((?:://{_HOST}|\b(?:{_METHODS}) )(?:/[^\s?\"'<>:]{{0,500}}+)?\?)[^\s\"'<>]+",
+            rf"\1{HIDDEN}",
+        ),
+        # Passwords of command lines: curl -u USER:PASSWORD, mysql -pPASSWORD, sshpass -p PASSWORD.
+        (
+            ("-u",),
+            r"((?<![\w-])(?:-u|--user)[ \t\0=]\\?[\"']?[^\s\0:\"']{1,100}:)(?!\d{1,10}(?!\w))[^\s\0\"']+",
+            rf"\1{HIDDEN}",
+        ),
+        (
+            ("mysql", "mariadb", "sshpass"),
+            r"(\b(?:mysql|mariadb|sshpass)[\w-]{0,20}[ \0][^\n]{0,200}?(?<![\w-])-p[ \0]?)[^\s\0\"']+",
+            rf"\1{HIDDEN}",
+        ),
+        # Headers to the end of the line, and words behind a scheme.
+        (
+            ("authorization", "cookie"),
+            r"\b((?:proxy-)?authorization|(?:set-)?cookie)(\\?[\"']?\s*[:=])[^\r\n]+",
+            rf"\1\2 {HIDDEN}",
+        ),
+        (
+            ("bearer", "basic"),
+            r"\b(bearer|basic)(\s+)(?!realm\b|(?-i:[a-z]+)\b)[A-Za-z0-9+/_=.~-]{6,}",
+            rf"\1\2{HIDDEN}",
+        ),
+        # Of several words; of .netrc; and in a sentence, where it has a digit.
+        (("passphrase",), r"(passphrase\\?[\"']?[ \t]{0,4}[=:][ \t]{0,4})(?![\"'*])[^\r\n\"',;}]+", rf"\1{HIDDEN}"),
+        (
+            ("password",),
+            r"(\b(?:login|account|machine)\s{1,9}+\S{1,200}+\s{1,9}+password\s{1,9}+)\S+",
+            rf"\1{HIDDEN}",
+        ),
+        (
+            ("pass",),
+            r"(\bpass(?:word|phrase|wd|code)(?: (?:is|was))? )(?=[^\s\d]{1,64}\d|\d{1,64}[^\s\d])[^\s,;\"']{6,}",
+            rf"\1{HIDDEN}",
+        ),
+        # name=value, name: value, "name": "value", --name value; in quotes to their end.
+        *(
+            (marks, rf"({name}{_EQUALS})(?!{harmless}){_VALUE}", rf"\1{HIDDEN}")
+            for marks, name, harmless in (
+                (_NAME_MARKS, _NAME, _HARMLESS),
+                (_NAME_MARKS[:5], _NEVER_A_COUNT, f"(?:{_PLAIN}){_END}"),
+            )
+        ),
+        # - name: NAME, and below it value: VALUE
+        (
+            ("value",),
+            rf"({_NAME}\\?[\"']?,?[ \t]{{0,4}}\n?[ \t]{{0,60}}[\"']?value{_EQUALS})(?!{_HARMLESS}){_VALUE}",
+            rf"\1{HIDDEN}",
+        ),
+        (
+            _NAME_MARKS,
+            rf"((?<![\w-])--?[\w-]{{0,60}}{_NAME}(?:[ \t\0]|\",? ?\")++)(?!{_HARMLESS})[^\s\0\"',]+",
+            rf"\1{HIDDEN}",
+        ),
+        (_NAME_MARKS, rf"({_NAME}[ \t]{{1,4}}\\?[\"'])[^\"'\n]{{4,}}", rf"\1{HIDDEN}"),
+        # Well-known beginnings of tokens, JSON web tokens, and passwords as files of users have them.
+        (("",), rf"\b(?:{_TOKENS})", HIDDEN),
+        (("eyj",), r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*)?", HIDDEN),
+        (("$",), r"\$(?:apr1|argon2id?|2[abxy]|[1567y])\$[^\s:\"']{8,}", HIDDEN),
+    )
+)
+"""With words of which each match has one, in small letters: most texts have none, and are not searched."""
+_CLIENTS = (
+    r"prompts?|messages|prompt_token_ids|output_token_ids|input_ids|content|text|inputs?|input_value|outputs?"
+    r"|query|arguments"
+)
+_PROMPT = re.compile(
+    rf"^([^\n|]{{0,200}}engine\| [^\n]{{0,16384}}?\b(?:{_CLIENTS})\b\\?[\"']?\s?[:=])[^\n]*",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""In a line of the engine: with request logging on, vLLM writes behind such a word what clients send."""
+_NAMED = re.compile(_NAMES, re.IGNORECASE)
+
+
+class Redaction(Redactor):
+    """Replaces known secrets, such as the content of key files, also where they are encoded, and all likely ones."""
+
+    def forms(self, secret: str) -> Iterable[str]:
+        """Each encoding, in each notation."""
+        return (form for encoded in _encode(secret) for form in super(Redaction, self).forms(encoded))
+
+    def __call__(self, text: str) -> str:
+        text = super().__call__(text)
+        lower = text.lower()
+        for marks, rule, replacement in _RULES:
+            if any(mark in lower for mark in marks):
+                text = rule.sub(replacement, text)
+        return _PROMPT.sub(rf"\1 {HIDDEN}", text)
+
+    def document(self, value: object, name: str = "") -> object:
+        """Of JSON, which stays JSON. `name`: of what has this value."""
+        match value:
+            case {**fields}:
+                return {self(str(key)): self.document(one, str(key)) for key, one in fields.items()}
+            case [*items]:
+                flags = ["", *(one.lstrip("-") if str(one).startswith("-") else "" for one in map(str, items))]
+                pairs = zip(items, flags, strict=False)
+                return [self.document(one, name if "=" in flag else flag or name) for one, flag in pairs]
+            case str() | int() | float() if not isinstance(value, bool):
+                if _NAMED.search(name) and not re.fullmatch(_HARMLESS, str(value), re.IGNORECASE) and value != "":
+                    return HIDDEN
+                return self(value) if isinstance(value, str) else value
+        return value
+
+
+def _encode(secret: str) -> Iterator[str]:
+    """Plain, in URLs, in hexadecimal, and in base64; of a key in hexadecimal, the bytes that it stands for too."""
+    yield secret
+    yield quote(secret, safe="")
+    contents = [secret.encode("utf-8", "surrogateescape")]
+    if re.fullmatch(r"(?:[0-9a-fA-F]{2}){8,}", secret):
+        contents.append(bytes.fromhex(secret))
+        yield secret.lower()
+        yield secret.upper()
+    for content in contents:
+        yield content.hex()
+        yield content.hex().upper()
+        # Within a longer text, base64 depends on the place: three forms, without the letters that neighbours share.
+        for before in range(3):
+            for encode in (base64.b64encode, base64.urlsafe_b64encode):
+                encoded = encode(b"\0" * before + content).decode()
+                yield encoded[(before * 8 + 5) // 6 : (len(content) + before) * 8 // 6]

@@ -31,8 +31,8 @@ from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.errors import BlockedError, LaunchError, SparkdError
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.systemd import Notifier
-from sparkd.base.lib.text import Redactor
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.history import Launch
 from sparkd.base.state.known_good import Facts
@@ -89,7 +89,7 @@ def write_several(root: Path) -> None:
 
 
 def open_outbox(root: Path) -> None:
-    events = ProcessLog(lambda *_line, **_how: None).events(Redactor())
+    events = ProcessLog(lambda *_line, **_how: None).events(Redaction())
     box = Outbox(host(root), Notify(), events)
     if box.open(wait=False):
         box.close()

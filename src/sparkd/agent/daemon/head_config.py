@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -149,6 +150,8 @@ def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
         agent.actions.keep_head_files(kept.config.kept_files)
     except (OSError, TimeoutError) as error:
         agent.events.error("state.write.failed", file="head-files", reason=str(error), hint="df -h /var/lib/sparkd")
+    with suppress(OSError):  # then kernels are compiled again; a timeout is one, too
+        agent.actions.move_to_head()
     agent.reporter.update(config_digest=kept.digest)
     agent.events.info(
         "cluster.config.followed",

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from sparkd.base.cluster.membership import NodeContext, check_owners, find_place, follows_head, load_own_recipe
 from sparkd.base.config import Loaded, Settings, load_with_origins
-from sparkd.base.host import Host
+from sparkd.base.host import Host, caches
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, HeadRefusedError
 from sparkd.base.lib.text import validator_message
@@ -76,7 +76,8 @@ def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) ->
         raise HeadRefusedError(f"{head} wants {'; and '.join(refused[:MOST_NAMED])}{more}", hint)
     check_owners(plan.named_files)
     image_id = _proven_image(kept.config.image_id, images, host)
-    return NodeContext(replace(plan, image_id=image_id), shared, recipe, settings, followed=kept)
+    apart = tuple(replace(one, name=f"{caches.HEAD}/{one.name}") for one in plan.caches)
+    return NodeContext(replace(plan, image_id=image_id, caches=apart), shared, recipe, settings, followed=kept)
 
 
 def followed_settings(kept: Kept, settings: Settings, place: Node) -> Settings:

@@ -100,6 +100,17 @@ def image(ref: str) -> Change:
     return lambda one: one["recipe"]["image"].update(ref=ref)
 
 
+def lay_out_folders(tree: Tree) -> None:
+    tree.file("/node1/proc/self/mounts", "/dev/x / ext4 rw 0 0\nfiles:/x /opt/read/share nfs4 rw 0 0\n")
+    tree.folder("/node1/opt/read/share/x")
+    tree.folder("/node1/srv/data/out")
+    tree.folder("/node1/srv/models/users/tiny")
+    tree.folder("/node1/srv/models/users").chmod(0o777)
+    tree.link("/node1/srv/models/to-users", "/srv/models/users/back")
+    tree.link("/node1/srv/models/users/back", "/srv/models/users")
+    tree.link("/node1/srv/models/to-data", "/srv/data/out")
+
+
 def section(name: str, **keys: object) -> Change:
     return lambda one: one.setdefault(name, {}).update(keys)
 
@@ -135,6 +146,12 @@ BEYOND = "cluster.allow.mounts permits"
         (mount("/srv/data/link/etc:/x:rw"), BEYOND),
         (mount("/srv/data/inner/etc:/x:ro"), BEYOND),
         (mount("/srv/data/loop:/x:rw"), BEYOND),
+        (mount("/dev/infiniband:/x:rw"), BEYOND),
+        (mount("/srv/data/out:/x:rw"), "so nothing in it is permitted, only /srv/data itself"),
+        (mount("/srv/models/to-data:/x:ro"), "containers may write to /srv/data"),
+        (mount("/srv/models/users/tiny:/x:ro"), "others than root may change what is in /srv/models/users, and"),
+        (mount("/srv/models/to-users:/x:ro"), "others than root may change what is in /srv/models/users, and"),
+        (mount("/opt/read/share/x:/x:ro"), "others than root may change what is in /opt/read/share, and"),
         (mount("/srv/models/tiny:/run/sparkd-secrets/A:ro"), "does not accept it as Recipe"),
         (container(devices=["/dev/nvme0n1"]), BEYOND),
         (container(devices=["/dev/mem"]), BEYOND),
@@ -167,6 +184,7 @@ BEYOND = "cluster.allow.mounts permits"
 def test_what_allow_does_not_permit_is_refused_and_not_kept(
     pair: Pair, tree: Tree, port: int, attack: Change, said: str
 ) -> None:
+    lay_out_folders(tree)
     tree.link("/node1/srv/models/link", "/etc")
     tree.link("/node1/srv/data/link", "/")
     tree.link("/node1/srv/data/inner", "/")
@@ -183,6 +201,22 @@ def test_what_allow_does_not_permit_is_refused_and_not_kept(
     keep(tree, body(document))  # nor is it used where it stands on the disk
     with pytest.raises(HeadAwaitedError):
         membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
+
+
+def test_what_no_one_but_root_can_exchange_until_docker_mounts_it_is_permitted(
+    pair: Pair, tree: Tree, port: int
+) -> None:
+    lay_out_folders(tree)
+    volumes = ["/srv/data:/a:rw", "/srv/data:/b:ro", "/opt/read:/c:ro", "/opt/read/x:/d:ro", "/srv/models/tiny:/e:ro"]
+    document = good(port)
+    container(volumes=volumes, devices=["/dev/infiniband", "/dev/infiniband/uverbs0"])(document)
+    keep(tree, body(document))
+    own, host = pair.worker.agent.context.configured, pair.worker.agent.host
+    spec = membership.resolve_context(own, None, host).plan.container
+    assert [f"{one.source}:{one.target}" for one in spec.volumes[1:]] == [one[:-3] for one in volumes]
+    (tree.root / "node1/proc/self/mounts").unlink()
+    with pytest.raises(HeadAwaitedError, match="may change what is in /opt/read/x, as far as is known"):
+        membership.resolve_context(own, None, host)
 
 
 @pytest.mark.parametrize("sent", [b"{", b"[" * 100_000, b"null", b"\xff\xfe", b'{"schema": 1}'])

@@ -18,6 +18,7 @@ from sparkd.base.cluster.membership import NodeContext, check_owners, find_place
 from sparkd.base.config import Loaded, Settings, load_with_origins
 from sparkd.base.host import Host, caches
 from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import find_changeable
 from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, HeadRefusedError
 from sparkd.base.lib.text import validator_message
 from sparkd.base.plan.agreement import UNCHECKED
@@ -69,7 +70,8 @@ def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) ->
         reason = f"{head} wants the secret {missing[0]}, and engine.secrets of this node names no file of it"
         raise HeadRefusedError(reason, f'{missing[0]} = "/etc/sparkd/..." under [engine.secrets] of this node')
     images = permitted_images(settings, host)
-    refused = list(find_refusals(plan, settings, images, partial(_resolve, host.files)))
+    on_node = (partial(_resolve, host.files), partial(_find_changeable, host.files))
+    refused = list(find_refusals(plan, settings, images, *on_node))
     if refused:
         hint = "change the recipe on the head, or, if that is meant, cluster.allow in /etc/sparkd/sparkd.toml here"
         more = f"; and {len(refused) - MOST_NAMED} more" if refused[MOST_NAMED:] else ""
@@ -146,3 +148,10 @@ def _resolve(files: Files, path: str) -> str:
     with suppress(OSError):
         return files.resolved(path)
     return ""
+
+
+def _find_changeable(files: Files, path: str) -> str:
+    try:
+        return find_changeable(files, path)
+    except OSError:
+        return f"{path}, as far as is known"

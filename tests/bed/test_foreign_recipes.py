@@ -113,10 +113,8 @@ def as_list(value: object) -> list[object]:
 
 def given_rights(container: Container) -> dict[str, object]:
     return {
-        **{
-            name: getattr(container, name)
-            for name in ("privileged", "no_new_privileges", "ipc", "shm_bytes", "devices")
-        },
+        **{name: getattr(container, name) for name in ("privileged", "ipc", "shm_bytes", "devices")},
+        "no_new_privileges": container.keeps_rights,
         "ulimits": {name: (one.soft, one.hard) for name, one in container.ulimits.items() if one},
         "volumes": [(one.source, one.target, one.read_only) for one in container.volumes if one.source != MODELS],
     }

@@ -102,6 +102,18 @@ def test_the_journal_has_the_engines_lines_and_sparkds_own(serving: SparkdNode) 
     assert "GET /health" not in journal, "sparkd's own polls are no news"
 
 
+def test_a_rank_has_fewer_rights_than_docker_gives_by_default(serving: SparkdNode) -> None:
+    """The limit of processes is not seen here: a node of the bed has no control of pids, and docker leaves it out."""
+    pid = serving.node.run("docker", "inspect", "--format", "{{.State.Pid}}", "sparkd-rank0").stdout.strip()
+    status = dict(
+        line.split(":\t", 1) for line in serving.node.read(f"/proc/{pid}/status").splitlines() if ":\t" in line
+    )
+    kept = {0: "CHOWN", 1: "DAC_OVERRIDE", 3: "FOWNER", 4: "FSETID", 5: "KILL", 6: "SETGID", 7: "SETUID"}
+    bits = sum(1 << bit for bit in (*kept, 10))  # NET_BIND_SERVICE
+    assert {name: int(status[name], 16) for name in ("CapEff", "CapBnd")} == {"CapEff": bits, "CapBnd": bits}
+    assert status["NoNewPrivs"] == "1"
+
+
 def test_status_says_serving_to_anybody(serving: SparkdNode) -> None:
     shown = serving.node.run(
         "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sparkd", "status", "--json"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.actions.files import DOOMED, Pruned, clear_torn, make_cache_folder, prune_caches
+from sparkd.agent.actions.files import DOOMED, Pruned, clear_torn, make_cache_folder, move_to_head, prune_caches
 from sparkd.base.host import caches
 from sparkd.base.host.files import Files
 
@@ -103,6 +103,30 @@ def test_only_root_gets_to_what_a_container_opens_to_all(root: Path) -> None:
     assert made.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_caches_of_a_heads_plan_are_of_their_image_and_are_pruned_with_it(root: Path) -> None:
+    made = make_cache_folder(f"sha256:{IMAGES[5]}", "_head/vllm", root)
+    assert made == root / IMAGES[5] / "_head/vllm"
+    assert made.stat().st_mode & 0o777 == 0o755
+    assert made.parents[1].stat().st_mode & 0o777 == 0o700
+    removed(root)
+    assert left(root) == [*IMAGES[:2], IMAGES[5]], "it was used last"
+
+
+def test_plans_of_a_head_begin_with_the_nodes_own_caches_once(root: Path) -> None:
+    (root / "notes").mkdir()
+    (root / ("f" * 64)).symlink_to(root / "notes")
+    times = {image: (root / image).stat().st_mtime for image in IMAGES}
+    move_to_head(root)
+    assert all((root / image / "_head/vllm/kernels.bin").is_file() for image in IMAGES)
+    assert [one.name for one in (root / IMAGES[0]).iterdir()] == ["_head"], "what a head may have written is no other's"
+    assert list((root / "notes").iterdir()) == []
+    assert {image: (root / image).stat().st_mtime for image in IMAGES} == times, "no image was used"
+    own = make_cache_folder(IMAGES[0], "vllm", root)
+    move_to_head(root)
+    assert own.is_dir()
+    move_to_head(root / "none")
+
+
 def test_what_a_power_cut_has_emptied_is_cleared_and_nothing_else(root: Path) -> None:
     folder = root / IMAGES[0] / "triton" / "ab12"
     folder.mkdir(parents=True)
@@ -157,8 +181,10 @@ def test_objects_of_builds_under_way_are_counted_and_those_of_others_not(tmp_pat
         for one in made:
             (folder / one).write_bytes(b"o")
     files = Files(str(tmp_path))
-    assert caches.count_objects(files, IMAGES[0]) == (1, 3)
-    assert caches.count_objects(files, IMAGES[1]) == (0, 0)
+    assert caches.count_objects(files, IMAGES[0], ("triton", "flashinfer")) == (1, 3)
+    assert caches.count_objects(files, IMAGES[1], ("flashinfer",)) == (0, 0)
+    assert caches.count_objects(files, IMAGES[0], ("triton", "_head/flashinfer")) == (0, 0)
+    assert caches.count_objects(files, IMAGES[0], ("triton",)) == (0, 0)
     assert caches.count_kernels(files, IMAGES[0], ("flashinfer", "triton")) == 3
 
 
@@ -166,7 +192,7 @@ def test_a_list_of_steps_that_is_no_file_is_not_waited_for(tmp_path: Path) -> No
     folder = tmp_path / caches.path(IMAGES[0], "flashinfer").lstrip("/") / "op"
     folder.mkdir(parents=True)
     os.mkfifo(folder / "build.ninja")
-    assert caches.count_objects(Files(str(tmp_path)), IMAGES[0]) == (0, 0)
+    assert caches.count_objects(Files(str(tmp_path)), IMAGES[0], ("flashinfer",)) == (0, 0)
 
 
 def test_the_folders_of_all_images_are_listed_with_size_and_age(tmp_path: Path) -> None:

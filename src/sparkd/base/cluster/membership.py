@@ -152,7 +152,7 @@ def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False
 
     place = replace(node.plan.node, compile_jobs=str(compile_jobs))
     plan = make_plan(node.recipe, node.settings, place, by_tcp=by_tcp)
-    return replace(plan, image_id=node.plan.image_id)
+    return replace(plan, image_id=node.plan.image_id, caches=node.plan.caches)
 
 
 def fingerprint_config(settings: Settings, host: Host) -> str:

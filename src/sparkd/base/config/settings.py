@@ -60,7 +60,7 @@ class Cluster(Section):
     """What a head may request of this node where follow_head is true. images: beginnings of names that end where a part
     of a name does, such as "ghcr.io/spark-arena/"; empty: the images that the recipes on this node name. mounts: files,
     folders and devices beside models_dir (read-only) and /dev/infiniband, such as "/srv/data", or "/srv/data:rw" to
-    write there. privileged: whether the container may be."""
+    write there, and what is in them where only root can exchange it. privileged: whether the container may be."""
 
 
 class Engine(Section):

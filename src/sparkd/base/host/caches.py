@@ -1,4 +1,7 @@
-"""Compile caches of images: the size of their folders, counted up to a bound."""
+"""Compile caches of images: the size of their folders, counted up to a bound.
+
+The folder of an image has one folder for each cache of this node's own plans, and HEAD with those of its head's.
+"""
 
 # os, not pathlib: a compile cache has tens of thousands of files.
 
@@ -25,6 +28,8 @@ FLASHINFER = "flashinfer"
 NINJA, NINJA_BYTES = "build.ninja", 4 << 20
 
 IMAGE = re.compile(r"[0-9a-f]{64}")
+HEAD = "_head"
+"""No cache's name in a recipe. What a head's plan leaves there is never loaded by a plan of this node's own."""
 
 
 class Folder(Struct, frozen=True):
@@ -41,7 +46,8 @@ class Folder(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        return self.path.rpartition("/")[2]
+        """As in `path`."""
+        return self.path.removeprefix(f"{ROOT}/").partition("/")[2]
 
     @property
     def empty(self) -> bool:
@@ -89,13 +95,16 @@ def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
     return sum(entry.name.endswith(KERNELS) for top in tops for entry in entries(top))
 
 
-def count_objects(files: Files, image_id: str) -> tuple[int, int]:
-    """Object files of FlashInfer's builds that are not linked yet: those there are, and all.
+def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[int, int]:
+    """Object files of FlashInfer's builds in the caches that are not linked yet: those there are, and all.
 
     Each build has a folder with the list of its steps, of which the last one links (flashinfer/jit/cpp_ext.py). Raises
     OSError, ValueError.
     """
-    logical = path(image_id, FLASHINFER)
+    kept = next((name for name in names if name.rpartition("/")[2] == FLASHINFER), "")
+    if not kept:
+        return 0, 0
+    logical = path(image_id, kept)
     real, folders = files.real(logical), dict[str, list[str]]()
     for entry in entries(real):
         if entry.name == NINJA or entry.name.endswith((".o", ".so")):

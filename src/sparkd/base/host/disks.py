@@ -20,6 +20,11 @@ MOUNTS_LIMIT_BYTES = 16 << 20
 """A host with many containers has some thousand lines."""
 SEEN_BY = ("1", "self")
 """Processes whose mounts are read, in this order: the sandbox of sparkd's own unit is read-only nearly everywhere."""
+LOCAL = frozenset(
+    ("bcachefs", "btrfs", "devtmpfs", "exfat", "ext2", "ext3", "ext4", "f2fs", "overlay", "squashfs", "tmpfs", "vfat",
+     "xfs", "zfs")
+)  # fmt: skip
+"""Kinds of file systems that no other machine and no program of a user's changes."""
 READ_ONLY = frozenset(("ro", "emergency_ro", "shutdown"))
 """Since Linux 6.15 ext4 keeps `rw` after an error and adds one of the other two."""
 
@@ -30,6 +35,7 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 class Mount(Struct, frozen=True):
     target: str
+    kind: str
     options: tuple[str, ...]
 
     def size_bytes(self, memory_bytes: int) -> int:
@@ -65,12 +71,12 @@ def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
     record = None if host.live else host.files.recorded("disks", dict[str, Counts]) or {}
     found = []
     for path in paths:
-        counts = count_room(path) if record is None else record.get(_nearest(record, path))
+        counts = count_room(path) if record is None else record.get(nearest(record, path))
         if counts is None:
             continue
         real = host.files.real(path)
         real = os.path.realpath(real) if host.live else real.removeprefix(host.files.root) or "/"
-        mount = _nearest(read_only, real) or "/"
+        mount = nearest(read_only, real) or "/"
         found.append(Room(**asdict(counts), path=path, mount=mount, read_only=read_only.get(mount, False)))
     return tuple(found)
 
@@ -79,7 +85,7 @@ def mounts(files: Files, process: str) -> tuple[Mount, ...]:
     """As a process (`self`, `1`) sees them, in order: a later one hides earlier ones on the same target."""
     lines = files.text(f"/proc/{process}/mounts", limit=MOUNTS_LIMIT_BYTES).splitlines()
     rows = (line.split(" ") for line in lines)
-    return tuple(Mount(unescape(row[1]), tuple(row[3].split(","))) for row in rows if len(row) > 3)
+    return tuple(Mount(unescape(row[1]), row[2], tuple(row[3].split(","))) for row in rows if len(row) > 3)
 
 
 def mount_at(files: Files, target: str) -> Mount | None:
@@ -116,6 +122,6 @@ def _read_only(files: Files) -> dict[str, bool]:
     return {}
 
 
-def _nearest(table: Container[str], path: str) -> str:
+def nearest(table: Container[str], path: str) -> str:
     """The path itself, or the folder above it that is in the table; empty where none is."""
     return next((one for one in (path, *map(str, Path(path).parents)) if one in table), "")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from shlex import quote
 from stat import S_ISVTX
 
+from sparkd.base.host import disks
 from sparkd.base.host.files import Files, Kind, Opened, follow
 from sparkd.base.lib.errors import AwaitedError, ConfigError
 
@@ -34,6 +35,28 @@ def find_writable(files: Files, path: str, owners: Collection[int] = ROOT, *, st
             fixed = found.permissions & S_ISVTX and (sticky or here != way[-1])
             if found.uid not in owners or (found.writable_by_others and found.kind is not Kind.LINK and not fixed):
                 return here
+    return ""
+
+
+def find_changeable(files: Files, path: str) -> str:
+    """A folder where another than root may put something else on the way to `path`; empty where there is none.
+
+    Raises OSError where the mounts can't be read.
+    """
+    way = list[str]()
+
+    def read_link(here: str, _rest: list[str]) -> str:
+        way.append(here.rpartition("/")[0] or "/")
+        return files.link(here)
+
+    follow(path, read_link)
+    kinds = {one.target: one.kind for one in disks.mounts(files, "self")}
+    for folder in way:
+        if (
+            find_writable(files, folder, (*ROOT, os.geteuid()))
+            or kinds.get(disks.nearest(kinds, folder)) not in disks.LOCAL
+        ):
+            return folder
     return ""
 
 

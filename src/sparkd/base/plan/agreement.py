@@ -95,6 +95,8 @@ def container_values(spec: Container) -> dict[str, JsonValue]:
     """A container's options. A mount counts by its target, because its source may differ between nodes."""
     values: dict[str, JsonValue] = spec.model_dump(exclude={"ulimits", "devices", "volumes"})
     values["shm_bytes"] = spec.shm_size_bytes
+    # As versions before null was possible: nodes of both serve together, whatever the one adds on its own.
+    values["no_new_privileges"] = bool(spec.no_new_privileges)
     values["devices"] = [*sorted(spec.devices)]
     values["mounts"] = [*sorted(f"{one.target} {'read-only' if one.read_only else 'writable'}" for one in spec.volumes)]
     return values | {f"ulimits.{name}": f"{one.soft} to {one.hard}" for name, one in spec.limits.items()}

@@ -14,7 +14,7 @@ from sparkd.base.config import Settings
 from sparkd.base.config.types import WRITABLE
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import VERBS
-from sparkd.base.recipes.reach import HEAD_FILES, given_paths
+from sparkd.base.recipes.reach import DEVICES, HEAD_FILES, given_paths
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.container_paths import is_below
 
@@ -25,11 +25,16 @@ URGENT_LIMITS = ("nice", "rtprio", "rttime")
 
 
 def find_refusals(
-    plan: LaunchPlan, settings: Settings, images: Collection[str], resolve: Callable[[str], str] = str
+    plan: LaunchPlan,
+    settings: Settings,
+    images: Collection[str],
+    resolve: Callable[[str], str] = str,
+    find_changeable: Callable[[str], str] = str,
 ) -> Iterator[str]:
     """What the plan wants beyond `cluster.allow` of `settings`, each with the key and what that permits.
 
-    `images`: those that are permitted. `resolve` follows the node's symlinks.
+    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_changeable` finds where another
+    than root may change where a path leads: docker follows it again, some time after this.
     """
     allow, spec = settings.cluster.allow, plan.container
     if not any(is_permitted(plan.image, one) for one in images):
@@ -43,24 +48,30 @@ def find_refusals(
             yield f"{one}: cluster.allow.privileged is false"
     if len(plan.caches) > MOST_CACHES:
         yield f"{len(plan.caches)} caches: at most {MOST_CACHES} are made for a head"
-    yield from _refuse_paths(spec, settings, resolve)
+    yield from _refuse_paths(spec, settings, resolve, find_changeable)
 
 
-def _refuse_paths(spec: Container, settings: Settings, resolve: Callable[[str], str]) -> Iterator[str]:
+def _refuse_paths(
+    spec: Container, settings: Settings, resolve: Callable[[str], str], find_changeable: Callable[[str], str]
+) -> Iterator[str]:
     allow = settings.cluster.allow
     models, mounts = settings.engine.models_dir, ", ".join(allow.mounts) or "none"
-    read = [one for one in (models, HEAD_FILES, *allow.mounts) if not one.endswith(WRITABLE)]
-    changed = [VERBS, *(one.removesuffix(WRITABLE) for one in allow.mounts if one.endswith(WRITABLE))]
-    for _, path, written in given_paths(spec):
-        folders = changed if written else [*read, *changed]
-        # An administrator's symlink on the way to a permitted folder is meant; one in a folder that containers write to
-        # may be theirs.
-        real = [
-            one if any(one != other and is_below(one, other) for other in changed) else resolve(one) for one in folders
-        ]
-        if not (_lies_in(path, folders) and _lies_in(resolve(path), real)):
+    changed = [one.removesuffix(WRITABLE) for one in allow.mounts if one.endswith(WRITABLE)]
+    read = [models, HEAD_FILES, *(one for one in allow.mounts if not one.endswith(WRITABLE))]
+    for key, path, written in given_paths(spec):
+        # No container writes to VERBS: as a device it is no mount.
+        folders = [*changed, *([VERBS] if key == DEVICES or not written else ()), *(() if written else read)]
+        plain, real = f"/{normpath(path).lstrip('/')}", resolve(path)
+        if not (_lies_in(plain, folders) and _lies_in(real, [*filter(None, map(resolve, folders))])):
             mode = "to read and write" if written else "to read"
             yield f"{path} {mode}: cluster.allow.mounts permits {mounts}, beside {models} to read"
+        elif above := next(
+            (one for one in changed if _is_inside(plain, one) or _is_inside(real, resolve(one) or one)), ""
+        ):
+            yield f"{path}: containers may write to {above}, so nothing in it is permitted, only {above} itself"
+        elif plain not in folders and not is_below(plain, HEAD_FILES) and (folder := find_changeable(plain)):
+            reason = f"others than root may change what is in {folder}"
+            yield f"{path}: {reason}, and cluster.allow.mounts does not name the path itself"
 
 
 def is_permitted(image: str, prefix: str) -> bool:
@@ -75,5 +86,8 @@ def is_permitted(image: str, prefix: str) -> bool:
 
 
 def _lies_in(path: str, folders: Sequence[str]) -> bool:
-    plain = f"/{normpath(path).lstrip('/')}"
-    return any(is_below(plain, one) for one in folders)
+    return any(is_below(path, one) for one in folders)
+
+
+def _is_inside(path: str, folder: str) -> bool:
+    return path != folder and is_below(path, folder)

@@ -44,7 +44,10 @@ class Secret(Struct, frozen=True):
 
 
 class Cache(Struct, frozen=True):
-    """Folder `name` below /var/lib/sparkd/cache/<image id>/, mounted writable at `target`."""
+    """Folder `name` below /var/lib/sparkd/cache/<image id>/, mounted writable at `target`.
+
+    The name begins with `_head/` where the head of a cluster decided the plan.
+    """
 
     name: str
     target: str

@@ -34,6 +34,7 @@ REACHES: tuple[tuple[bool, str, str], ...] = (
     (WRITTEN, "what is written there changes the node's kernel and devices", "/sys"),
 )  # fmt: skip
 """A path counts if it is one of these, lies in one or holds one. `*` is any part of one name."""
+DEVICES = "container.devices"
 HEAD_FILES = "/var/lib/sparkd/head-files"
 """Folder of the files that the head of a cluster has sent with its recipe: nothing of this node is in it."""
 _ALIASES = {"/var/run": "/run", **{f"/{name}": f"/usr/{name}" for name in ("bin", "lib", "sbin")}}
@@ -60,7 +61,7 @@ def given_paths(container: Container) -> Iterator[tuple[str, str, bool]]:
     for one in container.volumes:
         yield "container.volumes", one.source, not one.read_only
     for path in container.devices:
-        yield "container.devices", path, WRITTEN
+        yield DEVICES, path, WRITTEN
 
 
 def _why(path: str, written: bool) -> str:

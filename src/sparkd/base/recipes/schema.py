@@ -185,7 +185,11 @@ class Container(Section):
     ipc: Literal["host", "private", "shareable"] = Field("host", description="Whose shared memory the engine uses.")
     network: Literal["host"] = Field("host", description="Ranks meet on the node's own addresses.")
     privileged: bool = Field(False, description="Every device and capability of the node.")
-    no_new_privileges: bool = Field(False, description="No program in it gains rights, such as by setuid.")
+    no_new_privileges: bool | None = Field(
+        None,
+        description="No program in it gains rights, such as by setuid. null: true, unless it is privileged. An image "
+        "that becomes root by sudo needs false.",
+    )
     init: bool = Field(True, description="An init as process 1, which passes signals on and reaps children.")
     shm_bytes: Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: 32 GiB.")
     memory_limit_bytes: Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")
@@ -209,6 +213,11 @@ class Container(Section):
         added = {name: Limit(soft=value, hard=value) for name, value in ADDED_LIMITS.items()}
         own = dict[str, Limit | None](self.ulimits.items())
         return {name: one for name, one in (added | own).items() if one is not None}
+
+    @property
+    def keeps_rights(self) -> bool:
+        """Whether no program in it gains any."""
+        return not self.privileged if self.no_new_privileges is None else self.no_new_privileges
 
     @property
     def shm_size_bytes(self) -> int | None:

@@ -143,6 +143,15 @@ def test_a_shipped_plan_is_judged_by_what_is_in_its_folders(machine: Tree) -> No
     assert CompileCache.from_inputs(CheckInputs(eager, Settings())).need is None
 
 
+def test_caches_of_a_heads_plan_are_known_by_where_they_are() -> None:
+    gone = Folder(caches.path(ID, "_head/vllm"), "missing")
+    check = replace(CHECK, caches=(Cache("_head/vllm", "/root/.cache/vllm"),))
+    said = check.judge(CacheFacts("known", (gone,), used_before=("_head/vllm",)))
+    expect(said, Level.WARN, "the cache _head/vllm is gone")
+    own = check.judge(CacheFacts("known", (gone,), used_before=("vllm",)))
+    assert own.level is Level.OK, "the last good start was of a plan of this node's own"
+
+
 def test_a_good_start_of_the_same_plan_shows_what_the_model_compiles(machine: Tree) -> None:
     made = replace(plan(HEAD, **COMPILES), image=REF)
     check = CompileCache.from_inputs(CheckInputs(made, Settings()))

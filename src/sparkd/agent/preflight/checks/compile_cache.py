@@ -191,7 +191,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
             if one.kind not in ("folder", "missing"):
                 yield block(f"{one.path} is no folder, but a {one.kind}", f"remove it: rm {quote(one.path)}")
         if closed := [one for one in facts.caches if _is_closed(one, facts.user)]:
-            names = ", ".join(one.name for one in closed)
+            names = ", ".join(one.path.rpartition("/")[2] for one in closed)
             where = closed[0].path.rpartition("/")[0]
             reason = f"the image runs as {facts.user}, who can't write to {names} in {where}: nothing will be kept"
             yield warn(reason, f"set HOME in the recipe's env; then: mkdir -p and chown UID {quote(where)}/*")

@@ -16,7 +16,8 @@ READ, WRITTEN = False, True
 REACHES: tuple[tuple[bool, str, str], ...] = (
     (READ, "who reaches docker's socket, or one as strong, is root on the node",
      "/run/docker.sock /run/containerd /run/systemd/private /run/dbus"),
-    (READ, "sparkd's keys or state are there", "/run/sparkd /var/lib/sparkd /etc/sparkd/cluster.key"),
+    (READ, "sparkd's keys or state are there",
+     "/run/sparkd /var/lib/sparkd /etc/sparkd/cluster.key /etc/sparkd/head.key"),
     (READ, "others can log in as the node's users with it",
      "/etc/shadow* /etc/gshadow* /etc/ssh /root/.ssh /home/*/.ssh"),
     (READ, "it has the processes of the node, with their files and variables", "/proc"),

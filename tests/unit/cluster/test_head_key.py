@@ -41,7 +41,7 @@ from sparkd.tools.setup.cluster_key import rotate_key
 NODES = addresses(2)
 OTHER_HEAD = b"i" * 32
 PUBLIC = "/etc/sparkd/head.pub"
-MENDED_BY = ("sudo sparkd init --invite", "sudo sparkd init --join")
+COMMANDS = ("sudo sparkd init --invite", "sudo sparkd init --join")
 
 
 def changed(port: int) -> bytes:
@@ -107,7 +107,7 @@ def test_a_document_that_the_head_has_signed_is_taken(tree: Tree, port: int) -> 
         ((OTHER_HEAD,) * 4 + (HEAD_KEY,), "which is not the head that this node has joined"),
     ],
 )
-def test_another_node_with_the_clusters_key_changes_nothing_and_the_worker_goes_on(
+def test_another_node_with_the_clusters_key_changes_nothing_and_the_worker_continues(
     tree: Tree, port: int, signs: tuple[bytes, ...], reason: str
 ) -> None:
     """As it is with a head of an earlier version, which signs nothing."""
@@ -119,7 +119,7 @@ def test_another_node_with_the_clusters_key_changes_nothing_and_the_worker_goes_
         assert worker.agent.plan.digest == before
         (line,) = refusals(worker)
         assert f"reason=no configuration is taken of {NODES[0]}, {reason}" in line
-        assert all(command in line for command in MENDED_BY)
+        assert all(command in line for command in COMMANDS)
         found = warning(worker)
         assert found is not None and (found.level, reason in found.reason) == ("warn", True)
 
@@ -142,22 +142,26 @@ def test_a_signature_is_for_one_request_and_one_document(tree: Tree) -> None:
     }
     assert len(macs) == 8
     for signed in macs:
-        for asked in macs:
+        for requested in macs:
             files, signature = Files(str(tree.root)), head_key.sign((HEAD_KEY,), signed)
-            with nullcontext() if signed == asked else pytest.raises(HeadRefusedError, match="not the head that this"):
-                head_key.verify(files, PUBLIC, NODES[0], asked, signature, os.getuid())
+            with (
+                nullcontext()
+                if signed == requested
+                else pytest.raises(HeadRefusedError, match="not the head that this")
+            ):
+                head_key.verify(files, PUBLIC, NODES[0], requested, signature, os.getuid())
 
 
-def test_a_node_that_joined_before_goes_on_and_is_mended_by_a_join_without_a_restart(tree: Tree, port: int) -> None:
+def test_a_node_that_joined_before_continues_and_is_fixed_by_a_join_without_a_restart(tree: Tree, port: int) -> None:
     """It has no public key of its head."""
     with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
         send(head, worker, body(good(port)))
         found = warning(worker)
         assert found is not None and "this node has no public key of its head" in found.reason
-        assert all(command in found.hint for command in MENDED_BY)
+        assert all(command in found.hint for command in COMMANDS)
         send(head, worker, changed(port))
         assert FILE.name not in kept(worker)
-        assert len(refusals(worker)) == 1, "told once"
+        assert len(refusals(worker)) == 1, "logged once"
         follower = worker.agent.follower
         assert follower is not None
         tree.file(f"/node1{PUBLIC}", f"{public_half(HEAD_KEY).hex()}\n", 0o600)
@@ -185,10 +189,10 @@ def test_a_worker_whose_rank_runs_warns_and_ceases_to_once_it_has_joined(tree: T
         assert not follows.over
 
 
-def test_plans_that_differ_for_that_are_mended_by_the_join(tree: Tree, port: int) -> None:
+def test_plans_that_differ_for_that_are_made_equal_by_the_join(tree: Tree, port: int) -> None:
     with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port) as head:
         send(head, worker, body(good(port)))
-        assert worker.agent.differences._hint() == head_key.MEND
+        assert worker.agent.differences._hint() == head_key.REMEDY
 
 
 def test_a_worker_without_a_document_takes_none_that_is_not_the_heads_and_says_so(tree: Tree, port: int) -> None:
@@ -203,7 +207,7 @@ def test_a_worker_without_a_document_takes_none_that_is_not_the_heads_and_says_s
             until(lambda: "is not the head that this node" in written.get("report.json", ""))
         assert type(raised[0]) is SparkdError, "the test ends it"
         shown = json.loads(written["report.json"])
-        assert shown["phase"] == "blocked" and all(command in shown["message"] for command in MENDED_BY)
+        assert shown["phase"] == "blocked" and all(command in shown["message"] for command in COMMANDS)
         assert FILE.name not in written
 
 
@@ -251,7 +255,7 @@ def test_a_head_signs_with_a_key_that_is_made_while_it_runs(tree: Tree, port: in
                 answers = []
 
                 async def fetch() -> None:
-                    answers.append(await follower.head.fetch_answer("/config"))  # type: ignore[union-attr]
+                    answers.append(await follower.head.fetch_answer("/config"))
 
                 task = worker.agent.loop._loop.begin(fetch())
                 until_with(task.done, worker, head)
@@ -287,7 +291,7 @@ def test_a_public_key_that_can_not_be_used_is_none(tree: Tree, text: str, mode: 
     signature = head_key.sign((HEAD_KEY,), "m")
     with pytest.raises(HeadRefusedError) as refused:
         head_key.verify(Files(str(tree.root)), PUBLIC, NODES[0], "m", signature, os.getuid())
-    assert all(command in refused.value.hint for command in MENDED_BY)
+    assert all(command in refused.value.hint for command in COMMANDS)
 
 
 @pytest.mark.parametrize("signature", ["zz", "00", "00" * 64, "é", f"{'00' * 64} " * 1000])

@@ -57,7 +57,7 @@ class HeadFollower(Struct):
     owner_uid: int = 0
     """Of the file of the head's public key."""
     unproven: HeadRefusedError | None = None
-    """Why the last document is not known to be the head's: this node goes on with the one in use."""
+    """Why the last document is not known to be the head's: this node continues with the one in use."""
     refusal: HeadRefusedError | None = None
     _refused: str = ""
     """Digest of the refused document."""
@@ -188,7 +188,7 @@ def check_head(agent: Context) -> None:
 
 
 def look_for_key(agent: Context) -> None:
-    """Of a worker that follows, also while its rank runs: a join mends it without a restart."""
+    """Of a worker that follows, also while its rank runs: a join fixes it without a restart."""
     if agent.follower is not None:
         agent.follower.look_for_key()
         show_unproven(agent)

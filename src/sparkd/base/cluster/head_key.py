@@ -18,7 +18,7 @@ from sparkd.base.lib.errors import AwaitedError, ConfigError, HeadRefusedError
 
 HEADER = "Sparkd-Head-Signature"
 FINDING = "head-key"
-MEND = "on the head: sudo sparkd init --invite; then on this node: sudo sparkd init --join"
+REMEDY = "on the head: sudo sparkd init --invite; then on this node: sudo sparkd init --join"
 _PURPOSE = b"sparkd head 1 "
 
 
@@ -61,20 +61,20 @@ def verify(files: Files, path: str, head: str, mac: str, signatures: str, owner_
     except AwaitedError:
         raise missing(head) from None
     except ConfigError as error:
-        raise HeadRefusedError(error.reason, MEND) from None
+        raise HeadRefusedError(error.reason, REMEDY) from None
     if not signatures:
         reason = (
             f"no configuration is taken of {head}, which does not sign it as a head: an older sparkd, or an impostor"
         )
-        raise HeadRefusedError(reason, f"update sparkd on all nodes; {MEND}")
+        raise HeadRefusedError(reason, f"update sparkd on all nodes; {REMEDY}")
     if not any(_fits(public, mac, signature) for public in publics for signature in signatures.split()[:MAX_KEYS]):
         reason = f"no configuration is taken of {head}, which is not the head that this node has joined: an impostor?"
-        raise HeadRefusedError(reason, f"who has that address? If the head has a new key, {MEND}")
+        raise HeadRefusedError(reason, f"who has that address? If the head has a new key, {REMEDY}")
 
 
 def missing(head: str) -> HeadRefusedError:
     reason = f"no new configuration is taken of {head}: this node has no public key of its head"
-    return HeadRefusedError(reason, MEND)
+    return HeadRefusedError(reason, REMEDY)
 
 
 def _fits(public: bytes, mac: str, signature: str) -> bool:

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from .command import BedError
 from .node import Node
 from .processes import Identity, wait_for
 from .sparkd_node import HEAD, SERVING_SECONDS, WORKER, SparkdNode, complete
 
 KEY_FILE = "/etc/sparkd/cluster.key"
+HEAD_KEY_FILE, HEAD_PUBLIC_FILE = "/etc/sparkd/head.key", "/etc/sparkd/head.pub"
 STALL_SECONDS = 20
 """Enough for `degraded` to come first."""
 LOAD_STALL_SECONDS = 20
@@ -89,10 +92,16 @@ class Cluster:
             member.configure(self.configuration() + more)
             member.node.run("systemctl", "enable", member.unit)
         self.give_key(new_key(), *self.members)
+        private = Ed25519PrivateKey.generate()
+        self._give(HEAD_KEY_FILE, private.private_bytes_raw().hex(), self.head)
+        self._give(HEAD_PUBLIC_FILE, private.public_key().public_bytes_raw().hex(), *self.members[1:])
 
     def give_key(self, text: str, *members: SparkdNode) -> None:
+        self._give(KEY_FILE, text, *members)
+
+    def _give(self, path: str, text: str, *members: SparkdNode) -> None:
         for member in members:
-            member.node.sh(f"umask 077 && cat > {KEY_FILE}.new && mv {KEY_FILE}.new {KEY_FILE}", input=f"{text}\n")
+            member.node.sh(f"umask 077 && cat > {path}.new && mv {path}.new {path}", input=f"{text}\n")
 
     # Its life
 

@@ -71,11 +71,17 @@ def test_a_node_joins_by_the_code_on_stdin_and_both_have_key_and_addresses() -> 
         rest, _ = inviting.communicate(timeout=60)
         keys = [(tree.root / KEY).read_text() for tree in (head, other)]
         again = wizard(head).communicate(timeout=60)[0]
+        from sparkd.base.cluster.head_key import read_public_halves
+        from sparkd.base.host.files import Files
+        halves = read_public_halves(Files(str(head.root)), "/" + KEY)
+        fits = halves[0].hex() == (other.root / "etc/sparkd/head.pub").read_text().split()[-1]
         print(json.dumps([settings(head), settings(other), keys[0] == keys[1], keys[0].split()[-1] in said + rest,
-                          oct((other.root / KEY).stat().st_mode)[-3:], said.splitlines(), rest.splitlines(), again]))
+                          oct((other.root / KEY).stat().st_mode)[-3:], said.splitlines(), rest.splitlines(), again,
+                          fits]))
     """)
     assert isinstance(found, list)
-    head, other, same, shown, mode, said, rest, again = found
+    head, other, same, shown, mode, said, rest, again, fits = found
+    assert fits, "the node has the public half of its head's key"
     nodes = ["10.0.0.1", "10.0.0.2"]
     assert head == {"cluster": {"nodes": nodes}, "engine": {"recipe": "deepseek-v4-flash-balanced"}}
     assert other == {"cluster": {"nodes": nodes, "follow_head": True}}

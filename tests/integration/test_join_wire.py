@@ -47,7 +47,7 @@ JOIN = """
     direct()
     threading.Thread(target=record, daemon=True).start()
     time.sleep(0.2)
-    with Invitation(HEAD, (), (KEY,), 2) as invitation:
+    with Invitation(HEAD, (), (KEY,), 2, head_keys=(KEY,)) as invitation:
         joined = there(ACCEPT, invitation.code.encode())
         guest = next(invitation.guests())
         time.sleep(0.2)

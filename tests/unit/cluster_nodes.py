@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 from pydantic import model_validator
 from tests.tree import Tree
@@ -46,6 +47,9 @@ from sparkd.base.plan.agreement import Agreement, dump_values
 from sparkd.base.state.rank_record import RankRecord
 from sparkd.base.status.model import NodeReport
 from sparkd.base.vllm.log_lines import LogForwarder
+
+HEAD_KEY = b"h" * 32
+"""The private half."""
 
 
 class EventLines:
@@ -128,8 +132,12 @@ def alone() -> Settings:
     return settings((), 1, recipe="tiny-cpu")
 
 
+def public_half(private: bytes) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
 def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:
-    """Of one node: the address of its rank, the key file."""
+    """Of one node: the address of its rank, the key files."""
     below = Tree(tree.root / f"node{rank}")
     below.file("/proc/net/fib_trie", f"     |-- 127.0.0.{rank + 1}\n        /32 host LOCAL\n")
     head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
@@ -139,6 +147,8 @@ def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:
     below.file("/proc/sys/kernel/random/boot_id", "boot\n")
     below.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)
     below.file("/etc/sparkd/cluster.key", "".join(f"{key.hex()}\n" for key in keys), 0o600)
+    name, half = ("head.pub", public_half(HEAD_KEY)) if rank else ("head.key", HEAD_KEY)
+    below.file(f"/etc/sparkd/{name}", f"{half.hex()}\n", 0o600)
     return Host(below.root)
 
 

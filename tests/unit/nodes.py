@@ -127,9 +127,10 @@ def node(
     limits: Limits = PLENTY,
     admits: Callable[[str], bool] = lambda _: True,
     hold_seconds: float = HOLD_SECONDS,
+    head_keys: Sequence[bytes] = (),
 ) -> Iterator[Node]:
     """A node that answers on `address`, and signs as `claims` where that is another one."""
-    peer_api = PeerApi(claims or address, lambda: tuple(keys), hold_seconds)
+    peer_api = PeerApi(claims or address, lambda: tuple(keys), hold_seconds, head_keys=lambda: tuple(head_keys))
     server = HttpServer(address, port, peer_api.handle, limits, admits)
     with network() as loop:
         loop.spawn(server.serve())

@@ -1,6 +1,6 @@
-"""What a peer with the cluster's key can make of a worker that follows its head: no more than `cluster.allow` says.
+"""What a head can make of a worker that follows it: no more than `cluster.allow` says.
 
-Each document goes the real way: served by a node with the key, fetched, judged and kept by a worker's agent.
+Each document goes the real way: served and signed by a head, fetched, judged and kept by a worker's agent.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import (
+    HEAD_KEY,
     AgentUnderTest,
     addresses,
     agent_under_test,
@@ -53,7 +54,7 @@ def body(document: Document) -> bytes:
 
 
 class Pair:
-    """A node that has the key and the head's address, and a worker's agent that runs a good document."""
+    """A node that has the keys and the address of the head, and a worker's agent that runs a good document."""
 
     def __init__(self, head: Node, worker: AgentUnderTest) -> None:
         self.head, self.worker = head, worker
@@ -80,7 +81,7 @@ def pair(tree: Tree, port: int) -> Iterator[Pair]:
     keep(tree, body(good(port)))
     tree.folder("/node1/srv/models/tiny")
     own = following(NODES, port, allow={"mounts": ["/srv/data:rw", "/srv/data/inner", "/opt/read"]})
-    with node(NODES[0], port=port) as head, agent_under_test(tree, 1, own) as worker:
+    with node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head, agent_under_test(tree, 1, own) as worker:
         yield Pair(head, worker)
 
 

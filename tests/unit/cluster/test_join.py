@@ -27,6 +27,7 @@ from sparkd.tools.setup.join_request import Joined, accept, confirm
 HEAD, NODE, OTHER, THIRD = "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.4"
 GOOD = Inventory("spark9", 1 << 37, True, Allow(), ("i:1",), "/srv/models", (Model("m", 5),), (Image("i:1", "x"),))
 KEYS = (bytes(range(32)), bytes(range(100, 132)))
+HEAD_KEYS = (bytes(range(200, 232)), bytes(range(50, 82)))
 
 
 class Log:
@@ -54,6 +55,7 @@ def inviting(
         nodes,
         KEYS,
         limit,
+        head_keys=HEAD_KEYS,
         port=0,
         valid_seconds=seconds,
         wrong_seconds=wrong_seconds,
@@ -106,7 +108,7 @@ def test_a_node_with_the_code_gets_keys_addresses_and_nodes() -> None:
     log = Log()
     with inviting(1, log=log) as invitation:
         joined = accept(invitation.code, port=invitation.port)
-        assert joined == Joined(KEYS, HEAD, NODE, (HEAD, NODE))
+        assert joined == Joined(KEYS, HEAD, NODE, (HEAD, NODE), HEAD_KEYS)
         confirm(invitation.code, GOOD, port=invitation.port)
         assert list(invitation.guests()) == [Guest(NODE, socket.gethostname(), __version__, False, GOOD)]
     assert [event for event, _ in log.lines] == ["cluster.node.joined"]
@@ -212,7 +214,7 @@ def test_the_heads_own_code_is_refused_on_the_head() -> None:
 
 def test_a_taken_port_is_named() -> None:
     with inviting() as invitation, pytest.raises(BlockedError, match=f"port {invitation.port} of 127.0.0.2"):
-        Invitation(HEAD, (HEAD,), KEYS, port=invitation.port)
+        Invitation(HEAD, (HEAD,), KEYS, head_keys=HEAD_KEYS, port=invitation.port)
 
 
 def test_a_wrong_code_is_refused_counted_and_takes_its_sender_time() -> None:
@@ -291,7 +293,7 @@ def test_no_key_and_no_secret_is_ever_on_the_wire() -> None:
     wire = b"".join(seen)
     code = JoinCode.parse(invitation.code)
     secret = code.secret.to_bytes(12, "big")
-    hidden = [*KEYS, secret, secret.lstrip(b"\0"), socket.gethostname().encode()]
+    hidden = [*KEYS, *HEAD_KEYS, secret, secret.lstrip(b"\0"), socket.gethostname().encode()]
     hidden += [form for key in (*KEYS, secret[1:]) for form in (key.hex().encode(), key.hex().upper().encode())]
     hidden += [group.encode() for group in invitation.code.split("-")[1:]]
     assert len(seen) == 4
@@ -375,6 +377,30 @@ def test_an_offer_that_no_head_makes_is_no_sparkd(body: bytes) -> None:
 def test_an_answer_that_no_head_makes_is_refused_with_the_code_too(
     keys: tuple[str, ...], nodes: tuple[str, ...]
 ) -> None:
+    with answered(keys, nodes) as (code, port), pytest.raises(BlockedError, match="not from a sparkd"):
+        accept(code, port=port)
+
+
+@pytest.mark.parametrize("head_keys", [("00",), ("zz" * 32,), ("00" * 32,) * 5])
+def test_public_keys_of_the_head_that_no_head_sends_are_refused(head_keys: tuple[str, ...]) -> None:
+    right = ("00" * 32,), (HEAD, NODE)
+    with answered(*right, head_keys) as (code, port), pytest.raises(BlockedError, match="not from a sparkd"):
+        accept(code, port=port)
+
+
+def test_a_head_of_an_earlier_version_has_no_key_of_its_own_and_is_to_be_updated_first() -> None:
+    with (
+        answered(("00" * 32,), (HEAD, NODE), ()) as (code, port),
+        pytest.raises(BlockedError, match=r"has no key of its own.*update it there; .* sudo sparkd init --invite"),
+    ):
+        accept(code, port=port)
+
+
+@contextmanager
+def answered(
+    keys: tuple[str, ...], nodes: tuple[str, ...], head_keys: tuple[str, ...] = ("00" * 32,)
+) -> Iterator[tuple[str, int]]:
+    """The code and the port of a head that sends this."""
     own, code = Ephemeral(), JoinCode.new(HEAD)
 
     def answer(request: bytes) -> list[bytes]:
@@ -382,10 +408,10 @@ def test_an_answer_that_no_head_makes_is_refused_with_the_code_too(
             return [http(json.dumps({"key": own.public.hex(), "challenge": "c"}).encode())]
         theirs = request.partition(b"key=")[2].partition(b"&")[0]
         _, to_node = own.seals(bytes.fromhex(theirs.decode()), code, NODE, "c", head=True)
-        return [http(to_node.close(join.Welcome(__version__, keys, nodes)))]
+        return [http(to_node.close(join.Welcome(__version__, keys, nodes, head_keys)))]
 
-    with answering(HEAD, answer) as port, pytest.raises(BlockedError, match="not from a sparkd"):
-        accept(str(code), port=port)
+    with answering(HEAD, answer) as port:
+        yield str(code), port
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.cli.main import main
+from sparkd.tools.setup.cluster_key import joined_files, new_files
 from sparkd.tools.setup.node_files import HEAD, NodeFiles, Values
 from sparkd.tools.setup.setup_manifest import FILE, Manifest, Setup, Written
 from sparkd.tools.setup.wizard import Wishes, Wizard
@@ -189,7 +190,7 @@ def test_a_file_that_is_not_in_the_manifest_is_nothing_to_take_back(spark: Tree,
 
 @pytest.mark.parametrize("text", ["[engine]\nrecipe = 'x'\n", f"{HEAD}at = 1\n"])
 def test_a_file_in_place_of_the_one_that_was_written_is_left(spark: Tree, text: str) -> None:
-    NodeFiles(Host(spark.root), {}).write({("engine", "recipe"): "mine"}, "")
+    NodeFiles(Host(spark.root), {}).write({("engine", "recipe"): "mine"})
     spark.file(OWN, text)
     NodeFiles(Host(spark.root), {}).adopt()
     assert f"left {OWN}: it was changed since" in list(Setup(spark.root).take_back())
@@ -204,10 +205,10 @@ def test_a_file_in_place_of_the_one_that_was_written_is_left(spark: Tree, text: 
 )
 def test_a_value_that_a_person_wrote_in_another_form_is_no_reason_to_stop(spark: Tree, edited: str) -> None:
     node_files = NodeFiles(Host(spark.root), {})
-    node_files.write({("cluster", "nodes"): PAIR[:1]}, "")
+    node_files.write({("cluster", "nodes"): PAIR[:1]})
     spark.file(OWN, edited)
     NodeFiles(Host(spark.root), {}).adopt()
-    NodeFiles(Host(spark.root), {}).write({("engine", "recipe"): "mine"}, "")
+    NodeFiles(Host(spark.root), {}).write({("engine", "recipe"): "mine"})
     assert settings(spark) == {"cluster": {"nodes": PAIR}, "engine": {"recipe": "mine"}}
     spark.file(OWN, edited)
     NodeFiles(Host(spark.root), {}).adopt()
@@ -267,7 +268,7 @@ def test_what_an_earlier_version_wrote_lets_a_node_join(spark: Tree) -> None:
     older(spark, ["10.0.0.1", "10.0.0.2"], ("cluster", "nodes"))
     nodes = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
     node_files = NodeFiles(Host(spark.root), {})
-    node_files.write({("cluster", "nodes"): nodes}, KEY)
+    node_files.write({("cluster", "nodes"): nodes}, new_files(KEY))
     assert node_files.load().settings.cluster.nodes == tuple(nodes)
     assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
 
@@ -306,8 +307,8 @@ def test_a_value_that_an_earlier_version_replaced_is_not_brought_back_over_a_new
     there, node_files = files(spark), NodeFiles(Host(spark.root), {})
     acts: tuple[Callable[[], object], ...] = (
         lambda: node_files.refuse_overruled({("cluster", "nodes"): None}),
-        lambda: list(node_files.changes(values, node_files.load().settings, "")),
-        lambda: node_files.write(values, KEY),
+        lambda: list(node_files.changes(values, node_files.load().settings)),
+        lambda: node_files.write(values, new_files(KEY)),
     )
     for act in acts:
         with pytest.raises(ConfigError, match=f"{TOML} has {replaced} in place of a value of yours") as caught:
@@ -334,11 +335,11 @@ def test_a_join_is_not_refused_for_nodes_that_a_person_set_before_they_are_known
     node_files = NodeFiles(Host(spark.root), {})
     Wizard(Wishes(plan=True), node_files, print, prompt).join("")
     equal: Values = {("cluster", "nodes"): ["10.0.0.9", "10.0.0.1"], ("cluster", "follow_head"): True}
-    node_files.write(equal, KEY)
+    node_files.write(equal, new_files(KEY))
     assert settings(spark) == {"cluster": {"follow_head": True}}
     before = files(spark)
     with pytest.raises(ConfigError, match=r"sets cluster\.nodes too"):
-        node_files.write({("cluster", "nodes"): PAIR}, KEY)
+        node_files.write({("cluster", "nodes"): PAIR}, new_files(KEY))
     assert files(spark) == before
 
 
@@ -511,3 +512,44 @@ def test_sparks_other_than_this_shape_are_read_too(spark: Tree, run: Run) -> Non
     small(spark)
     assert "(no RDMA)" in run(plan=True)
     assert Path(spark.root).exists()
+
+
+HEAD_OWN, HEAD_PUBLIC = "/etc/sparkd/head.key", "/etc/sparkd/head.pub"
+
+
+def test_a_head_gets_a_key_of_its_own_that_stays_and_is_taken_back(spark: Tree) -> None:
+    node_files = NodeFiles(Host(spark.root), {})
+    values: Values = {("cluster", "nodes"): PAIR}
+    assert f"{HEAD_OWN}: a new key" in list(node_files.changes(values, node_files.load().settings, new_files(KEY)))
+    node_files.write(values, new_files(KEY))
+    own = spark.root / HEAD_OWN.lstrip("/")
+    assert own.stat().st_mode & 0o7777 == 0o600
+    before = own.read_text()
+    assert before.split()[-1] != (spark.root / KEY.lstrip("/")).read_text().split()[-1]
+    node_files.write(values, new_files(KEY))
+    assert own.read_text() == before
+    node_files.take_back()
+    assert not own.exists(), "a new head means a new join"
+
+
+def test_a_head_that_was_set_up_before_gets_its_key_and_is_not_to_be_restarted(spark: Tree, run: Run) -> None:
+    node_files = NodeFiles(Host(spark.root), {})
+    node_files.write({("engine", "recipe"): "deepseek-v4-flash-balanced", ("cluster", "nodes"): PAIR}, new_files(KEY))
+    (spark.root / HEAD_OWN.lstrip("/")).unlink()
+    key = (spark.root / KEY.lstrip("/")).read_text()
+    said = run()
+    assert f"{HEAD_OWN}: a new key" in said
+    assert not any("restart" in line for line in said.splitlines())
+    assert (spark.root / HEAD_OWN.lstrip("/")).exists()
+    assert (spark.root / KEY.lstrip("/")).read_text() == key
+
+
+def test_a_node_that_joins_keeps_the_public_key_of_the_last_head_alone(spark: Tree) -> None:
+    node_files, path = NodeFiles(Host(spark.root), {}), spark.root / HEAD_PUBLIC.lstrip("/")
+    for head in (b"a" * 32, b"b" * 32):
+        node_files.write({("cluster", "nodes"): PAIR}, joined_files(KEY, (b"k" * 32,), (head,)))
+        assert path.read_text().split()[-1] == head.hex()
+        assert path.read_text().count("\n") == 2
+        assert path.stat().st_mode & 0o7777 == 0o600
+    node_files.take_back()
+    assert not path.exists()

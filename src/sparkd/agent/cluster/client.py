@@ -227,6 +227,10 @@ class PeerReader:
 
     async def fetch(self, path: str) -> bytes:
         """A document of the peer, unparsed. Raises HttpError or UnsignedError."""
+        return (await self.fetch_answer(path)).body
+
+    async def fetch_answer(self, path: str) -> Response:
+        """The same, with its headers."""
         client = SignedClient(self._source, self._keys)
         try:
             answer = await client.request(path)
@@ -234,7 +238,7 @@ class PeerReader:
             await client.close()
         if answer.status != 200:
             raise HttpError(f"HTTP {answer.status}")
-        return answer.body
+        return answer
 
 
 def clock_ahead(date: str, now: float, known: float | None) -> float | None:

@@ -25,7 +25,7 @@ from sparkd.agent.cluster import inventory, logs
 from sparkd.agent.cluster.client import PeerReader, Source
 from sparkd.agent.status import http_api
 from sparkd.agent.status.http_api import TokenFile
-from sparkd.base.cluster import auth
+from sparkd.base.cluster import auth, head_key
 from sparkd.base.cluster.membership import Peer, peers_of
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Observe
@@ -34,11 +34,13 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.network import canonical
 from sparkd.base.host.sockets import find_peer
 from sparkd.base.lib.errors import AwaitedError
+from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_connection import Limits, Request, Response
 from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.slow_document import SlowDocument
 from sparkd.base.plan.model import Node
+from sparkd.base.state import shared_config
 from sparkd.base.status.model import PEER_LIMIT_BYTES, NodeReport, fit, without_figures
 from sparkd.base.status.publisher import Published, Sink
 
@@ -69,6 +71,8 @@ class PeerApi(Struct):
     """What is served beside the report, by path."""
     slow: dict[str, SlowDocument] = field(default_factory=dict)
     """The same of what is made at a request."""
+    head_keys: Callable[[], tuple[bytes, ...]] = tuple
+    """Of a head, which sign what its workers run; none on other nodes."""
 
     def publish(self, report: bytes, *, wake: bool = True) -> None:
         """Serve this report from now on, and answer held requests; without `wake`, when they have been held long."""
@@ -102,7 +106,12 @@ class PeerApi(Struct):
         status = 200 if body else 404
         signature = auth.sign_answer(key, nonce, self.own_address, request.path, status, body)
         date = formatdate(time.time(), usegmt=True)
-        return Response(status, body, headers=((auth.SIGNATURE_HEADER, signature), ("Date", date)))
+        headers = {auth.SIGNATURE_HEADER: signature, "Date": date}
+        if path.path == shared_config.PATH and (keys := self.head_keys()):
+            with suppress(BlockingIOError):  # no thread now: the worker requests it again
+                # The first time loads a library from the disk, which may hang.
+                headers[head_key.HEADER] = await run_in_thread("head-key", partial(head_key.sign, keys, signature))
+        return Response(status, body, headers=tuple(headers.items()))
 
     def _find_key(self, request: Request, nonce: str) -> bytes | None:
         """The key of the request's signature, any of the file's keys; None where it is signed with none."""
@@ -140,15 +149,20 @@ def join_cluster(
         return Cluster({}, lambda _path, _body: None)
     own, port = node.address, settings.cluster.report_port
 
-    def on_bad_key(trouble: str) -> None:
-        hint = "fix it before this unit restarts; the previous keys are in use"
+    def on_bad_key(hint: str, trouble: str) -> None:
         events.error("cluster.key.unusable", reason=trouble, hint=hint)
 
     def on_older_keys(count: int) -> None:
         hint = f"once all nodes have the first key, on each: {auth.forget_command(settings.cluster.key_file)}"
         events.warning("cluster.key.outdated", accepted=count, hint=hint)
 
-    keys = auth.KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key, on_older_keys).latest
+    restart = partial(on_bad_key, "fix it before this unit restarts; the previous keys are in use")
+    keys = auth.KeyRing(host.files, settings.cluster.key_file, owner_uid, restart, on_older_keys).latest
+    own_path = head_key.private_path(settings.cluster.key_file)
+    renew = partial(
+        on_bad_key, f"rm {own_path}; sudo sparkd init --invite; then on each worker: sudo sparkd init --join"
+    )
+    head_keys = auth.KeyRing(host.files, own_path, owner_uid, renew, optional=True).latest
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
 
     def looked(name: str, look: Callable[[str], bytes], query: str) -> bytes:
@@ -165,7 +179,7 @@ def join_cluster(
         inventory.PATH: SlowDocument("inventory", of_node, inventory.FRESH_SECONDS),
         logs.PATH: SlowDocument("log", journal),
     }
-    peer_api = PeerApi(own, keys, hold_seconds, slow=slow)
+    peer_api = PeerApi(own, keys, hold_seconds, slow=slow, head_keys=head_keys)
     spawn(_server(own, port, peer_api, peers, events).serve())
     sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in peers)
     readers = {source.rank: PeerReader(source, keys, wake) for source in sources}

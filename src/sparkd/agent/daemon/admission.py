@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from sparkd.agent.daemon import hooks
 from sparkd.agent.daemon.context import Context
-from sparkd.agent.daemon.head_config import check_head
+from sparkd.agent.daemon.head_config import check_head, show_unproven
 from sparkd.agent.engine.memory_guard.guard import HINT as MEMORY_HINT
 from sparkd.agent.preflight.check import Finding
 from sparkd.agent.preflight.gate import THREADS_HINT, Gate, GateIO
@@ -77,6 +77,7 @@ class Admission:
         chosen = switch.findings if switch is not None else ()
         reports = (FindingReport(f.id, f.verdict.level.value, f.verdict.reason, f.verdict.hint) for f in findings)
         self._agent.reporter.update(findings=(*chosen, *reports))
+        show_unproven(self._agent)
 
 
 class Backoff:

@@ -111,6 +111,8 @@ class PlanDifferences:
         return f"{plan_differs}: {summary}"
 
     def _hint(self) -> str:
+        if (follower := self._agent.follower) is not None and follower.unproven is not None:
+            return follower.unproven.hint
         switch = self._agent.context.switch
         back = switch.chosen if switch is not None else None
         if back is None or not back.proven:

@@ -149,7 +149,9 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Agent:
         store=store,
         rank=rank,
         phase=PhaseReport(host, reporter, events, rank, node.settings.memory.floor_mib << 20),
-        follower=_follower(base, node.plan.node, cluster, events, node.followed.digest) if node.followed else None,
+        follower=_follower(base, node.plan.node, cluster, events, owner_uid, node.followed.digest)
+        if node.followed
+        else None,
     )
     agent = equip(context)
     loop.end_by(*endings(agent))
@@ -172,9 +174,11 @@ def equip(context: Context) -> Agent:
     )
 
 
-def _follower(base: Base, place: Node, cluster: Cluster, events: Events, digest: str = "") -> HeadFollower:
+def _follower(
+    base: Base, place: Node, cluster: Cluster, events: Events, owner_uid: int, digest: str = ""
+) -> HeadFollower:
     head = cluster.readers[0]
-    return HeadFollower(base.settings, place, base.host, base.actions, base.loop, head, events, digest)
+    return HeadFollower(base.settings, place, base.host, base.actions, base.loop, head, events, digest, owner_uid)
 
 
 def _report_peers(reporter: Reporter, events: Events, peers: tuple[PeerStatus, ...]) -> None:
@@ -238,7 +242,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     reporter = Reporter(first, (*_sinks(base), *cluster.sinks))
     events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
     _serve_observers(base, reporter, events)
-    follower = _follower(base, place, cluster, events)
+    follower = _follower(base, place, cluster, events, owner_uid)
     base.loop.end_by(Ending(partial(_raise_if_outdated, base)))
 
     if not isinstance(awaited, HeadRefusedError):

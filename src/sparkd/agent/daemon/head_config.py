@@ -6,6 +6,7 @@ keeps that, and ends: the next process runs it. A rank that serves ends only wit
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,17 +17,19 @@ from msgspec import Struct
 
 from sparkd.agent.actions import Actions
 from sparkd.agent.cluster.client import PeerReader, UnsignedError
+from sparkd.base.cluster import head_key
+from sparkd.base.cluster.auth import SIGNATURE_HEADER
 from sparkd.base.cluster.following import followed_context
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AwaitedError, BlockedError, HeadAwaitedError, HeadRefusedError, OutdatedPlanError
-from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.http_client import HttpError, Response
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.plan.model import Node
 from sparkd.base.state import launch_history, shared_config
 from sparkd.base.state.shared_config import FILE, overridden_keys
-from sparkd.base.status.model import Phase
+from sparkd.base.status.model import FindingReport, Phase
 
 if TYPE_CHECKING:
     from sparkd.agent.daemon.context import Agent, Context
@@ -34,7 +37,9 @@ if TYPE_CHECKING:
 FETCH_SECONDS = 10.0
 AGAIN_SECONDS = 10.0
 """After a refusal, which something on this node may end."""
+LOOK_SECONDS = 60.0
 POLL_SECONDS = 1.0
+KEY = "the head's public key"
 
 
 class HeadFollower(Struct):
@@ -49,10 +54,15 @@ class HeadFollower(Struct):
     events: Events
     digest: str = ""
     """Of the document in use; empty without any."""
+    owner_uid: int = 0
+    """Of the file of the head's public key."""
+    unproven: HeadRefusedError | None = None
+    """Why the last document is not known to be the head's: this node continues with the one in use."""
     refusal: HeadRefusedError | None = None
     _refused: str = ""
     """Digest of the refused document."""
     _tried_at: float = 0.0
+    _looked_at: float = -math.inf
 
     def check(self) -> None:
         """Raises OutdatedPlanError where another document of the head is kept now, BlockedError where it is refused."""
@@ -63,22 +73,59 @@ class HeadFollower(Struct):
         if report.config_digest != self._refused or now - self._tried_at >= AGAIN_SECONDS:
             self._tried_at = now
             self._fetch()
-        if self.refusal is not None:
-            raise BlockedError(self.refusal.reason, self.refusal.hint)
+        refusal = self.refusal or (None if self.digest else self.unproven)
+        if refusal is not None:
+            raise BlockedError(refusal.reason, refusal.hint)
+
+    def look_for_key(self) -> None:
+        """Warn also while the head has no other configuration, and no more once a join has brought the key."""
+        if time.monotonic() - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        path, missing = head_key.public_path(self.settings.cluster.key_file), head_key.missing(self.place.head_address)
+        with suppress(OSError, TimeoutError):
+            if not self.loop.beside(partial(self.host.files.exists, path), FETCH_SECONDS, KEY):
+                self._doubt(missing)
+            elif self.unproven is not None and self.unproven.reason == missing.reason:
+                self.unproven = None
+
+    def _doubt(self, unproven: HeadRefusedError) -> None:
+        self._log(self.unproven, unproven)
+        self.unproven, self.refusal = unproven, None
+
+    def _log(self, before: HeadRefusedError | None, refusal: HeadRefusedError) -> None:
+        if before is None or before.reason != refusal.reason:
+            self.events.error("cluster.config.refused", reason=refusal.reason, hint=refusal.hint)
 
     def _fetch(self) -> None:
         try:
-            body = self.loop.beside(self.head.fetch(shared_config.PATH), FETCH_SECONDS, self.place.head_address)
+            fetched = self.head.fetch_answer(shared_config.PATH)
+            answer = self.loop.beside(fetched, FETCH_SECONDS, self.place.head_address)
         except (HttpError, UnsignedError, TimeoutError):
             self._refused = ""  # at the next check again
             return
+        report = self.head.status.report
+        self._refused = report.config_digest if report else ""
         try:
-            self._keep(body)
+            self._verify(answer)
+        except HeadRefusedError as unproven:
+            self._doubt(unproven)
+            return
+        self.unproven = None
+        try:
+            self._keep(answer.body)
         except HeadRefusedError as refusal:
-            if self.refusal is None or self.refusal.reason != refusal.reason:
-                self.events.error("cluster.config.refused", reason=refusal.reason, hint=refusal.hint)
-            report = self.head.status.report
-            self.refusal, self._refused = refusal, report.config_digest if report else ""
+            self._log(self.refusal, refusal)
+            self.refusal = refusal
+
+    def _verify(self, answer: Response) -> None:
+        mac, signatures = (answer.headers.get(name.lower(), "") for name in (SIGNATURE_HEADER, head_key.HEADER))
+        path, head = head_key.public_path(self.settings.cluster.key_file), self.place.head_address
+        verify = partial(head_key.verify, self.host.files, path, head, mac, signatures, self.owner_uid)
+        try:
+            self.loop.beside(verify, FETCH_SECONDS, KEY)
+        except (TimeoutError, BlockingIOError) as error:
+            raise HeadRefusedError(str(error), "what holds that file? look at dmesg") from None
 
     def _keep(self, body: bytes) -> None:
         try:
@@ -134,9 +181,24 @@ def check_head(agent: Context) -> None:
     try:
         if agent.follower is not None:
             agent.follower.check()
+            look_for_key(agent)
     except BlockedError:
         agent.reporter.update(plan_digest="")  # so that no node compares its plan with one that is over
         raise
+
+
+def look_for_key(agent: Context) -> None:
+    """Of a worker that follows, also while its rank runs: a join fixes it without a restart."""
+    if agent.follower is not None:
+        agent.follower.look_for_key()
+        show_unproven(agent)
+
+
+def show_unproven(agent: Context) -> None:
+    """In the report, until the head's configuration is proven."""
+    unproven = agent.follower.unproven if agent.follower is not None else None
+    found = FindingReport(head_key.FINDING, "warn", unproven.reason, unproven.hint) if unproven else None
+    agent.reporter.replace_finding(head_key.FINDING, found)
 
 
 def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower, make_warm, note_warmth
@@ -147,6 +148,7 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
     while True:
         head = agent.monitor.check()[0]
         report = head.report
+        look_for_key(agent)
         if report is not None:
             warmth.follow(report.engine, running)
         if report is None or not answers_requests(report):

@@ -101,21 +101,26 @@ class KeyRing:
         owner_uid: int = 0,
         on_trouble: Callable[[str], object] = lambda _: None,
         on_older: Callable[[int], object] = lambda _: None,
+        *,
+        optional: bool = False,
     ) -> None:
         """`on_trouble` gets why the file is not used, once while that stays the same.
 
         `on_older` gets how many keys are accepted beside the first: at the start, at each change and once a day.
+        `optional`: without a file there are no keys, and a bad one is only reported, also at the start.
         """
-        self._files, self._path, self._owner_uid = files, path, owner_uid
+        self._files, self._path, self._owner_uid, self._optional = files, path, owner_uid, optional
         self._on_trouble, self._on_older, self._remind_at = on_trouble, on_older, 0.0
         self._trouble = ""
         self._lock = Lock()
         self._reading, self._read_at = False, float("-inf")
         self._seen: FileFacts | None = None
-        self._keys = read_keys(files, path, owner_uid)
+        self._keys: tuple[bytes, ...] = () if optional else read_keys(files, path, owner_uid)
+        if optional:
+            self.keys()
 
     def keys(self) -> tuple[bytes, ...]:
-        """The keys, the signing one first: never empty. Reads the file again only if its stat has changed."""
+        """The keys, the signing one first: empty only where `optional`. Reads a file again only if its stat changes."""
         with self._lock:
             facts = None
             with suppress(OSError):
@@ -125,7 +130,10 @@ class KeyRing:
                 try:
                     self._keys = read_keys(self._files, self._path, self._owner_uid)
                 except ConfigError as error:
-                    self._trouble = str(error)
+                    if self._optional and facts is None:
+                        self._keys = ()
+                    else:
+                        self._trouble = error.reason if self._optional else str(error)
                 if self._trouble not in ("", before):
                     self._on_trouble(self._trouble)
             if len(self._keys) > 1 and time.monotonic() >= self._remind_at:

@@ -1,11 +1,14 @@
-"""The cluster's key, made and rotated on one node: `sparkd init --new-cluster-key`."""
+"""The cluster's key, made and rotated on one node: `sparkd init --new-cluster-key`; and the files of keys in `init`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from sparkd.agent.actions import files
+from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import forget_command, read_keys
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import UsageError
@@ -13,11 +16,33 @@ from sparkd.base.lib.errors import UsageError
 NEW_KEY = "--new-cluster-key"
 KEY_BYTES = 32
 KEY_HEADER = "# Key of the cluster, the same on all its nodes: the first line signs, every line is accepted."
+HEAD_HEADER = "# Private key of this head, of no other node: each line signs what the workers run."
+PUBLIC_HEADER = "# Public key of the head that this node has joined: each line is accepted."
 
 
-def key_text(*keys: str) -> str:
+class KeyFile(NamedTuple):
+    path: str
+    text: str
+    over: bool = False
+    """Whether it replaces what is there."""
+
+
+def new_files(path: str) -> tuple[KeyFile, ...]:
+    """Of a head. `path`: of the cluster's key."""
+    own = key_text(os.urandom(KEY_BYTES).hex(), header=HEAD_HEADER)
+    return KeyFile(path, key_text(os.urandom(KEY_BYTES).hex())), KeyFile(head_key.private_path(path), own)
+
+
+def joined_files(path: str, keys: Iterable[bytes], head_keys: Iterable[bytes]) -> tuple[KeyFile, ...]:
+    """Of a node that joins, with what the head sends."""
+    public = key_text(*(key.hex() for key in head_keys), header=PUBLIC_HEADER)
+    cluster = key_text(*(key.hex() for key in keys))
+    return KeyFile(path, cluster, over=True), KeyFile(head_key.public_path(path), public, over=True)
+
+
+def key_text(*keys: str, header: str = KEY_HEADER) -> str:
     """Of the file, from keys in hex."""
-    return "\n".join([KEY_HEADER, *keys, ""])
+    return "\n".join([header, *keys, ""])
 
 
 def create_key(path: str) -> str:

@@ -85,6 +85,8 @@ class Welcome(Struct, frozen=True):
     version: str
     keys: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    head_keys: tuple[str, ...] = ()
+    """Public halves of the head's own key; an earlier version has none."""
     refused: str = ""
     """Why a node that has the code gets nothing."""
 
@@ -92,8 +94,8 @@ class Welcome(Struct, frozen=True):
 class Invitation:
     """For `limit` nodes, once each. Listens on the head's fabric address from the start, answers within a `with`.
 
-    `nodes`: those of the cluster so far. `events` go to the journal by default. Raises BlockedError where the port is
-    taken.
+    `nodes`: those of the cluster so far. `head_keys`: public halves. `events` go to the journal by default. Raises
+    BlockedError where the port is taken.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Invitation:
         keys: tuple[bytes, ...],
         limit: int = MAX_NODES - 1,
         *,
+        head_keys: tuple[bytes, ...],
         port: int = PORT,
         valid_seconds: float = VALID_SECONDS,
         wrong_seconds: float = WRONG_SECONDS,
@@ -111,6 +114,7 @@ class Invitation:
         self._code = JoinCode.new(address)
         self._own = Ephemeral()
         self._keys, self._limit = tuple(key.hex() for key in keys), limit
+        self._head_keys = tuple(key.hex() for key in head_keys)
         self._nodes = list(dict.fromkeys((self._code.head, *map(canonical, nodes))))
         self._sent: dict[str, bool] = {}
         """By address of each node that the keys were sent to: whether it is one of those so far."""
@@ -214,7 +218,7 @@ class Invitation:
         self._events.info(
             "cluster.node.joined", address=address, hostname=guest.hostname, version=guest.version, known=known
         )
-        return Welcome(__version__, self._keys, tuple(self._nodes))
+        return Welcome(__version__, self._keys, tuple(self._nodes), self._head_keys)
 
 
 def _parse_inventory(body: bytes) -> Inventory | None:

@@ -33,6 +33,8 @@ class Joined(NamedTuple):
     head_address: str
     own_address: str
     nodes: tuple[str, ...]
+    head_keys: tuple[bytes, ...]
+    """Public halves."""
 
 
 def accept(text: str, *, port: int = PORT) -> Joined:
@@ -43,12 +45,17 @@ def accept(text: str, *, port: int = PORT) -> Joined:
         raise UsageError(f"{own} is this node itself: the code is for the others")
     with _explained(code.head, port):
         welcome = asyncio.run(_exchange(code, own, port, Hello(socket.gethostname(), __version__)))
-        keys, nodes = tuple(map(bytes.fromhex, welcome.keys)), tuple(map(canonical, welcome.nodes))
-        if not 1 <= len(keys) <= MAX_KEYS or any(len(key) != KEY_BYTES for key in keys):
-            raise ValueError("no keys")
+        if not welcome.head_keys:
+            reason = f"the sparkd of the head, {sanitize(welcome.version)}, has no key of its own to be known by"
+            raise BlockedError(reason, f"update it there; {AGAIN}")
+        keys, head_keys = (tuple(map(bytes.fromhex, some)) for some in (welcome.keys, welcome.head_keys))
+        nodes = tuple(map(canonical, welcome.nodes))
+        for some in (keys, head_keys):
+            if not 1 <= len(some) <= MAX_KEYS or any(len(key) != KEY_BYTES for key in some):
+                raise ValueError("no keys")
         if len(nodes) > MAX_NODES or nodes[:1] != (code.head,) or own not in nodes:
             raise ValueError("no nodes")
-        return Joined(keys, code.head, own, nodes)
+        return Joined(keys, code.head, own, nodes, head_keys)
 
 
 def confirm(text: str, found: Inventory, *, port: int = PORT) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ from sparkd.base.config.settings import Section
 from sparkd.base.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ConfigError
-from sparkd.tools.setup import cluster_key
+from sparkd.tools.setup.cluster_key import KeyFile
 from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.system_config import UnitFiles
 
@@ -56,14 +55,13 @@ class NodeFiles:
     def load(self) -> Loaded:
         return load_with_origins(self.env, self.root)
 
-    def changes(self, values: Values, settings: Settings, key: str) -> Iterator[str]:
+    def changes(self, values: Values, settings: Settings, keys: Sequence[KeyFile] = ()) -> Iterator[str]:
         self.refuse_overruled(values)
         missing = self._missing(values)
         yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing.items())
         if self._moved(missing):
             yield f"{self.file}: without what an earlier `sparkd init` wrote there"
-        if key and not self.host.files.exists(key):
-            yield f"{key}: a new key"
+        yield from (f"{one.path}: a new key" for one in keys if not self.host.files.exists(one.path))
         for one in units.dropins(settings.model_copy(update=updated(settings, values))):
             if one.text and units.judge(self.host.files, one) in TO_WRITE:
                 yield one.path
@@ -86,17 +84,17 @@ class NodeFiles:
         """Whether a person's own file sets it, and nothing that comes after."""
         return self.load().origins.get(".".join(key)) == str(self.root / self.file.lstrip("/"))
 
-    def write(self, values: Values, key: str, key_text: str = "") -> None:
-        """The key first: settings of several nodes need it."""
+    def write(self, values: Values, keys: Sequence[KeyFile] = ()) -> None:
+        """The keys first: settings of several nodes need them."""
         self.refuse_overruled(values)
         missing = self._missing(values)
         moved = self._moved(missing)
         text = render({**self._written(), **moved, **missing}) if missing else ""
-        now = self.setup.read(key) if key else ""
-        if now is None or key_text not in ("", now):
-            new = key_text or cluster_key.key_text(os.urandom(cluster_key.KEY_BYTES).hex())
-            # Not as a person's: the manifest would keep the key from before, and `deinit` put it in force again.
-            self.setup.write(key, new, 0o600, own=True)
+        for key in keys:
+            now = self.setup.read(key.path)
+            if now is None or (key.over and key.text != now):
+                # Not as a person's: the manifest would keep what was there, and `deinit` put it in force again.
+                self.setup.write(key.path, key.text, 0o600, own=True)
         if text:
             self.setup.write(self.init_file, text, 0o644, own=True)
         if moved:

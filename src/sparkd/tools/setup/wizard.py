@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from sparkd.agent.cluster.inventory import Inventories, find_missing_elsewhere
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.runner import blocking
+from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import Peer, find_place, resolve_context
 from sparkd.base.config import Settings
@@ -92,21 +93,21 @@ class Wizard:
         values: Values = {("engine", "recipe"): choice.fit.recipe}
         if choice.nodes:
             values["cluster", "nodes"] = list(choice.nodes)
-        key = settings.cluster.key_file if choice.nodes else ""
+        keys = cluster_key.new_files(settings.cluster.key_file) if choice.nodes else ()
         complete = False
-        changes = list(self.files.changes(values, settings, key))
+        changes, changed = list(self.files.changes(values, settings, keys)), self._changes_units(values, settings)
         self._show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
         if not self.wishes.plan:
             if (changes or choice.missing) and not self._confirmed():
                 return
             with self.files.setup.alone():
-                self.files.write(values, key)
-                guests = self._invite(choice, values, key) if choice.missing else []
+                self.files.write(values, keys)
+                guests = self._invite(choice, values, settings.cluster.key_file) if choice.missing else []
             settings = self.files.load().settings
             complete = self._compare(settings, survey, guests)
         elif not choice.missing:
             settings = settings.model_copy(update=updated(settings, values))
-        self._finish(settings, "head", choice.commands(complete=complete), changed=bool(changes))
+        self._finish(settings, "head", choice.commands(complete=complete), changed=changed)
 
     def join(self, code: str) -> None:
         settings = self.files.load().settings
@@ -121,6 +122,7 @@ class Wizard:
             [
                 ("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head"),
                 ("", f"{key}: the cluster's key{over}"),
+                ("", f"{head_key.public_path(key)}: the head's public key"),
             ]
         )
         if self.wishes.plan or not self._confirmed():
@@ -129,10 +131,15 @@ class Wizard:
             code = code or self.prompt("join code: ")
             joined = accept(code)
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
-            self.files.write(values, key, cluster_key.key_text(*(one.hex() for one in joined.keys)))
+            changed = self._changes_units(values, settings)
+            self.files.write(values, cluster_key.joined_files(key, joined.keys, joined.head_keys))
             confirm(code, replace(found, follows=True))
         self._show([("joined", f"{joined.head_address}, as {joined.own_address}")])
-        self._finish(self.files.load().settings, "worker", (), changed=True)
+        self._finish(self.files.load().settings, "worker", (), changed=changed)
+
+    def _changes_units(self, values: Values, settings: Settings) -> bool:
+        """Whether an agent that runs has to start again: keys are read again without that."""
+        return any(self.files.changes(values, settings))
 
     def _survey(self, settings: Settings) -> Survey:
         try:
@@ -196,7 +203,8 @@ class Wizard:
         """Each node that joins is written down at once. Raises BlockedError where some have not."""
         nodes, joined = list(choice.nodes), list[Guest]()
         keys = read_keys(self.host.files, key, os.geteuid())
-        with Invitation(nodes[0], choice.nodes, keys, choice.missing) as invitation:
+        publics = head_key.read_public_halves(self.host.files, key, os.geteuid())
+        with Invitation(nodes[0], choice.nodes, keys, choice.missing, head_keys=publics) as invitation:
             where = f"on {choice.missing} other node(s), within ten minutes; this one waits"
             self._show([("join", f"sudo sparkd init --join   # {where}"), ("code", invitation.code)])
             guests, hosts, failed = invitation.guests(), list(self.wishes.ssh), ""
@@ -215,7 +223,7 @@ class Wizard:
                     if isinstance(one, Guest):
                         joined.append(one)
                         nodes += [] if one.address in nodes else [one.address]
-                        self.files.write({**values, ("cluster", "nodes"): nodes}, key)
+                        self.files.write({**values, ("cluster", "nodes"): nodes})
                         again = ", again" * one.known
                         self._show([("joined", f"{one.hostname} ({one.address}), sparkd {one.version}{again}")])
                         break

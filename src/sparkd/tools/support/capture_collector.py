@@ -24,7 +24,7 @@ from sparkd.agent.actions.shared_folders import as_owner
 from sparkd.agent.cluster import inventory
 from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
 from sparkd.agent.cluster.logs import Entry, merge, open_logs
-from sparkd.base.cluster import membership
+from sparkd.base.cluster import head_key, membership
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host, caches, versions
@@ -83,7 +83,9 @@ class Collector:
         self.redact = Redaction(text for path in self.secret_files if (text := self._secret(path)))
 
     def _configured_secrets(self) -> Iterator[str]:
-        yield from (self.settings.cluster.key_file, self.settings.observe.token_file, self.settings.notify.webhook_file)
+        key_file = self.settings.cluster.key_file
+        yield from (key_file, head_key.private_path(key_file))
+        yield from (self.settings.observe.token_file, self.settings.notify.webhook_file)
         yield from self.settings.engine.secrets.values()
 
     def _named_secrets(self) -> Iterator[str]:

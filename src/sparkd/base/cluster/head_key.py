@@ -1,0 +1,88 @@
+"""The head's own Ed25519 key, which signs what its workers run: the cluster's key alone, which each node has, does not.
+
+`sparkd init` makes `head.key` on the head, and the join brings its public half to each worker as `head.pub`. Both lie
+beside the cluster's key, and have its form: a private half never leaves its node.
+
+Signed is the MAC of an answer. HMAC-SHA256 is a hash without collisions also for somebody who has its key, so the
+signature is for that content, that nonce of the worker and that address alone: an older document is worthless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from posixpath import dirname, join
+
+from sparkd.base.cluster.auth import MAX_KEYS, read_keys
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import AwaitedError, ConfigError, HeadRefusedError
+
+HEADER = "Sparkd-Head-Signature"
+FINDING = "head-key"
+REMEDY = "on the head: sudo sparkd init --invite; then on this node: sudo sparkd init --join"
+_PURPOSE = b"sparkd head 1 "
+
+
+def private_path(key_file: str) -> str:
+    """`key_file`: of the cluster's key."""
+    return join(dirname(key_file), "head.key")
+
+
+def public_path(key_file: str) -> str:
+    return join(dirname(key_file), "head.pub")
+
+
+def read_public_halves(files: Files, key_file: str, owner_uid: int = 0) -> tuple[bytes, ...]:
+    """On the head. Raises ConfigError."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    path = private_path(key_file)
+    try:
+        keys = read_keys(files, path, owner_uid)
+    except ConfigError as error:
+        raise ConfigError(error.reason, f"rm {path}; sudo sparkd init --invite") from None
+    return tuple(Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() for key in keys)
+
+
+def sign(keys: Iterable[bytes], mac: str) -> str:
+    """By each key, so that workers may have the public half of any, in hex. `mac`: the answer's."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    message = _PURPOSE + mac.encode()
+    return " ".join(Ed25519PrivateKey.from_private_bytes(key).sign(message).hex() for key in keys)
+
+
+def verify(files: Files, path: str, head: str, mac: str, signatures: str, owner_uid: int = 0) -> None:
+    """Raises HeadRefusedError unless a public half in the file at `path` fits one of the signatures.
+
+    `head`: its address.
+    """
+    try:
+        publics = read_keys(files, path, owner_uid)
+    except AwaitedError:
+        raise missing(head) from None
+    except ConfigError as error:
+        raise HeadRefusedError(error.reason, REMEDY) from None
+    if not signatures:
+        reason = (
+            f"no configuration is taken of {head}, which does not sign it as a head: an older sparkd, or an impostor"
+        )
+        raise HeadRefusedError(reason, f"update sparkd on all nodes; {REMEDY}")
+    if not any(_fits(public, mac, signature) for public in publics for signature in signatures.split()[:MAX_KEYS]):
+        reason = f"no configuration is taken of {head}, which is not the head that this node has joined: an impostor?"
+        raise HeadRefusedError(reason, f"who has that address? If the head has a new key, {REMEDY}")
+
+
+def missing(head: str) -> HeadRefusedError:
+    reason = f"no new configuration is taken of {head}: this node has no public key of its head"
+    return HeadRefusedError(reason, REMEDY)
+
+
+def _fits(public: bytes, mac: str, signature: str) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(bytes.fromhex(signature), _PURPOSE + mac.encode())
+    except (InvalidSignature, ValueError):
+        return False
+    return True

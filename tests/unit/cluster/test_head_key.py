@@ -1,0 +1,308 @@
+"""Who has the cluster's key and the head's address, and not the head's own key, chooses nothing that a worker runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.agent.test_head_config import awaiting
+from tests.unit.agent_steps import running_steps
+from tests.unit.cluster.test_following import body, good, keep
+from tests.unit.cluster_nodes import (
+    HEAD_KEY,
+    AgentUnderTest,
+    addresses,
+    agent_under_test,
+    base_under_test,
+    following,
+    public_half,
+    running,
+    settings,
+    until_with,
+)
+from tests.unit.nodes import KEY, NEW_KEY, Node, node, report, until
+
+from sparkd.agent.daemon.head_config import check_head, share_config
+from sparkd.agent.daemon.serving import follow_head
+from sparkd.base.cluster import head_key
+from sparkd.base.cluster.auth import KeyRing, sign_answer
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import BlockedError, HeadRefusedError, OutdatedPlanError, SparkdError
+from sparkd.base.state.shared_config import FILE
+from sparkd.base.status.model import FindingReport, Phase
+from sparkd.tools.setup.cluster_key import rotate_key
+
+NODES = addresses(2)
+OTHER_HEAD = b"i" * 32
+PUBLIC = "/etc/sparkd/head.pub"
+COMMANDS = ("sudo sparkd init --invite", "sudo sparkd init --join")
+
+
+def changed(port: int) -> bytes:
+    """Another good document than the one in use."""
+    document = good(port)
+    document["engine"]["env"] = {"LD_PRELOAD_NOT": "1"}
+    return body(document)
+
+
+def send(head: Node, worker: AgentUnderTest, sent: bytes) -> None:
+    """Serve a document, until the worker has read the report that names it, and looks at what it names."""
+    digest = sha256(sent).hexdigest()
+    head.loop.call(head.peer_api.publish_document, "/config", sent)
+    head.publish(report(0, config_digest=digest))
+    follower = worker.agent.follower
+    assert follower is not None
+    until_with(lambda: (known := follower.head.status.living) and known.config_digest == digest, worker)
+    check_head(worker.agent)
+
+
+def kept(worker: AgentUnderTest) -> dict[str, str]:
+    written: dict[str, str] = worker.agent.actions.written  # type: ignore[attr-defined]  # of the tests' own
+    return written
+
+
+def warning(worker: AgentUnderTest) -> FindingReport | None:
+    return next((one for one in worker.report.findings if one.id == "head-key"), None)
+
+
+def refusals(worker: AgentUnderTest) -> list[str]:
+    return [line for line in worker.events.lines if line.startswith("cluster.config.refused")]
+
+
+@contextmanager
+def worker_of(tree: Tree, port: int, *, public: str | None = "as joined") -> Iterator[AgentUnderTest]:
+    """That runs a good document. `public`: the file of the head's public key; None for none."""
+    keep(tree, body(good(port)))
+    with agent_under_test(tree, 1, following(NODES, port)) as worker:
+        path = tree.root / f"node1{PUBLIC}"
+        if public is None:
+            path.unlink()
+        elif public != "as joined":
+            path.write_text(public)
+        yield worker
+
+
+def test_a_document_that_the_head_has_signed_is_taken(tree: Tree, port: int) -> None:
+    with (
+        worker_of(tree, port) as worker,
+        node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head,
+        pytest.raises(OutdatedPlanError),
+    ):
+        send(head, worker, changed(port))
+    assert kept(worker)[FILE.name].encode() == changed(port)
+
+
+@pytest.mark.parametrize(
+    ("signs", "reason"),
+    [
+        ((), "which does not sign it as a head"),
+        ((OTHER_HEAD,), "which is not the head that this node has joined"),
+        ((KEY,), "which is not the head that this node has joined"),
+        ((OTHER_HEAD,) * 4 + (HEAD_KEY,), "which is not the head that this node has joined"),
+    ],
+)
+def test_another_node_with_the_clusters_key_changes_nothing_and_the_worker_continues(
+    tree: Tree, port: int, signs: tuple[bytes, ...], reason: str
+) -> None:
+    """As it is with a head of an earlier version, which signs nothing."""
+    with worker_of(tree, port) as worker, node(NODES[0], port=port, head_keys=signs) as head:
+        before = worker.agent.plan.digest
+        send(head, worker, changed(port))
+        share_config(worker.agent)
+        assert FILE.name not in kept(worker)
+        assert worker.agent.plan.digest == before
+        (line,) = refusals(worker)
+        assert f"reason=no configuration is taken of {NODES[0]}, {reason}" in line
+        assert all(command in line for command in COMMANDS)
+        found = warning(worker)
+        assert found is not None and (found.level, reason in found.reason) == ("warn", True)
+
+
+@pytest.mark.parametrize("sent", [b"{", b"[" * 100_000, b"\xff\xfe"])
+def test_what_is_not_the_heads_is_not_even_read(tree: Tree, port: int, sent: bytes) -> None:
+    with worker_of(tree, port) as worker, node(NODES[0], port=port) as head:
+        send(head, worker, sent)
+        assert all("can't be read" not in line for line in refusals(worker))
+
+
+def test_a_signature_is_for_one_request_and_one_document(tree: Tree) -> None:
+    """The MAC is of both, and of the head's address: what a head has sent before is worthless later."""
+    tree.file(PUBLIC, f"{public_half(HEAD_KEY).hex()}\n", 0o600)
+    macs = {
+        sign_answer(KEY, nonce, by, "/config", 200, sent)
+        for nonce in ("1", "2")
+        for by in NODES
+        for sent in (b"old", b"new")
+    }
+    assert len(macs) == 8
+    for signed in macs:
+        for requested in macs:
+            files, signature = Files(str(tree.root)), head_key.sign((HEAD_KEY,), signed)
+            with (
+                nullcontext()
+                if signed == requested
+                else pytest.raises(HeadRefusedError, match="not the head that this")
+            ):
+                head_key.verify(files, PUBLIC, NODES[0], requested, signature, os.getuid())
+
+
+def test_a_node_that_joined_before_continues_and_is_fixed_by_a_join_without_a_restart(tree: Tree, port: int) -> None:
+    """It has no public key of its head."""
+    with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
+        send(head, worker, body(good(port)))
+        found = warning(worker)
+        assert found is not None and "this node has no public key of its head" in found.reason
+        assert all(command in found.hint for command in COMMANDS)
+        send(head, worker, changed(port))
+        assert FILE.name not in kept(worker)
+        assert len(refusals(worker)) == 1, "logged once"
+        follower = worker.agent.follower
+        assert follower is not None
+        tree.file(f"/node1{PUBLIC}", f"{public_half(HEAD_KEY).hex()}\n", 0o600)
+        follower._tried_at = follower._looked_at = float("-inf")  # some seconds pass
+        with pytest.raises(OutdatedPlanError):
+            check_head(worker.agent)
+        assert kept(worker)[FILE.name].encode() == changed(port)
+
+
+def test_a_worker_whose_rank_runs_warns_and_ceases_to_once_it_has_joined(tree: Tree, port: int) -> None:
+    with (
+        worker_of(tree, port, public=None) as worker,
+        node(NODES[0], port=port) as head,
+        running(worker.agent) as (rank, _),
+        running_steps(worker, lambda agent: follow_head(agent, rank)) as follows,
+    ):
+        head.publish(report(0, phase=Phase.SERVING))
+        until(lambda: warning(worker) and worker.report.phase is Phase.SERVING)
+        follower = worker.agent.follower
+        assert follower is not None
+        tree.file(f"/node1{PUBLIC}", f"{public_half(HEAD_KEY).hex()}\n", 0o600)
+        follower._looked_at = float("-inf")
+        worker.agent.loop.wake()
+        until(lambda: warning(worker) is None)
+        assert not follows.over
+
+
+def test_plans_that_differ_for_that_are_made_equal_by_the_join(tree: Tree, port: int) -> None:
+    with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port) as head:
+        send(head, worker, body(good(port)))
+        assert worker.agent.differences._hint() == head_key.REMEDY
+
+
+def test_a_worker_without_a_document_takes_none_that_is_not_the_heads_and_says_so(tree: Tree, port: int) -> None:
+    with (
+        base_under_test(tree, 1, following(NODES, port)) as base,
+        node(NODES[0], port=port, head_keys=(OTHER_HEAD,)) as head,
+    ):
+        head.loop.call(head.peer_api.publish_document, "/config", changed(port))
+        head.publish(report(0, config_digest=sha256(changed(port)).hexdigest()))
+        written: dict[str, str] = base.actions.written  # type: ignore[attr-defined]  # of the tests' own
+        with awaiting(base) as raised:
+            until(lambda: "is not the head that this node" in written.get("report.json", ""))
+        assert type(raised[0]) is SparkdError, "the test ends it"
+        shown = json.loads(written["report.json"])
+        assert shown["phase"] == "blocked" and all(command in shown["message"] for command in COMMANDS)
+        assert FILE.name not in written
+
+
+@pytest.mark.parametrize("joined_with", [HEAD_KEY, OTHER_HEAD])
+def test_while_a_head_changes_its_key_workers_with_the_old_and_the_new_one_follow(
+    tree: Tree, port: int, joined_with: bytes
+) -> None:
+    with (
+        worker_of(tree, port, public=f"# new\n{public_half(joined_with).hex()}\n") as worker,
+        node(NODES[0], port=port, head_keys=(OTHER_HEAD, HEAD_KEY)) as head,
+        pytest.raises(OutdatedPlanError),
+    ):
+        send(head, worker, changed(port))
+
+
+def test_a_rotated_cluster_key_leaves_the_heads_own_in_force(tree: Tree, port: int) -> None:
+    with worker_of(tree, port) as worker:
+        for rank in (0, 1):
+            tree.file(f"/node{rank}/etc/sparkd/cluster.key", f"{NEW_KEY.hex()}\n{KEY.hex()}\n", 0o600)
+        with (
+            node(NODES[0], port=port, keys=(NEW_KEY, KEY), head_keys=(HEAD_KEY,)) as head,
+            pytest.raises(OutdatedPlanError),
+        ):
+            send(head, worker, changed(port))
+
+
+def test_rotate_writes_no_other_file_than_the_clusters_key(tmp_path: Path) -> None:
+    for name in ("cluster.key", "head.key"):
+        (tmp_path / name).write_text(f"{KEY.hex()}\n")
+        (tmp_path / name).chmod(0o600)
+    rotate_key(str(tmp_path / "cluster.key"))
+    assert (tmp_path / "head.key").read_text() == f"{KEY.hex()}\n"
+
+
+def test_a_head_signs_with_a_key_that_is_made_while_it_runs(tree: Tree, port: int) -> None:
+    with agent_under_test(tree, 0, settings(NODES, port)) as head:
+        (tree.root / "node0/etc/sparkd/head.key").unlink()
+        share_config(head.agent)
+        with worker_of(tree, port) as worker:
+            follower = worker.agent.follower
+            assert follower is not None
+            until_with(lambda: follower.head.status.living, worker, head)
+
+            def fetched() -> dict[str, str]:
+                answers = []
+
+                async def fetch() -> None:
+                    answers.append(await follower.head.fetch_answer("/config"))
+
+                task = worker.agent.loop._loop.begin(fetch())
+                until_with(task.done, worker, head)
+                return dict(answers[0].headers)
+
+            name = head_key.HEADER.lower()
+            until(lambda: name not in fetched(), 5)
+            tree.file("/node0/etc/sparkd/head.key", f"{HEAD_KEY.hex()}\n", 0o600)
+            until(lambda: name in fetched(), 5)
+
+
+def ring(tree: Tree, troubles: list[str]) -> KeyRing:
+    path = "/etc/sparkd/head.key"
+    return KeyRing(Files(str(tree.root)), path, os.getuid(), troubles.append, optional=True)
+
+
+def test_a_head_without_a_key_of_its_own_starts_and_one_that_others_may_read_is_reported_and_not_used(
+    tree: Tree,
+) -> None:
+    troubles: list[str] = []
+    assert ring(tree, troubles).keys() == ()
+    assert troubles == []
+    tree.file("/etc/sparkd/head.key", f"{KEY.hex()}\n", 0o644)
+    assert ring(tree, troubles).keys() == ()
+    assert "mode 0644, needed is 0600" in troubles[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("", 0o600), ("x\n", 0o600), (f"{public_half(HEAD_KEY).hex()}\n", 0o644), ("ff" * 32, 0o600)]
+)
+def test_a_public_key_that_can_not_be_used_is_none(tree: Tree, text: str, mode: int) -> None:
+    tree.file(PUBLIC, text, mode)
+    signature = head_key.sign((HEAD_KEY,), "m")
+    with pytest.raises(HeadRefusedError) as refused:
+        head_key.verify(Files(str(tree.root)), PUBLIC, NODES[0], "m", signature, os.getuid())
+    assert all(command in refused.value.hint for command in COMMANDS)
+
+
+@pytest.mark.parametrize("signature", ["zz", "00", "00" * 64, "é", f"{'00' * 64} " * 1000])
+def test_what_is_no_signature_is_none(tree: Tree, signature: str) -> None:
+    tree.file(PUBLIC, f"{public_half(HEAD_KEY).hex()}\n", 0o600)
+    with pytest.raises(HeadRefusedError):
+        head_key.verify(Files(str(tree.root)), PUBLIC, NODES[0], "m", signature, os.getuid())
+
+
+def test_a_refusal_of_the_heads_own_document_still_blocks(tree: Tree, port: int) -> None:
+    with worker_of(tree, port) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
+        with pytest.raises(BlockedError, match="can't be read"):
+            send(head, worker, b"{")
+        assert warning(worker) is None

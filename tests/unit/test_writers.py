@@ -41,6 +41,7 @@ WRITERS = {
     "agent/actions/dockerd.py:save": "within lock_scratch",
     "agent/actions/files.py:clear_torn": GUARDED,
     "agent/actions/files.py:make_cache_folder": GUARDED,
+    "agent/actions/files.py:move_to_head": GUARDED,
     "agent/actions/files.py:prune_caches": GUARDED,
     "agent/actions/files.py:remove": GUARDED,
     "agent/actions/files.py:remove_empty": "within clear_torn, folder by folder without links",

@@ -6,7 +6,9 @@ import os
 import shlex
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -272,14 +274,21 @@ def chosen(steps: list[str]) -> object:
     return tomllib.loads(done.stdout)["engine"]["recipe"]
 
 
+@pytest.fixture
+def of_user() -> Iterator[Path]:
+    """A folder of another user's, which they reach: pytest's own are closed to them."""
+    with TemporaryDirectory(prefix="sparkd-of user-") as name:
+        if os.geteuid() == 0:
+            os.chown(name, 64000, 64000)
+        yield Path(name)
+
+
 def test_a_folder_that_is_not_roots_is_left_before_the_recipe_is_used(
-    tree: Path, capsys: pytest.CaptureFixture[str]
+    tree: Path, of_user: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_mod(tree / "mods/b", "true\n")
-    given, folder = tree / "recipes/given.yaml", tree.parent / "of all"
+    given, folder = tree / "recipes/given.yaml", of_user
     given.write_text(f"{V1}mods: [b]\ncommand: vllm serve o/m -tp 2\n")
-    folder.mkdir()
-    folder.chmod(0o777)
     assert main.main(["recipe", "import", str(given), "--write", str(folder)]) == 0
     steps = printed(capsys)
     copy = shlex.split(steps[0])

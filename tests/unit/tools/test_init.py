@@ -19,7 +19,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.cli.main import main
-from sparkd.tools.setup.cluster_key import joined_files, new_files
+from sparkd.tools.setup.cluster_key import KeyFile, joined_files, new_files
 from sparkd.tools.setup.node_files import HEAD, NodeFiles, Values
 from sparkd.tools.setup.setup_manifest import FILE, Manifest, Setup, Written
 from sparkd.tools.setup.wizard import Wishes, Wizard
@@ -277,7 +277,7 @@ def test_a_key_from_before_a_join_is_kept_nowhere_and_does_not_come_back(spark: 
     old, new = "ab" * 32, "cd" * 32
     spark.file(KEY, f"{old}\n", mode=0o600)
     node_files = NodeFiles(Host(spark.root), {})
-    node_files.write({("cluster", "nodes"): PAIR}, KEY, f"{new}\n")
+    node_files.write({("cluster", "nodes"): PAIR}, [KeyFile(KEY, f"{new}\n", over=True)])
     assert [name for name, text in files(spark).items() if old in text] == []
     assert f"removed {KEY}" in node_files.take_back()
     assert not (spark.root / KEY.lstrip("/")).exists()

@@ -41,8 +41,6 @@ class Folder(Struct, frozen=True):
     whole: bool = True
     uid: int = 0
     writable_by_others: bool = False
-    changed_at: float = 0.0
-    """Of the newest file; seconds since the epoch."""
 
     @property
     def name(self) -> str:
@@ -68,8 +66,8 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
         return Folder(path, "folder", whole=False)
     if facts.kind is not Kind.FOLDER:
         return Folder(path, facts.kind.value)
-    count, size, whole, newest = _walked(files.real(path), most)
-    return Folder(path, "folder", count, size, whole, facts.uid, bool(facts.permissions & 0o002), newest)
+    count, size, whole = _walked(files.real(path), most)
+    return Folder(path, "folder", count, size, whole, facts.uid, bool(facts.permissions & 0o002))
 
 
 def others(files: Files, image_id: str) -> tuple[Folder, ...]:
@@ -83,10 +81,13 @@ def others(files: Files, image_id: str) -> tuple[Folder, ...]:
     return tuple(found)
 
 
-def of_all_images(files: Files) -> tuple[Folder, ...]:
-    """Each image's, one by one. Raises OSError."""
-    images = [f"{ROOT}/{one}" for one in files.names_if_any(ROOT) if IMAGE.fullmatch(one)]
-    return tuple(folder(files, f"{image}/{name}") for image in images for name in files.names_if_any(image))
+def of_all_images(files: Files) -> Iterator[tuple[Folder, float]]:
+    """Each one, and when its newest file changed, in seconds since the epoch; 0 without one. Raises OSError."""
+    for image in (f"{ROOT}/{one}" for one in files.names_if_any(ROOT) if IMAGE.fullmatch(one)):
+        for place in (f"{image}/{name}" for name in files.names_if_any(image)):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                times = (entry.stat(follow_symlinks=False).st_mtime for entry in entries(files.real(place)))
+                yield folder(files, place), max(times, default=0.0)
 
 
 def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
@@ -133,27 +134,23 @@ def entries(top: str, most: int = MOST_SEARCHED) -> Iterator[os.DirEntry[str]]:
                     yield entry
 
 
-def _walked(top: str, most: int) -> tuple[int, int, bool, float]:
-    """Files, bytes, whether all were counted, and the newest one's time.
-
-    Links are not followed; files removed meanwhile are left out.
-    """
-    todo, count, size, entries, whole, newest = [top], 0, 0, 0, True, 0.0
+def _walked(top: str, most: int) -> tuple[int, int, bool]:
+    """Files, bytes, and whether all were counted. Links are not followed; files removed meanwhile are left out."""
+    todo, count, size, entries, whole = [top], 0, 0, 0, True
     while todo:
         try:
             with os.scandir(todo.pop()) as found:
                 for entry in found:
                     entries += 1
                     if entries > most:
-                        return count, size, False, newest
+                        return count, size, False
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
                         continue
                     count += 1
-                    facts = entry.stat(follow_symlinks=False)
-                    size, newest = size + facts.st_size, max(newest, facts.st_mtime)
+                    size += entry.stat(follow_symlinks=False).st_size
         except FileNotFoundError:
             continue
         except OSError:  # unreadable, such as for a user who is not root: a cache never blocks a start
             whole = False
-    return count, size, whole, newest
+    return count, size, whole

@@ -181,10 +181,10 @@ class Collector:
     def _caches(self) -> str:
         """Of kernels, each with its size and age."""
         lines = []
-        for one in caches.of_all_images(self.host.files):
+        for one, changed_at in caches.of_all_images(self.host.files):
             counted = f"{one.files:,} files{'' if one.whole else ' and more'}, {size(one.bytes)}"
             newest = (
-                f", the newest of {datetime.fromtimestamp(one.changed_at, UTC):%Y-%m-%d %H:%M} UTC" if one.files else ""
+                f", the newest of {datetime.fromtimestamp(changed_at, UTC):%Y-%m-%d %H:%M} UTC" if changed_at else ""
             )
             lines.append(f"{one.path}: {one.kind}, {counted}{newest}\n")
         return "".join(lines)

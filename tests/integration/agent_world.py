@@ -34,7 +34,7 @@ WATCHDOG_SECONDS = 30.0
 """As in the units."""
 MOUNTS = """
 set -e
-mount -t tmpfs run /run
+mount -t tmpfs -o mode=755 run /run
 mkdir /run/etc /run/state /run/srv
 for file in passwd group nsswitch.conf hosts ld.so.cache; do
   test ! -e /etc/$file || cp -L /etc/$file /run/etc

@@ -202,8 +202,7 @@ def test_the_folders_of_all_images_are_listed_with_size_and_age(tmp_path: Path) 
     os.utime(tree.file(f"{caches.ROOT}/{IMAGES[0]}/triton/b/one.json", "x"), (2e9, 2e9))
     tree.folder(f"{caches.ROOT}/{IMAGES[1]}/vllm")
     tree.file(f"{caches.ROOT}/other/vllm/one.so")
-    found = caches.of_all_images(Files(str(tmp_path)))
-    assert [(one.path.removeprefix(caches.ROOT), one.files, one.bytes, at) for one, at in found] == [
-        (f"/{IMAGES[0]}/triton", 2, 8, 2e9),
-        (f"/{IMAGES[1]}/vllm", 0, 0, 0.0),
+    assert caches.describe_all(Files(str(tmp_path))).splitlines() == [
+        f"{caches.ROOT}/{IMAGES[0]}/triton: folder, 2 files, 0 MiB, the newest of 2033-05-18 03:33 UTC",
+        f"{caches.ROOT}/{IMAGES[1]}/vllm: folder, 0 files, 0 MiB",
     ]

@@ -11,10 +11,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 
 from msgspec import Struct
 
 from sparkd.base.host.files import Files, Kind
+from sparkd.base.lib.text import size
 
 ROOT = "/var/lib/sparkd/cache"
 MOST_ENTRIES = 20_000
@@ -66,8 +68,8 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
         return Folder(path, "folder", whole=False)
     if facts.kind is not Kind.FOLDER:
         return Folder(path, facts.kind.value)
-    count, size, whole = _walked(files.real(path), most)
-    return Folder(path, "folder", count, size, whole, facts.uid, bool(facts.permissions & 0o002))
+    count, total, whole = _walked(files.real(path), most)
+    return Folder(path, "folder", count, total, whole, facts.uid, bool(facts.permissions & 0o002))
 
 
 def others(files: Files, image_id: str) -> tuple[Folder, ...]:
@@ -81,13 +83,16 @@ def others(files: Files, image_id: str) -> tuple[Folder, ...]:
     return tuple(found)
 
 
-def of_all_images(files: Files) -> Iterator[tuple[Folder, float]]:
-    """Each one, and when its newest file changed, in seconds since the epoch; 0 without one. Raises OSError."""
+def describe_all(files: Files) -> str:
+    """A line for each cache of each image, with its size and age. Raises OSError."""
+    lines = []
     for image in (f"{ROOT}/{one}" for one in files.names_if_any(ROOT) if IMAGE.fullmatch(one)):
-        for place in (f"{image}/{name}" for name in files.names_if_any(image)):
-            with suppress(FileNotFoundError):  # removed meanwhile
-                times = (entry.stat(follow_symlinks=False).st_mtime for entry in entries(files.real(place)))
-                yield folder(files, place), max(times, default=0.0)
+        for one in (folder(files, f"{image}/{name}") for name in files.names_if_any(image)):
+            newest = max(map(_changed_at, entries(files.real(one.path))), default=0.0)
+            age = f", the newest of {datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC" if newest else ""
+            counted = f"{one.files:,} files{'' if one.whole else ' and more'}, {size(one.bytes)}"
+            lines.append(f"{one.path}: {one.kind}, {counted}{age}\n")
+    return "".join(lines)
 
 
 def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
@@ -132,6 +137,13 @@ def entries(top: str, most: int = MOST_SEARCHED) -> Iterator[os.DirEntry[str]]:
                     todo.append(entry.path)
                 else:
                     yield entry
+
+
+def _changed_at(entry: os.DirEntry[str]) -> float:
+    """0 where it was removed meanwhile."""
+    with suppress(OSError):
+        return entry.stat(follow_symlinks=False).st_mtime
+    return 0.0
 
 
 def _walked(top: str, most: int) -> tuple[int, int, bool]:

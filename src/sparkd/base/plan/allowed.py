@@ -54,24 +54,34 @@ def find_refusals(
 def _refuse_paths(
     spec: Container, settings: Settings, resolve: Callable[[str], str], find_changeable: Callable[[str], str]
 ) -> Iterator[str]:
-    allow = settings.cluster.allow
-    models, mounts = settings.engine.models_dir, ", ".join(allow.mounts) or "none"
-    changed = [one.removesuffix(WRITABLE) for one in allow.mounts if one.endswith(WRITABLE)]
-    read = [models, HEAD_FILES, *(one for one in allow.mounts if not one.endswith(WRITABLE))]
+    models, mounts = settings.engine.models_dir, ", ".join(settings.cluster.allow.mounts) or "none"
     for key, path, written in given_paths(spec):
-        # No container writes to VERBS: as a device it is no mount.
-        folders = [*changed, *([VERBS] if key == DEVICES or not written else ()), *(() if written else read)]
+        folders = _folders_for(key, settings, written=written)
         plain, real = f"/{normpath(path).lstrip('/')}", resolve(path)
         if not (_lies_in(plain, folders) and _lies_in(real, [*filter(None, map(resolve, folders))])):
             mode = "to read and write" if written else "to read"
             yield f"{path} {mode}: cluster.allow.mounts permits {mounts}, beside {models} to read"
-        elif above := next(
-            (one for one in changed if _is_inside(plain, one) or _is_inside(real, resolve(one) or one)), ""
-        ):
+        elif above := _find_writable_above(plain, real, settings, resolve):
             yield f"{path}: containers may write to {above}, so nothing in it is permitted, only {above} itself"
         elif plain not in folders and not is_below(plain, HEAD_FILES) and (folder := find_changeable(plain)):
             reason = f"others than root may change what is in {folder}"
             yield f"{path}: {reason}, and cluster.allow.mounts does not name the path itself"
+
+
+def _folders_for(key: str, settings: Settings, *, written: bool) -> list[str]:
+    """Those in which such a path may lie. No container writes to VERBS: as a device it is no mount."""
+    read = () if written else (settings.engine.models_dir, HEAD_FILES, *_mounts(settings, writable=False))
+    return [*_mounts(settings, writable=True), *([VERBS] if key == DEVICES or not written else ()), *read]
+
+
+def _mounts(settings: Settings, *, writable: bool) -> list[str]:
+    return [one.removesuffix(WRITABLE) for one in settings.cluster.allow.mounts if one.endswith(WRITABLE) == writable]
+
+
+def _find_writable_above(plain: str, real: str, settings: Settings, resolve: Callable[[str], str]) -> str:
+    """A folder to which containers may write, with the path in it; empty where there is none."""
+    writable = _mounts(settings, writable=True)
+    return next((one for one in writable if _is_inside(plain, one) or _is_inside(real, resolve(one) or one)), "")
 
 
 def is_permitted(image: str, prefix: str) -> bool:

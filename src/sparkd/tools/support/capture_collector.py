@@ -35,7 +35,7 @@ from sparkd.base.lib.errors import BlockedError, SparkdError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.slow_document import ANSWER_SECONDS
-from sparkd.base.lib.text import sanitize, size
+from sparkd.base.lib.text import sanitize
 from sparkd.base.state import launch_history
 from sparkd.base.status import model
 from sparkd.base.status.model import read_report
@@ -167,7 +167,7 @@ class Collector:
         yield "diff.txt", self._diff
         yield "versions.json", lambda: _json(dict(versions.read_versions(self.host)))
         yield "gpu.json", lambda: _json(msgspec.to_builtins((read_driver(), read_clocks())))
-        yield "caches.txt", self._caches
+        yield "caches.txt", lambda: caches.describe_all(self.host.files)
         yield "containers.json", self._containers
         yield "history.json", self._history
 
@@ -177,17 +177,6 @@ class Collector:
             return "no start is known good on this node yet\n"
         now = known_good.gather_facts(self.host, membership.make_context(self.settings, self.host).plan)
         return f"{known_good.as_text(entries[0], now)}\n"
-
-    def _caches(self) -> str:
-        """Of kernels, each with its size and age."""
-        lines = []
-        for one, changed_at in caches.of_all_images(self.host.files):
-            counted = f"{one.files:,} files{'' if one.whole else ' and more'}, {size(one.bytes)}"
-            newest = (
-                f", the newest of {datetime.fromtimestamp(changed_at, UTC):%Y-%m-%d %H:%M} UTC" if changed_at else ""
-            )
-            lines.append(f"{one.path}: {one.kind}, {counted}{newest}\n")
-        return "".join(lines)
 
     def _history(self) -> str:
         files = self.host.files

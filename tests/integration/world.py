@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-MOUNTS = "mount -t tmpfs shm /dev/shm && mount -t tmpfs run /run"
+MOUNTS = "mount -t tmpfs shm /dev/shm && mount -t tmpfs -o mode=755 run /run"
 UNSHARE = ("unshare", "--fork", "--pid", "--mount-proc", "--mount", "--net", "--kill-child")
 
 

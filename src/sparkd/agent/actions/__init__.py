@@ -202,7 +202,7 @@ class Actions:
 
     def forget_rank(self) -> None:
         """Its container is gone. Raises OSError."""
-        forget_rank(self._host)
+        self._act(partial(forget_rank, self._host), WRITE_SECONDS, "the record of the rank")
 
     def set_aside_rank(self) -> str:
         """Rename a record that can't be read, and return why. Of who has the lock: no other process has a rank."""

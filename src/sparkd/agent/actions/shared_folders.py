@@ -21,6 +21,9 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.errors import UsageError
 
+RUN = Path("/run/sparkd")
+"""systemd makes it for root alone, in memory: what is written there often, by the main thread too, is not judged."""
+
 
 class SharedFolderError(UsageError, OSError):
     """Nothing is written there as root. An OSError too: a file that an agent can't write ends no engine."""
@@ -36,7 +39,7 @@ def find_shared(folder: Path, *, sticky: bool = True) -> str:
     `sticky`: whether a folder such as /tmp will do. Nobody replaces there what root has made, but anybody may make
     first what root will open.
     """
-    if os.geteuid():
+    if os.geteuid() or folder.is_relative_to(RUN):
         return ""
     wanted = there = folder.absolute()
     while not os.path.lexists(there):

@@ -19,6 +19,7 @@ from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
 from sparkd.base.host import caches, docker, docker_image, infiniband, meminfo, versions
+from sparkd.base.host.shm import Identity
 from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
 from sparkd.base.lib.errors import BlockedError, LaunchError, OutdatedPlanError
 from sparkd.base.lib.text import sanitize
@@ -159,7 +160,7 @@ def launch(agent: Agent) -> Running:
         ray_token = script.ray_token(agent.loop.beside(read, KEY_SECONDS, "the key file", shielded=True)[0], epoch)
     plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
     of_agent = (agent.rank_id, agent.incarnation, agent.boot_id)
-    record = RankRecord(*of_agent, agent.plan.digest, epoch, transport, segments=left_segments(agent.host))
+    record = RankRecord(*of_agent, agent.plan.digest, epoch, transport, segments=_find_left_segments(agent))
     agent.actions.write_rank(record)
     with suppress(OSError):
         count = partial(meminfo.oom_kills, agent.host.files)
@@ -183,6 +184,13 @@ def launch(agent: Agent) -> Running:
         start_time=rank.start_time,
     )
     return running
+
+
+def _find_left_segments(agent: Agent) -> dict[str, Identity]:
+    with suppress(OSError):
+        look = partial(left_segments, agent.host)
+        return agent.loop.beside(look, COUNT_SECONDS, "segments of ranks before", shielded=True)
+    return {}
 
 
 def _read_compile_jobs(agent: Agent) -> int:

@@ -12,7 +12,7 @@ COMMON = """
 
     # The settings of this namespace alone are there; /etc and /var are the test's own.
     for folder in ("/etc", "/var"):
-        subprocess.run(["mount", "-t", "tmpfs", "own", folder], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "own", folder], check=True)
     for folder in ("/etc/sysctl.d", "/etc/sparkd/recipes", "/var/lib"):
         os.makedirs(folder)
 

@@ -162,7 +162,7 @@ def test_the_logs_of_both_nodes_are_one(serving: Cluster) -> None:
     assert not shown.stderr
     assert [one["at"] for one in lines] == sorted(one["at"] for one in lines)
     assert {(one["node"], one["engine"]) for one in lines} == {
-        (name, engine) for name in (head.name, worker.name) for engine in (True, False)
+        (name, engine) for name in (head.name, f"{worker.name} ({worker.fabric_address})") for engine in (True, False)
     }
     failed = [one for one in lines if one["text"].startswith("agent.run.failed")]
     assert failed and failed[0]["node"] == head.name
@@ -203,7 +203,7 @@ def test_a_capture_has_what_a_helper_needs_and_nothing_secret(serving: Cluster, 
         )
         assert not found.stdout, f"{secret} is in {found.stdout}"
     logs = head.sh(f"cat {top}/logs/*.log").stdout
-    assert all(f" {name} <" in logs for name in (head.name, worker.name))
+    assert all(f" {name} <" in logs for name in (head.name, f"{worker.name} ({worker.fabric_address})"))
     assert "agent.run.failed" in logs and "engine| " in logs
     assert parse(head.read(f"{top}/nodes/{worker.fabric_address}/report.json"))
     summary = head.run("sparkd", "capture", "--issue").stdout

@@ -92,7 +92,9 @@ def test_a_cold_start_blocks_until_a_completion_works(spark: SparkdNode) -> None
     steps = {re.split(r"[,;]| \d", status)[0] for status in seen if status.startswith("loading: ")}
     assert len(steps) >= 3, seen  # of ten; those shorter than the second between two reports may not show
     assert any("KV cache 524,288 tokens" in status for status in seen), seen
-    assert spark.status_text() == "serving: tiny on port 8000"
+    wait_for(
+        lambda: spark.status_text() == "serving: tiny on port 8000", 5, "STATUS= a second later, as between reports"
+    )
 
 
 def test_the_journal_has_the_engines_lines_and_sparkds_own(serving: SparkdNode) -> None:

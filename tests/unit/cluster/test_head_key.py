@@ -211,6 +211,34 @@ def test_a_worker_without_a_document_takes_none_that_is_not_the_heads_and_says_s
         assert FILE.name not in written
 
 
+def test_a_configuration_that_is_only_claimed_to_be_new_restarts_nothing(tree: Tree, port: int) -> None:
+    """A report is not signed by the head's own key: who has the cluster's can name any digest, and relay the rest."""
+    with worker_of(tree, port) as worker, node(NODES[0], port=port, head_keys=(HEAD_KEY,)) as head:
+        head.loop.call(head.peer_api.publish_document, "/config", body(good(port)))
+        head.publish(report(0, config_digest="e" * 64))
+        follower = worker.agent.follower
+        assert follower is not None
+        until_with(lambda: (known := follower.head.status.living) and known.config_digest == "e" * 64, worker)
+        check_head(worker.agent)
+        assert FILE.name not in kept(worker)
+        assert refusals(worker) == []
+
+
+def test_a_kept_document_that_is_refused_now_says_why_and_not_that_a_key_lacks(tree: Tree, port: int) -> None:
+    """As after an upgrade of a pair that joined before there were such keys."""
+    refused = good(port)
+    refused["recipe"]["image"]["ref"] = "evil/image:1"
+    keep(tree, body(refused))
+    with base_under_test(tree, 1, following(NODES, port)) as base, node(NODES[0], port=port) as head:
+        (tree.root / f"node1{PUBLIC}").unlink()
+        head.loop.call(head.peer_api.publish_document, "/config", body(refused))
+        head.publish(report(0, config_digest=sha256(body(refused)).hexdigest()))
+        written: dict[str, str] = base.actions.written  # type: ignore[attr-defined]  # of the tests' own
+        with awaiting(base):
+            until(lambda: "evil/image:1" in written.get("report.json", ""))
+        assert "public key" not in json.loads(written["report.json"])["message"]
+
+
 @pytest.mark.parametrize("joined_with", [HEAD_KEY, OTHER_HEAD])
 def test_while_a_head_changes_its_key_workers_with_the_old_and_the_new_one_follow(
     tree: Tree, port: int, joined_with: bytes

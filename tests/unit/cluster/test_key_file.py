@@ -142,6 +142,10 @@ def test_older_keys_are_reminded_of_at_the_start_and_at_each_change_and_one_key_
         tree.file("/etc/sparkd/next", text, 0o600).replace(file)
         held.keys()
     assert counts == [1, 2]
+    file.unlink()
+    for _ in range(3):
+        held.keys()
+    assert counts == [1, 2], "as on a share that is away"
 
 
 def test_a_ring_is_thread_safe(tree: Tree) -> None:

@@ -129,11 +129,14 @@ def test_a_line_is_shown_once_and_requested_from_the_last_time_on() -> None:
     assert [one.since_us for one in requested] == [0, 7]
 
 
-def test_lines_stand_under_the_address_that_was_requested_not_under_the_name_that_the_answer_claims() -> None:
+def test_the_address_that_was_requested_stands_beside_the_name_that_the_answer_claims() -> None:
     async def read(_query: Query) -> Page:
         return page(line(5), node="spark-head")
 
-    assert [next_of(NodeLog(name, read))[0][0].node for name in ("10.0.0.2", "")] == ["10.0.0.2", "spark-head"]
+    assert [next_of(NodeLog(name, read))[0][0].node for name in ("10.0.0.2", "")] == [
+        "spark-head (10.0.0.2)",
+        "spark-head",
+    ]
 
 
 @pytest.mark.parametrize(

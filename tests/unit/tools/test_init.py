@@ -273,10 +273,13 @@ def test_what_an_earlier_version_wrote_lets_a_node_join(spark: Tree) -> None:
     assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
 
 
-def test_a_key_from_before_a_join_is_kept_nowhere_and_does_not_come_back(spark: Tree) -> None:
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "by an earlier version"])
+def test_a_key_from_before_a_join_is_kept_nowhere_and_does_not_come_back(spark: Tree, earlier: bool) -> None:
     old, new = "ab" * 32, "cd" * 32
     spark.file(KEY, f"{old}\n", mode=0o600)
     node_files = NodeFiles(Host(spark.root), {})
+    if earlier:
+        Setup(spark.root).write(KEY, f"{new}\n", 0o600)
     node_files.write({("cluster", "nodes"): PAIR}, [KeyFile(KEY, f"{new}\n", over=True)])
     assert [name for name, text in files(spark).items() if old in text] == []
     assert f"removed {KEY}" in node_files.take_back()

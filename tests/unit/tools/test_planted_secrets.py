@@ -268,6 +268,11 @@ docker run -u 1000:1000 -p 8000:8000 --ipc host image; ssh -p 2222 spark2; git+h
 vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause
 NotImplementedOperatorErrorX.dispatch_kernel_for_device_type, asia-northeast1-docker.pkg.dev/x, task-force-one-two-three
 segfault at 0 ip 00007f rsp 00007f error 4 sig=11; basic regular expression; bearer bonds
+/etc/sparkd/hf_token: has mode 0644, needed is 0600; /etc/sparkd/hf_token: No such file or directory
+secret HF_TOKEN can't be read from /etc/sparkd/hf_token: [Errno 2] No such file or directory
+engine.secrets.HF_TOKEN: /etc/sparkd/hf_token: belongs to uid 1000; observe.token_file: Input should be a string
+token '<|im_start|>' is missing; pass '--trust-remote-code' to it; the secret 'HF_TOKEN' in the recipe
+it did not pass: the answer is empty; pass `token=True`; docker run --user=vllm:vllm image
 author: NVIDIA, authors=3, monkey: banana, bypass=1, keyword: x, passed: 12, num_key_value_heads=8
 """
 

@@ -182,11 +182,13 @@ def move_to_head(root: Path) -> None:
     for image in root.iterdir() if root.is_dir() else ():
         if not caches.IMAGE.fullmatch(image.name) or image.is_symlink() or (image / caches.HEAD).exists():
             continue
-        used, own = image.stat(), list(image.iterdir())
-        (image / caches.HEAD).mkdir()
-        for one in own:
+        used, begun = image.stat(), image / f"{caches.HEAD}.new"  # after a power cut it continues
+        begun.mkdir(exist_ok=True)
+        for one in image.iterdir():
             with suppress(OSError):  # something is mounted there
-                one.rename(image / caches.HEAD / one.name)
+                if one != begun:
+                    one.rename(begun / one.name)
+        begun.rename(image / caches.HEAD)
         os.utime(image, ns=(used.st_atime_ns, used.st_mtime_ns))
 
 

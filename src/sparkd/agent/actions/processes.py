@@ -141,17 +141,18 @@ def named_segments(host: Host) -> tuple[Segment, ...]:
     return host.segments(NAMES)
 
 
-def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
+def mapped_below(host: Host, pid: int, start_time: int = 0) -> tuple[UnlinkSegment, ...]:
     """Named segments of this process and its descendants, to be unlinked when they end.
 
     A killed engine leaves its segments in the host's /dev/shm. Its own is what one of its processes has open or mapped,
     belongs to that process's user, and was last written since its start: what it could itself have unlinked, and has
     not found there. So they can be unlinked at once, of any user; preflight must wait until they are old.
+    `start_time`: of that process; 0 where it can't be another one.
     """
     if not (named := named_segments(host)):
         return ()
     table = host.processes()
-    if (first := table.get(pid)) is None:
+    if (first := table.get(pid)) is None or start_time not in (0, first.start_time):
         return ()
     rank = {process.pid: process for process in (first, *table.descendants(pid))}
     uses = host.segment_uses(rank.values(), named)

@@ -128,7 +128,7 @@ class NodeLog(Struct):
     """The lines of one node, each of them once. `read` raises OSError, HttpError, UnsignedError, ValueError."""
 
     name: str
-    """Its address, under which its lines stand, whatever name it gives itself; empty for this node."""
+    """Its address, which is shown behind the name that it gives itself; empty for this node."""
     read: Callable[[Query], Awaitable[Page]]
     _at_us: int = 0
     """Of the last line."""
@@ -154,8 +154,8 @@ class NodeLog(Struct):
         shift_us = ahead_us if abs(ahead_us) > CLOCK_US else 0
         # By what was seen, not by time alone: a clock may be set back.
         lines = [one for one in page.lines.lines if one.at_us >= wanted.since_us]
-        name, unseen = self.name or page.node, (one for one in lines if (one.at_us, one.place) not in self._seen)
-        new = [Entry(one.at_us - shift_us, name, one) for one in unseen]
+        name = f"{page.node} ({self.name})" if self.name else page.node
+        new = [Entry(one.at_us - shift_us, name, one) for one in lines if (one.at_us, one.place) not in self._seen]
         if lines:
             self._at_us, self._seen = lines[-1].at_us, {(one.at_us, one.place) for one in lines}
         trouble = page.trouble or (f"over {MOST_LINES} lines, or too long: the oldest are left out" * page.lines.cut)

@@ -107,10 +107,11 @@ class PeerApi(Struct):
         signature = auth.sign_answer(key, nonce, self.own_address, request.path, status, body)
         date = formatdate(time.time(), usegmt=True)
         headers = {auth.SIGNATURE_HEADER: signature, "Date": date}
-        if path.path == shared_config.PATH and (keys := self.head_keys()):
+        if path.path == shared_config.PATH:
             with suppress(BlockingIOError):  # no thread now: the worker requests it again
-                # The first time loads a library from the disk, which may hang.
-                headers[head_key.HEADER] = await run_in_thread("head-key", partial(head_key.sign, keys, signature))
+                # Reads the keys, and the first time a library, from the disk, which may hang.
+                signed = await run_in_thread("head-key", lambda: head_key.sign(self.head_keys(), signature))
+                headers |= {head_key.HEADER: signed} if signed else {}
         return Response(status, body, headers=tuple(headers.items()))
 
     def _find_key(self, request: Request, nonce: str) -> bytes | None:
@@ -162,7 +163,7 @@ def join_cluster(
     renew = partial(
         on_bad_key, f"rm {own_path}; sudo sparkd init --invite; then on each worker: sudo sparkd init --join"
     )
-    head_keys = auth.KeyRing(host.files, own_path, owner_uid, renew, optional=True).latest
+    head_keys = auth.KeyRing(host.files, own_path, owner_uid, renew, optional=True).keys
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
 
     def looked(name: str, look: Callable[[str], bytes], query: str) -> bytes:

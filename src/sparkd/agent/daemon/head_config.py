@@ -28,6 +28,7 @@ from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.plan.model import Node
 from sparkd.base.state import launch_history, shared_config
+from sparkd.base.state.file import LIMIT_BYTES
 from sparkd.base.state.shared_config import FILE, overridden_keys
 from sparkd.base.status.model import FindingReport, Phase
 
@@ -68,6 +69,8 @@ class HeadFollower(Struct):
         """Raises OutdatedPlanError where another document of the head is kept now, BlockedError where it is refused."""
         report = self.head.status.living
         if report is None or report.config_digest in ("", self.digest):
+            if report is not None and report.config_digest:
+                self._forget_doubts()
             return
         now = time.monotonic()
         if report.config_digest != self._refused or now - self._tried_at >= AGAIN_SECONDS:
@@ -76,6 +79,12 @@ class HeadFollower(Struct):
         refusal = self.refusal or (None if self.digest else self.unproven)
         if refusal is not None:
             raise BlockedError(refusal.reason, refusal.hint)
+
+    def _forget_doubts(self) -> None:
+        """The head has this node's configuration again, whatever came between; without its key this node still is."""
+        self.refusal = None
+        if self.unproven is not None and self.unproven.reason != head_key.missing(self.place.head_address).reason:
+            self.unproven = None
 
     def look_for_key(self) -> None:
         """Warn also while the head has no other configuration, and no more once a join has brought the key."""
@@ -107,11 +116,12 @@ class HeadFollower(Struct):
         report = self.head.status.report
         self._refused = report.config_digest if report else ""
         try:
-            self._verify(answer)
+            if not self._is_kept(answer.body):  # what this node has accepted needs no proof, and may be refused today
+                self._verify(answer)
+                self.unproven = None
         except HeadRefusedError as unproven:
             self._doubt(unproven)
             return
-        self.unproven = None
         try:
             self._keep(answer.body)
         except HeadRefusedError as refusal:
@@ -127,12 +137,22 @@ class HeadFollower(Struct):
         except (TimeoutError, BlockingIOError) as error:
             raise HeadRefusedError(str(error), "what holds that file? look at dmesg") from None
 
+    def _is_kept(self, body: bytes) -> bool:
+        """To the byte, since what is not proven is not parsed."""
+        with suppress(OSError):
+            read = partial(self.host.files.itself, FILE.path, LIMIT_BYTES)
+            return self.loop.beside(read, FETCH_SECONDS, "reading the kept configuration").content == body
+        return False
+
     def _keep(self, body: bytes) -> None:
         try:
             kept = FILE.decode(body)
         except ValueError as error:
             hint = "install the same version of sparkd on all nodes"
             raise HeadRefusedError(f"the configuration of the head can't be read: {error}", hint) from None
+        if kept.digest == self.digest:  # it only claimed to have another one
+            self.refusal = None
+            return
         try:
             judge = partial(followed_context, kept, self.settings, self.host, self.place)
             plan = self.loop.beside(judge, FETCH_SECONDS, "judging the configuration of the head").plan
@@ -151,8 +171,9 @@ class HeadFollower(Struct):
                 self.actions.write_state(file.name, file.encode(forgiven), file.mode)
             self.actions.write_state(FILE.name, body.decode(), FILE.mode)
         except (OSError, TimeoutError) as error:
-            hint = "df -h /var/lib/sparkd"
-            raise HeadRefusedError(f"the configuration of the head can't be kept: {error}", hint) from None
+            hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
+            reason = f"the configuration of the head can't be kept: {error.strerror or error}"
+            raise HeadRefusedError(reason, hint) from None
         self.events.info("cluster.config.changed", head=self.place.head_address, digest=kept.digest[:12])
         raise OutdatedPlanError("the configuration of the head has changed", "sparkd restarts with it")
 

@@ -215,7 +215,7 @@ class Running:
         scans = Counter({identity: self._scans[identity] for identity in present})
         scans.update(new)
         self._scans = scans  # first: a scan that hangs is repeated MAX_SCANS times, not for ever
-        return mapped_below(self._host, self.rank.pid)
+        return mapped_below(self._host, self.rank.pid, self.rank.start_time)
 
     def note_tenants(self) -> None:
         """Remember who else holds memory now, at its start."""

@@ -126,14 +126,16 @@ class KeyRing:
             with suppress(OSError):
                 facts = self._files.stat(self._path)
             if facts is None or facts != self._seen:
-                before, self._trouble, self._seen, self._remind_at = self._trouble, "", facts, 0.0
+                before, self._trouble, self._seen, known = self._trouble, "", facts, self._keys
                 try:
                     self._keys = read_keys(self._files, self._path, self._owner_uid)
                 except ConfigError as error:
-                    if self._optional and facts is None:
+                    if self._optional and isinstance(error, AwaitedError):  # there is none
                         self._keys = ()
                     else:
                         self._trouble = error.reason if self._optional else str(error)
+                if self._keys != known:
+                    self._remind_at = 0.0
                 if self._trouble not in ("", before):
                     self._on_trouble(self._trouble)
             if len(self._keys) > 1 and time.monotonic() >= self._remind_at:

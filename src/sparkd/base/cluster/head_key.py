@@ -61,7 +61,7 @@ def verify(files: Files, path: str, head: str, mac: str, signatures: str, owner_
     except AwaitedError:
         raise missing(head) from None
     except ConfigError as error:
-        raise HeadRefusedError(error.reason, REMEDY) from None
+        raise HeadRefusedError(error.reason, f"on this node: sudo rm {path}; {REMEDY}") from None
     if not signatures:
         reason = (
             f"no configuration is taken of {head}, which does not sign it as a head: an older sparkd, or an impostor"

@@ -21,23 +21,26 @@ _TOKENS = (
     r"|(?:SG\.[\w-]{16,40}|[MNO][A-Za-z\d]{23,27}\.[\w-]{6})\.[\w-]{20,}"
 )
 """Known by their beginning or form."""
-_SECRETS = r"secret|passw|passphrase|credential|(?<![a-z])(?:pass|pwd|psk)(?![a-z])"
+_SECRETS = r"secret|passw|passphrase|credential|(?<![a-z])(?<!not )(?:pass|pwd|psk)(?![a-z])"
 """Names whose values are never a count."""
 _NAMES = (
     rf"{_SECRETS}|api[_-]?key|access[_-]?key|private[_-]?key|(?:[a-z]_|account|license|encryption|shared)key(?![a-z_])"
     r"|client-key-data|token(?!s|iz)|(?:hf|auth|api|access)_?tokens|auth(?!or|entic)|cookie|webhook|(?<![a-z])sig(?![a-z])"
 )
+_VARIABLE = r"[A-Z\d_]{1,40}_(?:KEY|PASSWORD|SECRET|TOKEN)"
 _PLAIN = (
     r"/(?:etc|home|opt|root|run|srv|var)/[\w./-]*|none|null|true|false|\*+"
-    r"|(?-i:FILE|[A-Z\d_]{1,40}_(?:KEY|PASSWORD|SECRET|TOKEN))"
+    rf"|(?-i:FILE|{_VARIABLE})"
+    r"|(?-i:\[?Errno|No|Input|has|is|belongs|must|does|line)"
 )
-_END = r"(?![^\s\"',;}\]\\])"
+"""Paths, names, and how messages on a file or a setting continue behind its name."""
+_END = r"(?=[\s\"',;}\]\\`]|:\s|:?\Z)"
 _HARMLESS = rf"(?:{_PLAIN}|[\d.,]{{1,7}}){_END}"
 """Values: the path of a file, the name of a variable, a count."""
 _NAME = rf"(?:{_NAMES})[\w.-]{{0,60}}+"
 _NEVER_A_COUNT = rf"(?:{_SECRETS})[\w.-]{{0,60}}+"
 _EQUALS = r"\\?[\"']?[ \t]{0,4}[=:][ \t]{0,4}\[?[ \t]{0,4}\\?[\"']{0,3}"
-_VALUE = r"(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^\s,;{}\[\]\"']+)"
+_VALUE = r"(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^\s,;{}\[\]\"'][^\s,;{}\"']*)"
 _HOST = r"(?:\[[^\s\]]{2,45}+\]|[^\s/?\"'<>:\[]{0,255}+)(?::\d{1,5}+)?"
 _HOOKS = (
     r"hooks\.slack\.com|api\.telegram\.org|hc-ping\.com|ntfy\.[\w.-]{1,100}+(?::\d{1,5}+)?"
@@ -45,6 +48,8 @@ _HOOKS = (
     r"/(?:hooks?|webhooks?|webhookb2|ping|push|heartbeat|trigger|integration)"
 )
 """Whose addresses are secrets: of messages, and of services that wait for a sign of life."""
+_IDS = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"
+"""Behind a user's name, in docker's notation: a group."""
 _METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
 _NAME_MARKS = ("secret", "pass", "credential", "pwd", "psk", "key", "token", "auth", "cookie", "hook", "sig")
 _RULES = tuple(
@@ -66,7 +71,7 @@ _RULES = tuple(
         # Passwords of command lines: curl -u USER:PASSWORD, mysql -pPASSWORD, sshpass -p PASSWORD.
         (
             ("-u",),
-            r"((?<![\w-])(?:-u|--user)[ \t\0=]\\?[\"']?[^\s\0:\"']{1,100}:)(?!\d{1,10}(?!\w))[^\s\0\"']+",
+            rf"((?<![\w-])(?:-u|--user)[ \t\0=]\\?[\"']?(?P<user>[^\s\0:\"']{{1,100}}):)(?!{_IDS})[^\s\0\"']+",
             rf"\1{HIDDEN}",
         ),
         (
@@ -116,7 +121,11 @@ _RULES = tuple(
             rf"((?<![\w-])--?[\w-]{{0,60}}{_NAME}(?:[ \t\0]|\",? ?\")++)(?!{_HARMLESS})[^\s\0\"',]+",
             rf"\1{HIDDEN}",
         ),
-        (_NAME_MARKS, rf"({_NAME}[ \t]{{1,4}}\\?[\"'])[^\"'\n]{{4,}}", rf"\1{HIDDEN}"),
+        (
+            _NAME_MARKS,
+            rf"({_NAME}[ \t]{{1,4}}\\?[\"'])(?![<-]|(?-i:{_VARIABLE})[\"'])[^\"'\n]{{4,}}",
+            rf"\1{HIDDEN}",
+        ),
         # Well-known beginnings of tokens, JSON web tokens, and passwords as files of users have them.
         (("",), rf"\b(?:{_TOKENS})", HIDDEN),
         (("eyj",), r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*)?", HIDDEN),
@@ -144,7 +153,7 @@ class Redaction(Redactor):
         return (form for encoded in _encode(secret) for form in super(Redaction, self).forms(encoded))
 
     def __call__(self, text: str) -> str:
-        text = super().__call__(text)
+        text = self.hide_known(text)  # and its words by rules of its own
         lower = text.lower()
         for marks, rule, replacement in _RULES:
             if any(mark in lower for mark in marks):

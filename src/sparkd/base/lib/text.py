@@ -147,9 +147,11 @@ class Redactor:
         in_json = (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
         return secret, repr(secret)[1:-1], in_single_quotes, *in_json
 
+    def hide_known(self, text: str) -> str:
+        return self._known.sub("***", text) if self._known else text
+
     def __call__(self, text: str) -> str:
-        if self._known:
-            text = self._known.sub("***", text)
+        text = self.hide_known(text)
         lower = text.lower()
         # Outside ASCII other letters match these without case: the Kelvin sign is a k.
         if text.isascii() and not any(mark in lower for mark in _MARKS):

@@ -65,7 +65,7 @@ def _refuse_paths(
             yield f"{path}: containers may write to {above}, so nothing in it is permitted, only {above} itself"
         elif plain not in folders and not is_below(plain, HEAD_FILES) and (folder := find_changeable(plain)):
             reason = f"others than root may change what is in {folder}"
-            yield f"{path}: {reason}, and cluster.allow.mounts does not name the path itself"
+            yield f'{path}: {reason}; to permit it: cluster.allow.mounts = [..., "{path}"] on this node'
 
 
 def _folders_for(key: str, settings: Settings, *, written: bool) -> list[str]:

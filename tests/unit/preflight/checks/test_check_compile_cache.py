@@ -56,6 +56,11 @@ def facts(*folders: Folder, user: str = "", used: tuple[str, ...] = ()) -> Cache
         (facts(replace(FULL, uid=1000), user="1000"), Level.OK, "3.0 GiB"),
         (facts(replace(FULL, writable_by_others=True), user="vllm"), Level.OK, "3.0 GiB"),
         (facts(FULL, user="root"), Level.OK, "3.0 GiB"),
+        (
+            replace(facts(FULL), shared="/data"),
+            Level.BLOCK,
+            f"others than root may write to /data, and so to {caches.ROOT}",
+        ),
         (CacheFacts("away"), Level.SKIPPED, "docker is away"),
         (CacheFacts("missing"), Level.SKIPPED, "the image is not on this node"),
         (CacheFacts("HTTP 500"), Level.SKIPPED, "HTTP 500"),

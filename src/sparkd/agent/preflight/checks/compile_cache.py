@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, verdict, warn
 from sparkd.base.host import Host, caches, docker, docker_image
 from sparkd.base.host.caches import Folder
+from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
@@ -58,6 +60,8 @@ class CacheFacts(Struct, frozen=True):
     available_bytes: int = 0
     gpu_total_bytes: int | None = None
     """What a GPU has of its own."""
+    shared: str = ""
+    """What others than root may write to, the caches' folder or what leads to it."""
 
 
 class CompileCache(Check[CacheFacts], frozen=True):
@@ -114,6 +118,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
             image="known",
             caches=tuple(found.values()),
             user=image.user.partition(":")[0],
+            shared=_find_shared(host.files),
             used_before=history.good_caches if same else (),
             others=len(others),
             others_bytes=sum(one.bytes for one in others),
@@ -156,7 +161,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
         if facts.others:
             images = "1 other image has" if facts.others == 1 else f"{facts.others} other images have"
             good += f"; {images} {_least(facts.others_bytes, facts.others_whole)}"
-        problems = list(self._problems(facts))
+        problems = [*_judge_shared(facts.shared), *self._problems(facts)]
         cold = self._judge_cold(facts)
         if cold is None or any(one.level.blocks for one in problems):
             return verdict([*problems, *([cold] if cold else [])], good)
@@ -202,6 +207,18 @@ class CompileCache(Check[CacheFacts], frozen=True):
             lost = f"the cache {gone} is gone" if gone else "its caches are empty"
             reason = f"{lost}, although the last good start was of this image: {SLOW}"
             yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
+
+
+def _find_shared(files: Files) -> str:
+    """Not in a tree of files, whose owner is who has copied it."""
+    return find_writable(files, caches.ROOT) if files.root == "/" else ""
+
+
+def _judge_shared(writable: str) -> Iterator[Verdict]:
+    if writable:
+        reason = f"others than root may write to {writable}, and so to {caches.ROOT}, whose kernels engines run"
+        hint = f"sudo chown root: {quote(writable)} && sudo chmod go-w {quote(writable)}"
+        yield block(reason, f"{hint}; or mount the folder (mount --bind) on /var/lib/sparkd in place of a link")
 
 
 def _least(count: int, whole: bool) -> str:

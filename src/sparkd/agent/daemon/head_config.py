@@ -91,7 +91,7 @@ class HeadFollower(Struct):
         if time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
-        path, missing = head_key.public_path(self.settings.cluster.key_file), head_key.missing(self.place.head_address)
+        path, missing = head_key.PUBLIC, head_key.missing(self.place.head_address)
         with suppress(OSError, TimeoutError):
             if not self.loop.beside(partial(self.host.files.exists, path), FETCH_SECONDS, KEY):
                 self._doubt(missing)
@@ -130,7 +130,7 @@ class HeadFollower(Struct):
 
     def _verify(self, answer: Response) -> None:
         mac, signatures = (answer.headers.get(name.lower(), "") for name in (SIGNATURE_HEADER, head_key.HEADER))
-        path, head = head_key.public_path(self.settings.cluster.key_file), self.place.head_address
+        path, head = head_key.PUBLIC, self.place.head_address
         verify = partial(head_key.verify, self.host.files, path, head, mac, signatures, self.owner_uid)
         try:
             self.loop.beside(verify, FETCH_SECONDS, KEY)

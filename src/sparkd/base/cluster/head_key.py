@@ -1,7 +1,7 @@
 """The head's own Ed25519 key, which signs what its workers run: the cluster's key alone, which each node has, does not.
 
-`sparkd init` makes `head.key` on the head, and the join brings its public half to each worker as `head.pub`. Both lie
-beside the cluster's key, and have its form: a private half never leaves its node.
+`sparkd init` makes `head.key` on the head, and the join brings its public half to each worker as `head.pub`. Both have
+the form of the cluster's key: a private half never leaves its node.
 
 Signed is the MAC of an answer. HMAC-SHA256 is a hash without collisions also for somebody who has its key, so the
 signature is for that content, that nonce of the worker and that address alone: an older document is worthless.
@@ -10,36 +10,27 @@ signature is for that content, that nonce of the worker and that address alone: 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from posixpath import dirname, join
 
 from sparkd.base.cluster.auth import MAX_KEYS, read_keys
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, HeadRefusedError
 
+PRIVATE, PUBLIC = "/etc/sparkd/head.key", "/etc/sparkd/head.pub"
+"""Of this node alone: the cluster's key may be on a share."""
 HEADER = "Sparkd-Head-Signature"
 FINDING = "head-key"
 REMEDY = "on the head: sudo sparkd init --invite; then on this node: sudo sparkd init --join"
 _PURPOSE = b"sparkd head 1 "
 
 
-def private_path(key_file: str) -> str:
-    """`key_file`: of the cluster's key."""
-    return join(dirname(key_file), "head.key")
-
-
-def public_path(key_file: str) -> str:
-    return join(dirname(key_file), "head.pub")
-
-
-def read_public_halves(files: Files, key_file: str, owner_uid: int = 0) -> tuple[bytes, ...]:
+def read_public_halves(files: Files, owner_uid: int = 0) -> tuple[bytes, ...]:
     """On the head. Raises ConfigError."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    path = private_path(key_file)
     try:
-        keys = read_keys(files, path, owner_uid)
+        keys = read_keys(files, PRIVATE, owner_uid)
     except ConfigError as error:
-        raise ConfigError(error.reason, f"rm {path}; sudo sparkd init --invite") from None
+        raise ConfigError(error.reason, f"rm {PRIVATE}; sudo sparkd init --invite") from None
     return tuple(Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() for key in keys)
 
 

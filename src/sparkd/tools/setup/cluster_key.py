@@ -30,14 +30,14 @@ class KeyFile(NamedTuple):
 def new_files(path: str) -> tuple[KeyFile, ...]:
     """Of a head. `path`: of the cluster's key."""
     own = key_text(os.urandom(KEY_BYTES).hex(), header=HEAD_HEADER)
-    return KeyFile(path, key_text(os.urandom(KEY_BYTES).hex())), KeyFile(head_key.private_path(path), own)
+    return KeyFile(path, key_text(os.urandom(KEY_BYTES).hex())), KeyFile(head_key.PRIVATE, own)
 
 
 def joined_files(path: str, keys: Iterable[bytes], head_keys: Iterable[bytes]) -> tuple[KeyFile, ...]:
     """Of a node that joins, with what the head sends."""
     public = key_text(*(key.hex() for key in head_keys), header=PUBLIC_HEADER)
     cluster = key_text(*(key.hex() for key in keys))
-    return KeyFile(path, cluster, over=True), KeyFile(head_key.public_path(path), public, over=True)
+    return KeyFile(path, cluster, over=True), KeyFile(head_key.PUBLIC, public, over=True)
 
 
 def key_text(*keys: str, header: str = KEY_HEADER) -> str:

@@ -122,7 +122,7 @@ class Wizard:
             [
                 ("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head"),
                 ("", f"{key}: the cluster's key{over}"),
-                ("", f"{head_key.public_path(key)}: the head's public key"),
+                ("", f"{head_key.PUBLIC}: the head's public key"),
             ]
         )
         if self.wishes.plan or not self._confirmed():
@@ -203,7 +203,7 @@ class Wizard:
         """Each node that joins is written down at once. Raises BlockedError where some have not."""
         nodes, joined = list(choice.nodes), list[Guest]()
         keys = read_keys(self.host.files, key, os.geteuid())
-        publics = head_key.read_public_halves(self.host.files, key, os.geteuid())
+        publics = head_key.read_public_halves(self.host.files, os.geteuid())
         with Invitation(nodes[0], choice.nodes, keys, choice.missing, head_keys=publics) as invitation:
             where = f"on {choice.missing} other node(s), within ten minutes; this one waits"
             self._show([("join", f"sudo sparkd init --join   # {where}"), ("code", invitation.code)])

@@ -83,8 +83,7 @@ class Collector:
         self.redact = Redaction(text for path in self.secret_files if (text := self._secret(path)))
 
     def _configured_secrets(self) -> Iterator[str]:
-        key_file = self.settings.cluster.key_file
-        yield from (key_file, head_key.private_path(key_file))
+        yield from (self.settings.cluster.key_file, head_key.PRIVATE)
         yield from (self.settings.observe.token_file, self.settings.notify.webhook_file)
         yield from self.settings.engine.secrets.values()
 

@@ -137,7 +137,7 @@ def test_a_full_disk_is_seen_before_anything_is_sent(acquainted: Cluster) -> Non
     head, worker = acquainted.head.node, acquainted.worker.node
     small = "/srv/models/small"
     head.run("sh", "-c", 'ln -s "$0" "$1"', FOLDER, small)
-    worker.sh(f"mkdir {small} && mount -t tmpfs -o size=64m none {small}")
+    worker.sh(f"mkdir {small} && mount -t tmpfs -o size=64m,mode=755 none {small}")
     done = sync(head, "model", "sync", small)
     assert done.returncode == 10
     assert f"64 MiB free on {small}, 1.5 GiB needed" in done.stderr

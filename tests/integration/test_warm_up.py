@@ -227,6 +227,7 @@ def serves(node: World) -> list[str]:
     if node.peer is not None:
         node.lead_peer()
     node.await_phase("serving")
+    node.await_line(READY)  # before that in the journal, whose lines the test reads a moment later
     known = (WARMING, WARM, COLD, READY)
     return [event.strip() for line in node.lines for event in known if f"{event.strip()} " in f"{line} "]
 

@@ -7,11 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 
 import pytest
 from tests.integration.stranger import UID
+from tests.integration.world import open_folder
 from tests.unit.hub_server import REPO, Hub, serving
 
 CONFIG = Path(__file__).parents[2] / "config/sparkd.toml"
@@ -27,11 +26,8 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """One that everybody gets into: pytest's own is closed again by each other run of it."""
-    folder = Path(mkdtemp(prefix="sparkd-owners-"))
-    folder.chmod(0o755)
-    yield folder
-    rmtree(folder)
+    with open_folder() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -10,13 +10,12 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import NamedTuple
 
 import pytest
 from msgspec import Struct
 from tests.integration.stranger import UID
+from tests.integration.world import open_folder
 from tests.unit.commands import sparkd
 
 from sparkd.agent.actions import Actions, acquire_lock, files, history
@@ -160,11 +159,8 @@ WRITERS = {
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """One that everybody gets into: pytest's own is closed again by each other run of it."""
-    folder = Path(mkdtemp(prefix="sparkd-owners-"))
-    folder.chmod(0o755)
-    yield folder
-    rmtree(folder)
+    with open_folder() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -9,7 +9,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 
 REPOSITORY = Path(__file__).parents[2]
 MOUNTS = "mount -t tmpfs shm /dev/shm && mount -t tmpfs -o mode=755 run /run"
@@ -30,3 +34,14 @@ def run(code: str, timeout_seconds: float = 60) -> object:
     if done.returncode:
         raise AssertionError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     return json.loads(done.stdout)
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """One that everybody gets into: pytest's own is closed again by each other run of it."""
+    folder = Path(mkdtemp(prefix="sparkd-owners-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        rmtree(folder)

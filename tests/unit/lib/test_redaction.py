@@ -207,3 +207,11 @@ def test_hostile_text_takes_no_longer_than_other_text(text: str) -> None:
     began = time.monotonic()
     Redaction(KNOWN)(text)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("name", ["password", "HF_TOKEN", "--api-key"])
+@pytest.mark.parametrize("secret", ["has blanks 22", "No more secrets", "is it"])
+@pytest.mark.parametrize("form", ['{}="{}"', '{}: "{}"', "{}='{}'", "{}={}"])
+def test_a_value_that_begins_as_a_message_does_is_hidden(name: str, secret: str, form: str) -> None:
+    shown = Redaction()(form.format(name, secret))
+    assert secret.split()[0] not in shown.removeprefix(name)

@@ -31,9 +31,9 @@ _VARIABLE = r"[A-Z\d_]{1,40}_(?:KEY|PASSWORD|SECRET|TOKEN)"
 _PLAIN = (
     r"/(?:etc|home|opt|root|run|srv|var)/[\w./-]*|none|null|true|false|\*+"
     rf"|(?-i:FILE|{_VARIABLE})"
-    r"|(?-i:\[?Errno|No|Input|has|is|belongs|must|does|line)"
+    r"|(?:(?<=: )|(?<=: \[))(?-i:Errno|No|Input|has|is|belongs|must|does|line)"
 )
-"""Paths, names, and how messages on a file or a setting continue behind its name."""
+"""Paths, names, and how messages on a file or a setting continue behind its name; a value in quotes is no such one."""
 _END = r"(?=[\s\"',;}\]\\`]|:\s|:?\Z)"
 _HARMLESS = rf"(?:{_PLAIN}|[\d.,]{{1,7}}){_END}"
 """Values: the path of a file, the name of a variable, a count."""

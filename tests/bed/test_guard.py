@@ -14,11 +14,12 @@ import pytest
 from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
 from tests.bed.space import REPOSITORY
-from tests.bed.sparkd_node import CONFIGURATION, SparkdNode
+from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode
 
 PROGRAMS = Path(__file__).with_name("programs")
 RESULT = REPOSITORY / "build/guard.json"
 FLOOR_MIB = 512
+GUARD = "sparkd-guard"
 RUNS = 20
 PACES = {0.5: 3, 2.0: 7, 5.0: 7}
 """GB a second, and the node's memory in GiB before. On GB10 7.4 GiB were seen to go in 3 s: 2.6 GB/s."""
@@ -46,6 +47,7 @@ def test_an_engine_that_eats_all_memory_is_ended_with_16_and_serves_again_by_its
     locked = re.search(r"^VmLck:\s+(\d+) kB", spark.node.read(f"/proc/{guard}/status"), re.MULTILINE)
     assert locked is not None
     assert int(locked[1]) > 2 << 10
+    assert spark.show("MainPID", GUARD) == str(guard), "it is no child of the agent's"
 
     (rank,) = spark.containers()
     spark.node.run("docker", "cp", "/root/programs/eater.py", f"{rank}:/eater.py")
@@ -62,6 +64,36 @@ def test_an_engine_that_eats_all_memory_is_ended_with_16_and_serves_again_by_its
     report = spark.report()
     assert report is not None
     assert (report.last_cause_code, report.last_cause[-9:]) == ("memory-guard", "(exit 16)")
+    spark.stop()
+    assert spark.leftovers() == []
+    wait_for(lambda: spark.show("ActiveState", GUARD) == "inactive", 10, "the guard to end, with nothing to watch")
+
+
+DROP_IN = f"/etc/systemd/system/{HEAD}.service.d/gone.conf"
+
+
+@pytest.mark.whole
+def test_a_rank_that_its_agent_has_left_for_good_is_killed_by_the_guard_when_the_lease_ends(spark: SparkdNode) -> None:
+    spark.configure()
+    spark.node.write(DROP_IN, "[Service]\nRestart=no\nExecStopPost=\n")
+    spark.node.run("systemctl", "daemon-reload")
+    try:
+        spark.start()
+        rank = spark.rank()
+        spark.node.run("systemctl", "kill", "--signal=KILL", spark.unit)
+        wait_for(lambda: not spark.active(), 10, "the agent to be gone")
+        gone = time.monotonic()
+        (first,) = spark.node.pids("^sparkd-guard$")
+        spark.node.run("kill", "-KILL", str(first))
+        wait_for(lambda: spark.node.pids("^sparkd-guard$") not in ([], [first]), 10, "systemd to start another guard")
+        time.sleep(20)
+        assert all(one.alive for one in rank), "it is left alone while an agent may come back"
+        wait_for(lambda: not any(one.alive for one in rank), 75 - (time.monotonic() - gone), "the lease to end")
+        wait_for(lambda: "has been away for 60 s" in spark.node.journal(GUARD), 5, "the guard's line")
+    finally:
+        spark.node.run("rm", DROP_IN)
+        spark.node.run("systemctl", "daemon-reload")
+    spark.start()
     spark.stop()
     assert spark.leftovers() == []
 

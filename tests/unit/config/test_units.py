@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
+from sparkd.agent.engine.memory_guard import killer
+from sparkd.agent.engine.memory_guard.guard import UNIT_SOCKET
 from sparkd.base.config import Engine, Notify, Settings, units
 from sparkd.base.config.units import DropIn, State
 from sparkd.base.host.files import Files
@@ -54,8 +56,8 @@ def test_unit_runs_its_role_and_sweeps_after_it(role: str) -> None:
 
 def test_each_service_makes_files_for_root_alone_where_no_mode_is_said() -> None:
     services = {path: text for path, text in units.package_units().items() if path.endswith(".service")}
-    assert len(services) == 4
-    assert [lines(text, "UMask") for text in services.values()] == [["0077"]] * 4
+    assert len(services) == 5
+    assert [lines(text, "UMask") for text in services.values()] == [["0077"]] * 5
 
 
 BOUNDS = ("CapabilityBoundingSet", "RestrictAddressFamilies", "SystemCallFilter")
@@ -91,6 +93,22 @@ def test_each_bound_is_lifted_to_what_the_agent_has() -> None:
     lifted = [line for line in drop_in.splitlines() if line.endswith(("=no", "=default"))]
     assert len(lifted) == 8
     assert [line for line in lifted if f"\n{line.partition('=')[0]}=" in agent] == []
+
+
+def test_the_guard_outlives_its_agents_and_can_do_no_more_than_kill() -> None:
+    agent, texts = units.render("head"), units.package_units()
+    socket, guard = (texts[f"{units.PACKAGE_UNITS}/{name}"] for name in units.GUARD_UNITS)
+    assert "sparkd-guard.socket" in words(agent, "Wants")
+    assert "sparkd-guard.socket" in words(agent, "After")
+    tied = {"PartOf", "BindsTo", "Requires", "Requisite", "PropagatesStopTo", "Upholds", "Conflicts"}
+    assert not tied & {line.partition("=")[0] for line in (socket + guard).splitlines()}
+    assert lines(socket, "ListenSequentialPacket") == [UNIT_SOCKET]
+    assert lines(socket, "SocketMode") == ["0600"]
+    assert words(guard, "CapabilityBoundingSet") == ["CAP_KILL", "CAP_IPC_LOCK"]
+    (command,) = lines(guard, "ExecStart")
+    *_, program, proc, lease_seconds = command.split()
+    assert killer.__file__.endswith(program.removeprefix("/usr/lib/sparkd/app/"))
+    assert (proc, lease_seconds) == ("/proc", "60")
 
 
 def test_unit_restarts_for_ever_but_not_where_only_a_person_helps() -> None:

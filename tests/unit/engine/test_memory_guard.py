@@ -246,7 +246,7 @@ def test_a_rank_that_ends_by_itself_was_not_killed() -> None:
 def killers() -> set[int]:
     """Processes of guards that this process has started."""
     found = psutil.Process().children()
-    return {one.pid for one in found if "sparkd.agent.engine.memory_guard.killer" in command_line(one)}
+    return {one.pid for one in found if "memory_guard/killer.py" in command_line(one)}
 
 
 def command_line(process: psutil.Process) -> str:

@@ -108,11 +108,10 @@ class Running:
         self._look_at = self._started_at
 
     def guard_memory(self, floor_bytes: int, events: Events) -> None:
-        """Not with a floor of 0. Raises OSError where the guard can't be started."""
-        if floor_bytes:
-            guard = MemoryGuard(floor_bytes, self.rank.pidfd, events, self._loop.wake)
-            guard.start()
-            self.guard = guard
+        """Raises OSError where the guard can't be started."""
+        guard = MemoryGuard(floor_bytes, self.rank.pidfd, events, self._loop.wake)
+        guard.start()
+        self.guard = guard
 
     @property
     def compiler_count(self) -> int:

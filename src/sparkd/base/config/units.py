@@ -22,6 +22,8 @@ BOOT_UNITS = ("sparkd.target", "sparkd-boot.service", "multi-user.target.d/spark
 """They start the enabled roles once the boot has finished: docs/adr/0029."""
 NOTIFY_UNIT = "sparkd-notify.service"
 """Sends what a unit that stays down leaves to be sent: docs/adr/0044."""
+GUARD_UNITS = ("sparkd-guard.socket", "sparkd-guard.service")
+"""Kill the rank where memory runs out, and where its agent does not come back: docs/adr/0068."""
 NOTIFY = "notify"
 """Stands for it in the place of a role."""
 PACKAGE_UNITS = "/usr/lib/systemd/system"
@@ -67,7 +69,7 @@ def render(role: str) -> str:
 def package_units() -> dict[str, str]:
     """Every unit of the package and what belongs to them, by path."""
     texts = {unit_name(role): render(role) for role in ROLES}
-    texts |= {name: _read(PurePosixPath(name).name) for name in (*BOOT_UNITS, NOTIFY_UNIT)}
+    texts |= {name: _read(PurePosixPath(name).name) for name in (*BOOT_UNITS, NOTIFY_UNIT, *GUARD_UNITS)}
     return {f"{PACKAGE_UNITS}/{name}": text for name, text in texts.items()}
 
 

@@ -1,47 +1,61 @@
-"""The agent's side of the memory guard: starts and restarts the killer process, and reads its results."""
+"""The agent's side of the memory guard: names the rank to the killer, again where that ends, and reads its results."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
-import sparkd
-from sparkd.agent.engine.memory_guard.killer import KILLED, LOCKED, MIB, UNLOCKED
+from sparkd.agent.engine.memory_guard import killer
+from sparkd.agent.engine.memory_guard.killer import ENDED, KILLED, LOCKED, MIB, UNLOCKED
 from sparkd.base.lib import start_thread
 from sparkd.base.lib.errors import MemoryGuardError
 from sparkd.base.lib.log import Events
 
 RETRY_SECONDS = 1.0
 HINT = "stop other work, lower gpu_memory_utilization, max-model-len or max-num-seqs, or memory.floor_mib"
-_FOLDER = str(Path(sparkd.__file__).parents[1])
-_BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from sparkd.agent.engine.memory_guard.killer import main; sys.exit(main())"
-)
+UNIT_SOCKET = "/run/sparkd-guard.sock"
+LINE_BYTES = 4096
+ANSWER_SECONDS = 10.0
+"""For a unit's process to start and lock itself: half a second on a loaded machine."""
 
 
 class MemoryGuard:
-    """Watches memory from `start` until the rank ends or `close`."""
+    """Watches memory from `start` until the rank ends or `close`.
+
+    The killer is the unit sparkd-guard, which outlives the agent; a process of the agent's own where there is no such
+    unit, as when sparkd is run from its source, or where it gives no answer.
+    """
 
     def __init__(
-        self, floor_bytes: int, pidfd: int, events: Events, wake: Callable[[], None], proc: str = "/proc"
+        self,
+        floor_bytes: int,
+        pidfd: int,
+        events: Events,
+        wake: Callable[[], None],
+        proc: str = "/proc",
+        unit: str = UNIT_SOCKET,
     ) -> None:
-        """`wake` is called when `over` becomes true. `proc`: the folder of meminfo."""
+        """`wake` is called when `over` becomes true. `proc`: the folder of meminfo. `unit`: the socket of sparkd-guard.
+
+        A floor of 0: the unit kills the rank only where no agent comes back.
+        """
         self._floor_bytes = floor_bytes
         self._pidfd = os.dup(pidfd)  # the rank's own may be closed while the process starts
         self._events = events
         self._wake = wake
         self._proc = proc
-        self._process: subprocess.Popen[str] | None = None
+        self._unit = unit
+        self._by_unit = True
+        self._killer: socket.socket | None = None
         self._closing = threading.Event()
         self._over = threading.Event()
         self._reported: set[str] = set()
-        self.state = "starting"
+        self.state = "starting" if floor_bytes else "off"
         """One of GUARD_STATES; empty after `close`. Any thread may read it."""
         self._account = ""
         """Of the kill, from the killer; empty where there was none."""
@@ -70,16 +84,16 @@ class MemoryGuard:
             raise error
 
     def close(self) -> None:
-        """The killer ends when its input closes."""
+        """The killer forgets the rank when it has ended; one that lives on is killed when the lease ends."""
         self._closing.set()
-        self._close_input()
+        self._disconnect()
         self.state = ""
         self._thread.join(RETRY_SECONDS)
 
-    def _close_input(self) -> None:
+    def _disconnect(self) -> None:
         with suppress(OSError):
-            if self._process is not None and self._process.stdin is not None:
-                self._process.stdin.close()
+            if self._killer is not None:
+                self._killer.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
         try:
@@ -91,42 +105,81 @@ class MemoryGuard:
             self._wake()
 
     def _run_killer(self) -> bool:
-        """Run one killer process to its end; whether it finished its work."""
-        arguments = (_FOLDER, str(self._floor_bytes), str(self._pidfd), self._proc)
+        """Let one killer watch the rank, to the end of either; whether there is nothing left to watch."""
+        ended = ""
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", _BOOT, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                pass_fds=(self._pidfd,),
-                start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent
-            )
+            if (connection := self._connect()) is not None:
+                line = self._follow(connection)
+            elif not self._floor_bytes:
+                return True
+            else:
+                connection, process = self._start_killer()
+                with process:
+                    line = self._follow(connection)
+                ended = f" with {process.returncode}"
         except OSError as error:
+            self._by_unit = False
             self._report_failure(str(error))
             return False
-        self._process = process
-        if self._closing.is_set():  # `close` may have run before the process existed
-            self._close_input()
+        if line.startswith((ENDED, KILLED)):
+            return True
+        if not self._closing.is_set():
+            self._report_failure(f"its process ended{ended}: {line}")
+        return False
+
+    def _connect(self) -> socket.socket | None:
+        """To the unit; None where it is not there, or has not answered once."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            if self._by_unit:
+                connection.connect(self._unit)
+                return connection
+        except OSError:
+            pass
+        connection.close()
+        return None
+
+    def _start_killer(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """A process that ends with this one. Raises OSError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-B", killer.__file__, self._proc, "0"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return ours, process
+
+    def _follow(self, connection: socket.socket) -> str:
+        """The last that the killer has received. Raises OSError where it gives no answer."""
         line = ""
-        assert process.stdout is not None
-        with process:
-            for raw in process.stdout:
-                line = raw.rstrip("\n")
+        with connection:
+            self._killer = connection
+            if self._closing.is_set():  # `close` may have run before there was a connection
+                self._disconnect()
+            connection.settimeout(ANSWER_SECONDS)
+            socket.send_fds(connection, [str(self._floor_bytes).encode()], [self._pidfd])
+            while not line.startswith((ENDED, KILLED)) and (received := connection.recv(LINE_BYTES)):
+                connection.settimeout(None)
+                line = received.decode(errors="replace")
                 self._handle_line(line)
-        if process.returncode and not self._closing.is_set():
-            self._report_failure(f"its process ended with {process.returncode}: {line}")
-        return process.returncode == 0
+        return line
 
     def _handle_line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == KILLED:
             self._account = rest
-        elif word == LOCKED:
+        elif word == LOCKED and self._floor_bytes:
             self.state = "watching"
             self._events.info("memory_guard.watch.started", floor_mib=self._floor_bytes // MIB)
-        elif word == UNLOCKED:
+        elif word == UNLOCKED and self._floor_bytes:
             self.state = "unlocked"
             if line not in self._reported:
                 self._reported.add(line)

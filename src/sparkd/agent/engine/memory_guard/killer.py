@@ -1,24 +1,28 @@
-"""The killer process of the memory guard: small, locked into memory, without any blocking call but poll(2).
+"""The process that kills a rank: small, locked into memory, without any blocking call but poll(2).
 
-    python -I -S -c BOOT FOLDER FLOOR_BYTES RANK_PIDFD PROC
+    python -I -S -B killer.py PROC LEASE_SECONDS
 
-It kills the rank by its pidfd, then reports on its output. It ends with the rank or with the agent: its input is a pipe
-that only the agent holds open. It uses no dataclasses, which would add 2.3 MB to its 4.
+Its input is a socket: the listening one of sparkd-guard.socket, or one end of a pair, and then it ends with the agent
+that holds the other. An agent sends the floor in bytes with the rank's pidfd, and stays connected. The rank is killed
+where memory runs out, and where no agent has come for LEASE_SECONDS. No dataclasses: they would add 2.3 MB to its 4.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from array import array
+from contextlib import suppress
 
-LOCKED, UNLOCKED, KILLED = "locked", "unlocked", "killed"
-"""First words of the output's lines: the reason follows UNLOCKED, an account of the kill follows KILLED."""
+LOCKED, UNLOCKED, KILLED, ENDED, FAILED = "locked", "unlocked", "killed", "ended", "failed"
+"""First words of the messages to an agent: a reason follows UNLOCKED and FAILED, an account of the kill KILLED."""
 
 MIB = 1 << 20
 
@@ -131,32 +135,167 @@ def describe_kill(samples: list[tuple[float, int, float]], floor_bytes: int) -> 
     )
 
 
-def watch(meter: Meter, samples: Samples, floor_bytes: int, rank: int, agent: int) -> bool:
-    """True after a kill for short memory; False when the rank or the agent ended."""
-    poller = select.poll()
-    poller.register(rank, select.POLLIN)
-    poller.register(agent, select.POLLIN)
-    while True:
-        available = meter.available_bytes()
-        pressure = meter.full_avg10()
-        samples.put(time.monotonic(), available, pressure)
-        if is_short(available, pressure, floor_bytes):
-            return _signal(rank, signal.SIGKILL)
-        if poller.poll(pause_seconds(available, floor_bytes) * 1000):
-            return False
+class Killer:
+    """Watches one rank, for one agent at a time: the last that came."""
+
+    def __init__(self, proc: str, lease_seconds: float, kept: str) -> None:
+        """`proc`: the folder of meminfo. `kept`: a file by which the next process finds the rank; empty for none."""
+        self._proc, self._lease_seconds, self._kept = proc, lease_seconds, kept
+        self._meter: Meter | None = None
+        self._samples, self._lock = Samples(), ""
+        self._poller = select.poll()
+        self._door: socket.socket | None = None
+        self._agent: socket.socket | None = None
+        self._rank, self._floor_bytes, self._until = -1, 0, math.inf
+
+    def run(self, given: socket.socket) -> None:
+        """Until nothing is left to watch. Raises OSError, ValueError where memory can't be read."""
+        if given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            self._door = given
+            self._poller.register(given, select.POLLIN)
+            self._turn(0)
+        else:
+            self._take_agent(given)
+        if self._kept:
+            self._resume()
+        while self._agent is not None or (self._rank >= 0 and self._door is not None):
+            self._turn(self._look())
+
+    def send(self, line: str) -> None:
+        """To the agent; where there is none, to the journal."""
+        with suppress(OSError):
+            if self._agent is None:
+                os.write(2, f"{line}\n".encode())
+            else:
+                self._agent.send(line.encode(), socket.MSG_DONTWAIT)
+
+    def _turn(self, seconds: float) -> None:
+        for descriptor, _ in self._poller.poll(seconds * 1000):
+            if descriptor == self._rank:
+                self._forget_rank(ENDED)
+            elif self._agent is not None and descriptor == self._agent.fileno():
+                self._hear(self._agent)
+            elif self._door is not None and descriptor == self._door.fileno():
+                self._take_agent(self._door.accept()[0])
+
+    def _look(self) -> float:
+        """Kill the rank where that is due. Returns the seconds until the next look."""
+        if (meter := self._meter) is None or self._rank < 0:
+            return LONGEST_SECONDS
+        available, pressure, now = meter.available_bytes(), meter.full_avg10(), time.monotonic()
+        self._samples.put(now, available, pressure)
+        if is_short(available, pressure, self._floor_bytes):
+            self._kill(describe_kill(self._samples.kept(), self._floor_bytes))
+        elif now >= self._until:
+            self._kill(f"the rank was killed: its agent has been away for {self._lease_seconds:.0f} s")
+        return pause_seconds(available, self._floor_bytes)
+
+    def _kill(self, account: str) -> None:
+        try:
+            signal.pidfd_send_signal(self._rank, signal.SIGKILL)
+            self._forget_rank(f"{KILLED} {account}")
+        except ProcessLookupError:
+            self._forget_rank(ENDED)
+
+    def _forget_rank(self, line: str) -> None:
+        self.send(line)
+        self._close_rank()
+        if self._kept:
+            with suppress(OSError):
+                _write(self._kept, "")
+
+    def _close_rank(self) -> None:
+        if self._rank >= 0:
+            self._poller.unregister(self._rank)
+            os.close(self._rank)
+            self._rank = -1
+
+    def _take_agent(self, agent: socket.socket) -> None:
+        if self._agent is not None:
+            self._leave()
+        self._agent = agent
+        self._poller.register(agent, select.POLLIN)
+
+    def _leave(self) -> None:
+        """The agent is gone, or another one has come: the rank is killed unless one names it again in time."""
+        assert self._agent is not None
+        self._poller.unregister(self._agent)
+        self._agent.close()
+        self._agent, self._until = None, time.monotonic() + self._lease_seconds
+
+    def _hear(self, agent: socket.socket) -> None:
+        try:
+            said, descriptors, _, _ = socket.recv_fds(agent, 64, 2, socket.MSG_DONTWAIT)
+        except OSError:
+            said, descriptors = b"", []
+        if not said.isdigit() or len(descriptors) != 1:
+            for one in descriptors:
+                os.close(one)
+            self._leave()
+            return
+        self._close_rank()  # the same one, where an agent that was away has come back
+        self._watch(descriptors[0], int(said))
+        if self._kept:
+            with suppress(OSError, ValueError, IndexError):
+                _keep(self._kept, self._rank, self._floor_bytes)
+        self.send(self._lock)
+
+    def _watch(self, rank: int, floor_bytes: int) -> None:
+        if self._meter is None:
+            self._meter = Meter(self._proc)
+            _try_a_kill(self._meter)
+            self._lock = _lock()
+        self._rank, self._floor_bytes, self._until = rank, floor_bytes, math.inf
+        self._poller.register(rank, select.POLLIN)
+
+    def _resume(self) -> None:
+        """Watch the rank of the process before this one, which was killed: until an agent comes, or the lease ends."""
+        with suppress(OSError, ValueError, IndexError):
+            pid, began, floor_bytes = map(int, _read(self._kept).split())
+            rank = os.pidfd_open(pid)
+            if _start_time(pid) != began:  # looked at second: a pid that is held by a descriptor is not used again
+                os.close(rank)
+                return
+            self._watch(rank, floor_bytes)
+            self._until = time.monotonic() + self._lease_seconds
 
 
-def _signal(rank: int, number: int) -> bool:
-    """Whether the rank was still running; signal 0 only tests."""
+def _keep(path: str, rank: int, floor_bytes: int) -> None:
+    pid = int(_read(f"/proc/self/fdinfo/{rank}").partition("\nPid:")[2].split()[0])
+    _write(path, f"{pid} {_start_time(pid)} {floor_bytes}\n")
+
+
+def _start_time(pid: int) -> int:
+    """In clock ticks since boot. Raises OSError, ValueError."""
+    return int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
+
+
+def _read(path: str) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        signal.pidfd_send_signal(rank, number)
-    except ProcessLookupError:
-        return False
-    return True
+        return os.read(descriptor, 4096).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _try_a_kill(meter: Meter) -> None:
+    """Run all code of a kill once, so that it is in memory before the lock."""
+    tried = Samples()
+    for when in (0.0, max(AGES)):
+        tried.put(when, meter.available_bytes(), meter.full_avg10())
+    describe_kill(tried.kept(), MIB)
 
 
 def _lock() -> str:
-    """Lock current and future pages when touched: 6 MiB of 16 mapped. Returns the line to print."""
+    """Lock current and future pages when touched: 6 MiB of 16 mapped. Returns the message to an agent."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NAME, b"sparkd-guard", 0, 0, 0)
     if libc.mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) == 0:
@@ -165,18 +304,17 @@ def _lock() -> str:
 
 
 def main() -> int:
-    floor_bytes, rank, proc = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     gc.disable()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    meter, samples = Meter(proc), Samples()
-    # Run all code of a kill once, so that it is in memory before the lock.
-    tried = Samples()
-    for when in (0.0, max(AGES)):
-        tried.put(when, meter.available_bytes(), meter.full_avg10())
-    describe_kill(tried.kept(), floor_bytes)
-    if not _signal(rank, 0):
-        return 0
-    os.write(1, f"{_lock()}\n".encode())
-    if watch(meter, samples, floor_bytes, rank, 0):
-        os.write(1, f"{KILLED} {describe_kill(samples.kept(), floor_bytes)}\n".encode())
+    folder = os.environ.get("RUNTIME_DIRECTORY", "")
+    killer = Killer(sys.argv[1], float(sys.argv[2]), f"{folder}/rank" if folder else "")
+    try:
+        killer.run(socket.socket(fileno=0))
+    except (OSError, ValueError) as error:
+        killer.send(f"{FAILED} {error}")
+        return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

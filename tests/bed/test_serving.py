@@ -16,7 +16,7 @@ from tests.bed import load
 from tests.bed.acts import EATER
 from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
-from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode, complete
+from tests.bed.sparkd_node import CONFIGURATION, HEAD, SERVING_SECONDS, SparkdNode, complete
 from tests.bed.victims import container_init, dockerd, engine_core, main_of_engine, sparkd, worker
 
 IMPATIENT = """
@@ -316,8 +316,24 @@ def test_starting_the_wrong_unit_disturbs_nothing(serving: SparkdNode) -> None:
     assert serving.serves()
 
 
+def test_a_drill_kills_the_core_and_says_when_and_why_it_serves_again(serving: SparkdNode) -> None:
+    serving.forget_failures()
+    cursor, core = serving.cursor(), engine_core(serving)
+    said = serving.node.run("sparkd", "drill", "core", "--yes", timeout=SERVING_SECONDS).stdout
+    assert f"VLLM::EngineCore, pid {core}" in said
+    steps = re.findall(r"^ +([\d.]+) s  (\w[\w-]*)", said, re.MULTILINE)
+    assert [float(seconds) for seconds, _ in steps] == sorted(float(seconds) for seconds, _ in steps)
+    assert [step for _, step in steps][:1] + [step for _, step in steps][-1:] == ["killed", "serving"]
+    assert re.search(r"^serves again after [\d.]+ s; the load before took [\d.]+ s$", said, re.MULTILINE), said
+    assert re.search(r"^reported cause: .*killed by signal 9 from outside.* \(exit 13\)$", said, re.MULTILINE), said
+    assert said.endswith("nothing is to be done\n")
+    assert serving.serves()
+    assert "agent.run.failed code=13 cause=killed-from-outside " in serving.journal_since(cursor)
+    assert (serving.containers(), serving.leftovers()) == (["sparkd-rank0"], [])
+
+
 # In the table of two nodes the worker process is killed for every change.
-VICTIMS = [main_of_engine, engine_core, pytest.param(worker, marks=pytest.mark.whole), sparkd, dockerd]
+VICTIMS = [main_of_engine, pytest.param(worker, marks=pytest.mark.whole), sparkd, dockerd]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

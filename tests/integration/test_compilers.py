@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from signal import SIGCONT, SIGSTOP
 
 import psutil
 import pytest
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
-from sparkd.agent.actions.processes import pause_process
+from sparkd.agent.actions.processes import signal_process
 from sparkd.agent.engine.compilers import COMPILERS, CompilerWatch
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.files import Files
@@ -86,7 +87,7 @@ def holding(machine: Machine, events: EventLines) -> Iterator[None]:
         ended=threading.Event(),
         processes=machine.processes,
         available_bytes=machine.available_bytes,
-        signal=lambda key, resume: pause_process(*key, OWN_GROUP, resume=resume),
+        signal=lambda key, resume: signal_process(SIGCONT if resume else SIGSTOP, *key, OWN_GROUP),
         events=events,
     )
     until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # the next look is seconds away
@@ -141,17 +142,17 @@ def test_a_process_with_another_start_time_or_container_gets_no_signal() -> None
             found = read_process(Files(), other.pid)
             assert found is not None
             shown = psutil.Process(other.pid)
-            assert not pause_process(found.pid, found.start_time + 1, OWN_GROUP)
-            assert not pause_process(found.pid, found.start_time, "c" * 64)
+            assert not signal_process(SIGSTOP, found.pid, found.start_time + 1, OWN_GROUP)
+            assert not signal_process(SIGSTOP, found.pid, found.start_time, "c" * 64)
             time.sleep(0.1)
             assert shown.status() == "sleeping"
-            assert pause_process(found.pid, found.start_time, OWN_GROUP)
+            assert signal_process(SIGSTOP, found.pid, found.start_time, OWN_GROUP)
             until(lambda: shown.status() == "stopped")
-            assert pause_process(found.pid, found.start_time, OWN_GROUP, resume=True)
+            assert signal_process(SIGCONT, found.pid, found.start_time, OWN_GROUP)
             until(lambda: shown.status() == "sleeping")
         finally:
             other.kill()
-    assert not pause_process(found.pid, found.start_time, OWN_GROUP)
+    assert not signal_process(SIGSTOP, found.pid, found.start_time, OWN_GROUP)
 
 
 def states(machine: Machine) -> set[str]:

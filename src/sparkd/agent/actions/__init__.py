@@ -7,6 +7,7 @@ is in host.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 from sparkd.agent.actions import files, page_cache
 from sparkd.agent.actions.files import Pruned
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
-from sparkd.agent.actions.processes import Rank, end_orphan, end_process, forget_rank, pause_process, unlink_segment
+from sparkd.agent.actions.processes import Rank, end_orphan, end_process, forget_rank, signal_process, unlink_segment
 from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.agent.preflight.fixes import (
     Applied,
@@ -253,7 +254,7 @@ class Actions:
 
     def pause_process(self, container_id: str, key: tuple[int, int], resume: bool) -> bool:
         """Stop the container's process of that id and start time, or continue it; whether it was there."""
-        return pause_process(*key, container_id, resume=resume)
+        return signal_process(signal.SIGCONT if resume else signal.SIGSTOP, *key, container_id)
 
     def compact_memory(self, fix: CompactMemory) -> Applied:
         """Blocks for seconds: for a thread of its own. Raises OSError, ValueError where it cannot look."""

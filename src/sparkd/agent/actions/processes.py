@@ -118,8 +118,8 @@ def end_process(fix: EndProcess) -> Applied:
         os.close(fd)
 
 
-def pause_process(pid: int, start_time: int, container_id: str, *, resume: bool = False) -> bool:
-    """SIGSTOP to that very process of that container, or SIGCONT; whether it was there."""
+def signal_process(number: int, pid: int, start_time: int, container_id: str) -> bool:
+    """Send a signal to that very process of that container; whether it was there. Without an id: of no container."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -128,7 +128,7 @@ def pause_process(pid: int, start_time: int, container_id: str, *, resume: bool 
         found = read_process(Files(), pid)
         if found is None or found.start_time != start_time or read_group(Files(), pid).container_id != container_id:
             return False
-        signal.pidfd_send_signal(fd, signal.SIGCONT if resume else signal.SIGSTOP)
+        signal.pidfd_send_signal(fd, number)
     except GONE:
         return False
     finally:

@@ -29,6 +29,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("endpoint", "endpoint", "say how clients reach the API, with a configuration for each of some programs"),
     ("smoke", "bench", "test whether the endpoint's answers make sense, alone and at once"),
     ("warm", "bench", "compile the kernels of the endpoint's requests now, before its clients wait for them"),
+    ("drill", "drill", "kill one part of what serves here, on purpose, and watch how it comes back"),
     ("tune-recipe", "tune_recipe", "climb with one knob of a recipe at a time, and write the best as a recipe"),
     ("bench", "bench", "measure how fast the endpoint answers, beside the recipe's figures and the usual ones"),
     ("fabric", "fabric", "measure how fast the ports between the nodes are"),

@@ -1,0 +1,55 @@
+"""`sparkd drill`: cause one fault on this node, after a yes, and watch how the endpoint comes back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.status.model import format_duration
+from sparkd.tools.cli import console
+from sparkd.tools.node.drill import (
+    FAULTS,
+    LEAST_SECONDS,
+    LOADS,
+    expected_seconds,
+    find_target,
+    follow,
+    kill,
+    read_serving,
+)
+
+
+def add_drill(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("fault", nargs="?", choices=sorted(FAULTS), metavar="FAULT", help=f"one of {', '.join(FAULTS)}")
+    parser.add_argument("--yes", action="store_true", help="begin without a question")
+    parser.epilog = "Without a fault it lists them. Exit code 0: it serves again; 12: it did not come back in time."
+    parser.set_defaults(run=drill)
+
+
+def drill(args: argparse.Namespace) -> None:
+    if not args.fault:
+        table = Table([("FAULT", "WHAT HAPPENS"), *FAULTS.items()], heading=True)
+        console.show([table, "begin: sudo sparkd drill FAULT"])
+        return
+    host = Host()
+    if os.geteuid():
+        raise UsageError("only root may end a rank", f"sudo sparkd drill {args.fault}")
+    before = read_serving(host)
+    target, load = find_target(args.fault, host, before), expected_seconds(host)
+    lasts = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
+    print(f"{FAULTS[args.fault]}: {target.title}, pid {target.pid}. The endpoint is gone for {lasts}.", flush=True)
+    if not args.yes and not sys.stdin.isatty():
+        raise UsageError("there is no terminal to confirm on", f"sudo sparkd drill {args.fault} --yes")
+    if not args.yes and console.prompt("begin? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UsageError("not begun: nothing was touched")
+    kill(target)
+    print("    0.0 s  killed", flush=True)
+    limit_seconds = max(LEAST_SECONDS, LOADS * (load or 0))
+    seconds, after = follow(before, host, limit_seconds, lambda line: print(line, flush=True))
+    print(f"serves again after {seconds:.1f} s" + (f"; the load before took {load:.1f} s" if load else ""))
+    print(f"reported cause: {sanitize(after.last_cause, 1000) or 'none: the agent has not noticed an end'}")
+    print("nothing is to be done")

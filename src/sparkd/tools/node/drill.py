@@ -1,0 +1,92 @@
+"""A fault of this node's own, caused on purpose, and what sparkd makes of it: `sparkd drill`."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from sparkd.agent.actions.history import read
+from sparkd.agent.actions.processes import signal_process
+from sparkd.base.host import Host
+from sparkd.base.host.processes import read_process
+from sparkd.base.lib.errors import BlockedError, NotReadyError
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state.history import last_load
+from sparkd.base.status.model import IN_SERVICE, NodeReport, read_living_report
+from sparkd.base.status.publisher import status_line
+from sparkd.tools.node.served import find_container
+
+FAULTS = {
+    "core": "kill -9 of vLLM's core, a process of the head's rank",
+    "rank": "kill -9 of all of this node's rank",
+    "agent": "kill -9 of sparkd's agent on this node",
+}
+CORE = "VLLM::EngineCore"
+"""How vLLM 0.8 to 0.33 titles it; a number may follow."""
+POLL_SECONDS = 0.25
+LEAST_SECONDS, LOADS = 900.0, 3
+"""Until it is given up: so long, or so many times as the last load took."""
+
+
+class Target(Struct, frozen=True):
+    pid: int
+    start_time: int
+    container_id: str
+    """Empty for the agent."""
+    title: str
+
+
+def find_target(fault: str, host: Host, report: NodeReport) -> Target:
+    """Raises BlockedError where this node has no such process."""
+    if fault == "agent":
+        return Target(report.pid, report.start_time, "", "sparkd's agent")
+    container = find_container(host, report)
+    first = read_process(host.files, container.pid)
+    if fault == "rank" and first is not None:
+        return Target(first.pid, first.start_time, container.id, f"the first process of {container.name}")
+    for one in host.container_processes(container.pid, container.id):
+        if " ".join(host.argv(one)).startswith(CORE):
+            return Target(one.pid, one.start_time, container.id, CORE)
+    raise BlockedError(f"no process of {container.name} is called {CORE}", "sudo sparkd drill rank")
+
+
+def read_serving(host: Host) -> NodeReport:
+    """Raises BlockedError where this node serves nothing that a fault could end."""
+    report = read_living_report(host.files)
+    if report is None or report.phase not in IN_SERVICE:
+        found = status_line(report) if report is not None else "no agent runs"
+        raise BlockedError(f"a drill needs an endpoint that serves: {sanitize(found)}", "sparkd status")
+    return report
+
+
+def expected_seconds(host: Host) -> float | None:
+    """As the last load took; None where none is known."""
+    return last_load(read(host.files))
+
+
+def kill(target: Target) -> None:
+    """Raises BlockedError where it has ended meanwhile."""
+    if not signal_process(signal.SIGKILL, target.pid, target.start_time, target.container_id):
+        raise BlockedError(f"{target.title}, pid {target.pid}, has just ended by itself", "sparkd status")
+
+
+def follow(
+    before: NodeReport, host: Host, limit_seconds: float, show: Callable[[str], None]
+) -> tuple[float, NodeReport]:
+    """Show each step until it serves again: after how many seconds, and the report then. Raises NotReadyError."""
+    began, shown, gone = time.monotonic(), "", False
+    while (seconds := time.monotonic() - began) <= limit_seconds:
+        report = read_living_report(host.files)
+        gone = gone or report is None or report.phase not in IN_SERVICE or report.launch_id != before.launch_id
+        step = report.phase.value if report is not None else "no agent"
+        if gone and step != shown:
+            shown = step
+            show(f"{seconds:7.1f} s  {sanitize(status_line(report)) if report is not None else 'no agent runs'}")
+        if gone and report is not None and report.phase in IN_SERVICE:
+            return seconds, report
+        time.sleep(POLL_SECONDS)
+    what = f"it does not serve again {limit_seconds:.0f} s after the fault" if gone else "nothing has noticed it"
+    raise NotReadyError(what, f"journalctl -u sparkd-{before.role} -n 100; sudo sparkd capture")

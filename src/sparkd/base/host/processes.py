@@ -75,7 +75,8 @@ class Details(Struct, frozen=True):
 
 class OpenFile(Struct, frozen=True):
     pid: int
-    descriptor: str
+    path: str
+    """Of the descriptor, in /proc."""
     target: str
     """A path, ` (deleted)` behind it once unlinked, or `socket:[inode]`."""
 
@@ -221,6 +222,21 @@ def read_status(files: Files, pid: int) -> Details:
         raise ValueError(f"/proc/{pid}/status has another format") from None
 
 
+def living_folder(files: Files, process: Process) -> str:
+    """Its folder in /proc; where its first thread has ended, which has no files or mappings then, that of another one.
+
+    Raises one of GONE, OSError.
+    """
+    folder = f"/proc/{process.pid}"
+    if process.state not in "ZX":
+        return folder
+    threads = (read_process(files, f"{process.pid}/task/{tid}") for tid in files.names(f"{folder}/task"))
+    living = (one for one in threads if one is not None and one.state not in "ZX")
+    if (thread := next(living, None)) is None:
+        raise ProcessLookupError(f"pid {process.pid} has ended")
+    return f"{folder}/task/{thread.pid}"
+
+
 def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str], object]) -> OpenFiles:
     """Open descriptors of these processes whose target is `wanted`, without processes that ended meanwhile.
 
@@ -235,8 +251,9 @@ def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str
         try:
             if time.monotonic() > deadline:
                 raise TimeoutError
-            links = files.links(f"/proc/{process.pid}/fd")
-            found.extend(OpenFile(process.pid, *link) for link in links if wanted(link[1]))
+            folder = f"{living_folder(files, process)}/fd"
+            links = files.links(folder)
+            found.extend(OpenFile(process.pid, f"{folder}/{name}", link) for name, link in links if wanted(link))
         except GONE:
             continue
         except OSError:

@@ -223,18 +223,14 @@ def read_status(files: Files, pid: int) -> Details:
 
 
 def living_folder(files: Files, process: Process) -> str:
-    """Its folder in /proc; where its first thread has ended, which has no files or mappings then, that of another one.
-
-    Raises one of GONE, OSError.
-    """
+    """Its folder in /proc; a living thread's, where the first has ended and shows nothing. Raises GONE, OSError."""
     folder = f"/proc/{process.pid}"
     if process.state not in "ZX":
         return folder
-    threads = (read_process(files, f"{process.pid}/task/{tid}") for tid in files.names(f"{folder}/task"))
-    living = (one for one in threads if one is not None and one.state not in "ZX")
-    if (thread := next(living, None)) is None:
-        raise ProcessLookupError(f"pid {process.pid} has ended")
-    return f"{folder}/task/{thread.pid}"
+    for tid in files.names(f"{folder}/task"):
+        if (thread := read_process(files, f"{process.pid}/task/{tid}")) and thread.state not in "ZX":
+            return f"{folder}/task/{tid}"
+    raise ProcessLookupError(f"pid {process.pid} has ended")
 
 
 def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str], object]) -> OpenFiles:

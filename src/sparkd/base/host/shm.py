@@ -107,10 +107,9 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
     unreadable: set[int] = set()
     living = [process for process in processes if not process.kernel and not process.dead]
     for process in living:
-        if time.monotonic() > deadline:
-            unreadable.add(process.pid)
-            continue
         try:
+            if time.monotonic() > deadline:
+                raise TimeoutError
             maps = files.bytes(f"{living_folder(files, process)}/maps", MAPS_LIMIT_BYTES)
         except GONE:
             continue

@@ -158,10 +158,7 @@ def route(log: Callable[..., object], level: int) -> None:
 
 
 def clean_stderr() -> None:
-    """Print no secret on stderr: of a bug the traceback, and of libraries' warnings and errors one clean line each.
-
-    `route` replaces the latter.
-    """
+    """Print tracebacks without secrets, and libraries' warnings and errors as one clean line; `route` replaces that."""
     sys.excepthook = lambda _kind, error, _trace: print_bug(error)
     threading.excepthook = lambda failed: print_bug(failed.exc_value)
     if logging.lastResort is not None:
@@ -170,12 +167,10 @@ def clean_stderr() -> None:
 
 def print_bug(error: BaseException | None, redact: Redaction | None = None) -> None:
     """For an excepthook. `redact`: with the secrets that are known."""
-    if error is not None:
-        from sparkd.base.lib.redaction import Redaction
+    from sparkd.base.lib.redaction import Redaction
 
-        lines = "".join(format_exception(error)).splitlines()
-        text = (redact or Redaction())("\n".join(map(printable, lines)))
-        print(*(line[:LINE_LIMIT] for line in text.splitlines()), sep="\n", file=sys.stderr)
+    lines = "".join(format_exception(error)).splitlines()
+    print((redact or Redaction())("\n".join(map(printable, lines))), file=sys.stderr)
 
 
 class _EventHandler(logging.Handler):

@@ -160,7 +160,8 @@ def route(log: Callable[..., object], level: int) -> None:
 def clean_stderr() -> None:
     """Print tracebacks without secrets, and libraries' warnings and errors as one clean line; `route` replaces that."""
     sys.excepthook = lambda _kind, error, _trace: print_bug(error)
-    threading.excepthook = lambda failed: print_bug(failed.exc_value)
+    if threading.excepthook is threading.__excepthook__:  # a test has one of its own
+        threading.excepthook = lambda failed: print_bug(failed.exc_value)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_OneLineFormatter())
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.bed.conftest import MakeNode
+from tests.bed.engine_image import NAME
 from tests.bed.processes import wait_for
-from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode, complete
+from tests.bed.sparkd_node import CONFIGURATION, HEAD, RANK, SparkdNode, complete
 
 KEY = 's3cret "key\\ of $HOME and `id`'
 OWN_SCRIPT = """\
@@ -41,6 +42,20 @@ env:
   AWKWARD: |
     two lines, 'quotes', "double", $HOME `id` {"json": [1, 2]} \\
 """
+OF_USER = """\
+schema: 1
+name: of-user
+extends: tiny-cpu
+image: {ref: "sparkd-test/vllm-cpu:of-user"}
+"""
+STRANGER = """\
+cd /dev/shm
+echo held > psm_aaaa0001
+echo kept > psm_aaaa0002
+exec 9< psm_aaaa0001
+setsid sleep 4321 > /dev/null 2>&1 &
+"""
+"""A person of the rank's uid, with segments of an engine's kind of name: one open, one kept without a process."""
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +173,41 @@ def test_a_wrong_key_is_said_at_once(serving: SparkdNode) -> None:
     serving.stop()
     serving.configure(CONFIGURATION)
     wait_for(lambda: serving.show("ActiveState") in ("inactive", "failed"), 30, "the unit to stop")
+
+
+def test_what_a_killed_rank_of_a_persons_uid_leaves_goes_at_the_next_start_and_theirs_stays(
+    serving: SparkdNode,
+) -> None:
+    serving.stop()
+    node = serving.node
+    user = "--change 'USER 1000:1000' --change 'ENV HOME=/tmp USER=person'"
+    node.sh(f"docker create --name base {NAME} && docker commit {user} base sparkd-test/vllm-cpu:of-user")
+    node.run("docker", "rm", "base")
+    node.write("/etc/sparkd/recipes/of-user.yaml", OF_USER)
+    serving.configure('[engine]\nrecipe = "of-user"\n')
+    node.run("setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "sh", "-c", STRANGER)
+    node.run("touch", "-d", "10 minutes ago", "/dev/shm/psm_aaaa0002")
+    theirs = segments(serving)
+    assert [name for name, _ in sorted(theirs)] == ["psm_aaaa0001", "psm_aaaa0002"]
+    serving.start()
+    agent, rank = serving.main_pid(), node.pids(RANK)
+    owners = node.sh("stat --format=%u " + " ".join(f"/proc/{pid}" for pid in rank)).stdout.split()
+    made = segments(serving) - theirs
+    print(sorted(made), owners)
+    assert set(owners) == {"1000"}
+    assert made
+    assert set(node.sh("cd /dev/shm && stat --format=%u *").stdout.split()) == {"1000"}
+
+    node.run("kill", "-KILL", *map(str, (agent, *rank)), check=False)  # one may end by the end of another
+    wait_for(lambda: serving.main_pid() not in (0, agent), 60, "systemd to start sparkd again")
+    serving.await_serving()
+    assert segments(serving) & (made | theirs) == theirs
+    serving.stop()
+    assert segments(serving) == theirs
+    assert node.pids("^sleep 4321$")
+
+
+def segments(spark: SparkdNode) -> set[tuple[str, str]]:
+    """Name and inode of each."""
+    lines = spark.node.sh("find /dev/shm -type f -printf '%f %i\\n'").stdout.splitlines()
+    return {(name, inode) for name, inode in map(str.split, lines)}

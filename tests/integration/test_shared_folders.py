@@ -129,7 +129,9 @@ WRITERS = {
         lambda root: Setup(root).write("/etc/sparkd/conf.d/10-init.toml", "x", 0o644), f"{STATE}/setup.json"
     ),
     "init, its lock": Writer(lambda root: Setup(root).alone().__enter__(), "run/sparkd/setup.lock"),
-    "init --new-cluster-key": Writer(lambda root: cluster_key.create_key(str(root / "key")), "key"),
+    "init --new-cluster-key": Writer(
+        lambda root: cluster_key.create_key(f"/{root.name}/key", Setup(root.parent)), "key"
+    ),
     "units install": Writer(
         lambda root: UnitFiles(root).install((DropIn("head", "[Service]\n"),)),
         "etc/systemd/system/sparkd-head.service.d/50-sparkd.conf",

@@ -142,6 +142,26 @@ def test_a_program_that_this_node_lacks_is_named_with_its_package(programs: Path
         SshHost("a").run("true")
 
 
+@pytest.mark.parametrize(
+    ("trouble", "folder"),
+    [
+        ('rsync: [receiver] mkstemp "/home/ann/a b/.x.Zb3Qv1" failed: Permission denied (13)', "'/home/ann/a b'"),
+        ('rsync: [generator] recv_generator: mkdir "/home/ann/m/sub" failed: Permission denied (13)', "/home/ann/m"),
+        ('rsync: [generator] failed to set times on "/home/ann/m/.": Operation not permitted (1)', "/home/ann/m"),
+    ],
+)
+def test_files_of_roots_in_the_folder_of_a_user_are_named_with_the_command(
+    programs: Path, trouble: str, folder: str
+) -> None:
+    program(programs / "rsync", f"echo '{trouble}' >&2; exit 23")
+    with pytest.raises(BlockedError) as caught:
+        SshHost("a").send("/m/", "/home/ann/m", "--rsync-path=runuser -u ann -- rsync")
+    assert caught.value.hint == f"there: sudo chown -hR ann: {folder}"
+    with pytest.raises(BlockedError) as caught:
+        SshHost("a").send("/m/", "/home/ann/m")
+    assert "chown" not in caught.value.hint
+
+
 def test_ssh_gets_one_word_for_the_other_side_and_no_prompt(programs: Path) -> None:
     program(programs / "ssh", 'for word; do echo "$word"; done')
     said = SshHost("10.0.0.1", "ann").run_checked("rm", "-f", "--", "a b;c")

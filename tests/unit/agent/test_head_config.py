@@ -123,6 +123,27 @@ def test_a_worker_with_nothing_but_its_nodes_runs_the_plan_of_its_head(tree: Tre
                 assert joins.join() is None
 
 
+@pytest.mark.parametrize("privileged", [False, True])
+@pytest.mark.parametrize("wanted", [None, False, True])
+def test_a_right_of_the_heads_recipe_that_this_node_does_not_permit_is_in_its_journal(
+    tree: Tree, port: int, privileged: bool, wanted: bool | None
+) -> None:
+    with head_of(tree, port) as head:
+        first_document(tree, port, head)
+    file = tree.root / f"node1{FILE.path}"
+    document = json.loads(file.read_text())
+    document["recipe"].setdefault("container", {})["no_new_privileges"] = wanted
+    file.write_text(json.dumps(document))
+    with agent_under_test(tree, 1, following(NODES, port, allow={"privileged": privileged})) as worker:
+        use_kept(worker.agent, {})
+        lines = [line for line in worker.events.lines if line.startswith("cluster.config.overridden")]
+        assert worker.agent.plan.container.keeps_rights is not (privileged and wanted is False)
+        assert len(lines) == (wanted is False and not privileged)
+        assert all(
+            "container.no_new_privileges" in line and "cluster.allow.privileged = true" in line for line in lines
+        )
+
+
 def test_a_heads_plan_takes_the_caches_that_were_everybodys(tree: Tree, port: int) -> None:
     folder = f"/node1/var/lib/sparkd/cache/{'a' * 64}"
     with head_of(tree, port) as head:

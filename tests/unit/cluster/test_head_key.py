@@ -37,6 +37,7 @@ from sparkd.base.lib.errors import BlockedError, HeadRefusedError, OutdatedPlanE
 from sparkd.base.state.shared_config import FILE
 from sparkd.base.status.model import FindingReport, Phase
 from sparkd.tools.setup.cluster_key import rotate_key
+from sparkd.tools.setup.setup_manifest import Setup
 
 NODES = addresses(2)
 OTHER_HEAD = b"i" * 32
@@ -266,7 +267,7 @@ def test_rotate_writes_no_other_file_than_the_clusters_key(tmp_path: Path) -> No
     for name in ("cluster.key", "head.key"):
         (tmp_path / name).write_text(f"{KEY.hex()}\n")
         (tmp_path / name).chmod(0o600)
-    rotate_key(str(tmp_path / "cluster.key"))
+    rotate_key("/cluster.key", Setup(tmp_path))
     assert (tmp_path / "head.key").read_text() == f"{KEY.hex()}\n"
 
 

@@ -129,7 +129,7 @@ def test_a_node_of_the_cluster_gets_the_key_again_and_the_head_is_informed() -> 
     with inviting(1, nodes=(HEAD, OTHER, NODE)) as invitation:
         assert accept(invitation.code, port=invitation.port).nodes == (HEAD, OTHER, NODE)
         joins(invitation, NODE)
-        assert [isinstance(one, Guest) and one.known for one in invitation.guests()] == [True]
+        assert [(one.known, one.knows_head) for one in invitation.guests() if isinstance(one, Guest)] == [(True, False)]
 
 
 def test_a_code_is_for_one_use_of_each_node() -> None:
@@ -391,7 +391,9 @@ def test_public_keys_of_the_head_that_no_head_sends_are_refused(head_keys: tuple
 def test_a_head_of_an_earlier_version_has_no_key_of_its_own_and_is_to_be_updated_first() -> None:
     with (
         answered(("00" * 32,), (HEAD, NODE), ()) as (code, port),
-        pytest.raises(BlockedError, match=r"has no key of its own.*update it there; .* sudo sparkd init --invite"),
+        pytest.raises(
+            BlockedError, match=r"has no key of its own.*there: sudo apt install .* sudo sparkd init --invite"
+        ),
     ):
         accept(code, port=port)
 

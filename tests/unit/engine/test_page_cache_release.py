@@ -240,7 +240,9 @@ def test_memory_is_compacted_after_the_weights_too_and_nothing_is_dropped_then(l
 def test_nothing_is_dropped_where_a_process_of_the_rank_is_unreadable(load: Load) -> None:
     load.start()
     passes()
-    load.tree.process(102, "VLLM::Worker", parent=100, state="Z", threads=3)
+    load.tree.process(102, "VLLM::Worker", parent=100)
+    (load.tree.root / "proc/102/maps").unlink()
+    load.tree.folder("/proc/102/maps")  # refused to root too
     load.maps(2)
     passes()
     assert load.dropped == []

@@ -70,6 +70,7 @@ def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, 
         pytest.param(12, True, 50.0, False, id="of a process beside it, of the same user"),
         pytest.param(11, False, 50.0, False, id="of another user, and mapped"),
         pytest.param(11, True, 52.0, False, id="older than the rank, and mapped"),
+        pytest.param(11, True, -2.0, False, id="of whatever age: the clock was set back since"),
     ],
 )
 def test_a_rank_has_what_its_own_user_has_made_since_its_start(

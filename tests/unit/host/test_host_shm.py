@@ -74,10 +74,24 @@ def test_kernel_threads_and_zombies_use_nothing(tree: Tree) -> None:
     assert used_by(tree) == ((), ())
 
 
-def test_a_dead_first_thread_hides_what_the_others_map(tree: Tree) -> None:
+@pytest.mark.parametrize("how", ["open", "mapped"])
+def test_where_the_first_thread_has_ended_a_living_one_has_the_files_of_the_process(tree: Tree, how: str) -> None:
+    found = tree.segment("psm_00000001")
+    tree.process(10, "VLLM::Worker_TP", state="Z", threads=2)
+    for tid, state in ((10, "Z"), (11, "X"), (12, "S")):
+        stat = f"{tid} (VLLM::Worker_TP) {state} 1 10 10 0 -1 0 " + "0 " * 10 + "2 0 100 0\n"
+        tree.file(f"/proc/10/task/{tid}/stat", stat)
+        tree.file(f"/proc/10/task/{tid}/maps", line(found) if (how, tid) == ("mapped", 12) else "")
+        tree.folder(f"/proc/10/task/{tid}/fd")
+    if how == "open":
+        tree.link("/proc/10/task/12/fd/3", "/dev/shm/psm_00000001")
+    assert used_by(tree) == ((10,), ())
+
+
+def test_a_process_whose_threads_have_all_ended_uses_nothing(tree: Tree) -> None:
     tree.segment("psm_00000001")
     tree.process(10, "VLLM::Worker_TP", state="Z", threads=3)
-    assert used_by(tree) == ((), (10,))
+    assert used_by(tree) == ((), ())
 
 
 @pytest.mark.parametrize("hidden", ["maps", "fd"])

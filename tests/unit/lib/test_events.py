@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkd.base.lib.errors import Cause
-from sparkd.base.lib.log import LINE_LIMIT, VALUE_LIMIT, Events, Level, ProcessLog, events
+from sparkd.base.lib.log import LINE_LIMIT, VALUE_LIMIT, Events, Level, ProcessLog, events, print_bug
 from sparkd.base.lib.redaction import Redaction
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -298,6 +298,30 @@ def test_a_command_shows_a_librarys_warning_as_one_line() -> None:
     assert shown.startswith("sparkd: docker: a\\n<0>b token=*** https://***@h/?*** xxx")
     assert shown.endswith("x…\n")
     assert len(shown) <= 1001
+
+
+@pytest.mark.parametrize("where", ["boom()", "t = threading.Thread(target=boom); t.start(); t.join(); sys.exit(1)"])
+def test_the_traceback_of_a_bug_shows_no_secret(where: str) -> None:
+    code = (
+        "import sys, threading; from sparkd.base.lib import log; log.clean_stderr()\n"
+        "def boom():\n"
+        "    try:\n        raise OSError('Authorization: Bearer ' + 'q8Zr' * 6)\n"
+        "    except OSError as error:\n        raise RuntimeError('\\x1b[31mapi_' + 'key=' + 'v7Kd' * 6) from error\n"
+        f"{where}"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "q8Zrq8Zr" not in ended.stderr
+    assert "v7Kdv7Kd" not in ended.stderr
+    assert 'File "<string>", line 4, in boom' in ended.stderr
+    assert "RuntimeError: api_key=***" in ended.stderr
+    assert "direct cause" in ended.stderr
+
+
+def test_the_traceback_of_the_agents_bug_shows_no_known_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    secret = "correct horse battery"
+    print_bug(RuntimeError(f"with {secret}"), Redaction((secret,)))
+    assert capsys.readouterr().err == "RuntimeError: with ***\n"
 
 
 def test_the_agents_log_does_without_rich() -> None:

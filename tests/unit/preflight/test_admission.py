@@ -66,7 +66,7 @@ class Machine:
         self.tree.process(1, "systemd", parent=0)
         self.tree.listening()
         self.tree.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)
-        self.uptime(1000)
+        self.uptime(10_000)
 
     def uptime(self, seconds: float) -> None:
         self.tree.file("/proc/uptime", f"{seconds:.2f} 1.00\n")
@@ -106,7 +106,7 @@ class Machine:
     def _wait(self, seconds: float, what: str) -> None:
         self.waits.append(what)
         self.waited_seconds += seconds
-        self.uptime(1000 + self.waited_seconds)
+        self.uptime(10_000 + self.waited_seconds)
         self.on_wait(self.waited_seconds)
 
     def info(self, event: str, **fields: object) -> None:

@@ -7,25 +7,38 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.tree import Tree
 
+from sparkd.base.cluster import head_key
 from sparkd.base.cluster.auth import forget_command, read_keys
+from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.tools.setup.cluster_key import create_key, rotate_key
+from sparkd.tools.setup.cluster_key import create_key, joined_files, key_text, new_files, rotate_key
+from sparkd.tools.setup.node_files import NodeFiles
+from sparkd.tools.setup.setup_manifest import Setup
+
+KEY = "/etc/sparkd/cluster.key"
 
 
-def keys(path: Path) -> tuple[bytes, ...]:
-    return read_keys(Files(), str(path), os.geteuid())
+def keys(root: Path) -> tuple[bytes, ...]:
+    return read_keys(Files(str(root)), KEY, os.geteuid())
+
+
+def deinit(root: Path) -> list[str]:
+    node = NodeFiles(Host(root), {})
+    node.adopt()
+    return list(node.setup.take_back())
 
 
 def test_a_new_key_is_32_bytes_in_a_file_for_its_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "etc/sparkd/cluster.key"
-    assert f"next: copy {path} to each other node" in create_key(str(path))
-    assert [len(key) for key in keys(path)] == [32]
+    path = tmp_path / KEY[1:]
+    assert f"next: copy {KEY} to each other node" in create_key(KEY, Setup(tmp_path))
+    assert [len(key) for key in keys(tmp_path)] == [32]
     assert path.stat().st_mode & 0o7777 == 0o600
     assert [one.name for one in path.parent.iterdir()] == ["cluster.key"]
-    create_key(str(tmp_path / "other"))
-    assert keys(path) != keys(tmp_path / "other")
+    create_key(KEY, Setup(tmp_path / "other"))
+    assert keys(tmp_path) != keys(tmp_path / "other")
 
 
 @pytest.mark.parametrize("link", [False, True])
@@ -35,36 +48,80 @@ def test_a_file_that_exists_is_never_overwritten(tmp_path: Path, link: bool) -> 
         path.symlink_to(tmp_path / "elsewhere")
     else:
         path.write_text("mine")
-    with pytest.raises(UsageError, match=r"exists.*--rotate"):
-        create_key(str(path))
+    with pytest.raises((UsageError, ConfigError), match=r"it is a symlink" if link else r"exists.*--rotate"):
+        create_key("/cluster.key", Setup(tmp_path))
     assert link or path.read_text() == "mine"
     assert [one.name for one in tmp_path.iterdir()] == ["cluster.key"]
 
 
 def test_rotation_puts_a_new_key_above_the_one_that_signed_and_is_completed_before_another_one(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.key"
+    setup, path = Setup(tmp_path), tmp_path / KEY[1:]
     with pytest.raises(ConfigError, match="does not exist"):
-        rotate_key(str(path))
-    create_key(str(path))
-    first = keys(path)[0]
-    lines = rotate_key(str(path))
-    assert f"next: copy {path} to each other node" in lines
-    command = forget_command(str(path))
-    assert command in lines
-    second = keys(path)[0]
-    assert keys(path) == (second, first)
+        rotate_key(KEY, setup)
+    create_key(KEY, setup)
+    first = keys(tmp_path)[0]
+    lines = rotate_key(KEY, setup)
+    assert f"next: copy {KEY} to each other node" in lines
+    assert forget_command(KEY) in lines
+    second = keys(tmp_path)[0]
+    assert keys(tmp_path) == (second, first)
     assert second != first
     assert path.stat().st_mode & 0o7777 == 0o600
     with pytest.raises(UsageError, match=r"2 keys: the rotation before is not complete .*sed -i"):
-        rotate_key(str(path))
-    assert keys(path) == (second, first)
+        rotate_key(KEY, setup)
+    assert keys(tmp_path) == (second, first)
     for _ in range(2):  # as often as it is pasted
-        subprocess.run(["sh", "-c", command.removeprefix("sudo ")], check=True)
-        assert keys(path) == (second,)
+        forget_old(tmp_path)
+        assert keys(tmp_path) == (second,)
         assert path.stat().st_mode & 0o7777 == 0o600
+
+
+def forget_old(root: Path) -> None:
+    subprocess.run(["sh", "-c", forget_command(str(root / KEY[1:])).removeprefix("sudo ")], check=True)
+
+
+@pytest.mark.parametrize("complete", [False, True], ids=["with the old key", "without the old key"])
+@pytest.mark.parametrize("by", ["init", "--new-cluster-key", "a person", "an earlier version"])
+def test_deinit_removes_a_key_that_was_rotated_and_keeps_none_of_it(tmp_path: Path, by: str, complete: bool) -> None:
+    tree = Tree(tmp_path)
+    if by == "init":
+        NodeFiles(Host(tmp_path), {}).write({}, new_files(KEY))
+    elif by == "--new-cluster-key":
+        create_key(KEY, Setup(tmp_path))
+    else:
+        tree.file(KEY, f"{'ab' * 32}\n", mode=0o600)
+    if by == "an earlier version":  # it rotated without a word in the manifest, which has the key before a join
+        Setup(tmp_path).write(KEY, key_text("cd" * 32), 0o600)
+        tree.file(KEY, key_text("ef" * 32, "cd" * 32), mode=0o600)
+    else:
+        rotate_key(KEY, Setup(tmp_path))
+    if complete:
+        forget_old(tmp_path)
+    assert f"removed {KEY}" in deinit(tmp_path)
+    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+
+
+def test_deinit_removes_the_key_of_another_node_that_was_copied_over_its_own(tmp_path: Path) -> None:
+    NodeFiles(Host(tmp_path), {}).write({}, joined_files(KEY, [b"a" * 32], [b"b" * 32]))
+    Tree(tmp_path).file(KEY, key_text("ef" * 32, "cd" * 32), mode=0o600)
+    assert deinit(tmp_path) == [f"removed {head_key.PUBLIC}", f"removed {KEY}"]
+
+
+@pytest.mark.parametrize("text", [f"{'cd' * 32}\n", key_text("cd" * 32, "# the one of the lab"), "", "mine"])
+def test_deinit_leaves_a_file_that_is_a_persons(tmp_path: Path, text: str) -> None:
+    create_key(KEY, Setup(tmp_path))
+    file = Tree(tmp_path).file(KEY, text, mode=0o600)
+    assert deinit(tmp_path) == [f"left {KEY}: it was changed since"]
+    assert file.read_text() == text
+
+
+def test_deinit_leaves_a_key_that_a_person_has_copied_here(tmp_path: Path) -> None:
+    file = Tree(tmp_path).file(KEY, key_text("cd" * 32), mode=0o600)
+    assert deinit(tmp_path) == []
+    assert file.exists()
 
 
 def test_a_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="can't be written"):
-        create_key(str(tmp_path / "file/cluster.key"))
+    with pytest.raises((UsageError, ConfigError), match=r"can't be (read|written)"):
+        create_key("/file/cluster.key", Setup(tmp_path))

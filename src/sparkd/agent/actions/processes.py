@@ -159,8 +159,9 @@ def mapped_below(host: Host, pid: int, start_time: int = 0) -> tuple[UnlinkSegme
     users = {pid: details.uid for _, _, pid in uses.used if (details := host.details(rank[pid])) is not None}
     own = {(device, inode, users[pid]) for device, inode, pid in uses.used if pid in users}
     lived_seconds = host.uptime_seconds() - first.start_time / os.sysconf("SC_CLK_TCK") + ROUNDING_SECONDS
-    made = (one for one in named if (*one.identity, one.uid) in own and one.age_seconds <= lived_seconds)
-    return tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in made)
+    made = (one for one in named if -ROUNDING_SECONDS <= one.age_seconds <= lived_seconds)
+    mine = (one for one in made if (*one.identity, one.uid) in own)
+    return tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in mine)
 
 
 def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:

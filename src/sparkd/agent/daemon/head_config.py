@@ -246,6 +246,11 @@ def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
     if keys := overridden_keys(origins):
         hint = f"take them out of {origins[keys[0]]}"
         agent.events.warning("cluster.config.overridden", keys=list(keys), reason="the head decides them", hint=hint)
+    if kept.config.recipe.container.no_new_privileges is False and agent.context.recipe.container.keeps_rights:
+        reason = "cluster.allow.privileged of this node is false: no program of the rank gains rights by setuid here"
+        hint = "if it starts by sudo: cluster.allow.privileged = true in /etc/sparkd/sparkd.toml here; else nothing"
+        right = ["container.no_new_privileges"]
+        agent.events.warning("cluster.config.overridden", keys=right, reason=reason, hint=hint)
 
 
 def await_head(follower: HeadFollower, awaited: HeadAwaitedError, report: Callable[[Phase, str], None]) -> None:

@@ -38,7 +38,7 @@ REMIND_SECONDS = 86400.0
 # Part of each signature: no request can be taken for an answer.
 _REQUEST = "sparkd request 2"
 _ANSWER = "sparkd answer 1"
-_KEY = re.compile(r"[0-9a-fA-F]{64}")
+KEY = re.compile(r"[0-9a-fA-F]{64}")
 _NEW_KEY = "on one node: sparkd init --new-cluster-key; then copy the file to the others"
 
 
@@ -170,7 +170,7 @@ def _parse_keys(content: bytes, path: str) -> tuple[bytes, ...]:
     keys = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
         text = line.strip()
-        if _KEY.fullmatch(text):
+        if KEY.fullmatch(text):
             keys.append(bytes.fromhex(text))
         elif text and not text.startswith("#"):
             raise ConfigError(f"{path}: line {number} is no key, needed are 64 hex digits", _NEW_KEY)

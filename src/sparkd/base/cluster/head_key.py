@@ -20,6 +20,7 @@ PRIVATE, PUBLIC = "/etc/sparkd/head.key", "/etc/sparkd/head.pub"
 HEADER = "Sparkd-Head-Signature"
 FINDING = "head-key"
 REMEDY = "on the head: sudo sparkd init --invite; then on this node: sudo sparkd init --join"
+UPDATE = "sudo apt install ./sparkd_*.deb"
 _PURPOSE = b"sparkd head 1 "
 
 
@@ -57,7 +58,7 @@ def verify(files: Files, path: str, head: str, mac: str, signatures: str, owner_
         reason = (
             f"no configuration is taken of {head}, which does not sign it as a head: an older sparkd, or an impostor"
         )
-        raise HeadRefusedError(reason, f"update sparkd on all nodes; {REMEDY}")
+        raise HeadRefusedError(reason, f"on all nodes, where it is older: {UPDATE}; {REMEDY}")
     if not any(_fits(public, mac, signature) for public in publics for signature in signatures.split()[:MAX_KEYS]):
         reason = f"no configuration is taken of {head}, which is not the head that this node has joined: an impostor?"
         raise HeadRefusedError(reason, f"who has that address? If the head has a new key, {REMEDY}")

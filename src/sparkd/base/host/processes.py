@@ -75,7 +75,8 @@ class Details(Struct, frozen=True):
 
 class OpenFile(Struct, frozen=True):
     pid: int
-    descriptor: str
+    path: str
+    """Of the descriptor, in /proc."""
     target: str
     """A path, ` (deleted)` behind it once unlinked, or `socket:[inode]`."""
 
@@ -221,6 +222,17 @@ def read_status(files: Files, pid: int) -> Details:
         raise ValueError(f"/proc/{pid}/status has another format") from None
 
 
+def living_folder(files: Files, process: Process) -> str:
+    """Its folder in /proc; a living thread's, where the first has ended and shows nothing. Raises GONE, OSError."""
+    folder = f"/proc/{process.pid}"
+    if process.state not in "ZX":
+        return folder
+    for tid in files.names(f"{folder}/task"):
+        if (thread := read_process(files, f"{process.pid}/task/{tid}")) and thread.state not in "ZX":
+            return f"{folder}/task/{tid}"
+    raise ProcessLookupError(f"pid {process.pid} has ended")
+
+
 def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str], object]) -> OpenFiles:
     """Open descriptors of these processes whose target is `wanted`, without processes that ended meanwhile.
 
@@ -235,8 +247,9 @@ def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str
         try:
             if time.monotonic() > deadline:
                 raise TimeoutError
-            links = files.links(f"/proc/{process.pid}/fd")
-            found.extend(OpenFile(process.pid, *link) for link in links if wanted(link[1]))
+            folder = f"{living_folder(files, process)}/fd"
+            links = files.links(folder)
+            found.extend(OpenFile(process.pid, f"{folder}/{name}", link) for name, link in links if wanted(link))
         except GONE:
             continue
         except OSError:

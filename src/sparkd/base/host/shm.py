@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from sparkd.base.host.files import Files, Kind
-from sparkd.base.host.processes import GONE, SCAN_SECONDS, Process, open_files, overgrown
+from sparkd.base.host.processes import GONE, SCAN_SECONDS, Process, living_folder, open_files, overgrown
 
 FOLDER = "/dev/shm"  # noqa: S108 - read, never written to
 MAPS_LIMIT_BYTES = 16 << 20
@@ -98,7 +98,7 @@ def read_segment(files: Files, name: str, now_seconds: float) -> Segment | None:
 def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]) -> Uses:
     """The processes that have these files open or mapped, by device and inode.
 
-    A process whose first thread is dead is unreadable, and so are those that it does not come to in time.
+    Those that it does not come to in time are unreadable.
     """
     deadline = time.monotonic() + SCAN_SECONDS
     by_identity = {file.identity: file for file in wanted}
@@ -107,11 +107,10 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
     unreadable: set[int] = set()
     living = [process for process in processes if not process.kernel and not process.dead]
     for process in living:
-        if process.state == "Z" or time.monotonic() > deadline:
-            unreadable.add(process.pid)
-            continue
         try:
-            maps = files.bytes(f"/proc/{process.pid}/maps", MAPS_LIMIT_BYTES)
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            maps = files.bytes(f"{living_folder(files, process)}/maps", MAPS_LIMIT_BYTES)
         except GONE:
             continue
         except OSError:
@@ -122,7 +121,7 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
     opened = open_files(files, living, lambda target: target.removesuffix(" (deleted)").rpartition("/")[2] in names)
     for file in opened.found:
         try:
-            facts = files.stat(f"/proc/{file.pid}/fd/{file.descriptor}")
+            facts = files.stat(file.path)
         except GONE:
             continue
         except OSError:

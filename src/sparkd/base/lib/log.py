@@ -12,9 +12,12 @@ from __future__ import annotations
 import logging
 import math
 import re
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from traceback import format_exception
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -155,9 +158,20 @@ def route(log: Callable[..., object], level: int) -> None:
 
 
 def clean_stderr() -> None:
-    """Let `logging` print libraries' warnings and errors on stderr, one clean line each; `route` replaces that."""
+    """Print tracebacks without secrets, and libraries' warnings and errors as one clean line; `route` replaces that."""
+    sys.excepthook = lambda _kind, error, _trace: print_bug(error)
+    if threading.excepthook is threading.__excepthook__:  # a test has one of its own
+        threading.excepthook = lambda failed: print_bug(failed.exc_value)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_OneLineFormatter())
+
+
+def print_bug(error: BaseException | None, redact: Redaction | None = None) -> None:
+    """For an excepthook. `redact`: with the secrets that are known."""
+    from sparkd.base.lib.redaction import Redaction
+
+    lines = "".join(format_exception(error)).splitlines()
+    print((redact or Redaction())("\n".join(map(printable, lines))), file=sys.stderr)
 
 
 class _EventHandler(logging.Handler):

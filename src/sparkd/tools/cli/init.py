@@ -15,6 +15,7 @@ from sparkd.tools.cli.console import prompt
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.cluster_key import NEW_KEY
 from sparkd.tools.setup.node_files import NodeFiles
+from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.wizard import Wishes, Wizard
 
 
@@ -42,8 +43,9 @@ def add_deinit(parser: argparse.ArgumentParser) -> None:
 def init(args: argparse.Namespace) -> None:
     _refuse(args)
     if args.new_cluster_key:
-        path = load_settings(os.environ).cluster.key_file
-        print(cluster_key.rotate_key(path) if args.rotate else cluster_key.create_key(path))
+        path, setup = load_settings(os.environ).cluster.key_file, Setup()
+        with setup.alone():
+            print(cluster_key.rotate_key(path, setup) if args.rotate else cluster_key.create_key(path, setup))
         return
     wishes = Wishes(args.recipe or "", args.nodes, args.invite, tuple(args.ssh), plan=args.plan, yes=args.yes)
     wizard = Wizard(wishes, NodeFiles(Host(), os.environ), partial(print, flush=True), prompt)

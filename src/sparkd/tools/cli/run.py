@@ -38,7 +38,7 @@ def run_agent(args: argparse.Namespace) -> int:
     from sparkd.agent.daemon.bootstrap import build_agent
     from sparkd.agent.daemon.run import run
     from sparkd.base.lib.endings import StopRequested
-    from sparkd.base.lib.log import ProcessLog
+    from sparkd.base.lib.log import ProcessLog, print_bug
     from sparkd.base.lib.main_loop import MainLoop
     from sparkd.base.lib.systemd import Journal, Notifier
 
@@ -50,6 +50,7 @@ def run_agent(args: argparse.Namespace) -> int:
         with MainLoop(notifier, os.environ) as loop:
             agent = build_agent(args.role, loop, notifier, journal, log, os.environ)
             threading.excepthook = partial(report_thread, agent.events)
+            sys.excepthook = lambda _kind, error, _trace: print_bug(error, agent.redact)
             try:
                 code = run(agent)
             finally:

@@ -42,6 +42,9 @@ _LENGTH = 'stat -c %s -- "$1" 2>/dev/null || echo 0'
 _DF = re.compile(r"\s\d{1,18}\s+\d{1,18}\s+(-?\d{1,18})\s+\S{1,9}\s+(/.*)$")
 _OWNER = re.compile(r"^ *([a-z-])([rwxsStT-]{9})\S? +(\S+) +\S+ +(.*)$", re.MULTILINE)
 _LOGIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_WRITER = re.compile(r"runuser -u (\S+)")
+_UNWRITABLE = re.compile(r'"(/[^"\n]*)/[^"/\n]*"(?: failed: Permission denied \(13\)|: Operation not permitted \(1\))')
+"""A folder in rsync's messages."""
 _TO_SEND = re.compile(r"^Total transferred file size: (\d{1,18}) bytes$", re.MULTILINE)
 _NO_IMAGE = ("no such image", "no such object")
 
@@ -170,6 +173,11 @@ class SshHost(Struct, frozen=True):
         flags = ("-s", "-rtpL", "--mkpath", f"--timeout={SILENCE_SECONDS}", "-e", shlex.join(("ssh", *SSH)))
         progress = ("--info=progress2", "--no-inc-recursive") if shown else ()
         ended = _run(["rsync", *flags, *progress, *options, "--", source, where], None, shown=shown)
+        writer, unwritable = _WRITER.search(" ".join(options)), _UNWRITABLE.search(ended.trouble)
+        if ended.code and writer and unwritable:
+            folder = sanitize(unwritable[1])
+            reason = f"{writer[1]} may not write all of {folder}: an earlier sync left files of root's there"
+            raise BlockedError(f"{self.address}: {reason}", f"there: sudo chown -hR {writer[1]}: {shlex.quote(folder)}")
         if ended.code:
             raise self.failed(ended)
         return ended

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
-from sparkd.agent.actions import files
 from sparkd.base.cluster import head_key
-from sparkd.base.cluster.auth import forget_command, read_keys
-from sparkd.base.host.files import Files
+from sparkd.base.cluster.auth import KEY, forget_command, read_keys
 from sparkd.base.lib.errors import UsageError
+from sparkd.tools.setup.setup_manifest import Setup
 
 NEW_KEY = "--new-cluster-key"
 KEY_BYTES = 32
@@ -45,30 +43,34 @@ def key_text(*keys: str, header: str = KEY_HEADER) -> str:
     return "\n".join([header, *keys, ""])
 
 
-def create_key(path: str) -> str:
-    """Write a new key where there is no file; what to do next. Raises UsageError."""
-    if os.path.lexists(path):
+def is_key_text(text: str) -> bool:
+    """Whether nothing but keys is below a header of sparkd's: also once it was rotated, or copied from another node."""
+    header, *keys = text.splitlines() or [""]
+    return header in (KEY_HEADER, HEAD_HEADER, PUBLIC_HEADER) and all(map(KEY.fullmatch, keys))
+
+
+def create_key(path: str, setup: Setup) -> str:
+    """Write a new key where there is no file; what to do next. Raises UsageError, ConfigError."""
+    if setup.read(path) is not None:
         hint = f"sparkd init {NEW_KEY} --rotate puts a new key above it"
         raise UsageError(f"{path} exists, and is never overwritten", hint)
-    return f"wrote {path}\n{_write_key(path, over=False)}"
+    return f"wrote {path}\n{_write_key(path, setup)}"
 
 
-def rotate_key(path: str) -> str:
+def rotate_key(path: str, setup: Setup) -> str:
     """Put a new key above the first one that there is; what to do next. Raises UsageError, ConfigError."""
-    old, *older = read_keys(Files(), path, os.geteuid())
+    old, *older = read_keys(setup.files, path, os.geteuid())
     if older:
         hint = f"once all nodes have the new key, on each: {forget_command(path)}"
         raise UsageError(f"{path} has {1 + len(older)} keys: the rotation before is not complete", hint)
     return (
-        f"wrote {path}: a new key, with the old one below it\n{_write_key(path, old.hex())}\n"
+        f"wrote {path}: a new key, with the old one below it\n{_write_key(path, setup, old.hex())}\n"
         f"once all nodes have it, on each of them: {forget_command(path)}\n"
         "running agents need no restart, and warn each day while the old key is accepted (cluster.key.outdated)"
     )
 
 
-def _write_key(path: str, *old_keys: str, over: bool = True) -> str:
+def _write_key(path: str, setup: Setup, *old_keys: str) -> str:
     """What to do next."""
-    text = key_text(os.urandom(KEY_BYTES).hex(), *old_keys)
-    with files.usage_error(f"{path} can't be written", f"ls -ld {Path(path).parent}"):
-        files.write(Path(path), text, 0o600, durable=True, over=over)
+    setup.write(path, key_text(os.urandom(KEY_BYTES).hex(), *old_keys), 0o600, own=True)
     return f"next: copy {path} to each other node, of root there too and with mode 0600; make no other key there"

@@ -61,6 +61,8 @@ class Guest(NamedTuple):
     known: bool
     inventory: Inventory | None = None
     """What it has; None where that is too much, or of another version."""
+    knows_head: bool = True
+    """By the head's public key."""
 
 
 class Refusal(NamedTuple):
@@ -79,6 +81,8 @@ class Hello(Struct, frozen=True):
     written: bool = False
     """Whether the node has the answer on its disk."""
     inventory: bytes = b""
+    keeps_head_keys: bool = False
+    """An earlier version does not."""
 
 
 class Welcome(Struct, frozen=True):
@@ -210,7 +214,7 @@ class Invitation:
         guest = Guest(address, sanitize(hello.hostname, NAME_LIMIT), sanitize(hello.version, NAME_LIMIT), known)
         if hello.written:
             self._joined.add(address)
-            guest = guest._replace(inventory=_parse_inventory(hello.inventory))
+            guest = guest._replace(inventory=_parse_inventory(hello.inventory), knows_head=hello.keeps_head_keys)
             asyncio.get_running_loop().call_later(GRACE_SECONDS, self._news.put, guest)
             return Welcome(__version__)
         self._sent[address] = known

@@ -14,6 +14,7 @@ from sparkd import __version__
 from sparkd.agent.cluster import inventory
 from sparkd.agent.cluster.inventory import Inventory
 from sparkd.base.cluster.auth import MAX_KEYS
+from sparkd.base.cluster.head_key import UPDATE
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.host.network import canonical
 from sparkd.base.lib.errors import BlockedError, UsageError
@@ -47,7 +48,7 @@ def accept(text: str, *, port: int = PORT) -> Joined:
         welcome = asyncio.run(_exchange(code, own, port, Hello(socket.gethostname(), __version__)))
         if not welcome.head_keys:
             reason = f"the sparkd of the head, {sanitize(welcome.version)}, has no key of its own to be known by"
-            raise BlockedError(reason, f"update it there; {AGAIN}")
+            raise BlockedError(reason, f"there: {UPDATE}; {AGAIN}")
         keys, head_keys = (tuple(map(bytes.fromhex, some)) for some in (welcome.keys, welcome.head_keys))
         nodes = tuple(map(canonical, welcome.nodes))
         for some in (keys, head_keys):
@@ -61,7 +62,7 @@ def accept(text: str, *, port: int = PORT) -> Joined:
 def confirm(text: str, found: Inventory, *, port: int = PORT) -> None:
     """Report to the head that what `accept` got is on disk, and what this node has. Raises as `accept`."""
     code, body = JoinCode.parse(text), inventory.dump(found)
-    hello = Hello(socket.gethostname(), __version__, True, body if len(body) <= MOST_INVENTORY_BYTES else b"")
+    hello = Hello(socket.gethostname(), __version__, True, body if len(body) <= MOST_INVENTORY_BYTES else b"", True)
     with _explained(code.head, port):
         asyncio.run(_exchange(code, _own_address(code.head, port), port, hello))
 

@@ -16,7 +16,7 @@ from sparkd.base.config.settings import Section
 from sparkd.base.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ConfigError
-from sparkd.tools.setup.cluster_key import KeyFile
+from sparkd.tools.setup.cluster_key import KeyFile, is_key_text
 from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.system_config import UnitFiles
 
@@ -148,12 +148,13 @@ class NodeFiles:
         return lines
 
     def adopt(self) -> None:
-        """Values that a person has changed in `init`'s file become its own, for `deinit` to remove; else it stays."""
-        with suppress(tomllib.TOMLDecodeError, RecursionError, ConfigError):
-            text = self.setup.read(self.init_file) or ""
-            known = any(written.path == self.init_file for written in self.setup.written())
-            if known and text.startswith(HEAD) and self._is_whole():
-                self.setup.record(self.init_file, text, own=True)
+        """Values that were changed in `init`'s file, and keys in theirs, become its own, for `deinit` to remove."""
+        for written in self.setup.written():
+            with suppress(tomllib.TOMLDecodeError, RecursionError, ConfigError):
+                text = self.setup.read(written.path) or ""
+                own = written.path == self.init_file and text.startswith(HEAD) and self._is_whole()
+                if own or is_key_text(text):
+                    self.setup.record(written.path, text, own=True)
 
     def _written(self) -> Values:
         """What `init` has written."""

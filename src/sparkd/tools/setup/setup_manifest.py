@@ -48,7 +48,7 @@ class Setup:
     """The machine below `root`. Raises UsageError where this user may not change it, ConfigError for unfit files."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._root, self._files = root, Files(str(root))
+        self._root, self.files = root, Files(str(root))
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -57,13 +57,13 @@ class Setup:
             yield
 
     def written(self) -> tuple[Written, ...]:
-        found = FILE.read(self._files, _refuse)
+        found = FILE.read(self.files, _refuse)
         return found.files if found else ()
 
     def read(self, path: str) -> str | None:
         """None where there is no file. A symlink is somebody's own way to keep it: ConfigError."""
         try:
-            opened = self._files.itself(path, LIMIT_BYTES)
+            opened = self.files.itself(path, LIMIT_BYTES)
             if opened.facts.kind is not Kind.FILE:
                 raise ConfigError(f"{path} is a {opened.facts.kind.value}, needed is a file", f"ls -l {path}")
             return opened.content.decode()
@@ -82,7 +82,7 @@ class Setup:
         self.record(path, text, own=own)
         with files.usage_error(f"{path} can't be written"):
             if (now := self.read(path)) is not None and mode & 0o077:
-                mode = self._files.lstat(path).permissions
+                mode = self.files.lstat(path).permissions
             if now != text:
                 files.write(self._root / path.lstrip("/"), text, mode, durable=True)
 
@@ -146,7 +146,7 @@ class Setup:
                 with suppress(OSError):  # others are in it
                     path.parent.rmdir()
             return f"removed {one.path}"
-        files.write(path, text, self._files.lstat(one.path).permissions, durable=True)
+        files.write(path, text, self.files.lstat(one.path).permissions, durable=True)
         return f"took {len(one.keys)} keys out of {one.path}; your changes stay" if edited else f"restored {one.path}"
 
     def _save(self, entries: tuple[Written, ...]) -> None:

@@ -226,6 +226,10 @@ class Wizard:
                         self.files.write({**values, ("cluster", "nodes"): nodes})
                         again = ", again" * one.known
                         self._show([("joined", f"{one.hostname} ({one.address}), sparkd {one.version}{again}")])
+                        if not one.knows_head:
+                            remedy = "then here: sudo sparkd init --invite, and there: sudo sparkd init --join"
+                            lack = "its older sparkd keeps no public key of this head, so anything may pass for it"
+                            self._show([("", f"{lack}: there: {head_key.UPDATE}; {remedy}")])
                         break
                     self._show([("refused", f"{one.address}: {one.reason}")])
                 else:  # the time is over

@@ -15,11 +15,12 @@ from sparkd.base.host import Host
 from sparkd.base.state.rank_record import FILE
 
 DEVICE = 30
+UPTIME_SECONDS = 100.0
 ORPHAN = SegmentFacts("/dev/shm/psm_0123abcd", DEVICE, 7, 1000, 500, uid=0, links=1, age_seconds=61, used_by=())
 
 
 def test_an_orphan_warns_and_is_to_be_unlinked_by_its_identity() -> None:
-    verdict = SharedMemory().judge(ShmFacts(DEVICE, (ORPHAN,), ()))
+    verdict = SharedMemory().judge(ShmFacts(DEVICE, (ORPHAN,), (), UPTIME_SECONDS))
     expect(verdict, Level.WARN, fixes=(UnlinkSegment("/dev/shm/psm_0123abcd", DEVICE, 7, frees_bytes=500),))
 
 
@@ -29,13 +30,14 @@ def test_an_orphan_warns_and_is_to_be_unlinked_by_its_identity() -> None:
         pytest.param(replace(ORPHAN, used_by=(10,)), id="in use"),
         pytest.param(replace(ORPHAN, age_seconds=60), id="young"),
         pytest.param(replace(ORPHAN, age_seconds=-5), id="from a clock ahead of ours"),
+        pytest.param(replace(ORPHAN, age_seconds=101), id="older than the boot: the clock was set since"),
         pytest.param(replace(ORPHAN, uid=1000), id="of another user"),
         pytest.param(replace(ORPHAN, device=31), id="on another device"),
         pytest.param(replace(ORPHAN, links=2), id="of two names"),
     ],
 )
 def test_anything_else_is_kept(segment: SegmentFacts) -> None:
-    expect(SharedMemory().judge(ShmFacts(DEVICE, (segment,), ())), Level.OK, fixes=())
+    expect(SharedMemory().judge(ShmFacts(DEVICE, (segment,), (), UPTIME_SECONDS)), Level.OK, fixes=())
 
 
 RECORDED = replace(ORPHAN, uid=1000, age_seconds=1, of_rank=True)
@@ -51,7 +53,7 @@ RECORDED = replace(ORPHAN, uid=1000, age_seconds=1, of_rank=True)
     ],
 )
 def test_what_a_rank_left_by_its_record_is_an_orphan(segment: SegmentFacts, level: Level) -> None:
-    found = SharedMemory().judge(ShmFacts(DEVICE, (segment,), ()))
+    found = SharedMemory().judge(ShmFacts(DEVICE, (segment,), (), UPTIME_SECONDS))
     expect(found, level, fixes=(UnlinkSegment(ORPHAN.path, DEVICE, 7, 500),) if level is Level.WARN else ())
 
 
@@ -68,7 +70,7 @@ def test_a_record_names_segments_by_identity_once_its_rank_has_ended(tree: Tree)
 
 
 def test_an_unreadable_process_keeps_every_segment() -> None:
-    expect(SharedMemory().judge(ShmFacts(DEVICE, (ORPHAN,), (10,))), Level.WARN, "pid 10", fixes=())
+    expect(SharedMemory().judge(ShmFacts(DEVICE, (ORPHAN,), (10,), UPTIME_SECONDS)), Level.WARN, "pid 10", fixes=())
 
 
 def test_only_names_that_an_engine_gives_are_looked_at(tree: Tree) -> None:

@@ -36,6 +36,8 @@ class ShmFacts(Struct, frozen=True):
     segments: tuple[SegmentFacts, ...]
     """Those with an engine's names."""
     unreadable_pids: tuple[int, ...]
+    uptime_seconds: float
+    """None is older: where one seems to be, the clock was set since, as at a boot with a bad RTC."""
 
 
 class SharedMemory(Check[ShmFacts], frozen=True):
@@ -57,7 +59,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
     def probe(self, host: Host) -> ShmFacts:
         named = host.segments(NAMES)
         if not named:
-            return ShmFacts(0, (), ())
+            return ShmFacts(0, (), (), 0.0)
         uses = host.segment_uses(host.processes(), named)
         rank = read_rank(host)
         recorded = rank.record.segments if rank.record is not None and not rank.alive else {}
@@ -65,10 +67,10 @@ class SharedMemory(Check[ShmFacts], frozen=True):
             SegmentFacts(**asdict(one), used_by=uses.pids(one), of_rank=recorded.get(one.path) == one.identity)
             for one in named
         )
-        return ShmFacts(host.files.stat(FOLDER).device, segments, uses.unreadable_pids)
+        return ShmFacts(host.files.stat(FOLDER).device, segments, uses.unreadable_pids, host.uptime_seconds())
 
     def judge(self, facts: ShmFacts) -> Verdict:
-        orphans = [segment for segment in facts.segments if self._orphaned(segment, facts.own_device)]
+        orphans = [segment for segment in facts.segments if self._orphaned(segment, facts)]
         used = sum(bool(segment.used_by) for segment in facts.segments)
         if not orphans:
             return ok(f"no orphaned segments, {used} in use" if used else "no orphaned segments")
@@ -83,11 +85,12 @@ class SharedMemory(Check[ShmFacts], frozen=True):
         fixes = tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in orphans)
         return warn(f"{names}{more} hold {held} and belong to no process", "unlink them", fixes)
 
-    def _orphaned(self, segment: SegmentFacts, own_device: int) -> bool:
+    def _orphaned(self, segment: SegmentFacts, facts: ShmFacts) -> bool:
+        old = YOUNGEST_SECONDS < segment.age_seconds <= facts.uptime_seconds
         return (
             not segment.used_by
-            and (segment.of_rank or (segment.age_seconds > YOUNGEST_SECONDS and segment.uid in self.owners))
-            and segment.device == own_device
+            and (segment.of_rank or (old and segment.uid in self.owners))
+            and segment.device == facts.own_device
             and segment.links == 1
         )
 

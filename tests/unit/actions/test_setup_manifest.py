@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import tomllib
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
 
-from sparkd.base.config.edit import SetKey
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.tools.setup.setup_manifest import FILE, Manifest, Setup, Written
+from sparkd.tools.setup.setup_manifest import FILE, Setup
 
 TOML, KEY, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key", "/etc/sparkd/conf.d/10-init.toml"
 PERSONS = "# mine\n[memory]\nheadroom_gib = 4 # as measured\n"
-OLDER = f'{PERSONS}[engine]\nrecipe = "mine"\n'
-"""As an earlier version left a person's file."""
 
 
 def node(tree: Tree) -> Setup:
@@ -31,14 +26,6 @@ def content(tree: Tree, path: str) -> str | None:
 def choose(tree: Tree, recipe: str) -> None:
     """As `init` does it."""
     node(tree).write(OWN, f'[engine]\nrecipe = "{recipe}"\n', 0o644, own=True)
-
-
-def older(tree: Tree, before: str | None = PERSONS) -> None:
-    """A person's file with a key of an earlier version, and that one's manifest."""
-    tree.file(TOML, OLDER)
-    digest = hashlib.sha256(OLDER.encode()).hexdigest()
-    written = Written(TOML, before, digest, (SetKey("engine", "recipe", "mine"),))
-    tree.file(FILE.path, FILE.encode(Manifest((written,))))
 
 
 def test_new_files_are_removed_and_the_manifest_with_them(tree: Tree) -> None:
@@ -84,44 +71,6 @@ def test_a_key_in_place_of_one_that_others_could_read_is_private(tree: Tree) -> 
     assert (tree.root / KEY.lstrip("/")).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_persons_file_that_an_earlier_version_wrote_into_comes_back(tree: Tree) -> None:
-    older(tree)
-    assert list(node(tree).take_back()) == [f"restored {TOML}"]
-    assert content(tree, TOML) == PERSONS
-
-
-def test_a_file_that_an_earlier_version_made_is_removed(tree: Tree) -> None:
-    older(tree, before=None)
-    assert list(node(tree).take_back()) == [f"removed {TOML}"]
-    assert content(tree, TOML) is None
-
-
-def test_where_such_a_file_was_edited_since_only_the_own_keys_are_taken(tree: Tree) -> None:
-    older(tree)
-    tree.file(TOML, OLDER.replace("= 4", "= 6"))
-    (line,) = node(tree).take_back()
-    assert line == f"took 1 keys out of {TOML}; your changes stay"
-    left = content(tree, TOML) or ""
-    assert left.startswith(PERSONS.replace("= 4", "= 6"))
-    assert tomllib.loads(left).get("engine", {}) == {}
-
-
-def test_such_a_file_alone_comes_back_and_is_forgotten(tree: Tree) -> None:
-    older(tree)
-    assert node(tree).keys_of(TOML) == (SetKey("engine", "recipe", "mine"),)
-    choose(tree, "other")
-    node(tree).take_back_file(TOML)
-    assert content(tree, TOML) == PERSONS
-    assert node(tree).keys_of(TOML) == ()
-    assert list(node(tree).take_back()) == [f"removed {OWN}"]
-
-
-def test_a_key_that_a_person_has_given_another_value_is_theirs(tree: Tree) -> None:
-    older(tree)
-    tree.file(TOML, OLDER.replace('"mine"', '"theirs"'))
-    assert node(tree).keys_of(TOML) == ()
-
-
 def test_what_was_edited_between_two_runs_comes_back(tree: Tree) -> None:
     for text in ("first\n", "second\n"):
         node(tree).write(KEY, text, 0o600)
@@ -153,7 +102,8 @@ def test_a_power_cut_between_the_manifest_and_the_file_leaves_nothing_to_take_ba
 
 
 def test_a_take_back_that_was_cut_off_is_repeated_to_the_same_end(tree: Tree) -> None:
-    older(tree)
+    tree.file(TOML, PERSONS)
+    node(tree).write(TOML, "other\n", 0o644)
     node(tree).write(KEY, "secret\n", 0o600)
     steps = node(tree).take_back()
     next(steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import tomllib
@@ -14,14 +13,13 @@ from msgspec import convert
 from tests.machines.areas import docker, healthy, model
 from tests.tree import Tree
 
-from sparkd.base.config.edit import SetKey
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.cli.main import main
 from sparkd.tools.setup.cluster_key import KeyFile, joined_files, new_files
 from sparkd.tools.setup.node_files import HEAD, NodeFiles, Values
-from sparkd.tools.setup.setup_manifest import FILE, Manifest, Setup, Written
+from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.wizard import Wishes, Wizard
 
 TOML, KEY, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key", "/etc/sparkd/conf.d/10-init.toml"
@@ -216,44 +214,6 @@ def test_a_value_that_a_person_wrote_in_another_form_is_no_reason_to_stop(spark:
     assert not (spark.root / OWN.lstrip("/")).exists()
 
 
-def older(tree: Tree, value: str | list[str], key: tuple[str, str], before: str = PERSONS) -> str:
-    """A person's file with a key of an earlier version; the file's text."""
-    text = f"{before}\n[{key[0]}]\n{key[1]} = {json.dumps(value)}\n"
-    record_older(tree, before, text, SetKey(*key, value))
-    return text
-
-
-def record_older(tree: Tree, before: str, text: str, *keys: SetKey) -> None:
-    tree.file(TOML, text)
-    written = Written(TOML, before, hashlib.sha256(text.encode()).hexdigest(), keys)
-    tree.file(FILE.path, FILE.encode(Manifest((written,))))
-
-
-def test_what_an_earlier_version_wrote_into_a_persons_file_holds_until_it_has_to_change(spark: Tree, run: Run) -> None:
-    for name in ("mine", "other"):
-        small(spark, name)
-    text = older(spark, "mine", ("engine", "recipe"))
-    assert "recipe    mine: " in run()
-    assert (spark.root / TOML.lstrip("/")).read_text() == text
-    assert not (spark.root / OWN.lstrip("/")).exists()
-    assert f"{TOML}: without what an earlier `sparkd init` wrote there" in run(recipe="other", plan=True)
-    assert (spark.root / TOML.lstrip("/")).read_text() == text
-    run(recipe="other")
-    assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
-    assert settings(spark) == {"engine": {"recipe": "other"}}
-    list(Setup(spark.root).take_back())
-    assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
-    assert not (spark.root / OWN.lstrip("/")).exists()
-
-
-def test_a_key_of_an_earlier_version_that_a_person_changed_is_theirs(spark: Tree, run: Run) -> None:
-    for name in ("mine", "other", "third"):
-        small(spark, name)
-    spark.file(TOML, older(spark, "mine", ("engine", "recipe")).replace('"mine"', '"third"'))
-    with pytest.raises(ConfigError, match=r"sets engine\.recipe too"):
-        run(recipe="other")
-
-
 def test_nodes_that_a_person_wrote_are_not_added_to(spark: Tree, run: Run) -> None:
     small(spark, nodes={"min": 2, "max": 3}, args={"tensor-parallel-size": 3})
     spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n[engine]\nrecipe = "mine"\n')
@@ -262,15 +222,6 @@ def test_nodes_that_a_person_wrote_are_not_added_to(spark: Tree, run: Run) -> No
     with pytest.raises(ConfigError, match=r"sparkd.toml sets cluster.nodes too"):
         run(nodes=3)
     assert files(spark) == before
-
-
-def test_what_an_earlier_version_wrote_lets_a_node_join(spark: Tree) -> None:
-    older(spark, ["10.0.0.1", "10.0.0.2"], ("cluster", "nodes"))
-    nodes = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
-    node_files = NodeFiles(Host(spark.root), {})
-    node_files.write({("cluster", "nodes"): nodes}, new_files(KEY))
-    assert node_files.load().settings.cluster.nodes == tuple(nodes)
-    assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["", "by an earlier version"])
@@ -286,51 +237,7 @@ def test_a_key_from_before_a_join_is_kept_nowhere_and_does_not_come_back(spark: 
     assert not (spark.root / KEY.lstrip("/")).exists()
 
 
-REPLACED = '[engine]\nrecipe = "{}"\n[cluster]\nnodes = {}\n'
 PAIR = ["10.0.0.1", "10.0.0.2"]
-
-
-@pytest.mark.parametrize("edit", ["", "# since\n"])
-@pytest.mark.parametrize(
-    ("values", "replaced"),
-    [
-        pytest.param({("engine", "recipe"): "third"}, "engine.recipe", id="the value that changes"),
-        pytest.param({("cluster", "nodes"): [*PAIR, "10.0.0.3"]}, "engine.recipe", id="another one"),
-        pytest.param({("cluster", "nodes"): [*PAIR, "10.0.0.3"]}, "cluster.nodes", id="the nodes"),
-    ],
-)
-def test_a_value_that_an_earlier_version_replaced_is_not_brought_back_over_a_new_one(
-    spark: Tree, edit: str, values: Values, replaced: str
-) -> None:
-    recipe, nodes = ("mine", None) if replaced == "engine.recipe" else (None, PAIR[:1])
-    before = f'[engine]\nrecipe = "{recipe}"\n' if recipe else f"[cluster]\nnodes = {json.dumps(nodes)}\n"
-    keys = (SetKey("engine", "recipe", "other", recipe), SetKey("cluster", "nodes", PAIR, nodes))
-    record_older(spark, before, REPLACED.format("other", json.dumps(PAIR)), *keys)
-    spark.file(TOML, edit + (spark.root / TOML.lstrip("/")).read_text())
-    there, node_files = files(spark), NodeFiles(Host(spark.root), {})
-    acts: tuple[Callable[[], object], ...] = (
-        lambda: node_files.refuse_overruled({("cluster", "nodes"): None}),
-        lambda: list(node_files.changes(values, node_files.load().settings)),
-        lambda: node_files.write(values, new_files(KEY)),
-    )
-    for act in acts:
-        with pytest.raises(ConfigError, match=f"{TOML} has {replaced} in place of a value of yours") as caught:
-            act()
-        assert caught.value.hint == "take it out there"
-    assert files(spark) == there
-
-
-def test_once_a_person_has_taken_a_replaced_value_out_the_new_one_holds(spark: Tree, run: Run) -> None:
-    for name in ("mine", "other", "third"):
-        small(spark, name)
-    before, text = ('[engine]\nrecipe = "mine"\n', '[engine]\nrecipe = "other"\n')
-    record_older(spark, before, text, SetKey("engine", "recipe", "other", "mine"))
-    with pytest.raises(ConfigError, match=r"engine\.recipe in place of a value of yours"):
-        run(recipe="third")
-    spark.file(TOML, "[engine]\n")
-    run(recipe="third")
-    assert NodeFiles(Host(spark.root), {}).load().settings.engine.recipe == "third"
-    assert (spark.root / TOML.lstrip("/")).read_text() == "[engine]\n"
 
 
 def test_a_join_is_not_refused_for_nodes_that_a_person_set_before_they_are_known(spark: Tree) -> None:

@@ -57,10 +57,8 @@ class NodeFiles:
 
     def changes(self, values: Values, settings: Settings, keys: Sequence[KeyFile] = ()) -> Iterator[str]:
         self.refuse_overruled(values)
-        missing = self._missing(values)
-        yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing.items())
-        if self._moved(missing):
-            yield f"{self.file}: without what an earlier `sparkd init` wrote there"
+        missing = self._missing(values).items()
+        yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing)
         yield from (f"{one.path}: a new key" for one in keys if not self.host.files.exists(one.path))
         for one in units.dropins(settings.model_copy(update=updated(settings, values))):
             if one.text and units.judge(self.host.files, one) in TO_WRITE:
@@ -72,13 +70,8 @@ class NodeFiles:
         own = str(self.root / self.init_file.lstrip("/"))
         for (section, name), value in values.items():
             by = loaded.origins.get(f"{section}.{name}", own)
-            if by == own or getattr(getattr(loaded.settings, section), name) == _frozen(value):
-                continue
-            if not self.is_persons((section, name)) or (section, name) not in self._older():
+            if by != own and getattr(getattr(loaded.settings, section), name) != _frozen(value):
                 raise ConfigError(f"{by} sets {section}.{name} too, and comes after {own}", "take it out there")
-            if returning := self.setup.returning(self.file):
-                reason = f"{by} has {', '.join(returning)} in place of a value of yours, and comes after {own}"
-                raise ConfigError(reason, "take it out there")
 
     def is_persons(self, key: Key) -> bool:
         """Whether a person's own file sets it, and nothing that comes after."""
@@ -88,8 +81,7 @@ class NodeFiles:
         """The keys first: settings of several nodes need them."""
         self.refuse_overruled(values)
         missing = self._missing(values)
-        moved = self._moved(missing)
-        text = render({**self._written(), **moved, **missing}) if missing else ""
+        text = render({**self._written(), **missing}) if missing else ""
         for key in keys:
             now = self.setup.read(key.path)
             if now is None or (key.over and key.text != now):
@@ -101,8 +93,6 @@ class NodeFiles:
                 self.setup.record(key.path, now, own=True)
         if text:
             self.setup.write(self.init_file, text, 0o644, own=True)
-        if moved:
-            self.setup.take_back_file(self.file)
         wanted = units.dropins(self.load().settings)
         for one in wanted:
             if one.text and units.judge(self.host.files, one) in TO_WRITE:
@@ -161,14 +151,6 @@ class NodeFiles:
         sections = tomllib.loads(self.setup.read(self.init_file) or "")
         tables = {section: keys if isinstance(keys, dict) else {"": keys} for section, keys in sections.items()}
         return {(section, name): value for section, keys in tables.items() for name, value in keys.items()}
-
-    def _older(self) -> Values:
-        """What an earlier version wrote into a person's own file."""
-        return {(key.section, key.key): key.value for key in self.setup.keys_of(self.file)}
-
-    def _moved(self, missing: Values) -> Values:
-        """What moves from there into `init`'s own file, where it would win over a new value."""
-        return self._older() if any(map(self.is_persons, missing)) else {}
 
 
 def render(values: Values) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -13,7 +12,6 @@ from typing import NoReturn
 from msgspec import Struct
 
 from sparkd.agent.actions import files
-from sparkd.base.config.edit import SetKey, take_back
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.state.file import StateFile
@@ -27,8 +25,6 @@ class Written(Struct, frozen=True):
     """Content before the first change; None: there was no file."""
     sha256: str
     """Of what was written."""
-    keys: tuple[SetKey, ...] = ()
-    """What an earlier version set in a person's settings file: taken back one by one where that was edited since."""
     replaced_sha256: str = ""
     """Of what was there until then: after a power cut it may be there still."""
 
@@ -88,42 +84,14 @@ class Setup:
 
     def record(self, path: str, text: str, *, own: bool = False) -> None:
         """That this file is about to be written, with this text."""
-        others, old = self._split(path)
+        entries = self.written()
+        others, old = [one for one in entries if one.path != path], [one for one in entries if one.path == path]
         before = now = self.read(path)
         if own:
             before = None
-        elif old and (now is None or now == old.before or not old.is_edited(now)):
-            before = old.before
+        elif old and (now is None or now == old[0].before or not old[0].is_edited(now)):
+            before = old[0].before
         self._save((*others, Written(path, before, _digest(text), replaced_sha256=_digest(now))))
-
-    def keys_of(self, path: str) -> tuple[SetKey, ...]:
-        """What an earlier version set in a person's settings file and is still so."""
-        _, entry = self._split(path)
-        text = self.read(path) if entry and entry.keys else None
-        return tuple(key for key in entry.keys if key.stands_in(text)) if entry and text is not None else ()
-
-    def returning(self, path: str) -> tuple[str, ...]:
-        """Those of these keys, dotted, that `take_back_file` leaves there: with what the earlier version replaced."""
-        _, entry = self._split(path)
-        now = self.read(path)
-        sections = tomllib.loads(_restored(entry, now) or "") if entry and now is not None else {}
-        return tuple(
-            f"{key.section}.{key.key}" for key in self.keys_of(path) if key.key in sections.get(key.section, {})
-        )
-
-    def take_back_file(self, path: str) -> None:
-        """This file alone, which is then as if it had never been written."""
-        others, entry = self._split(path)
-        if entry:
-            with files.usage_error(f"{path} can't be changed"):
-                self._take_back(entry)
-            self._save(others)
-
-    def _split(self, path: str) -> tuple[tuple[Written, ...], Written | None]:
-        """The entries of other files, and the one of this."""
-        entries = self.written()
-        own = next((entry for entry in entries if entry.path == path), None)
-        return tuple(entry for entry in entries if entry is not own), own
 
     def take_back(self) -> Iterator[str]:
         """What was done with each file, one line each; the manifest goes last."""
@@ -137,26 +105,20 @@ class Setup:
         now, path = self.read(one.path), self._root / one.path.lstrip("/")
         if now is None or now == one.before:
             return f"{one.path} {'is gone' if now is None else 'is as it was before'}"
-        edited, text = one.is_edited(now), _restored(one, now)
-        if edited and text == now:
+        if one.is_edited(now):
             return f"left {one.path}: it was changed since"
-        if text is None or not text.strip():
+        if one.before is None or not one.before.strip():
             files.remove(path)
             if path.parent.name.endswith(".service.d"):
                 with suppress(OSError):  # others are in it
                     path.parent.rmdir()
             return f"removed {one.path}"
-        files.write(path, text, self.files.lstat(one.path).permissions, durable=True)
-        return f"took {len(one.keys)} keys out of {one.path}; your changes stay" if edited else f"restored {one.path}"
+        files.write(path, one.before, self.files.lstat(one.path).permissions, durable=True)
+        return f"restored {one.path}"
 
     def _save(self, entries: tuple[Written, ...]) -> None:
         with files.usage_error(f"{FILE.path} can't be written"):
             files.write(self._root / FILE.path.lstrip("/"), FILE.encode(Manifest(entries)), FILE.mode, durable=True)
-
-
-def _restored(written: Written, now: str) -> str | None:
-    """What becomes of the file; None: it is removed."""
-    return take_back(now, written.keys) if written.is_edited(now) else written.before
 
 
 def _digest(text: str | None) -> str:

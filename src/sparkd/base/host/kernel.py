@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from sparkd.base.host.files import Files
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import natural_order, sanitize
 
 LOG = "/dev/kmsg"
 LOG_DEVICE = os.makedev(1, 11)
@@ -72,12 +72,8 @@ def read_next_boot(files: Files) -> tuple[str, tuple[str, ...]]:
             return "", tuple(words)
         releases = (name.removeprefix(IMAGE) for name in files.names_if_any("/boot") if name.startswith(IMAGE))
         booted = (sanitize(release, 64) for release in releases if not release.endswith((".old", ".bak")))
-        return max(booted, key=_by_version, default=""), tuple(words)
+        return max(booted, key=natural_order, default=""), tuple(words)
     return "", ()
-
-
-def _by_version(release: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,9})", release)]
 
 
 def sysctl_path(name: str) -> str:

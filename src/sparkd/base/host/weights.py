@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.shm import File
-from sparkd.base.lib.text import parse_json
+from sparkd.base.lib.text import natural_order, parse_json
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 INDEX = ".index.json"
@@ -57,7 +57,6 @@ _LENGTH_BYTES = 8
 _TAIL_BYTES = 4096
 """Of a header, whose last entry is usually the tensor that ends last. An entry takes some 100 bytes."""
 _END = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,18}\s*,\s*(\d{1,18})\s*\]')
-_DIGITS = re.compile(r"(\d+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 300
 _NAMED = re.compile(rb':\s*"([^"\\]{1,255}\.(?:safetensors|bin|gguf|pth?))"')
@@ -179,7 +178,7 @@ def _describe(files: Files, folder: str, name: str, *, hashed: bool) -> str:
 def list_shards(files: Files, folder: str) -> tuple[File, ...]:
     """In vLLM's load order: by name, numbers as numbers. Raises OSError where the folder is unreadable."""
     found: dict[tuple[int, int], File] = {}
-    for name in sorted(files.names(folder), key=_order):
+    for name in sorted(files.names(folder), key=natural_order):
         if not name.endswith(WEIGHTS):
             continue
         path = f"{folder}/{name}"
@@ -191,10 +190,6 @@ def list_shards(files: Files, folder: str) -> tuple[File, ...]:
             shard = File(files.resolved(path), facts.device, facts.inode, facts.size_bytes)
             found.setdefault(shard.identity, shard)
     return tuple(found.values())
-
-
-def _order(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
 
 
 def find_flaw(files: Files, path: str) -> tuple[int, str]:

@@ -86,6 +86,7 @@ class HttpClient:
         path: str,
         timeout_seconds: float,
         *,
+        received: Callable[[bytes], object] | None = None,
         headers: Mapping[str, str] | None = None,
         connect_seconds: float | None = None,
         json: Mapping[str, object] | None = None,
@@ -93,36 +94,9 @@ class HttpClient:
     ) -> Response:
         """GET, or POST `json`; everything within `timeout_seconds`, to connect `connect_seconds` if less.
 
-        Raises HttpError.
+        `received` gets the body's pieces as they come, in place of the response. Raises HttpError, and what it raises.
         """
-        body = bytearray()
-        status, got = await self.stream(
-            path,
-            timeout_seconds,
-            body.extend,
-            headers=headers,
-            connect_seconds=connect_seconds,
-            json=json,
-            limit_bytes=limit_bytes,
-        )
-        return Response(status, bytes(body), got)
-
-    async def stream(
-        self,
-        path: str,
-        timeout_seconds: float,
-        received: Callable[[bytes], object],
-        *,
-        headers: Mapping[str, str] | None = None,
-        connect_seconds: float | None = None,
-        json: Mapping[str, object] | None = None,
-        limit_bytes: int = BODY_LIMIT_BYTES,
-    ) -> tuple[int, Mapping[str, str]]:
-        """As `request`, with the body's pieces for `received` as they come; status and headers.
-
-        Raises HttpError, and what `received` raises.
-        """
-        left = limit_bytes
+        body, left = bytearray(), limit_bytes
         try:
             request = httpx.Request(
                 "GET" if json is None else "POST",
@@ -139,7 +113,7 @@ class HttpClient:
                     left -= len(chunk)
                     if left < 0:
                         raise HttpError(f"answer of over {limit_bytes} bytes")
-                    received(chunk)
+                    (received or body.extend)(chunk)
         except httpx.ConnectTimeout:
             raise HttpError(f"no answer within {connect_seconds:g} s") from None
         except TimeoutError:
@@ -147,7 +121,7 @@ class HttpClient:
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: no host name, no header
             raise http_error(error) from None
         await self._transport.close_unclean()
-        return response.status_code, dict(response.headers)
+        return Response(response.status_code, bytes(body), dict(response.headers))
 
     async def close(self) -> None:
         await self._transport.aclose()

@@ -62,6 +62,11 @@ def size(size_bytes: int) -> str:
     return f"{size_bytes / GIB:.1f} GiB" if abs(size_bytes) >= GIB else f"{round(size_bytes / MIB)} MiB"
 
 
+def natural_order(text: str) -> list[tuple[int, str]]:
+    """To sort by: numbers in it count as numbers."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?`, or empty where no known word is similar.
 

@@ -96,12 +96,11 @@ async def stream_completion(http: HttpClient, model: str, prompt: str, tokens: i
     }
     events = _Events(EVENTS_PER_TOKEN * tokens + EVENTS_PER_TOKEN)
     begun = time.monotonic()
-    status, _ = await http.stream(
-        PATH, seconds, events.feed, json=body, limit_bytes=EVENT_BYTES + TOKEN_BYTES * EVENTS_PER_TOKEN * tokens
-    )
+    limit_bytes = EVENT_BYTES + TOKEN_BYTES * EVENTS_PER_TOKEN * tokens
+    answer = await http.request(PATH, seconds, received=events.feed, json=body, limit_bytes=limit_bytes)
     ended = time.monotonic()
-    if status != 200:
-        raise StreamError(f"HTTP {status} {head(events.begin)}".strip())
+    if answer.status != 200:
+        raise StreamError(f"HTTP {answer.status} {head(events.begin)}".strip())
     if events.usage is None or not events.arrivals:
         raise StreamError("the stream ended early, without the count of its tokens")
     return Streamed(begun, tuple(events.arrivals), ended, events.usage.prompt_tokens, events.usage.completion_tokens)

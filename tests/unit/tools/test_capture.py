@@ -24,9 +24,8 @@ from sparkd.base.host.journal import Line, Lines, Query
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.tools.support import capture_collector
-from sparkd.tools.support.capture_archive import Archive
 from sparkd.tools.support.capture_collector import Collector
-from sparkd.tools.support.capture_tree import hide_values, keep_content
+from sparkd.tools.support.capture_tree import Archive, hide_values, keep_content
 from sparkd.tools.support.recorder import SETTINGS, RecordingFiles, read_tree
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)

@@ -22,8 +22,7 @@ from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.model import FindingReport, Phase, RestartReport
 from sparkd.base.status.notices import NotifyState, observe
 from sparkd.base.status.publisher import Published, Reporter, status_line
-from sparkd.tools.support.capture_archive import Archive
-from sparkd.tools.support.capture_tree import _without_commands, keep_content
+from sparkd.tools.support.capture_tree import Archive, _without_commands, keep_content
 
 HEX = "5f2a9c81e07b43d6a1f8c3e95b7d20e4"
 B64 = "Zk3vQx9LmT2bRw7YpHs4NcKj8DgUe1Va"

@@ -20,9 +20,8 @@ from sparkd.agent.preflight.checks.kernel import Kernel, KernelSettings
 from sparkd.agent.preflight.checks.kernel_log import KernelLog
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.limits import Memlock, MemoryLimit
-from sparkd.agent.preflight.checks.memory import FragmentedMemory, PageCache, SwapOff, UnifiedMemory
+from sparkd.agent.preflight.checks.memory import FragmentedMemory, ModelMemory, PageCache, SwapOff, UnifiedMemory
 from sparkd.agent.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
-from sparkd.agent.preflight.checks.model_memory import ModelMemory
 from sparkd.agent.preflight.checks.paths import ScriptPaths
 from sparkd.agent.preflight.checks.plan_lint import PlanLint
 from sparkd.agent.preflight.checks.ports import Listeners, Ports

@@ -31,7 +31,7 @@ from sparkd.tools.models.model_files import (
     require_download_room,
     send_model,
 )
-from sparkd.tools.models.other_nodes import choose_peers, run_on_each
+from sparkd.tools.models.ssh import choose_peers, run_on_each
 
 CONFIRM_BYTES = 20 * 10**9
 """More takes most of an hour by a usual line: on a terminal a person confirms it."""

@@ -18,8 +18,7 @@ from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.base.lib.text import size
-from sparkd.tools.models.other_nodes import require_room, run_on_each
-from sparkd.tools.models.ssh import SshHost
+from sparkd.tools.models.ssh import SshHost, require_room, run_on_each
 
 SCRATCH = ".cache/sparkd"
 """Below the user's home, on both sides: nobody else can put a file there."""

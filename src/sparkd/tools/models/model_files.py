@@ -20,8 +20,7 @@ from sparkd.base.lib.text import sanitize, size
 from sparkd.base.recipes.loader import SUFFIX, load_recipe, recipe_folders
 from sparkd.base.recipes.schema import REPO, Model
 from sparkd.tools.models.hub import Repo
-from sparkd.tools.models.other_nodes import require_room
-from sparkd.tools.models.ssh import NOT_FOUND, SshHost
+from sparkd.tools.models.ssh import NOT_FOUND, SshHost, require_room
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096

@@ -1,4 +1,5 @@
-"""Another node over ssh and rsync, with the user's own keys and configuration.
+"""Other nodes over ssh and rsync, with the user's own keys and configuration: which ones, one after the other, and the
+room that a copy needs there.
 
 It deletes nothing there except sparkd's own file, and no program waits for input.
 """
@@ -10,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from signal import SIGKILL
 from tempfile import TemporaryFile
@@ -18,9 +20,13 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.host.disks import Room
+from sparkd.base.host.network import canonical
 from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.errors import BlockedError
-from sparkd.base.lib.text import parse_json, sanitize
+from sparkd.base.lib.errors import BlockedError, ExitCode, SparkdError, UsageError
+from sparkd.base.lib.text import parse_json, sanitize, size
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 COMMAND_SECONDS = 60.0
@@ -228,3 +234,47 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, give
             timer.cancel()
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_LIMIT_BYTES))
         return Ended(process.returncode, answer.decode("utf-8", "replace"), errors.read().decode("utf-8", "replace"))
+
+
+SPARE_BYTES = 1 << 30
+"""Left on a disk beside what is written."""
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+def choose_peers(named: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:
+    """The nodes of the cluster, or those that are named. Raises UsageError where there are none."""
+    if user is not None and not _USER.fullmatch(user):
+        raise UsageError(f"{user!r} is no name of a user")
+    own = host.addresses()
+    for one in named:
+        if not _HOST.fullmatch(one):
+            raise UsageError(f"{one!r} is neither an address nor the name of a host")
+        with suppress(ValueError):
+            if canonical(one) in own:
+                raise UsageError(f"{one} is this node itself")
+    addresses = named or [one for one in settings.cluster.nodes if canonical(one) not in own]
+    if not addresses:
+        raise UsageError("cluster.nodes names no other node", "name one: --to ADDRESS")
+    return tuple(SshHost(one, user or "") for one in dict.fromkeys(addresses))
+
+
+def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> ExitCode:
+    """One after the other; a failure is printed, and the next peer follows. 10 where any failed."""
+    code = ExitCode.GOOD
+    for peer in peers:
+        try:
+            act(peer)
+        except SparkdError as error:
+            print(f"sparkd: {error}", file=sys.stderr, flush=True)
+            code = ExitCode.BLOCKED
+    return code
+
+
+def require_room(room: Room | PeerRoom, need_bytes: int, what: str, remedy: str, peer: SshHost | None) -> None:
+    """Raises BlockedError where less than `need_bytes` is free, with some to spare."""
+    if room.free_bytes < need_bytes + SPARE_BYTES:
+        where, there = (f"{peer.address}: ", " there") if peer else ("", "")
+        free, needed = size(room.free_bytes), size(need_bytes + SPARE_BYTES)
+        hint = f"make room{there}: df -h {shlex.quote(room.mount)}{remedy}"
+        raise BlockedError(f"{where}{free} free on {room.mount}, {needed} needed{what}", hint)

@@ -44,8 +44,7 @@ from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.node.render import Shown
 from sparkd.tools.node.trial import plan_as_json
-from sparkd.tools.support.capture_archive import MOST_BYTES, Archive
-from sparkd.tools.support.capture_tree import read_machine
+from sparkd.tools.support.capture_tree import MOST_BYTES, Archive, read_machine
 
 T = TypeVar("T")
 

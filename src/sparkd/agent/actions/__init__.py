@@ -64,7 +64,6 @@ ACT_SECONDS = 60.0
 """For docker, sync(2) and compaction. An operation that takes longer hangs."""
 LAUNCH_SECONDS = 300.0
 """For docker to make and start a container: minutes on a machine that has just booted."""
-REMOVE_SECONDS = 15.0
 WRITE_SECONDS = 10.0
 DISK_SECONDS = 10.0
 """For the disk of the model, which may be a file server."""
@@ -233,7 +232,7 @@ class Actions:
             self.containers.remove(rank.container_id)
             return True
 
-        return self._act(remove, REMOVE_SECONDS, "docker")
+        return self._act(remove, 15.0, "docker")
 
     def prune_caches(self, image_id: str) -> Iterator[Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""

@@ -58,8 +58,6 @@ from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase
 from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
 from sparkd.base.vllm.args import API_KEY
 
-AWAITED_POLL_SECONDS = 1.0
-
 
 def build_agent(
     role: str,
@@ -220,7 +218,7 @@ def _await_agent(
             Reporter(report, _sinks(base)).publish()
         if time.monotonic() > deadline:
             raise NotReadyError(f"awaited for {limit_seconds:.0f} s: {awaited.reason}", awaited.hint)
-        base.loop.wait(AWAITED_POLL_SECONDS)
+        base.loop.wait(1.0)
         _raise_if_outdated(base)
 
 

@@ -17,7 +17,6 @@ from sparkd.base.lib.text import sanitize
 DEADLINE_SECONDS = 30.0
 OUTPUT_LIMIT_BYTES = 4096
 """Kept of a hook's output; the rest is read and dropped, so that no hook blocks on a full pipe."""
-REAP_SECONDS = 5.0
 
 _LEVELS = {0: Level.OK, 1: Level.BLOCK, 2: Level.UNKNOWN}
 
@@ -78,7 +77,7 @@ def run_program(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(REAP_SECONDS)
+            process.wait(5.0)
     return (process.returncode if ended else None), output
 
 

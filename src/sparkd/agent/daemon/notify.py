@@ -41,7 +41,6 @@ LOCK = "notify.lock"
 TICK_SECONDS = 10.0
 """Between two looks while time alone may bring a message."""
 RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0, 600.0)
-URL_LIMIT_BYTES = 4096
 MOST_REPORTS = 64
 """Kept for a thread that is sending."""
 
@@ -57,7 +56,7 @@ def deliver(files: Files, settings: Notify, way: str, notice: Notice, owner_uid:
 
 def _read_url(files: Files, path: str, owner_uid: int) -> str:
     try:
-        opened = read_private(files, path, URL_LIMIT_BYTES, owner_uid)
+        opened = read_private(files, path, 4096, owner_uid)
     except FileNotFoundError:
         raise LaunchError(f"{path} does not exist", "write the URL there, alone") from None
     except ConfigError as error:

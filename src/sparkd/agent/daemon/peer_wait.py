@@ -27,7 +27,6 @@ A_MOMENT_SECONDS = 5.0
 VALUES_SECONDS = 15.0
 RANKS_SECONDS = 450.0
 """For the workers' ranks to run: docker takes up to 300 s, a preflight 120. vLLM's own rendezvous ends after 600."""
-DOING_LIMIT = 300
 TABLE_PRIORITY = 3
 """Errors, as syslog(3) numbers them."""
 
@@ -104,7 +103,7 @@ def _describe_peer(one: PeerStatus) -> str:
             doing = f"{one.name}: {one.said}"
         case _:
             doing = f"{one.name}, which does not answer" + (f" ({one.said})" if one.said else "")
-    return doing[:DOING_LIMIT]
+    return doing[:300]
 
 
 def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:

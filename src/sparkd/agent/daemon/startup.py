@@ -35,10 +35,8 @@ from sparkd.base.state.rank_record import RankRecord, left_segments
 from sparkd.base.status.model import Phase, utc_now
 from sparkd.base.vllm.log_lines import LogForwarder
 
-DOCKER_POLL_SECONDS = 0.5
 DOCKER_SECONDS = 10.0
 COUNT_SECONDS = 2.0
-KEY_SECONDS = 10.0
 CHOICE_SECONDS = 10.0
 """For a look at the choice of a plan: milliseconds, on a disk that does not hang."""
 ROOM_SECONDS = 5.0
@@ -59,7 +57,7 @@ def await_docker(agent: Agent) -> None:
     """Has no deadline: docker may be started by hand."""
     while not is_docker_running(agent):
         agent.phase.enter(Phase.AWAITING_DOCKER, "waiting for dockerd: systemctl start docker")
-        agent.loop.wait(DOCKER_POLL_SECONDS)
+        agent.loop.wait(0.5)
 
 
 def fingerprint(agent: Agent) -> None:
@@ -157,7 +155,7 @@ def launch(agent: Agent) -> Running:
     ray_token = ""
     if agent.plan.on_ray:
         read = partial(auth.read_keys, agent.host.files, agent.settings.cluster.key_file)
-        ray_token = script.ray_token(agent.loop.beside(read, KEY_SECONDS, "the key file", shielded=True)[0], epoch)
+        ray_token = script.ray_token(agent.loop.beside(read, 10.0, "the key file", shielded=True)[0], epoch)
     plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
     of_agent = (agent.rank_id, agent.incarnation, agent.boot_id)
     record = RankRecord(*of_agent, agent.plan.digest, epoch, transport, segments=_find_left_segments(agent))
@@ -249,14 +247,13 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
 
 def _count_objects(agent: Agent, running: Running) -> None:
     """Until the rank has ended. A thread of its own: its disk may hang, and the other one watches memory."""
-    while not running.rank.ended.wait(OBJECTS_SECONDS):
+    while not running.rank.ended.wait(5.0):
         if running.compiler_count:
             with suppress(OSError, ValueError):
                 names = (one.name for one in agent.plan.caches)
                 running.objects = caches.count_objects(agent.host.files, running.rank.image_id, names)
 
 
-OBJECTS_SECONDS = 5.0
 IMAGE_HINT = "look at: systemctl status docker, free -g"
 
 

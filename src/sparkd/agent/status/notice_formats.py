@@ -14,7 +14,6 @@ from typing import NamedTuple
 from sparkd.base.status.notices import LOST, MEMORY_GUARD, NEEDS_PERSON, Notice
 
 _DISCORD_MARKS = re.compile(r"([\\*_~`|<>\[\]()#:@-])")
-_URGENT = (LOST, MEMORY_GUARD, NEEDS_PERSON)
 NO_EMBEDS = 4
 """SUPPRESS_EMBEDS of a Discord message."""
 NO_BREAK = "\u2060"
@@ -45,7 +44,7 @@ def render(template: str, notice: Notice) -> Body:
         case "ntfy":
             # The text is the body: no markdown unless a header requests it. Headers are ASCII.
             title = notice.title.encode("ascii", "replace").decode()
-            priority = "high" if notice.event in _URGENT else "default"
+            priority = "high" if notice.event in (LOST, MEMORY_GUARD, NEEDS_PERSON) else "default"
             return Body(notice.text.encode(), {"Title": f"sparkd {title}", "Priority": priority})
         case "slack":
             # Receivers that take Slack's format, such as Mattermost, call people at a bare @, too.

@@ -36,8 +36,6 @@ REMIND_SECONDS = 86400.0
 """Between two reminders that older keys are accepted."""
 
 # Part of each signature: no request can be taken for an answer.
-_REQUEST = "sparkd request 2"
-_ANSWER = "sparkd answer 1"
 KEY = re.compile(r"[0-9a-fA-F]{64}")
 _NEW_KEY = "on one node: sparkd init --new-cluster-key; then copy the file to the others"
 
@@ -52,12 +50,12 @@ def sign_request(key: bytes, challenge: str, nonce: str, to: str, path: str) -> 
 
     `path` includes the query.
     """
-    return _mac(key, _REQUEST, challenge, nonce, to, path)
+    return _mac(key, "sparkd request 2", challenge, nonce, to, path)
 
 
 def sign_answer(key: bytes, nonce: str, by: str, path: str, status: int, body: bytes) -> str:
     """Hex. `nonce` and `path` are those of the request, `by` is the serving node's fabric address."""
-    return _mac(key, _ANSWER, nonce, by, path, str(status), body)
+    return _mac(key, "sparkd answer 1", nonce, by, path, str(status), body)
 
 
 def signatures_match(expected: str, found: str) -> bool:

@@ -17,7 +17,6 @@ from sparkd.base.lib.text import sanitize
 
 MAX_THREADS = 2000
 """A rank has some hundreds; an engine may make any number."""
-MOST_WAITS = 4
 PAGE_BYTES = 4096
 HALTS = ("do_signal_stop", "ptrace_stop", "do_freezer_trap", "__refrigerator")
 """Where the kernel holds the threads of a stopped, traced or frozen process."""
@@ -62,7 +61,7 @@ def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, frozens
                 if thread.state in "DTt" or place.startswith(HALTS):
                     halted.add(int(tid))
                 found[f"{process.comm} in {place or f'state {thread.state}'}"] += 1
-    return ", ".join(f"{count} of {where}" for where, count in found.most_common(MOST_WAITS)), frozenset(halted)
+    return ", ".join(f"{count} of {where}" for where, count in found.most_common(4)), frozenset(halted)
 
 
 def _read_place(files: Files, folder: str) -> str:

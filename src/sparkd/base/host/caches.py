@@ -26,7 +26,6 @@ MOST_SEARCHED = 10 * MOST_ENTRIES
 KERNELS = (".so", ".o", ".cubin", ".ptx", ".hsaco")
 """What FlashInfer, Triton, TileLang, inductor, DeepGEMM and CuTe DSL write for each kernel."""
 
-FLASHINFER = "flashinfer"
 NINJA, NINJA_BYTES = "build.ninja", 4 << 20
 
 IMAGE = re.compile(r"[0-9a-f]{64}")
@@ -107,7 +106,7 @@ def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[in
     Each build has a folder with the list of its steps, of which the last one links (flashinfer/jit/cpp_ext.py). Raises
     OSError, ValueError.
     """
-    kept = next((name for name in names if name.rpartition("/")[2] == FLASHINFER), "")
+    kept = next((name for name in names if name.rpartition("/")[2] == "flashinfer"), "")
     if not kept:
         return 0, 0
     logical = path(image_id, kept)

@@ -30,7 +30,6 @@ CDI_KIND = "nvidia.com/gpu"
 SPEC_LIMIT_BYTES = 4 << 20
 """The kind may be a specification's last line, behind every file of the driver: nvidia-ctk sorts the keys."""
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
-TOOLKIT_LIMIT_BYTES = 64 << 10
 TAKEN_BY_HOOK = ("", "auto", "legacy")
 """Modes of the toolkit in which its hook does not refuse --gpus."""
 
@@ -138,7 +137,7 @@ def _toolkit_mode(files: Files) -> str:
     import tomllib
 
     with suppress(OSError, ValueError, RecursionError):
-        match tomllib.loads(files.text(TOOLKIT, limit=TOOLKIT_LIMIT_BYTES)):
+        match tomllib.loads(files.text(TOOLKIT, limit=64 << 10)):
             case {"nvidia-container-runtime": {"mode": str(mode)}}:
                 return mode
     return ""

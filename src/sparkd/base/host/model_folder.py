@@ -29,8 +29,6 @@ _TOKENIZER_CODE = re.compile(r"tokeniz\w*\.py")
 _PARTIAL = re.compile(r".+\.(?:incomplete|part|partial|aria2|crdownload|tmp)|\..+\.(?:safetensors|bin|gguf)\.\w{6}")
 """Of Hugging Face, browsers, aria2; the last is a copy by rsync."""
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
-_MOST_NUMBERED = 10_000
-_SHOWN_LENGTH = 120
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
@@ -228,7 +226,7 @@ def _numbered(names: Iterable[str]) -> set[str]:
     return {
         f"{stem}-{number:05}-of-{count:05}{SAFETENSORS}"
         for stem, count in sets
-        if count <= _MOST_NUMBERED
+        if count <= 10_000
         for number in range(1, count + 1)
     }
 
@@ -241,4 +239,4 @@ def _grouped(flaws: Iterable[Flaw]) -> tuple[Flaw, ...]:
 
 
 def _shown(name: str) -> str:
-    return sanitize(name, _SHOWN_LENGTH)
+    return sanitize(name, 120)

@@ -34,7 +34,6 @@ _ESCAPES = {
 }  # fmt: skip
 _PIECE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{3})|(.))|.", re.DOTALL)
 """One letter of a word, perhaps escaped: in hexadecimal, octal, or by another letter."""
-_PREFIXES = "@-:+!|"
 
 
 class Assignment(NamedTuple):
@@ -183,7 +182,7 @@ def parse_command_lines(value: str) -> tuple[CommandLine, ...]:
 
 
 def _command(words: list[str]) -> CommandLine:
-    program = words[0].lstrip(_PREFIXES)
+    program = words[0].lstrip("@-:+!|")
     prefixes = words[0][: len(words[0]) - len(program)]
     rest = words[2:] if "@" in prefixes else words[1:]
     return CommandLine((program, *rest), ignores_failure="-" in prefixes)

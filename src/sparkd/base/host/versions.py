@@ -16,7 +16,6 @@ DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 PLACES = ("BOOT_IMAGE=", "initrd=")
 """Words of the command line with the kernel's path: its version is enough."""
 LIMIT = 100
-BOOT_LIMIT = 2000
 
 _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9}){1,4}")
 
@@ -50,7 +49,7 @@ def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
         with suppress(OSError):
             if (value := kernel.read_sysctl(host.files, name)) is not None:
                 found[f"sysctl.{name}"] = value
-    return {name: sanitize(text, BOOT_LIMIT) for name, text in found.items()}
+    return {name: sanitize(text, 2000) for name, text in found.items()}
 
 
 def _driver(host: Host) -> str:

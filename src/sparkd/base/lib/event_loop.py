@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 CLOSE_SECONDS = 1.0
 """For cancelled tasks to end."""
-CLOSE_TURN_SECONDS = 0.01
 CLOSE_TURNS = 100
 """Of the loop at its end, at most: tasks without end may make tasks."""
 
@@ -96,7 +95,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         left.add(self.begin(self.shutdown_asyncgens()))
         deadline = self.time() + CLOSE_SECONDS
         while not all(task.done() for task in left) and self.time() < deadline:
-            self.turn(CLOSE_TURN_SECONDS)
+            self.turn(0.01)
         self.close()
 
 

@@ -18,7 +18,6 @@ import sdnotify
 
 CAPACITY_BYTES = 16 << 20
 """Some 8 s of an engine that writes 20,000 lines of 100 bytes a second."""
-BATCH_BYTES = 64 << 10
 
 
 class Journal:
@@ -73,7 +72,7 @@ class Journal:
             while not self._lines and not self._closed:
                 self._changed.wait()
             batch = bytearray()
-            while self._lines and len(batch) < BATCH_BYTES:
+            while self._lines and len(batch) < (64 << 10):
                 batch += self._lines.popleft()
             self._queued_bytes -= len(batch)
             return bytes(batch)

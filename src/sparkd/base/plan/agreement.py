@@ -32,7 +32,6 @@ UNCHECKED = "unchecked."
 IMAGE = ("image", "image.identity")
 MOST_VALUES = 20_000
 LONGEST_TEXT = 4096
-LARGEST_BYTES = 8 << 20
 MOST_ROWS = 40
 NAME_WIDTH = 48
 VALUE_WIDTH = 56
@@ -153,7 +152,7 @@ def dump_values(values: Mapping[str, str]) -> bytes:
 
 def parse_values(data: bytes) -> Mapping[str, str] | None:
     """What `dump_values` wrote; None for anything else, and for values out of bounds."""
-    if len(data) > LARGEST_BYTES:
+    if len(data) > (8 << 20):
         return None
     try:
         values = msgspec.json.decode(data, type=dict[_Text, _Text])

@@ -13,8 +13,6 @@ from sparkd.base.plan.agreement import Agreement, make_agreement
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.args import API_KEY
 
-SECRET_LIMIT_BYTES = 64 << 10
-
 
 def fingerprint(host: Host, plan: LaunchPlan, allow_image_difference: bool) -> Agreement:
     """Requires a running docker, because a request would start it. May block on a dead file server.
@@ -67,7 +65,7 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
     for secret in plan.secrets:
         try:
             # As in the launch script: only trailing line ends are dropped.
-            found[secret.name] = Files().head(secret.file, SECRET_LIMIT_BYTES).decode().rstrip("\n")
+            found[secret.name] = Files().head(secret.file, 64 << 10).decode().rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
             wrong = AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
             raise wrong(

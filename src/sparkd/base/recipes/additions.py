@@ -58,7 +58,6 @@ else. memlock: unlimited, since RDMA locks all that it sends from; docker's is 8
 """
 ADDED_SHM_BYTES = 32 << 30
 """Of a container's own /dev/shm, as sparkrun makes it. A bound and no reservation; docker's is 64 MiB."""
-EXPANDABLE = "expandable_segments:True"
 OWN_POOLS = ("enable-sleep-mode", "enable-cumem-allocator")
 """Flags whose memory pools older builds of vLLM refuse beside expandable segments."""
 CONNECTORS = ("kv-transfer-config", "kv-offloading-size", "ec-transfer-config")
@@ -100,7 +99,7 @@ def added_env(recipe: Recipe, settings: Settings, nodes: int) -> dict[str, str]:
     if on_gpu:
         found |= {MAX_JOBS: COMPILE_JOBS, NVCC_THREADS: "1"}
     if on_gpu and NEWER_ALLOCATOR not in env and not fixed:
-        found[ALLOCATOR] = EXPANDABLE
+        found[ALLOCATOR] = "expandable_segments:True"
     if nodes > 1:
         found |= {**(RAY_ENV if recipe.executor == RAY else {}), **BETWEEN_NODES, **(BETWEEN_GPUS if on_gpu else {})}
     if why_tcp(env):

@@ -37,7 +37,6 @@ ORDER = (
 """The sections to compare, the most important first. The others describe the recipe."""
 COUNTS = ("max-model-len", "max-num-batched-tokens", "max-num-seqs", "block-size")
 """Flags for which vLLM reads 128K as 131072."""
-UNORDERED = ("container.devices", "container.volumes")
 
 
 class Loaded(Struct, frozen=True):
@@ -301,5 +300,5 @@ def _normalize_number(key: str, value: JsonValue) -> JsonValue:
         return int(value)
     if isinstance(value, list):
         items = [_normalize_number(key, one) for one in value]
-        return sorted(items, key=json.dumps) if key in UNORDERED else items
+        return sorted(items, key=json.dumps) if key in ("container.devices", "container.volumes") else items
     return value

@@ -27,7 +27,6 @@ FEWEST, MOST_EARLIER = 3, 10
 """Values that show what is usual: with fewer there is no judgement, and the last ones count."""
 TIMES_SPREAD, LEAST_SHARE = 3.0, 0.1
 """What is a decline: beyond three standard deviations, taken from the median deviation, and a tenth of the median."""
-SHORT_OF_MEMORY = (Cause.KERNEL_OOM, Cause.MEMORY_GUARD)
 _COMPILER_ENDED = re.compile(r"[Nn]inja build failed|ninja: build stopped")
 """By FlashInfer, and by ninja itself: most often a compiler was killed."""
 DEVIATIONS = 1.4826
@@ -117,7 +116,7 @@ def count_short_loads(launches: Iterable[Launch], plan: str) -> int:
         end = launch.end
         if end is None or launch.load_seconds is not None:
             break
-        if end.cause not in SHORT_OF_MEMORY and not _COMPILER_ENDED.search(end.reason):
+        if end.cause not in (Cause.KERNEL_OOM, Cause.MEMORY_GUARD) and not _COMPILER_ENDED.search(end.reason):
             break
         count += 1
     return count

@@ -15,7 +15,6 @@ TEXT_LIMIT = 1000
 """Characters of each text of another node; a cause that quotes an engine has a few hundred."""
 ITEMS_LIMIT = 100
 """Of findings and versions; preflight has some thirty checks."""
-NUMBER_LIMIT = 1 << 63
 Value = TypeVar("Value", bound=Struct)
 
 
@@ -28,7 +27,7 @@ def _bound(value: object, text_limit: int, items_limit: int) -> object:
     match value:
         case str():
             return sanitize(value, text_limit)
-        case int() | float() if abs(value) >= NUMBER_LIMIT or not math.isfinite(value):
+        case int() | float() if abs(value) >= 1 << 63 or not math.isfinite(value):
             raise ValueError("number out of range")
         case tuple():
             return tuple(_bound(one, text_limit, items_limit) for one in value[:items_limit])

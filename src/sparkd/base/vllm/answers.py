@@ -13,7 +13,6 @@ from sparkd.base.lib.text import parse_json, sanitize
 from sparkd.base.vllm.api import Answer
 
 ENDS = ("length", "stop")
-TOOL_ENDS = (*ENDS, "tool_calls")
 EXCERPT, LONGEST = 40, 4000
 MOST_UNDECODABLE = 0.5
 """Share of replacement characters. A random model over bytes makes some 15 %."""
@@ -40,7 +39,7 @@ def find_fault(answer: Answer, wanted: int, *, chat: bool = False, thinks: bool 
 
     `wanted`: its most tokens. `thinks`: the engine has a parser for reasoning. `tool`: the function that was offered.
     """
-    if found := find_end_fault(answer, wanted, TOOL_ENDS if tool else ENDS):
+    if found := find_end_fault(answer, wanted, (*ENDS, "tool_calls") if tool else ENDS):
         return found
     text = (answer.text or answer.reasoning)[:LONGEST]
     if answer.calls:

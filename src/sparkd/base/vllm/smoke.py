@@ -46,7 +46,6 @@ CHURN_SECONDS = 0.1
 TOOL = "get_weather"
 TOOL_PROMPT = f"What is the weather in Berlin now? Call {TOOL}."
 CONTEXT_ANSWER = 8
-FIRST_PREFILL = 2048
 PREFILL_SECONDS, REACH_SECONDS = 60.0, 8.0
 GROWTH = 1.5
 """How much slower than in proportion a long prompt is taken to be: attention grows with depth."""
@@ -261,7 +260,7 @@ async def _context(endpoint: Endpoint, planned: int | None, seconds: float) -> R
     if planned is not None and limit != planned:
         return Round(title, 1, (f"the engine accepts {limit:,} tokens, the plan has {planned:,}",))
     whole = limit - CONTEXT_ANSWER
-    length = max(1, min(FIRST_PREFILL, whole // 2))
+    length = max(1, min(2048, whole // 2))
     began = time.monotonic()
     answer = await _prefill(endpoint, words, length, seconds)
     expected = GROWTH * (time.monotonic() - began) / length * whole

@@ -33,7 +33,6 @@ SHORT_TOKENS = 64
 PREFILL_ANSWER, BATCH_ANSWER = 2, 12
 LEAVING = 8
 """Tokens by which answers differ, so that a batch shrinks step by step."""
-LEAST_SECONDS = 0.1
 SETTLE_SECONDS = 3.0
 """Until what a pass has compiled is in the log, and in the reports of the other nodes."""
 TEXT = "river stone window garden winter paper music bridge letter market engine north seven yellow under quick"
@@ -276,7 +275,7 @@ class Sender:
 
     @property
     def _seconds(self) -> float:
-        return max(LEAST_SECONDS, self._deadline - time.monotonic())
+        return max(0.1, self._deadline - time.monotonic())
 
     async def _send(self, request: Callable[[int], Awaitable[Answer]], count: int) -> int:
         """How many were not answered."""

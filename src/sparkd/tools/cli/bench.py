@@ -41,7 +41,6 @@ from sparkd.tools.measure.past import describe_slower, find_runs, find_usual
 from sparkd.tools.measure.soak import STEADY, judge
 from sparkd.tools.node.served import CONNECTIONS, Served, collect, open_endpoint
 
-MOST_RUNS = 100
 SHORTEST_SECONDS, LONGEST_SECONDS = 40, 7 * 86400
 """In less there are too few samples for a verdict."""
 _LIST = re.compile(r"[0-9]{1,7}(?:,[0-9]{1,7}){0,15}")
@@ -133,7 +132,7 @@ def read_numbers(args: argparse.Namespace) -> Wanted:
         depths=numbers("depth", args.depth, MOST_TOKENS, 0) if args.depth else (),
         prompt_tokens=number("prompt", MOST_TOKENS),
         answer_tokens=number("answer", MOST_TOKENS),
-        runs=number("runs", MOST_RUNS),
+        runs=number("runs", 100),
         staggered=args.staggered,
         seed=time.time_ns(),
     )

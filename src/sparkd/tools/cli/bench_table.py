@@ -13,7 +13,6 @@ from sparkd.tools.measure.past import Usual
 LEVELS = ("at once", "tokens/s", "5-95 %", "recipe", "usual", "first", "recipe", "between", "request")
 DEPTHS = ("prompt", "prefill tokens/s", "first token", "again", "speed-up", "decode tokens/s")
 NONE = "-"
-LEGEND = "recipe, usual: the ratio to their figure; first: until the first token"
 Expect = Mapping[str, object]
 
 
@@ -83,7 +82,7 @@ def depth_rows(depths: Sequence[Depth]) -> list[tuple[str, ...]]:
 
 
 def notes(found: Result, usual: Usual | None) -> list[str]:
-    lines = [LEGEND] if found.levels else []
+    lines = ["recipe, usual: the ratio to their figure; first: until the first token"] if found.levels else []
     for one in found.levels:
         if one.accepted:
             shares = " ".join(f"{share:.2f}" for share in one.accepted)

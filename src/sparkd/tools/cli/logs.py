@@ -29,7 +29,6 @@ from sparkd.tools.support.capture_collector import Collector, summarize
 
 POLL_SECONDS = 1.0
 LONGEST_SECONDS = 366 * 86400
-_STYLES = {"error": "block", "warning": "warn"}
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +115,7 @@ def _level(entry: Entry) -> str:
 
 
 def _style(entry: Entry) -> str:
-    return _STYLES.get(_level(entry), "")
+    return {"error": "block", "warning": "warn"}.get(_level(entry), "")
 
 
 def parse_since(text: str, now: datetime) -> datetime:

@@ -20,7 +20,6 @@ from sparkd.base.status.notices import TEST, Notice, unit_down
 
 STAYS_DOWN = ("2", "17", "78")
 """Exit codes after which no unit is started again."""
-SYSTEMCTL_SECONDS = 5.0
 
 
 def add_notify(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +82,7 @@ def _status_of(unit: str) -> str:
     """What its agent reported last; empty where that can't be read."""
     command = ("systemctl", "show", "--property", "StatusText", "--value", "--", unit)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip()

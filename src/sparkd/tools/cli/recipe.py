@@ -30,7 +30,6 @@ from sparkd.tools.cli import console
 from sparkd.tools.node.recipe_lint import GB10_BYTES, lint
 
 HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
-LONGEST_VALUE = 60
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +113,7 @@ def show_recipe(args: argparse.Namespace) -> None:
         return
     for one in explain(loaded, _settings()):
         value, instead = json.dumps(one.value, ensure_ascii=False), json.dumps(one.instead_of, ensure_ascii=False)
-        after = "" if one.instead_of is None else f", instead of {sanitize(instead, LONGEST_VALUE)}"
+        after = "" if one.instead_of is None else f", instead of {sanitize(instead, 60)}"
         print(printable(f"{f'{one.key}: {value}':<60} # {one.by}: {one.where}{after}"))
 
 

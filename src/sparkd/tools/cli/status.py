@@ -107,7 +107,6 @@ def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:
     return ExitCode.GOOD if report.phase in (Phase.SERVING, Phase.DEGRADED) else ExitCode.ON_THE_WAY
 
 
-LABEL_WIDTH = 10
 NAME_WIDTH = 30
 CAUSE_LIMIT = 300
 """On a terminal, which wraps it."""
@@ -149,4 +148,4 @@ def _notes(seen: Overview) -> Table:
     activity = [(label, ", ".join(texts)) for label, texts in lines if texts]
     notes = [(one.level, one.text) for one in seen.notes]
     rows = [*activity, *notes, *(("restart", text) for text in seen.restarts)]
-    return Table([(level.ljust(LABEL_WIDTH), text) for level, text in rows], [level for level, _ in rows])
+    return Table([(level.ljust(10), text) for level, text in rows], [level for level, _ in rows])

@@ -21,7 +21,6 @@ from sparkd.tools.importers.source import (
 )
 from sparkd.tools.importers.sparkrun import TABLES
 
-_NEEDED = ("name", "container", "command")
 _WHOLE = ("port", "tensor_parallel", "max_model_len")
 """Its options that are whole numbers."""
 _BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
@@ -30,7 +29,7 @@ _NOTHING = re.compile(r"[\s\\]*")
 
 def _is_eugrs(source: Source, overrides: Overrides) -> bool:
     """Whether eugr's tool would run it, or sparkrun can't for want of a model, and no key is sparkrun's alone."""
-    if source.text("recipe_version") != "1" or not all(source.has(key) for key in _NEEDED):
+    if source.text("recipe_version") != "1" or not all(source.has(key) for key in ("name", "container", "command")):
         return False
     if not source.document.data.keys().isdisjoint((*TABLES.keys, *TABLES.refused)):
         return False

@@ -21,7 +21,6 @@ Overrides = Mapping[str, str]
 """Values of `-o key=value`, as text."""
 
 _LONGEST_NUMBER = 300
-_ROUNDS = 10
 _LONGEST_SPEC = 32
 _SPEC = re.compile(r"[^\d{}]*\d{0,3}(?:[^\d{}]+\d{0,3})?[^\d{}]*")
 """Format specifications with widths below 1000, so that the result stays small."""
@@ -202,7 +201,7 @@ def substitute(template: str, values: Values) -> str:
         return _MASKED[found[0]] * (times if doubled else 1) if doubled or len(found) == 1 else found
 
     text = _BRACES.sub(mask, _bounded(template))
-    for _ in range(_ROUNDS):
+    for _ in range(10):
         before, text = text, _substitute_once(text, values)
         if text == before:
             break

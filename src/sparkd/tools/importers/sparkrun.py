@@ -16,7 +16,6 @@ from sparkd.base.recipes.schema import Container
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, substitute, whole_number
 
 EXECUTOR = "executor_config"
-_ALL_VLLM = ("", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm")
 _SPACE_BEHIND_BACKSLASH = re.compile(r"\\[ \t]+\n")
 _SERVED_NAME = re.compile(r"(?<!\S)--served-model-name(?=[=\s]|$)")
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -55,7 +54,7 @@ TABLES = toml.decode(read_data("sparkrun.toml"), type=_Tables)
 def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
     """Raises Unusable, or CommandError for the command."""
     runtime = source.text("runtime")
-    if runtime not in _ALL_VLLM:
+    if runtime not in ("", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm"):
         raise source.fault(("runtime",), runtime, "sparkd runs vLLM alone")
     for key, reason in TABLES.refused.items():
         if source.has(key) and source.document.data[key] != "docker":

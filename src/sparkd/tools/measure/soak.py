@@ -28,7 +28,6 @@ NOISE_BYTES = 128 << 20
 """Twice the change that a report may leave out."""
 MOST_POINTS = 240
 """For the slope of all pairs: more samples are thinned."""
-HOUR = 3600.0
 STEADY, NOT_STEADY, UNKNOWN = "steady", "not steady", "unknown"
 
 
@@ -185,4 +184,4 @@ def find_drift(node: str, samples: Sequence[Sample]) -> Drift | None:
     thirds = (points[:third], points[third : 2 * third], points[2 * third :])
     begin, half, end = (median(value for _, value in part) for part in thirds)
     lasting = all(step * change > 0 and abs(step) > abs(change) / 6 for step in (half - begin, end - half))
-    return Drift(slope * HOUR, lasting and abs(change) > max(NOISE_BYTES, 4 * noise), known[-1][1])
+    return Drift(slope * 3600.0, lasting and abs(change) > max(NOISE_BYTES, 4 * noise), known[-1][1])

@@ -35,7 +35,6 @@ JOIN_SECONDS = 300.0
 SILENCE_SECONDS = 300
 """For rsync: both sides may read some GB without sending a byte."""
 ANSWER_LIMIT_BYTES = 4 << 20
-STDERR_LIMIT_BYTES = 4096
 SSH_FAILED = 255
 NOT_FOUND = 127
 """Exit code of a shell that does not find the program."""
@@ -44,7 +43,6 @@ _PACKAGES = {"ssh": "openssh-client", "rsync": "rsync"}
 _JOIN = 'test "$(id -u)" = 0 || set -- sudo -n; exec "$@" sparkd init --yes --join'
 _ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d"'
 _OWNERS = 'test "$(id -u)" != 0 || LC_ALL=C namei -l -- "$1"'
-_LENGTH = 'stat -c %s -- "$1" 2>/dev/null || echo 0'
 _DF = re.compile(r"\s\d{1,18}\s+\d{1,18}\s+(-?\d{1,18})\s+\S{1,9}\s+(/.*)$")
 _OWNER = re.compile(r"^ *([a-z-])([rwxsStT-]{9})\S? +(\S+) +\S+ +(.*)$", re.MULTILINE)
 _LOGIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -52,7 +50,6 @@ _WRITER = re.compile(r"runuser -u (\S+)")
 _UNWRITABLE = re.compile(r'"(/[^"\n]*)/[^"/\n]*"(?: failed: Permission denied \(13\)|: Operation not permitted \(1\))')
 """A folder in rsync's messages."""
 _TO_SEND = re.compile(r"^Total transferred file size: (\d{1,18}) bytes$", re.MULTILINE)
-_NO_IMAGE = ("no such image", "no such object")
 
 _KNOWN = (
     ("Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
@@ -117,7 +114,7 @@ class SshHost(Struct, frozen=True):
 
     def read_size(self, path: str) -> int:
         """Of a file there; 0 where there is none."""
-        answer = self.run_checked("sh", "-c", _LENGTH, "sh", path).strip()
+        answer = self.run_checked("sh", "-c", 'stat -c %s -- "$1" 2>/dev/null || echo 0', "sh", path).strip()
         return int(answer) if answer.isdecimal() and len(answer) < 19 else 0
 
     def choose_writer(self, folder: str) -> tuple[str, ...]:
@@ -154,7 +151,7 @@ class SshHost(Struct, frozen=True):
                 return parse_json(ended.answer)
             except ValueError:
                 raise DockerError(f"GET /images/{ref}/json: not JSON") from None
-        if any(words in ended.trouble.lower() for words in _NO_IMAGE):
+        if any(words in ended.trouble.lower() for words in ("no such image", "no such object")):
             return None
         raise self.failed(ended)
 
@@ -232,7 +229,7 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, give
             raise
         finally:
             timer.cancel()
-        errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_LIMIT_BYTES))
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
         return Ended(process.returncode, answer.decode("utf-8", "replace"), errors.read().decode("utf-8", "replace"))
 
 

@@ -40,7 +40,6 @@ from sparkd.base.lib.text import sanitize
 from sparkd.tools.setup.join_code import Ephemeral, JoinCode
 
 PORT = 29512
-VALID_SECONDS = 600.0
 MOST_WRONG = 10
 WRONG_SECONDS = 2.0
 """Before the answer to a wrong code."""
@@ -111,7 +110,7 @@ class Invitation:
         *,
         head_keys: tuple[bytes, ...],
         port: int = PORT,
-        valid_seconds: float = VALID_SECONDS,
+        valid_seconds: float = 600.0,
         wrong_seconds: float = WRONG_SECONDS,
         events: log.Events | None = None,
     ) -> None:

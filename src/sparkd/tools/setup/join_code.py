@@ -30,7 +30,6 @@ _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _ALIKE = str.maketrans("OIL", "011")
 _SECRET_BITS, _CHECK_BITS = 90, 10
 _COUNT, _GROUP = 20, 5
-_CODE_LIMIT = 200
 _PRIME = 1021
 """The largest below 32 * 32: a remainder by it shows each wrong letter or digit, and each swap of two neighbours."""
 _NONCE_BYTES, _KEY_BYTES = 12, 32
@@ -49,7 +48,7 @@ class JoinCode(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> JoinCode:
         """What a person typed, in any case and with any blanks. Raises UsageError, which does not quote it."""
-        address, _, rest = text.strip().partition("-") if len(text) <= _CODE_LIMIT else ("", "", "")
+        address, _, rest = text.strip().partition("-") if len(text) <= 200 else ("", "", "")
         letters = re.sub(r"[\s-]", "", rest).upper().translate(_ALIKE)
         try:
             head, values = canonical(address), [_LETTERS.index(letter) for letter in letters]

@@ -24,7 +24,6 @@ from sparkd.base.host.sockets import ATTRIBUTE, NLM_F_DUMP, query_kernel, record
 if TYPE_CHECKING:
     from sparkd.base.host import Host
 
-ALL_NODES = "ff02::1"
 SEND_AT_SECONDS = (0.0, 0.3)
 SECONDS = 1.0
 CONNECT_SECONDS = 0.5
@@ -75,7 +74,7 @@ def ping_all(interfaces: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
             with suppress(OSError):  # no rights, no IPv6, or an interface that went away
                 pinger = stack.enter_context(_pinger(name))
                 selector.register(pinger, selectors.EVENT_READ, name)
-                pingers.append((pinger, (ALL_NODES, 0, 0, socket.if_nametoindex(name))))
+                pingers.append((pinger, ("ff02::1", 0, 0, socket.if_nametoindex(name))))
         began, to_send = time.monotonic(), list(SEND_AT_SECONDS)
         while pingers and (now := time.monotonic() - began) < SECONDS:
             if to_send and now >= to_send[0]:

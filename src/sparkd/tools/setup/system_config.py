@@ -20,7 +20,6 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
 from sparkd.base.state.file import PUBLIC, StateFile
 
-RELOAD_TIMEOUT_SECONDS = 60
 PATH = "/etc/sysctl.d/60-sparkd.conf"
 HEADER = "# Written by `sparkd tune apply`"
 """First words of sparkd's file. A file without them is never overwritten and never removed."""
@@ -63,7 +62,7 @@ class UnitFiles:
             return
         command = ["systemctl", "daemon-reload"]
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=RELOAD_TIMEOUT_SECONDS)
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.SubprocessError) as error:
             stderr = getattr(error, "stderr", "") or str(error)
             raise SparkdError(f"systemd did not reload: {stderr.strip()}", "systemctl daemon-reload") from None

@@ -16,7 +16,6 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.units import Unit
 from sparkd.base.lib.text import sanitize
 
-RESTARTED = ("always", "unless-stopped", "on-failure")
 SCRIPT_LIMIT_BYTES = 64 << 10
 COMMAND_LENGTH = 8192
 """Characters of one command: the patterns take the square of it."""
@@ -124,7 +123,7 @@ def _script_launches(files: Files, word: str) -> bool:
 
 
 def _restarts_vllm(one: ContainerFacts) -> bool:
-    restarts = not one.ours and one.restart_policy in RESTARTED
+    restarts = not one.ours and one.restart_policy in ("always", "unless-stopped", "on-failure")
     return restarts and (VLLM.search(one.image) is not None or _launches(one.command))
 
 

@@ -86,8 +86,6 @@ class Kernel(Check[KernelFacts], frozen=True):
         return verdict(problems, f"kernel {facts.release}")
 
 
-MOST_RESERVED_BYTES = 8 * GIB
-MOST_HUGE_PAGES_BYTES = GIB
 FEWEST_PIDS = 8192
 NEVER_OVERCOMMIT = 2
 
@@ -145,7 +143,7 @@ def _problems(facts: SettingsFacts) -> Iterator[Verdict]:
             yield warn(f"{one.name}: this kernel has no such setting, the recipe wants {one.wanted}", hint)
         elif one.found != one.wanted:
             yield warn(f"{one.name} is {one.found}, the recipe wants {one.wanted}", "sparkd tune apply")
-    if facts.reserved_bytes > MOST_RESERVED_BYTES:
+    if facts.reserved_bytes > 8 * GIB:
         reason = f"vm.min_free_kbytes keeps {size(facts.reserved_bytes)} from everybody, the engine too"
         yield warn(reason, "sysctl -w vm.min_free_kbytes=1572864")
     if facts.overcommit == NEVER_OVERCOMMIT:
@@ -154,6 +152,6 @@ def _problems(facts: SettingsFacts) -> Iterator[Verdict]:
     if facts.pid_max < FEWEST_PIDS:
         reason = f"kernel.pid_max={facts.pid_max}: an engine and its compilers have some thousand threads"
         yield warn(reason, "sysctl -w kernel.pid_max=4194304")
-    if facts.huge_pages_bytes > MOST_HUGE_PAGES_BYTES:
+    if facts.huge_pages_bytes > GIB:
         reason = f"{size(facts.huge_pages_bytes)} are set apart as huge pages, which the engine does not use"
         yield warn(reason, "sysctl -w vm.nr_hugepages=0")

@@ -13,7 +13,6 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import LOADING, LaunchHistory
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 TOO_MANY = 3
 """Boots in a row that one plan's load has ended. A grid that fails thrice during loads of some minutes is rare."""
 MOST_CHANGES = 3
@@ -64,7 +63,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         known = launch_history.load_history(host.files)
         if not known.boots:
             return LastBootFacts((), bool(known.good), (), 0)
-        boot_id = host.files.value(BOOT_ID)
+        boot_id = host.files.value("/proc/sys/kernel/random/boot_id")
         changes = _changes(known)
         before = tuple(
             Launch(sanitize(one.phase, VALUE_LENGTH), one.digest == self.digest, not one.open)

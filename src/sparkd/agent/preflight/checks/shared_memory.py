@@ -145,11 +145,9 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
         return (block if several and self.is_head else warn)(reason, hint)
 
 
-LOGIND = "/usr/lib/systemd/systemd-logind"
 LOGIND_CONF = tuple(f"{folder}/systemd/logind.conf" for folder in ("/etc", "/run", "/usr/lib"))
 """The first that there is counts, under all drop-ins."""
 KEEP_SERVICES = "loginctl enable-linger"  # words: keep
-FALSE = ("no", "false", "off", "0", "n", "f")
 FIRST_PERSON = 1000
 """Users below are the system's own, whose segments logind leaves alone."""
 
@@ -209,7 +207,7 @@ class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
 
 def removes_ipc(files: Files) -> bool:
     """Whether logind deletes a user's segments and semaphores with the last session: RemoveIPC= of logind.conf(5)."""
-    if not files.exists(LOGIND):
+    if not files.exists("/usr/lib/systemd/systemd-logind"):
         return False
     value = "yes"
     main = [path for path in LOGIND_CONF if files.exists(path)][:1]
@@ -217,4 +215,4 @@ def removes_ipc(files: Files) -> bool:
         for one in parse_assignments(files.text(path, limit=1 << 20)):
             if (one.section, one.key) == ("Login", "RemoveIPC") and one.value:
                 value = one.value
-    return value.lower() not in FALSE
+    return value.lower() not in ("no", "false", "off", "0", "n", "f")

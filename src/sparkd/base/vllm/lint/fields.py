@@ -11,7 +11,6 @@ from sparkd.base.vllm.flag import FIELDS, VERSION, Field, misprint_of
 from sparkd.base.vllm.lint.predicates import Launch, Matches
 
 NUMBERS = frozenset(("null", "bool", "int", "float"))
-LONGEST_KEY = 60
 MOST_FIELDS = 200
 """Of one flag; vLLM's own have 50 at most."""
 
@@ -28,7 +27,7 @@ def unknown(launch: Launch) -> Matches:
 
 def _wrong(launch: Launch, *, sure: bool) -> Matches:
     for flag, name, value in _given(launch):
-        at, shown, known = f"args.{flag}.{name}", sanitize(name, LONGEST_KEY), _BY_FLAG[flag]
+        at, shown, known = f"args.{flag}.{name}", sanitize(name, 60), _BY_FLAG[flag]
         if name not in known:
             right = misprint_of(name, known)
             if sure is bool(right):

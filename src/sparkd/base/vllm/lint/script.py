@@ -23,7 +23,6 @@ _MOST_JOINED = 20
 _READERS = frozenset(("cat", "eval", "mapfile", "read", "readarray", "xargs"))
 """Commands that read words from other sources."""
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 
 
 class Place(Struct, frozen=True):
@@ -141,7 +140,7 @@ def _after_serve(words: list[str]) -> int:
     for position, word in enumerate(words[:-1]):
         if word.rpartition("/")[2] == "vllm" and words[position + 1] == "serve":
             return position + 2
-        if word == "-m" and words[position + 1] in _MODULES:
+        if word == "-m" and words[position + 1] in ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"):
             return position + 2
     return 0
 

@@ -18,7 +18,6 @@ _OF_SHELL = re.compile(
     r"(?<!\$)\$(?!\{?(?:ORIGIN|LIB|PLATFORM)\b)(?:\{[A-Za-z_]\w{0,60}\}|[A-Z][A-Z0-9_]{1,60}(?![\w]))"
 )
 """A variable, where text may well hold dollars and braces. The dynamic linker fills in the three left out."""
-_JINJA = ("{{", "{%")
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 COUNTS = ("max-model-len", "max-num-batched-tokens", "max-num-seqs")
 _BELOW_ONE = re.compile(r"\s*(?:-\d+|0+[kKmMgGtT]?)\s*", re.ASCII)
@@ -54,7 +53,7 @@ def unfilled(launch: Launch) -> Matches:
     named = [(f"args.{flag}", f"--{flag}", text, _UNFILLED) for flag, text in launch.flags.items()]
     named += [(f"env.{name}", name, text, _OF_SHELL) for name, text in launch.env.items()]
     for at, what, text, pattern in [*named, *((key, key, text, _UNFILLED) for key, text in launch.texts)]:
-        match = None if not text or any(one in text for one in _JINJA) else pattern.search(text)
+        match = None if not text or any(one in text for one in ("{{", "{%")) else pattern.search(text)
         if match:
             yield at, f"{what} is given {match[0]} as it stands: nothing fills it in"
 

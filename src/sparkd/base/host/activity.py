@@ -17,6 +17,7 @@ from sparkd.base.lib.text import sanitize
 
 MAX_THREADS = 2000
 """A rank has some hundreds; an engine may make any number."""
+MOST_LISTED = 200
 MOST_WAITS = 4
 PAGE_BYTES = 4096
 HALTS = ("do_signal_stop", "ptrace_stop", "do_freezer_trap", "__refrigerator")
@@ -65,10 +66,25 @@ def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, frozens
     return ", ".join(f"{count} of {where}" for where, count in found.most_common(MOST_WAITS)), frozenset(halted)
 
 
-def _read_place(files: Files, folder: str) -> str:
+def list_threads(files: Files, process: Process) -> list[str]:
+    """A line for each of its first threads: its state, and where in the kernel it is. Raises OSError."""
+    lines = []
+    for tid in files.names_if_any(f"/proc/{process.pid}/task")[:MOST_LISTED]:
+        folder = f"/proc/{process.pid}/task/{tid}"
+        with suppress(*GONE):
+            if thread := read_process(files, f"{process.pid}/task/{tid}"):
+                call = ""
+                with suppress(PermissionError):
+                    call = sanitize(files.value(f"{folder}/syscall").partition(" ")[0], 20)
+                place = _read_place(files, folder, 12) or "user space"
+                lines.append(f"thread {tid} ({thread.comm}) in state {thread.state}, system call {call}: {place}")
+    return lines
+
+
+def _read_place(files: Files, folder: str, most: int = 3) -> str:
     """Function names of the kernel; empty where it gives none."""
     with suppress(PermissionError, FileNotFoundError):  # the stack needs CAP_SYS_ADMIN, which the units do without
-        return " < ".join(_FRAME.findall(files.text(f"{folder}/stack", limit=65536))[:3])
+        return " < ".join(_FRAME.findall(files.text(f"{folder}/stack", limit=65536))[:most])
     with suppress(PermissionError, FileNotFoundError):
         place = sanitize(files.value(f"{folder}/wchan"), 64)
         return "" if place == "0" else place

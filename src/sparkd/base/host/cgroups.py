@@ -62,6 +62,22 @@ def _find_roots(files: Files, hierarchy: str, path: str) -> str:
     return ""
 
 
+def is_frozen(files: Files, pid: int) -> bool:
+    """Whether the kernel holds its whole group, as after `docker pause`. False once it has ended. Raises OSError."""
+    for line in (files.text_if_any(f"/proc/{pid}/cgroup", limit=65536) or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "freezer" in controllers.split(","):
+            if (files.text_if_any(f"{ROOT}/freezer{path}/freezer.state", limit=64) or "").startswith("FROZEN"):
+                return True
+        elif not controllers:
+            folders = (f"{ROOT}{path}", f"{ROOT}/unified{path}")
+            events = (files.text_if_any(f"{folder}/cgroup.events", limit=4096) for folder in folders)
+            if any("frozen 1" in (text or "").splitlines() for text in events):
+                return True
+    return False
+
+
 def systemd_unit(text: str) -> tuple[str, bool]:
     """The unit in the text of /proc/PID/cgroup, empty outside of one, and whether it is of a user's manager."""
     for line in text.splitlines():

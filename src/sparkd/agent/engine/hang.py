@@ -41,6 +41,8 @@ class Look(Struct, frozen=True):
     at: float
     halted: tuple[str, ...] = ()
     """What is stopped or frozen at that moment, in words."""
+    traced: bool = False
+    """A debugger holds one of its processes."""
     pids: frozenset[int] = frozenset()
     api_seconds: float = 0.0
     """CPU time of its processes that are none of the engine's: the API server answers the agent's own requests."""
@@ -64,10 +66,12 @@ def advance(before: HangState | None, seen: Look) -> HangState:
     last, seconds = before.seen, seen.at - before.seen.at
     still = (
         seen.pids == last.pids
+        and not seen.traced
         and seen.cpu_seconds == last.cpu_seconds
         and seen.api_seconds - last.api_seconds <= API_SHARE * seconds
     )
-    halted = {what: before.halted.get(what, seen.at) for what in seen.halted}
+    known = before.halted if seconds <= STALE_SECONDS else {}  # else it may have run meanwhile
+    halted = {what: known.get(what, seen.at) for what in seen.halted}
     return HangState(seen, before.still_since if still else seen.at, halted)
 
 
@@ -82,6 +86,8 @@ def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float) 
     """`processes`: of the container whose first process is `pid`. Raises OSError, ValueError."""
     table = ProcessTable(tuple(processes))
     rank = [one for one in (table.get(pid), *table.descendants(pid)) if one is not None and not one.dead]
+    if not rank:  # it has ended, or is no container's: nothing is known
+        raise ValueError("the rank has no process")
     halted = [
         f"its process {one.pid} ({one.comm}) is stopped (state T)"
         for one in rank
@@ -93,7 +99,8 @@ def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float) 
     others = [one for one in rank if one not in engine]
     cpu_seconds = read_activity(host.files, engine).cpu_seconds
     api_seconds = read_activity(host.files, others).cpu_seconds
-    return Look(at, tuple(halted), frozenset(one.pid for one in rank), api_seconds, cpu_seconds)
+    traced = any(one.state == "t" for one in rank)
+    return Look(at, tuple(halted), traced, frozenset(one.pid for one in rank), api_seconds, cpu_seconds)
 
 
 class HangWatch(Struct):

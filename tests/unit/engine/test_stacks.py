@@ -72,7 +72,7 @@ def program(tmp_path: Path, text: str) -> tuple[str]:
 def test_the_kernels_stacks_are_there_without_py_spy(rank: list[Process]) -> None:
     found = read_stacks(Host().files, rank, ())
     assert (found.count, found.frame) == (2, "")
-    assert "this node has no py-spy" in found.text
+    assert "no Python stacks: there is no /usr/lib/sparkd/vendor/bin/py-spy" in found.text
     for process in rank:
         assert f"== process {process.pid} ({process.comm}) in state S" in found.text
         assert f"thread {process.pid} ({process.comm}) in state S, system call " in found.text

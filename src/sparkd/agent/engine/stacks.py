@@ -22,7 +22,8 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import Process
 from sparkd.base.lib.text import printable, sanitize
 
-PROGRAMS = ("/usr/lib/sparkd/py-spy", f"{sys.prefix}/bin/py-spy", "/usr/local/bin/py-spy")
+PROGRAMS = ("/usr/lib/sparkd/vendor/bin/py-spy", f"{sys.prefix}/bin/py-spy")
+"""Of the package, and of a virtual environment."""
 PYTHON_SECONDS = 5.0
 """For all processes at once: 0.2 s of CPU time each."""
 OUTPUT_BYTES, MEMORY_BYTES = 128 << 10, 2 << 30
@@ -46,7 +47,7 @@ def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[s
     chosen = sorted((one for one in processes if not one.dead), key=_rank)[:MOST_PROCESSES]
     program = next((one for one in programs if os.access(one, os.X_OK)), "")
     python = _read_python(program, chosen) if program else {}
-    missing = "" if program else "no Python stacks: this node has no py-spy (pip3 install py-spy, as root)\n"
+    missing = "" if program else f"no Python stacks: there is no {PROGRAMS[0]}; sudo apt install --reinstall sparkd\n"
     parts, frames = [missing], list[str]()
     for one in chosen:
         kernel, text = list_threads(files, one), python.get(one.pid, "")
@@ -85,6 +86,7 @@ def _read_python(program: str, processes: Iterable[Process]) -> dict[int, str]:
             process.kill()  # not awaited: it may hang in the kernel
         content = os.pread(output, OUTPUT_BYTES, 0).decode("utf-8", "backslashreplace")
         os.close(output)
-        lines = (line for line in content.splitlines() if not line.startswith(f"Process {pid}:"))  # its command line
-        texts[pid] = "\n".join(printable(line) for line in lines)
+        if content.startswith("Process "):  # and its command line, of any number of lines
+            content = content[content.rfind("\nPython v") + 1 :]
+        texts[pid] = "\n".join(map(printable, content.splitlines()))
     return texts

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.activity import GpuThrottleMonitor
-from sparkd.agent.engine.hang import IDLE_SECONDS, HangWatch, Look, look_at_rank
+from sparkd.agent.engine.hang import IDLE_SECONDS, HangWatch, look_at_rank
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.engine.stacks import Stacks, read_stacks
 from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
@@ -21,15 +21,11 @@ STACKS_SECONDS = 10.0
 
 
 def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> None:
-    """From now on the endings of the run include a rank that is stopped or frozen."""
+    """From now on a rank that is stopped or frozen ends the run."""
     host, rank = agent.host, running.rank
-
-    def look(at: float) -> Look:
-        return look_at_rank(host, host.container_processes(rank.pid, rank.container_id), rank.pid, at)
-
     running.hang = HangWatch(
         f"rank {agent.context.rank} on {agent.reporter.report.node}",
-        look,
+        lambda at: look_at_rank(host, host.container_processes(rank.pid, rank.container_id), rank.pid, at),
         agent.loop.start,
         gpu.idle if gpu is not None else lambda: True,
         lambda: running.compiler_count > 0,
@@ -37,22 +33,21 @@ def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -
 
 
 def group_is_idle(agent: Agent, running: Running) -> bool:
-    """Whether no rank does anything, by its own report. For the head, while requests wait."""
-    idle = running.hang is not None and running.hang.is_idle()  # always asked: it reads the GPU more often then
+    """For the head, while requests wait: whether no rank does anything, by its own report."""
+    idle = running.hang is not None and running.hang.is_idle()
     reports = [peer.report for peer in agent.monitor.statuses()]
     return idle and all(one is not None and one.engine.idle_seconds is not None for one in reports)
 
 
 def report_idle(agent: Agent, running: Running, head: NodeReport) -> None:
     """For a worker. A fixed figure, so that the report changes only when it becomes idle, or works again."""
-    waits = head.phase is Phase.DEGRADED and running.hang is not None and running.hang.is_idle()
-    idle_seconds, engine = round(IDLE_SECONDS) if waits else None, agent.reporter.report.engine
-    if engine.idle_seconds != idle_seconds:
-        agent.reporter.update(engine=replace(engine, idle_seconds=idle_seconds))
+    idle = head.phase is Phase.DEGRADED and running.hang is not None and running.hang.is_idle()
+    engine = replace(agent.reporter.report.engine, idle_seconds=round(IDLE_SECONDS) if idle else None)
+    agent.reporter.update(engine=engine)
 
 
 def is_hang(error: SparkdError, failed_in: Phase) -> bool:
-    """Whether the rank hangs, or another one's hang may be behind the error: then each keeps its stacks."""
+    """Whether the rank hangs, or another one's hang may be behind the error: then each node keeps its stacks."""
     waits = failed_in is Phase.DEGRADED and error.cause is Cause.PEER_FAILED
     return error.code is ExitCode.STALLED or error.cause is Cause.LOAD_STALLED or waits
 
@@ -68,19 +63,17 @@ def read_rank_stacks(agent: Agent, running: Running | None, error: SparkdError, 
 
     try:
         return agent.loop.beside(read, STACKS_SECONDS, "reading the rank's stacks", shielded=True)
-    except (OSError, ValueError) as error:  # TimeoutError among them
+    except (OSError, ValueError) as unread:  # TimeoutError among them
         hint = "nothing is to be done: the rank is ended without them"
-        agent.events.warning("engine.stacks.unread", reason=str(error), hint=hint)
+        agent.events.warning("engine.stacks.unread", reason=str(unread), hint=hint)
         return None
 
 
 def keep_stacks(agent: Agent, stacks: Stacks | None, error: SparkdError) -> None:
     """In a file for root, once the rank is gone. A full disk ends nothing."""
-    if stacks is None:
-        return
-    at = datetime.now(UTC)
-    text = f"{at.isoformat(timespec='seconds')} rank {agent.context.rank}: {error.reason}\n\n{stacks.text}"
-    with suppress(OSError):
-        path = agent.actions.keep_stacks(f"{at:%Y%m%dT%H%M%SZ}.txt", partial(agent.redact, text))
-        hint = f"sudo less {path}; sudo sparkd capture takes it along"
-        agent.events.info("engine.stacks.kept", path=path, count=stacks.count, frame=stacks.frame, hint=hint)
+    if stacks is not None:
+        at = datetime.now(UTC)
+        text = f"{at.isoformat(timespec='seconds')} rank {agent.context.rank}: {error.reason}\n\n{stacks.text}"
+        with suppress(OSError):
+            path = agent.actions.keep_stacks(f"{at:%Y%m%dT%H%M%SZ}.txt", partial(agent.redact, text))
+            agent.events.info("engine.stacks.kept", path=path, count=stacks.count, hint=f"sudo less {path}")

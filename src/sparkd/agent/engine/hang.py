@@ -23,39 +23,32 @@ from sparkd.base.host.processes import Process, ProcessTable
 from sparkd.base.lib.errors import StalledError
 from sparkd.base.lib.main_loop import Outcome
 
-HALTED_SECONDS = 20.0
-IDLE_SECONDS = 30.0
+HALTED_SECONDS, IDLE_SECONDS = 20.0, 30.0
 GPU_IDLE_SECONDS = 9.0
 """NVML's figure is of the last moment: three readings of it."""
-LOOK_SECONDS = 2.0
-"""Between two looks; while nothing is wrong they are asked for every five."""
-STALE_SECONDS = 15.0
-"""An older look proves nothing."""
-API_SHARE = 0.1
+LOOK_SECONDS, STALE_SECONDS = 2.0, 15.0
+"""Between two looks, which while nothing is wrong are made every five; an older one proves nothing."""
+OTHERS_SHARE = 0.1
 """Of a core: an API server that answers the agent's own requests alone takes 0.02."""
-_ENGINE = re.compile(r"VLLM::(?!API)")
 FROZEN = "its container is frozen, as by docker pause"
+_ENGINE = re.compile(r"VLLM::(?!API)")
 
 
 class Look(Struct, frozen=True):
     at: float
     halted: tuple[str, ...] = ()
-    """What is stopped or frozen at that moment, in words."""
-    traced: bool = False
-    """A debugger holds one of its processes."""
+    """What is stopped or frozen, in words."""
     pids: frozenset[int] = frozenset()
-    api_seconds: float = 0.0
-    """CPU time of its processes that are none of the engine's: the API server answers the agent's own requests."""
-    cpu_seconds: float = 0.0
-    """Of the engine's, or of all where none has the name of one."""
+    engine_seconds: float = 0.0
+    """CPU time of the engine's processes, or of all where none has the name of one."""
+    other_seconds: float = 0.0
 
 
 class HangState(Struct, frozen=True):
-    """Monotonic times of looks."""
+    """By the clock of looks."""
 
     seen: Look
     still_since: float
-    """No process has run since, but for those beside the engine."""
     halted: Mapping[str, float] = {}
     """Since when."""
 
@@ -64,43 +57,32 @@ def advance(before: HangState | None, seen: Look) -> HangState:
     if before is None:
         return HangState(seen, seen.at, dict.fromkeys(seen.halted, seen.at))
     last, seconds = before.seen, seen.at - before.seen.at
-    still = (
-        seen.pids == last.pids
-        and not seen.traced
-        and seen.cpu_seconds == last.cpu_seconds
-        and seen.api_seconds - last.api_seconds <= API_SHARE * seconds
-    )
+    others_work = seen.other_seconds - last.other_seconds > OTHERS_SHARE * seconds
+    still = (seen.pids, seen.engine_seconds) == (last.pids, last.engine_seconds) and not others_work
     known = before.halted if seconds <= STALE_SECONDS else {}  # else it may have run meanwhile
-    halted = {what: known.get(what, seen.at) for what in seen.halted}
+    halted = {halt: known.get(halt, seen.at) for halt in seen.halted}
     return HangState(seen, before.still_since if still else seen.at, halted)
 
 
 def describe_halt(state: HangState) -> str:
-    """What has been stopped or frozen for too long; empty where nothing has."""
-    halted = [what for what, since in state.halted.items() if state.seen.at - since >= HALTED_SECONDS]
-    more = f", and {len(halted) - 1} more" if len(halted) > 1 else ""
-    return f"{halted[0]}{more}" if halted else ""
+    """Of what has been stopped or frozen for too long; empty where nothing has."""
+    halted = [halt for halt, since in state.halted.items() if state.seen.at - since >= HALTED_SECONDS]
+    return halted[0] + f", and {len(halted) - 1} more" * (len(halted) > 1) if halted else ""
 
 
 def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float) -> Look:
     """`processes`: of the container whose first process is `pid`. Raises OSError, ValueError."""
     table = ProcessTable(tuple(processes))
     rank = [one for one in (table.get(pid), *table.descendants(pid)) if one is not None and not one.dead]
-    if not rank:  # it has ended, or is no container's: nothing is known
-        raise ValueError("the rank has no process")
-    halted = [
-        f"its process {one.pid} ({one.comm}) is stopped (state T)"
-        for one in rank
-        if one.state == "T" and one.comm not in COMPILERS
-    ]
-    if is_frozen(host.files, pid):
-        halted.append(FROZEN)
+    if not rank or any(one.state == "t" for one in rank):
+        raise ValueError("the rank has no process, or a debugger holds one")
+    stopped = (one for one in rank if one.state == "T" and one.comm not in COMPILERS)
+    halted = [f"its process {one.pid} ({one.comm}) is stopped (state T)" for one in stopped]
+    halted += [FROZEN] if is_frozen(host.files, pid) else []
     engine = [one for one in rank if _ENGINE.match(one.comm)] or rank
-    others = [one for one in rank if one not in engine]
-    cpu_seconds = read_activity(host.files, engine).cpu_seconds
-    api_seconds = read_activity(host.files, others).cpu_seconds
-    traced = any(one.state == "t" for one in rank)
-    return Look(at, tuple(halted), traced, frozenset(one.pid for one in rank), api_seconds, cpu_seconds)
+    groups = engine, [one for one in rank if one not in engine]
+    used = (read_activity(host.files, group).cpu_seconds for group in groups)
+    return Look(at, tuple(halted), frozenset(one.pid for one in rank), *used)
 
 
 class HangWatch(Struct):
@@ -120,7 +102,7 @@ class HangWatch(Struct):
     _looking: Outcome[Look] | None = None
     _look_at: float = float("-inf")
     _gpu_since: float | None = None
-    _asked_at: float = float("-inf")
+    _queried_at: float = float("-inf")
 
     def check(self) -> None:
         """Raises StalledError (exit 15) where the rank is stopped or frozen. What is unreadable is not judged."""
@@ -138,14 +120,13 @@ class HangWatch(Struct):
             self._looking = self.start(lambda: self.look(now))
 
     def is_idle(self) -> bool:
-        """Whether neither its processes nor the GPU have done anything for IDLE_SECONDS. To be asked every few seconds
-        while requests wait: the GPU is read more often then.
+        """Whether its processes have done nothing for IDLE_SECONDS, and the GPU neither. While requests wait it is
+        called every few seconds, since the GPU is read more often then.
         """
-        now, asked_at = self.clock(), self._asked_at
-        self._asked_at = now
+        now, before, self._queried_at = self.clock(), self._queried_at, self.clock()
         if not self.gpu_idle():
             self._gpu_since = None
-        elif self._gpu_since is None or now - asked_at > GPU_IDLE_SECONDS:
+        elif self._gpu_since is None or now - before > GPU_IDLE_SECONDS:
             self._gpu_since = now
         if self.state is None or self._gpu_since is None or now - self.state.seen.at > STALE_SECONDS:
             return False

@@ -1,7 +1,7 @@
 """The stacks of a rank's processes before it is ended: the kernel's, and Python's by py-spy where this node has it.
 
-py-spy reads another process's memory and stops it nowhere (--nonblocking), so that it needs no ptrace, which the units'
-system call filter refuses. What it reads may be anybody's: its time, memory and output are bounded.
+py-spy only reads memory (--nonblocking), and so needs no ptrace, which the units' system call filter refuses. What it
+reads may be anybody's: its time, memory and output are bounded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from sparkd.base.host.activity import list_threads
+from sparkd.base.host.activity import read_waits
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import Process
 from sparkd.base.lib.text import printable, sanitize
@@ -26,67 +26,65 @@ PROGRAMS = ("/usr/lib/sparkd/vendor/bin/py-spy", f"{sys.prefix}/bin/py-spy")
 """Of the package, and of a virtual environment."""
 PYTHON_SECONDS = 5.0
 """For all processes at once: 0.2 s of CPU time each."""
-OUTPUT_BYTES, MEMORY_BYTES = 128 << 10, 2 << 30
-MOST_PROCESSES = 32
-_RANKED = ("VLLM::Worker", "VLLM::Engine", "VLLM::")
-"""Whose stack tells most; comm has 15 characters."""
-_MAIN = re.compile(r"^Thread [^\n]*MainThread[^\n]*\n +([^\n]+)", re.MULTILINE)
-_ANY = re.compile(r"^Thread [^\n]*\n +([^\n]+)", re.MULTILINE)
+OUTPUT_BYTES, MEMORY_BYTES, MOST_PROCESSES, MOST_PLACES = 128 << 10, 2 << 30, 32, 200
+_HANGS = ("VLLM::Worker", "VLLM::Engine", "VLLM::")
+"""Names of processes, at most 15 characters, in the order in which their stack helps."""
+_FRAME = re.compile(r"^Thread [^\n]*\n +([^\n]+)", re.MULTILINE)
+_MAIN_FRAME = re.compile(r"^Thread [^\n]*MainThread[^\n]*\n +([^\n]+)", re.MULTILINE)
 
 
 class Stacks(Struct, frozen=True):
     text: str
     count: int
-    """Of the processes in it."""
+    """Processes."""
     frame: str
-    """Where the process is that hangs, as far as that can be known; empty where its stack could not be read."""
+    """Where the process that hangs is, as far as can be known; empty where its stack is unreadable."""
 
 
 def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[str] = PROGRAMS) -> Stacks:
     """Takes seconds, and may hang with one of the processes. Raises OSError."""
-    chosen = sorted((one for one in processes if not one.dead), key=_rank)[:MOST_PROCESSES]
+    chosen = sorted((one for one in processes if not one.dead), key=_order)[:MOST_PROCESSES]
     program = next((one for one in programs if os.access(one, os.X_OK)), "")
     python = _read_python(program, chosen) if program else {}
-    missing = "" if program else f"no Python stacks: there is no {PROGRAMS[0]}; sudo apt install --reinstall sparkd\n"
-    parts, frames = [missing], list[str]()
+    parts = [] if program else [f"no Python stacks: there is no {PROGRAMS[0]}; sudo apt install --reinstall sparkd\n"]
+    frames = list[str]()
     for one in chosen:
-        kernel, text = list_threads(files, one), python.get(one.pid, "")
-        parts.append("\n".join((f"== process {one.pid} ({one.comm}) in state {one.state}", *kernel, text, "")))
-        if found := _MAIN.search(text) or _ANY.search(text):
-            frames.append(f"{sanitize(found[1], 160)} of process {one.pid} ({one.comm})")
-    return Stacks("\n".join(parts), len(chosen), frames[0] if frames else "")
+        places, text = read_waits(files, [one], MOST_PLACES)[0], python.get(one.pid, "")
+        parts.append(f"== process {one.pid} ({one.comm}) in state {one.state}; its threads: {places}\n{text}\n")
+        if frame := _MAIN_FRAME.search(text) or _FRAME.search(text):
+            frames.append(f"{sanitize(frame[1], 160)} of process {one.pid} ({one.comm})")
+    return Stacks("\n".join(parts), len(chosen), next(iter(frames), ""))
 
 
-def _rank(process: Process) -> tuple[bool, int, int]:
+def _order(process: Process) -> tuple[bool, int, int]:
     """The one that hangs first: a stopped one, else the one that computes."""
-    known = (index for index, name in enumerate(_RANKED) if process.comm.startswith(name))
-    return process.state != "T", next(known, len(_RANKED)), process.pid
+    known = (index for index, name in enumerate(_HANGS) if process.comm.startswith(name))
+    return process.state != "T", next(known, len(_HANGS)), process.pid
 
 
 def _read_python(program: str, processes: Iterable[Process]) -> dict[int, str]:
     """By pid. All at once: a process that hangs in the kernel delays no other."""
-    running = dict[int, tuple[subprocess.Popen[bytes], int]]()
-    deadline = time.monotonic() + PYTHON_SECONDS
-    for one in processes:
-        output = os.memfd_create("stacks")
-        command = [program, "dump", "--nonblocking", "--pid", str(one.pid)]
-        with suppress(OSError):
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env={})
-            running[one.pid] = process, output
-            for limit, most in ((resource.RLIMIT_FSIZE, OUTPUT_BYTES), (resource.RLIMIT_AS, MEMORY_BYTES)):
-                with suppress(ProcessLookupError):
-                    resource.prlimit(process.pid, limit, (most, most))
-            continue
-        os.close(output)
-    texts = {}
-    for pid, (process, output) in running.items():
+    deadline, texts = time.monotonic() + PYTHON_SECONDS, dict[int, str]()
+    outputs = {one.pid: os.fdopen(os.memfd_create("stacks"), "rb") for one in processes}
+    running = {
+        pid: _start([program, "dump", "--nonblocking", "--pid", str(pid)], outputs[pid].fileno()) for pid in outputs
+    }
+    for pid, process in running.items():
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()  # not awaited: it may hang in the kernel
-        content = os.pread(output, OUTPUT_BYTES, 0).decode("utf-8", "backslashreplace")
-        os.close(output)
+        with outputs[pid] as output:
+            content = os.pread(output.fileno(), OUTPUT_BYTES, 0).decode("utf-8", "backslashreplace")
         if content.startswith("Process "):  # and its command line, of any number of lines
             content = content[content.rfind("\nPython v") + 1 :]
         texts[pid] = "\n".join(map(printable, content.splitlines()))
     return texts
+
+
+def _start(command: list[str], output: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env={})
+    for limit, most in ((resource.RLIMIT_FSIZE, OUTPUT_BYTES), (resource.RLIMIT_AS, MEMORY_BYTES)):
+        with suppress(ProcessLookupError):
+            resource.prlimit(process.pid, limit, (most, most))
+    return process

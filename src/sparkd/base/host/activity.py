@@ -17,7 +17,6 @@ from sparkd.base.lib.text import sanitize
 
 MAX_THREADS = 2000
 """A rank has some hundreds; an engine may make any number."""
-MOST_LISTED = 200
 MOST_WAITS = 4
 PAGE_BYTES = 4096
 HALTS = ("do_signal_stop", "ptrace_stop", "do_freezer_trap", "__refrigerator")
@@ -51,7 +50,7 @@ def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
     return Activity(moved, ticks / os.sysconf("SC_CLK_TCK"), faults)
 
 
-def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, frozenset[int]]:
+def read_waits(files: Files, processes: Sequence[Process], most: int = MOST_WAITS) -> tuple[str, frozenset[int]]:
     """The most common places, and the threads that are stopped or uninterruptible just now. Raises OSError."""
     found: Counter[str] = Counter()
     halted: set[int] = set()
@@ -63,28 +62,13 @@ def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, frozens
                 if thread.state in "DTt" or place.startswith(HALTS):
                     halted.add(int(tid))
                 found[f"{process.comm} in {place or f'state {thread.state}'}"] += 1
-    return ", ".join(f"{count} of {where}" for where, count in found.most_common(MOST_WAITS)), frozenset(halted)
+    return ", ".join(f"{count} of {where}" for where, count in found.most_common(most)), frozenset(halted)
 
 
-def list_threads(files: Files, process: Process) -> list[str]:
-    """A line for each of its first threads: its state, and where in the kernel it is. Raises OSError."""
-    lines = []
-    for tid in files.names_if_any(f"/proc/{process.pid}/task")[:MOST_LISTED]:
-        folder = f"/proc/{process.pid}/task/{tid}"
-        with suppress(*GONE):
-            if thread := read_process(files, f"{process.pid}/task/{tid}"):
-                call = ""
-                with suppress(PermissionError):
-                    call = sanitize(files.value(f"{folder}/syscall").partition(" ")[0], 20)
-                place = _read_place(files, folder, 12) or "user space"
-                lines.append(f"thread {tid} ({thread.comm}) in state {thread.state}, system call {call}: {place}")
-    return lines
-
-
-def _read_place(files: Files, folder: str, most: int = 3) -> str:
+def _read_place(files: Files, folder: str) -> str:
     """Function names of the kernel; empty where it gives none."""
     with suppress(PermissionError, FileNotFoundError):  # the stack needs CAP_SYS_ADMIN, which the units do without
-        return " < ".join(_FRAME.findall(files.text(f"{folder}/stack", limit=65536))[:most])
+        return " < ".join(_FRAME.findall(files.text(f"{folder}/stack", limit=65536))[:3])
     with suppress(PermissionError, FileNotFoundError):
         place = sanitize(files.value(f"{folder}/wchan"), 64)
         return "" if place == "0" else place

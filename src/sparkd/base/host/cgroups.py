@@ -65,16 +65,13 @@ def _find_roots(files: Files, hierarchy: str, path: str) -> str:
 def is_frozen(files: Files, pid: int) -> bool:
     """Whether the kernel holds its whole group, as after `docker pause`. False once it has ended. Raises OSError."""
     for line in (files.text_if_any(f"/proc/{pid}/cgroup", limit=65536) or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "freezer" in controllers.split(","):
-            if (files.text_if_any(f"{ROOT}/freezer{path}/freezer.state", limit=64) or "").startswith("FROZEN"):
-                return True
-        elif not controllers:
-            folders = (f"{ROOT}{path}", f"{ROOT}/unified{path}")
-            events = (files.text_if_any(f"{folder}/cgroup.events", limit=4096) for folder in folders)
-            if any("frozen 1" in (text or "").splitlines() for text in events):
-                return True
+        controllers, _, path = line.partition(":")[2].partition(":")
+        states = [f"{ROOT}{path}/cgroup.events", f"{ROOT}/unified{path}/cgroup.events"]
+        if "freezer" in controllers.split(","):  # of cgroup v1
+            states = [f"{ROOT}/freezer{path}/freezer.state"]
+        texts = [files.text_if_any(state, limit=4096) or "" for state in states]
+        if any({"frozen 1", "FROZEN"} & {*text.splitlines()} for text in texts):
+            return True
     return False
 
 

@@ -102,7 +102,8 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     reported_at = time.monotonic()
     looks = _Looks(agent, running, error)
     stacks = read_rank_stacks(agent, running, error, failed_in)
-    grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS
+    hopeless = agent.context.peers or error.code is ExitCode.STALLED
+    grace_seconds = LOST_GRACE_SECONDS if hopeless else FAILED_GRACE_SECONDS
     kill_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
     evidence = replace(looks.evidence(), frame=stacks.frame if stacks is not None else "")
     judged = judge_end(error, evidence, failed_in, utc_now())

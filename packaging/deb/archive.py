@@ -12,6 +12,9 @@ from pathlib import Path, PurePosixPath
 from deb.errors import BuildError
 
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
+_PROGRAM = re.compile(r"[^/]+\.data/scripts/(?P<name>[^/]+)")
+PROGRAMS = "bin"
+"""Where compiled programs of wheels lie, beside the libraries: on no PATH."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,14 @@ def read(file: Path) -> Archive:
 def _wheel(file: Path) -> Archive:
     *_, python, abi, _ = file.stem.split("-")
     with zipfile.ZipFile(file) as wheel:
-        members = tuple(Member(one.filename, wheel.read(one)) for one in wheel.infolist() if not one.is_dir())
+        members = tuple(_member(one.filename, wheel.read(one)) for one in wheel.infolist() if not one.is_dir())
     return Archive("" if abi == "none" else python, members)
+
+
+def _member(path: str, content: bytes) -> Member:
+    """A script, which would need an interpreter, is left where it is, and refused."""
+    program = _PROGRAM.fullmatch(path) if content.startswith(b"\x7fELF") else None
+    return Member(f"{PROGRAMS}/{program['name']}" if program else path, content)
 
 
 def _source(file: Path) -> Archive:

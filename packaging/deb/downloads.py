@@ -14,9 +14,9 @@ from deb.errors import BuildError
 from deb.lock import Pin
 from deb.targets import ARCHITECTURES, PYTHONS, Architecture
 
-NATIVE = frozenset({"cffi", "cryptography", "msgspec", "psutil", "pydantic-core", "pyyaml"})
+NATIVE = frozenset({"cffi", "cryptography", "msgspec", "psutil", "py-spy", "pydantic-core", "pyyaml"})
 """Compiled: a wheel for each architecture, and for each Python too. pip fails where another one has no pure wheel."""
-STABLE_ABI = frozenset({"cryptography", "psutil"})
+STABLE_ABI = frozenset({"cryptography", "psutil", "py-spy"})
 """Of those, the ones whose single wheel serves every Python."""
 SOURCES = frozenset({"sdnotify"})
 """Published as source alone: pure Python, taken as it is and never built."""

@@ -16,7 +16,8 @@ class Architecture:
     @property
     def platforms(self) -> tuple[str, ...]:
         """Wheels for glibc 2.17 or earlier run on every system that the package is for."""
-        return tuple(f"manylinux{libc}_{self.machine}" for libc in ("_2_17", "2014", "_2_12", "2010"))
+        libcs = ("_2_17", "2014", "_2_12", "2010", "_2_5", "1")
+        return tuple(f"manylinux{libc}_{self.machine}" for libc in libcs)
 
     def environments(self) -> tuple[dict[str, str], ...]:
         """What the markers of requirements are judged against."""

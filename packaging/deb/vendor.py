@@ -53,7 +53,7 @@ class Library:
     """Its files and folders directly below the vendor folder."""
     licences: tuple[Licence, ...]
     modules: tuple[Member, ...]
-    """Its compiled modules."""
+    """Its compiled modules and programs."""
     sboms: tuple[Sbom, ...]
 
     @property
@@ -78,13 +78,18 @@ def lay_out(pins: Iterable[Pin], folder: Path, architecture: Architecture, tree:
         for one in archives:
             for member in one.members:
                 if _carried(member):
-                    tree.add(f"{FOLDER}/{member.path}", _as_module(member))
+                    mode = 0o755 if _is_program(member.path) else 0o644
+                    tree.add(f"{FOLDER}/{member.path}", _as_module(member), mode)
         libraries.append(_library(pin, archives))
     return Vendored(tuple(libraries))
 
 
 def _carried(member: Member) -> bool:
     return not any(pattern.search(member.path) for pattern in (_LEFT_OUT, _LICENCE, _SBOM))
+
+
+def _is_program(path: str) -> bool:
+    return path.startswith(f"{archive.PROGRAMS}/")
 
 
 def _as_module(member: Member) -> bytes:
@@ -105,9 +110,9 @@ def _library(pin: Pin, archives: list[Archive]) -> Library:
         pin.name,
         pin.version,
         Parser().parsestr(archives[0].metadata, headersonly=True),
-        tuple(sorted({path.partition("/")[0] for path in carried})),
+        tuple(sorted({path.partition("/")[0] for path in carried if not _is_program(path)})),
         tuple(licences[path] for path in sorted(licences)),
-        tuple(carried[path] for path in sorted(carried) if path.endswith(".so")),
+        tuple(carried[path] for path in sorted(carried) if path.endswith(".so") or _is_program(path)),
         tuple(_sboms(archives)),
     )
 

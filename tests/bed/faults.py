@@ -15,7 +15,7 @@ from functools import partial
 
 from . import acts, differences, victims
 from .acts import BOTH, HEAD_SIDE, LINK, WORKER_SIDE, nothing, other
-from .pair import LOAD_STALL_SECONDS, PEER_TIMEOUT_SECONDS, STALL_SECONDS, Cluster
+from .pair import LOAD_STALL_SECONDS, PEER_TIMEOUT_SECONDS, Cluster
 
 GAP_SECONDS = 2.0
 """No rank outlives another for longer, once something has happened."""
@@ -24,7 +24,10 @@ HUNG_DOCKER_GAP_SECONDS = 6.0
 EVENT_SECONDS = 2.0
 ENGINE_SECONDS = 10.0
 """For the engine itself to find that one of its processes is gone, as it looks every 5 s; or for docker to go."""
-STALLED_SECONDS = STALL_SECONDS + 10.0
+HALTED_SECONDS = 45.0
+"""For a rank that is stopped or frozen: less than STALL_SECONDS."""
+STACKS_GAP_SECONDS = 6.0
+"""Each node reads its rank's stacks before it ends it."""
 SILENCE_SECONDS = PEER_TIMEOUT_SECONDS + 5.0
 EATEN_SECONDS = 60.0
 """For the 8 GiB of a node to go."""
@@ -96,9 +99,6 @@ class Noise:
     in_ci: bool = False
 
 
-_STALLED: Causes = {HEAD_SIDE: ("engine-stalled",), WORKER_SIDE: ("peer-failed",)}
-
-
 def on(side: str) -> list[Fault]:
     """Faults of either node."""
     head = side == HEAD_SIDE
@@ -143,13 +143,14 @@ def on(side: str) -> list[Fault]:
         ),
         Fault(
             "hang", "SIGSTOP of the worker process under requests", side, partial(acts.hang, side),
-            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, _STALLED, HEAD_SIDE, STALLED_SECONDS, meanwhile=acts.quiet,
-            in_ci=head,
+            {side: (15,), **elsewhere}, {side: ("engine-stalled",), there: ("peer-failed",)},
+            stop_seconds=HALTED_SECONDS, gap_seconds=STACKS_GAP_SECONDS, meanwhile=acts.quiet, in_ci=head,
         ),
         Fault(
             "hang", "docker pause of an idle rank, then a request", side, partial(acts.pause, side),
-            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, _STALLED, HEAD_SIDE, STALLED_SECONDS,
-            meanwhile=acts.degraded_in_time, in_ci=not head,
+            {side: (15,), **elsewhere}, {side: ("engine-stalled",), there: ("peer-failed",)},
+            stop_seconds=HALTED_SECONDS, gap_seconds=STACKS_GAP_SECONDS, meanwhile=acts.degraded_in_time,
+            in_ci=not head,
         ),
         Fault(
             "stop", "systemctl stop, later start", side, partial(acts.stop, side), elsewhere,
@@ -214,7 +215,7 @@ FAULTS: tuple[Fault, ...] = (
 )  # fmt: skip
 NOISES: tuple[Noise, ...] = (
     Noise("noise", "fabric cut for 3 s", LINK, acts.cut, 3, acts.clear, in_ci=True),
-    # At 20 % a segment of the engine's may be lost seven times in a row: 25 s by TCP's clock, beyond STALL_SECONDS.
+    # At 20 % a segment of the engine's may be lost seven times in a row: 25 s by TCP's clock.
     Noise("noise", "loss of 10 % for half a minute", LINK, partial(acts.lose, 10), 30, acts.clear, in_ci=True),
     Noise("noise", "loss of 20 % for half a minute", LINK, partial(acts.lose, 20), 30, acts.clear),
     Noise("noise", "loss of 20 % for five minutes", LINK, partial(acts.lose, 20), 300, acts.clear),

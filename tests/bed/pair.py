@@ -21,8 +21,8 @@ from .sparkd_node import HEAD, SERVING_SECONDS, WORKER, SparkdNode, complete
 
 KEY_FILE = "/etc/sparkd/cluster.key"
 HEAD_KEY_FILE, HEAD_PUBLIC_FILE = "/etc/sparkd/head.key", "/etc/sparkd/head.pub"
-STALL_SECONDS = 20
-"""Enough for `degraded` to come first."""
+STALL_SECONDS = 60
+"""Enough for `degraded` to come first, and for a hang that is proven."""
 LOAD_STALL_SECONDS = 20
 PEER_TIMEOUT_SECONDS = 20
 """The default of supervise.peer_timeout_seconds, which stays."""

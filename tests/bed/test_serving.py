@@ -508,6 +508,28 @@ def test_a_load_that_takes_the_machine_down_three_times_is_left_to_a_person(spar
         spark.node.run("systemctl", "disable", HEAD)
 
 
+def test_a_process_that_is_stopped_during_a_request_is_given_up_soon_and_its_stack_is_kept(serving: SparkdNode) -> None:
+    cursor, old, stopped = serving.cursor(), serving.main_pid(), worker(serving)
+    load.begin(serving.node)
+    try:
+        serving.node.kill(stopped, signal.SIGSTOP)
+        began = time.monotonic()
+        line = given_up(serving, cursor, old)
+        took = time.monotonic() - began
+    finally:
+        load.end(serving.node)
+    print(f"given up after {took:.1f} s: {line}")
+    assert took <= 45
+    assert re.search(
+        rf"code=15 cause=engine-stalled .*its process {stopped} \(VLLM::\S+\) is stopped \(state T\)", line
+    )
+    assert re.search(rf"it was in \S+ \(.+:\d+\) of process {stopped} ", line)
+    serving.await_serving()
+    kept = serving.node.run("sh", "-c", "cat /var/lib/sparkd/stacks/*.txt").stdout
+    assert f"== process {stopped} " in kept
+    assert "MainThread" in kept
+
+
 @pytest.fixture(scope="module")
 def impatient(spark: SparkdNode) -> SparkdNode:
     """Serving, with limits that a test can wait for. The last tests share it: none before them is to have it."""

@@ -84,7 +84,14 @@ def test_a_wheel_that_leaves_its_folder_is_refused(tmp_path: Path, path: str) ->
 
 def test_a_wheel_with_files_for_elsewhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="belongs outside site-packages"):
-        archive.read(wheel(tmp_path, {"thing-1.0.data/scripts/thing": b""}))
+        archive.read(wheel(tmp_path, {"thing-1.0.data/scripts/thing": b"#!python"}))
+
+
+def test_a_compiled_program_of_a_wheel_lies_beside_the_libraries(tmp_path: Path) -> None:
+    read = archive.read(wheel(tmp_path, {"thing-1.0.data/scripts/thing": b"\x7fELF"}))
+    assert "bin/thing" in [member.path for member in read.members]
+    with pytest.raises(BuildError, match="leaves its folder"):
+        archive.read(wheel(tmp_path, {"thing-1.0.data/scripts/..": b"\x7fELF"}))
 
 
 def test_two_files_at_one_path_must_be_the_same() -> None:

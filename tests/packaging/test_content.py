@@ -58,7 +58,9 @@ def test_compiled_modules_are_there_for_every_python_and_of_the_right_machine(
         "cryptography/hazmat/bindings/_rust.abi3.so",
         "psutil/_psutil_linux.abi3.so",
     ]
-    for name in modules:
+    programs = [one for one in archive if "/vendor/bin/" in one.name and one.isreg()]
+    assert [(one.name.partition("/vendor/")[2], one.mode) for one in programs] == [("bin/py-spy", 0o755)]
+    for name in (*modules, *(one.name for one in programs)):
         assert struct.unpack_from("<H", content(archive, name), 18)[0] == ELF_MACHINE[debian]
 
 

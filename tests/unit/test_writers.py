@@ -34,6 +34,7 @@ RUN = "in /run/sparkd, which is root's"
 WRITERS = {
     "agent/actions/__init__.py:Actions._keep_head_files": GUARDED,
     "agent/actions/__init__.py:Actions._private_file": GUARDED,
+    "agent/actions/__init__.py:Actions.keep_stacks": "behind files.write, in its folder",
     "agent/actions/__init__.py:Actions.launch": RUN,
     "agent/actions/__init__.py:Actions.set_aside_rank": RUN,
     "agent/actions/__init__.py:_remove_account": RUN,

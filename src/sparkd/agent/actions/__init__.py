@@ -41,7 +41,7 @@ from sparkd.base.lib.errors import BlockedError, LaunchError
 from sparkd.base.lib.lock import POLL_SECONDS, open_lock, try_lock
 from sparkd.base.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
-from sparkd.base.state.file import FOLDER, Content, StateFile
+from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.base.state.rank_record import Whose, read_rank, whose
 
@@ -65,6 +65,8 @@ ACT_SECONDS = 60.0
 LAUNCH_SECONDS = 300.0
 """For docker to make and start a container: minutes on a machine that has just booted."""
 WRITE_SECONDS = 10.0
+KEPT_STACKS = 10
+"""Files; the oldest go."""
 DISK_SECONDS = 10.0
 """For the disk of the model, which may be a file server."""
 
@@ -295,6 +297,19 @@ class Actions:
         for one in folder.iterdir():
             if one.name not in wanted:
                 one.unlink()
+
+    def keep_stacks(self, name: str, text: Callable[[], str]) -> str:
+        """A file for root alone, of a text that is made beside the main loop; its path. Raises OSError."""
+        folder = Path(self._host.files.real(STACKS))
+
+        def keep() -> str:
+            files.write(folder / name, text(), 0o600, durable=False)
+            folder.chmod(0o700)
+            for old in sorted(folder.glob("*.txt"))[:-KEPT_STACKS]:
+                old.unlink(missing_ok=True)
+            return f"{STACKS}/{name}"
+
+        return self._act(keep, WRITE_SECONDS, f"writing {STACKS}")
 
     def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         """Of a file that people's commands write too: as `files.exchange`."""

@@ -181,6 +181,11 @@ class OwnRank:
         if self.running is not None and self.running.rank.ended.is_set():
             raise RankEndedError("the engine ended")
 
+    def raise_if_halted(self) -> None:
+        """Raises StalledError where it serves, and is stopped or frozen."""
+        if self.running is not None and self.running.hang is not None:
+            self.running.hang.check()
+
     @property
     def guard_state(self) -> str:
         """One of GUARD_STATES; empty without a rank."""

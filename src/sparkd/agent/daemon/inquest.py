@@ -157,6 +157,8 @@ class Evidence(Struct, frozen=True):
     """By whom, where others took more since the launch than the plan leaves above the floor."""
     port_holder: str = ""
     """Who else has a port of the rank's, where that kept it from serving."""
+    frame: str = ""
+    """Where a rank that hangs was."""
 
 
 def may_be_docker(error: SparkdError) -> bool:
@@ -195,6 +197,8 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
         hint = "sparkd starts it again once the port is free: see the check `ports`"
     elif error.code is not ExitCode.PEER_LOST and (known := explain(own_words(error))) is not None:
         hint = known.hint
+    if evidence.frame:
+        reason = f"{reason}; it was in {evidence.frame}"
     return End(reason, int(error.code), hint, phase.value, at, cause)
 
 

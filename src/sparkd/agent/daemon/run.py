@@ -56,6 +56,7 @@ def endings(agent: Agent) -> tuple[Ending, ...]:
         Ending(agent.switching.watch),
         Ending(partial(_check_peers, agent), until=Stage.INQUEST),
         Ending(agent.rank.raise_if_ended),
+        Ending(agent.rank.raise_if_halted),
     )
 
 

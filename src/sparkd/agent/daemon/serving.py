@@ -14,6 +14,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
@@ -101,6 +102,7 @@ def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoR
     served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
     agent.phase.enter(Phase.SERVING, served)
     agent.proving.begin()
+    watch_hang(agent, running, gpu)
     watch_page_cache = page_cache_watch(agent, agent.actions.drop_page_cache)
     endpoint, meter = agent.endpoint(running), ActivityMeter()
     report_smoke_test = start_smoke_test(agent, running)
@@ -129,6 +131,7 @@ def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoR
         partial(agent.host.unanswered_requests, agent.plan.api_port),
         gpu.computes if gpu is not None else bool,
         partial(_compiles, agent, running, KernelGrowth(agent)),
+        partial(group_is_idle, agent, running),
     )
     failure = monitor.run()
     if isinstance(failure, EngineDeadError):
@@ -158,7 +161,9 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
             if not running.ready:
                 _mark_ready(agent, running)
                 agent.proving.begin()
+                watch_hang(agent, running, gpu)
             _show_head(agent, running, head.name, report, gpu)
+            report_idle(agent, running, report)
             agent.proving.tick()
             running.follow_segments()
             watch_page_cache(_is_idle(report.activity))

@@ -11,6 +11,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.hangs import keep_stacks, read_rank_stacks
 from sparkd.agent.daemon.inquest import (
     LOST_GRACE_SECONDS,
     Evidence,
@@ -100,9 +101,12 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     agent.phase.enter(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
     looks = _Looks(agent, running, error)
-    grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS
+    stacks = read_rank_stacks(agent, running, error, failed_in)
+    hopeless = agent.context.peers or error.code is ExitCode.STALLED
+    grace_seconds = LOST_GRACE_SECONDS if hopeless else FAILED_GRACE_SECONDS
     kill_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
-    judged = judge_end(error, looks.evidence(), failed_in, utc_now())
+    evidence = replace(looks.evidence(), frame=stacks.frame if stacks is not None else "")
+    judged = judge_end(error, evidence, failed_in, utc_now())
     end = agent.switching.end_try(judged)
     agent.events.error(
         "agent.run.failed", code=end.code, cause=str(end.cause), phase=end.phase, reason=end.reason, hint=end.hint
@@ -112,6 +116,7 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     agent.reporter.publish()
     leaves_at = max(reported_at + LAST_REPORT_SECONDS, time.monotonic() + GOODBYE_SECONDS)
     clear_rank(agent, running)
+    keep_stacks(agent, stacks, error)
     end = replace(end, reason=agent.redact(end.reason), hint=agent.redact(end.hint))
     agent.store.record(lambda launches: count_end(launches, end, agent.plan.counted_as, agent.boot_id))
     agent.launch_row.end(running, end)

@@ -145,6 +145,12 @@ class GpuThrottleMonitor(Struct):
         self._is_hurried = True
         return computes(self._seen) and self.clock() - self._started_at <= 2 * HURRIED_SECONDS
 
+    def idle(self) -> bool:
+        """Whether no GPU does anything, by a recent reading; False without one. Called as `computes`."""
+        self._is_hurried = True
+        known = bool(self._seen) and self.clock() - self._started_at <= 3 * HURRIED_SECONDS
+        return known and all(one.utilization_percent == 0 for one in self._seen)
+
     @property
     def first(self) -> GpuClocks | None:
         """The last reading of the first GPU."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from sparkd.agent.engine.hang import IDLE_SECONDS
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import Unanswered
@@ -64,6 +65,8 @@ class Observation(Struct, frozen=True):
     computes: bool = False
     compiles: bool = False
     """A compiler of a rank runs, or kernels have come into a cache."""
+    idle: bool = False
+    """No rank's processes nor its GPU have done anything for IDLE_SECONDS."""
 
 
 class HealthState(Struct, frozen=True):
@@ -122,6 +125,9 @@ def decide(before: HealthState, seen: Observation, limits: Supervise) -> Continu
         return StalledError(no_answer)
     if still >= limits.stall_seconds:
         return StalledError(no_token)
+    if seen.idle and max(silent, still) >= IDLE_SECONDS:
+        waits = no_token if still >= IDLE_SECONDS else no_answer
+        return StalledError(f"{waits}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
     degraded = ""
     if silent >= DEGRADED_SECONDS:
         degraded = no_answer
@@ -207,6 +213,8 @@ class HealthMonitor(Struct):
     """Whether the GPU is known to be at work."""
     compiles: Callable[[], bool] = bool
     """Whether any rank compiles a kernel."""
+    idle: Callable[[], bool] = bool
+    """Whether all ranks have done nothing for IDLE_SECONDS."""
     figures: HealthReport = HealthReport()
     _state: HealthState = field(default_factory=lambda: healthy(time.monotonic()))
     _probing: Outcome[tuple[int | None, Counters | None]] | None = None
@@ -251,7 +259,8 @@ class HealthMonitor(Struct):
         troubled = self._state.troubled
         computes = troubled and self.computes()
         compiles = (troubled or self._state.compiling_since is not None) and self.compiles()
-        seen = Observation(now, health, counters, canary, self.unanswered(), computes, compiles)
+        idle = troubled and self.idle()
+        seen = Observation(now, health, counters, canary, self.unanswered(), computes, compiles, idle)
         decision = decide(self._state, seen, self.limits)
         if isinstance(decision, Continue):
             self._state = decision.state

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from sparkd.agent.actions.processes import Rank, mapped_below, named_segments
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch
+from sparkd.agent.engine.hang import HangWatch
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
@@ -87,6 +88,8 @@ class Running:
         """Who else held memory at the start; None where that is unknown."""
         self.compilers: CompilerWatch | None = None
         """None before it is watched."""
+        self.hang: HangWatch | None = None
+        """None until clients are served."""
         self.objects = (0, 0)
         """Of its builds under way: how many files are compiled, and of how many."""
         self.loaded_seconds: float | None = None

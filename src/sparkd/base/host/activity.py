@@ -49,7 +49,7 @@ def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
     return Activity(moved, ticks / os.sysconf("SC_CLK_TCK"), faults)
 
 
-def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, frozenset[int]]:
+def read_waits(files: Files, processes: Sequence[Process], most: int = MOST_WAITS) -> tuple[str, frozenset[int]]:
     """The most common places, and the threads that are stopped or uninterruptible just now. Raises OSError."""
     found: Counter[str] = Counter()
     halted: set[int] = set()
@@ -61,7 +61,7 @@ def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, frozens
                 if thread.state in "DTt" or place.startswith(HALTS):
                     halted.add(int(tid))
                 found[f"{process.comm} in {place or f'state {thread.state}'}"] += 1
-    return ", ".join(f"{count} of {where}" for where, count in found.most_common(4)), frozenset(halted)
+    return ", ".join(f"{count} of {where}" for where, count in found.most_common(most)), frozenset(halted)
 
 
 def _read_place(files: Files, folder: str) -> str:

@@ -62,6 +62,19 @@ def _find_roots(files: Files, hierarchy: str, path: str) -> str:
     return ""
 
 
+def is_frozen(files: Files, pid: int) -> bool:
+    """Whether the kernel holds its whole group, as after `docker pause`. False once it has ended. Raises OSError."""
+    for line in (files.text_if_any(f"/proc/{pid}/cgroup", limit=65536) or "").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        states = [f"{ROOT}{path}/cgroup.events", f"{ROOT}/unified{path}/cgroup.events"]
+        if "freezer" in controllers.split(","):  # of cgroup v1
+            states = [f"{ROOT}/freezer{path}/freezer.state"]
+        texts = [files.text_if_any(state, limit=4096) or "" for state in states]
+        if any({"frozen 1", "FROZEN"} & {*text.splitlines()} for text in texts):
+            return True
+    return False
+
+
 def systemd_unit(text: str) -> tuple[str, bool]:
     """The unit in the text of /proc/PID/cgroup, empty outside of one, and whether it is of a user's manager."""
     for line in text.splitlines():

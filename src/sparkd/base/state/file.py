@@ -14,6 +14,8 @@ from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import parse_json
 
 FOLDER = "/var/lib/sparkd"
+STACKS = f"{FOLDER}/stacks"
+"""Stacks of ranks that hung, a file each."""
 PRIVATE, PUBLIC = 0o600, 0o644
 """Private: may hold values that the configuration keeps from other users, such as variables of the engine."""
 VERSION = 1

@@ -38,7 +38,8 @@ class EngineReport(Figures, frozen=True):
     seconds_left: float | None = None
     kv_cache_tokens: int | None = None
     idle_seconds: int | None = None
-    """How long a load has shown no work; None while it does, and where it is not watched."""
+    """How long a load has shown no work, or a worker's rank while its head's requests wait; None while it does, and
+    where it is not watched."""
     started: str = ""
     """When its container was started; empty before."""
     expected_seconds: float | None = None

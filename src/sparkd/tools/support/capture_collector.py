@@ -37,6 +37,7 @@ from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.slow_document import ANSWER_SECONDS
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state import launch_history
+from sparkd.base.state.file import STACKS
 from sparkd.base.status import model
 from sparkd.base.status.model import read_report
 from sparkd.tools.measure.past import as_json
@@ -168,6 +169,8 @@ class Collector:
         yield "caches.txt", lambda: caches.describe_all(self.host.files)
         yield "containers.json", self._containers
         yield "history.json", self._history
+        for name in self.host.files.names_if_any(STACKS):
+            yield f"stacks/{name}", partial(self.host.files.text, f"{STACKS}/{name}")
 
     def _diff(self) -> str:
         entries = known_good.read_known_good(self.host)
@@ -262,6 +265,7 @@ class Collector:
             "preflight.json   what the checks find; diff.txt: what differs from the last known good start\n"
             "logs/            agents and engines of all nodes, of the last day and around the last failures\n"
             "nodes/           what the agents of the other nodes say\n"
+            "stacks/          of ranks that hung, before they were ended\n"
             "tree/            the files that the checks read: sparkd preflight --root tree\n\n"
             f"Secrets and prompts are replaced by {HIDDEN}.\n"
             "Host names, addresses, paths and names of processes are in it.\n\n"

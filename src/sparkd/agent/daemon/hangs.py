@@ -1,0 +1,79 @@
+"""Hangs of this node's rank: who watches for them, what the other ranks report of it, and the stacks that are kept."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+
+from msgspec.structs import replace
+
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.activity import GpuThrottleMonitor
+from sparkd.agent.engine.hang import IDLE_SECONDS, HangWatch, look_at_rank
+from sparkd.agent.engine.rank import Running
+from sparkd.agent.engine.stacks import Stacks, read_stacks
+from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
+from sparkd.base.status.model import NodeReport, Phase
+
+STACKS_SECONDS = 10.0
+"""The end of a rank waits so long at the most for its stacks."""
+
+
+def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> None:
+    """From now on a rank that is stopped or frozen ends the run."""
+    host, rank = agent.host, running.rank
+    running.hang = HangWatch(
+        f"rank {agent.context.rank} on {agent.reporter.report.node}",
+        lambda at: look_at_rank(host, host.container_processes(rank.pid, rank.container_id), rank.pid, at),
+        agent.loop.start,
+        gpu.idle if gpu is not None else lambda: True,
+        lambda: running.compiler_count > 0,
+    )
+
+
+def group_is_idle(agent: Agent, running: Running) -> bool:
+    """For the head, while requests wait: whether no rank does anything, by its own report."""
+    idle = running.hang is not None and running.hang.is_idle()
+    reports = [peer.report for peer in agent.monitor.statuses()]
+    return idle and all(one is not None and one.engine.idle_seconds is not None for one in reports)
+
+
+def report_idle(agent: Agent, running: Running, head: NodeReport) -> None:
+    """For a worker. A fixed figure, so that the report changes only when it becomes idle, or works again."""
+    idle = head.phase is Phase.DEGRADED and running.hang is not None and running.hang.is_idle()
+    engine = replace(agent.reporter.report.engine, idle_seconds=round(IDLE_SECONDS) if idle else None)
+    agent.reporter.update(engine=engine)
+
+
+def is_hang(error: SparkdError, failed_in: Phase) -> bool:
+    """Whether the rank hangs, or another one's hang may be behind the error: then each node keeps its stacks."""
+    waits = failed_in is Phase.DEGRADED and error.cause is Cause.PEER_FAILED
+    return error.code is ExitCode.STALLED or error.cause is Cause.LOAD_STALLED or waits
+
+
+def read_rank_stacks(agent: Agent, running: Running | None, error: SparkdError, failed_in: Phase) -> Stacks | None:
+    """Before the rank is ended; None where it does not hang, and where they can't be read in time."""
+    if running is None or running.rank.ended.is_set() or not is_hang(error, failed_in):
+        return None
+    host, rank = agent.host, running.rank
+
+    def read() -> Stacks:
+        return read_stacks(host.files, host.container_processes(rank.pid, rank.container_id))
+
+    try:
+        return agent.loop.beside(read, STACKS_SECONDS, "reading the rank's stacks", shielded=True)
+    except (OSError, ValueError) as unread:  # TimeoutError among them
+        hint = "nothing is to be done: the rank is ended without them"
+        agent.events.warning("engine.stacks.unread", reason=str(unread), hint=hint)
+        return None
+
+
+def keep_stacks(agent: Agent, stacks: Stacks | None, error: SparkdError) -> None:
+    """In a file for root, once the rank is gone. A full disk ends nothing."""
+    if stacks is not None:
+        at = datetime.now(UTC)
+        text = f"{at.isoformat(timespec='seconds')} rank {agent.context.rank}: {error.reason}\n\n{stacks.text}"
+        with suppress(OSError):
+            path = agent.actions.keep_stacks(f"{at:%Y%m%dT%H%M%SZ}.txt", partial(agent.redact, text))
+            agent.events.info("engine.stacks.kept", path=path, count=stacks.count, hint=f"sudo less {path}")

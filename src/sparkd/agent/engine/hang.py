@@ -1,0 +1,134 @@
+"""Whether a rank that serves is proven to hang: it is stopped or frozen, or no rank does anything while requests wait.
+
+A process in state T, or a frozen control group, is proof alone, also on a node that does not know of requests; a person
+may continue it within HALTED_SECONDS. Else it takes all ranks: one that sleeps may wait for one that computes, as in a
+pipeline. What decides is pure. No proof: a traced process (t), a stopped compiler (CompilerWatch stops them), a program
+that somebody has started beside the rank by `docker exec`, a GPU of which nothing is known.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from msgspec import Struct
+
+from sparkd.agent.engine.compilers import COMPILERS
+from sparkd.base.host import Host
+from sparkd.base.host.activity import read_activity
+from sparkd.base.host.cgroups import is_frozen
+from sparkd.base.host.processes import Process, ProcessTable
+from sparkd.base.lib.errors import StalledError
+from sparkd.base.lib.main_loop import Outcome
+
+HALTED_SECONDS, IDLE_SECONDS = 20.0, 30.0
+GPU_IDLE_SECONDS = 9.0
+"""NVML's figure is of the last moment: three readings of it."""
+LOOK_SECONDS, STALE_SECONDS = 2.0, 15.0
+"""Between two looks, which while nothing is wrong are made every five; an older one proves nothing."""
+OTHERS_SHARE = 0.1
+"""Of a core: an API server that answers the agent's own requests alone takes 0.02."""
+FROZEN = "its container is frozen, as by docker pause"
+_ENGINE = re.compile(r"VLLM::(?!API)")
+
+
+class Look(Struct, frozen=True):
+    at: float
+    halted: tuple[str, ...] = ()
+    """What is stopped or frozen, in words."""
+    pids: frozenset[int] = frozenset()
+    engine_seconds: float = 0.0
+    """CPU time of the engine's processes, or of all where none has the name of one."""
+    other_seconds: float = 0.0
+
+
+class HangState(Struct, frozen=True):
+    """By the clock of looks."""
+
+    seen: Look
+    still_since: float
+    halted: Mapping[str, float] = {}
+    """Since when."""
+
+
+def advance(before: HangState | None, seen: Look) -> HangState:
+    if before is None:
+        return HangState(seen, seen.at, dict.fromkeys(seen.halted, seen.at))
+    last, seconds = before.seen, seen.at - before.seen.at
+    others_work = seen.other_seconds - last.other_seconds > OTHERS_SHARE * seconds
+    still = (seen.pids, seen.engine_seconds) == (last.pids, last.engine_seconds) and not others_work
+    known = before.halted if seconds <= STALE_SECONDS else {}  # else it may have run meanwhile
+    halted = {halt: known.get(halt, seen.at) for halt in seen.halted}
+    return HangState(seen, before.still_since if still else seen.at, halted)
+
+
+def describe_halt(state: HangState) -> str:
+    """Of what has been stopped or frozen for too long; empty where nothing has."""
+    halted = [halt for halt, since in state.halted.items() if state.seen.at - since >= HALTED_SECONDS]
+    return halted[0] + f", and {len(halted) - 1} more" * (len(halted) > 1) if halted else ""
+
+
+def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float) -> Look:
+    """`processes`: of the container whose first process is `pid`. Raises OSError, ValueError."""
+    table = ProcessTable(tuple(processes))
+    rank = [one for one in (table.get(pid), *table.descendants(pid)) if one is not None and not one.dead]
+    if not rank or any(one.state == "t" for one in rank):
+        raise ValueError("the rank has no process, or a debugger holds one")
+    stopped = (one for one in rank if one.state == "T" and one.comm not in COMPILERS)
+    halted = [f"its process {one.pid} ({one.comm}) is stopped (state T)" for one in stopped]
+    halted += [FROZEN] if is_frozen(host.files, pid) else []
+    engine = [one for one in rank if _ENGINE.match(one.comm)] or rank
+    groups = engine, [one for one in rank if one not in engine]
+    used = (read_activity(host.files, group).cpu_seconds for group in groups)
+    return Look(at, tuple(halted), frozenset(one.pid for one in rank), *used)
+
+
+class HangWatch(Struct):
+    """For the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
+
+    rank: str
+    """In words."""
+    look: Callable[[float], Look]
+    """Raises OSError, ValueError."""
+    start: Callable[[Callable[[], Look]], Outcome[Look]]
+    gpu_idle: Callable[[], bool]
+    """Whether the GPU is known to be idle just now; true of a plan without one."""
+    compiles: Callable[[], bool]
+    """Whether a compiler of the rank runs."""
+    clock: Callable[[], float] = time.monotonic
+    state: HangState | None = None
+    _looking: Outcome[Look] | None = None
+    _look_at: float = float("-inf")
+    _gpu_since: float | None = None
+    _queried_at: float = float("-inf")
+
+    def check(self) -> None:
+        """Raises StalledError (exit 15) where the rank is stopped or frozen. What is unreadable is not judged."""
+        now = self.clock()
+        if self._looking is not None and self._looking.done():
+            look, self._looking = self._looking, None
+            with suppress(OSError, ValueError):
+                self.state = advance(self.state, look.result())
+                if (halt := describe_halt(self.state)) and not self.compiles():
+                    reason = f"{self.rank} hangs: {halt} for {HALTED_SECONDS:.0f} s; who did that can't be known"
+                    hint = "nothing is to be done: sparkd starts it again; to stop it on purpose: sudo sparkd stop"
+                    raise StalledError(reason, hint)
+        if self._looking is None and now >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            self._looking = self.start(lambda: self.look(now))
+
+    def is_idle(self) -> bool:
+        """Whether its processes have done nothing for IDLE_SECONDS, and the GPU neither. While requests wait it is
+        called every few seconds, since the GPU is read more often then.
+        """
+        now, before, self._queried_at = self.clock(), self._queried_at, self.clock()
+        if not self.gpu_idle():
+            self._gpu_since = None
+        elif self._gpu_since is None or now - before > GPU_IDLE_SECONDS:
+            self._gpu_since = now
+        if self.state is None or self._gpu_since is None or now - self.state.seen.at > STALE_SECONDS:
+            return False
+        still = self.state.seen.at - self.state.still_since
+        return still >= IDLE_SECONDS and now - self._gpu_since >= GPU_IDLE_SECONDS

@@ -1,0 +1,90 @@
+"""The stacks of a rank's processes before it is ended: the kernel's, and Python's by py-spy where this node has it.
+
+py-spy only reads memory (--nonblocking), and so needs no ptrace, which the units' system call filter refuses. What it
+reads may be anybody's: its time, memory and output are bounded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from msgspec import Struct
+
+from sparkd.base.host.activity import read_waits
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import Process
+from sparkd.base.lib.text import printable, sanitize
+
+PROGRAMS = ("/usr/lib/sparkd/vendor/bin/py-spy", f"{sys.prefix}/bin/py-spy")
+"""Of the package, and of a virtual environment."""
+PYTHON_SECONDS = 5.0
+"""For all processes at once: 0.2 s of CPU time each."""
+OUTPUT_BYTES, MEMORY_BYTES, MOST_PROCESSES, MOST_PLACES = 128 << 10, 2 << 30, 32, 200
+_HANGS = ("VLLM::Worker", "VLLM::Engine", "VLLM::")
+"""Names of processes, at most 15 characters, in the order in which their stack helps."""
+_FRAME = re.compile(r"^Thread [^\n]*\n +([^\n]+)", re.MULTILINE)
+_MAIN_FRAME = re.compile(r"^Thread [^\n]*MainThread[^\n]*\n +([^\n]+)", re.MULTILINE)
+
+
+class Stacks(Struct, frozen=True):
+    text: str
+    count: int
+    """Processes."""
+    frame: str
+    """Where the process that hangs is, as far as can be known; empty where its stack is unreadable."""
+
+
+def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[str] = PROGRAMS) -> Stacks:
+    """Takes seconds, and may hang with one of the processes. Raises OSError."""
+    chosen = sorted((one for one in processes if not one.dead), key=_order)[:MOST_PROCESSES]
+    program = next((one for one in programs if os.access(one, os.X_OK)), "")
+    python = _read_python(program, chosen) if program else {}
+    parts = [] if program else [f"no Python stacks: there is no {PROGRAMS[0]}; sudo apt install --reinstall sparkd\n"]
+    frames = list[str]()
+    for one in chosen:
+        places, text = read_waits(files, [one], MOST_PLACES)[0], python.get(one.pid, "")
+        parts.append(f"== process {one.pid} ({one.comm}) in state {one.state}; its threads: {places}\n{text}\n")
+        if frame := _MAIN_FRAME.search(text) or _FRAME.search(text):
+            frames.append(f"{sanitize(frame[1], 160)} of process {one.pid} ({one.comm})")
+    return Stacks("\n".join(parts), len(chosen), next(iter(frames), ""))
+
+
+def _order(process: Process) -> tuple[bool, int, int]:
+    """The one that hangs first: a stopped one, else the one that computes."""
+    known = (index for index, name in enumerate(_HANGS) if process.comm.startswith(name))
+    return process.state != "T", next(known, len(_HANGS)), process.pid
+
+
+def _read_python(program: str, processes: Iterable[Process]) -> dict[int, str]:
+    """By pid. All at once: a process that hangs in the kernel delays no other."""
+    deadline, texts = time.monotonic() + PYTHON_SECONDS, dict[int, str]()
+    outputs = {one.pid: os.fdopen(os.memfd_create("stacks"), "rb") for one in processes}
+    running = {
+        pid: _start([program, "dump", "--nonblocking", "--pid", str(pid)], outputs[pid].fileno()) for pid in outputs
+    }
+    for pid, process in running.items():
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()  # not awaited: it may hang in the kernel
+        with outputs[pid] as output:
+            content = os.pread(output.fileno(), OUTPUT_BYTES, 0).decode("utf-8", "backslashreplace")
+        if content.startswith("Process "):  # and its command line, of any number of lines
+            content = content[content.rfind("\nPython v") + 1 :]
+        texts[pid] = "\n".join(map(printable, content.splitlines()))
+    return texts
+
+
+def _start(command: list[str], output: int) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env={})
+    for limit, most in ((resource.RLIMIT_FSIZE, OUTPUT_BYTES), (resource.RLIMIT_AS, MEMORY_BYTES)):
+        with suppress(ProcessLookupError):
+            resource.prlimit(process.pid, limit, (most, most))
+    return process

@@ -1,0 +1,129 @@
+"""Stacks of a rank that hangs: real processes of this machine, and programs in place of py-spy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.nodes import until
+
+from sparkd.agent.actions import KEPT_STACKS, Actions
+from sparkd.agent.engine import stacks
+from sparkd.agent.engine.stacks import OUTPUT_BYTES, PYTHON_SECONDS, read_stacks
+from sparkd.base.host import Host
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.host.processes import Process, read_process
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.redaction import Redaction
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.state.file import STACKS
+
+HANG = """
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)
+def waits_for_ever():
+    print(flush=True)
+    time.sleep(60)
+waits_for_ever()
+"""
+PY_SPY = [one for one in stacks.PROGRAMS if os.access(one, os.X_OK)]
+
+
+@pytest.fixture
+def rank() -> Iterator[list[Process]]:
+    """An engine core and a worker, in Python."""
+    with ExitStack() as stack:
+        processes = []
+        for name in ("VLLM::EngineCor", "VLLM::Worker_TP"):
+            process = stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", HANG, name, "api-key=secret"], stdout=subprocess.PIPE)
+            )
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            until(lambda of=process: sleeping(of.pid))  # type: ignore[misc]  # bound now
+            found = read_process(Host().files, process.pid)
+            assert found is not None
+            processes.append(found)
+        yield processes
+
+
+def sleeping(pid: int) -> bool:
+    found = read_process(Host().files, pid)
+    return found is not None and found.state == "S"
+
+
+def program(tmp_path: Path, text: str) -> tuple[str]:
+    path = tmp_path / "program"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return (str(path),)
+
+
+def test_the_kernels_stacks_are_there_without_py_spy(rank: list[Process]) -> None:
+    found = read_stacks(Host().files, rank, ())
+    assert (found.count, found.frame) == (2, "")
+    assert "no Python stacks: there is no /usr/lib/sparkd/vendor/bin/py-spy" in found.text
+    for process in rank:
+        line = f"== process {process.pid} ({process.comm}) in state S; its threads: 1 of {process.comm} in "
+        assert line in found.text
+
+
+@pytest.mark.skipif(not PY_SPY, reason="py-spy is not installed")
+def test_the_stack_of_python_names_the_workers_frame_and_no_command_line(rank: list[Process]) -> None:
+    found = read_stacks(Host().files, rank)
+    worker = rank[1]
+    assert found.frame == f"waits_for_ever (<string>:6) of process {worker.pid} (VLLM::Worker_TP)"
+    for process in rank:
+        assert f"Thread {process.pid} (idle)" in found.text
+    assert "secret" not in found.text
+
+
+@pytest.mark.skipif(not PY_SPY, reason="py-spy is not installed")
+def test_a_stopped_process_is_the_one_that_hangs(rank: list[Process]) -> None:
+    core = rank[0]
+    os.kill(core.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, core.pid, os.WSTOPPED | os.WNOWAIT)
+    again = [found for one in rank if (found := read_process(Host().files, one.pid)) is not None]
+    assert read_stacks(Host().files, again).frame.endswith(f"of process {core.pid} (VLLM::EngineCor)")
+
+
+def test_a_program_that_hangs_or_writes_without_end_is_cut_off(rank: list[Process], tmp_path: Path) -> None:
+    began = time.monotonic()
+    hung = read_stacks(Host().files, rank, program(tmp_path, "echo begun; exec sleep 60"))
+    assert time.monotonic() - began < PYTHON_SECONDS + 2
+    assert hung.text.count("begun") == 2
+    endless = read_stacks(Host().files, rank, program(tmp_path, "exec yes endless"))
+    assert len(endless.text) < 2 * OUTPUT_BYTES + 20_000
+
+
+def test_what_a_program_writes_is_made_printable(rank: list[Process], tmp_path: Path) -> None:
+    found = read_stacks(
+        Host().files, rank, program(tmp_path, r"printf 'Thread 1 (idle): \033[31m\001\n    at \007x\n'")
+    )
+    assert found.text.replace("\n", "").isprintable()
+    assert found.frame.startswith(r"at \x07x of process")
+
+
+def test_the_last_ten_are_kept_for_root_and_without_secrets(tree: Tree) -> None:
+    actions = Actions.acquire(Host(tree.root), MainLoop(Notifier(), {}), NodeOwner(os.getpid(), "a test", "x"))
+    for number in range(KEPT_STACKS + 3):
+        path = actions.keep_stacks(
+            f"2026010{number // 10}T00000{number % 10}Z.txt", lambda: Redaction()("token=abcdefgh")
+        )
+        assert path.startswith(f"{STACKS}/2026")
+    folder = tree.root / STACKS.lstrip("/")
+    kept = sorted(folder.iterdir())
+    assert (kept[0].name, len(kept)) == ("20260100T000003Z.txt", KEPT_STACKS)
+    assert "abcdefgh" not in kept[-1].read_text()
+    assert stat.S_IMODE(kept[-1].stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -113,7 +113,7 @@ class HangWatch(Struct):
                 self.state = advance(self.state, look.result())
                 if (halt := describe_halt(self.state)) and not self.compiles():
                     reason = f"{self.rank} hangs: {halt} for {HALTED_SECONDS:.0f} s; who did that can't be known"
-                    hint = "nothing is to be done: sparkd starts it again; to stop it on purpose: sudo sparkd stop"
+                    hint = "nothing is to be done: sparkd starts it again"
                     raise StalledError(reason, hint)
         if self._looking is None and now >= self._look_at:
             self._look_at = now + LOOK_SECONDS

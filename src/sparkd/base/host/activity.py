@@ -49,7 +49,7 @@ def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
     return Activity(moved, ticks / os.sysconf("SC_CLK_TCK"), faults)
 
 
-def read_waits(files: Files, processes: Sequence[Process], most: int = MOST_WAITS) -> tuple[str, frozenset[int]]:
+def read_waits(files: Files, processes: Sequence[Process], most: int = 4) -> tuple[str, frozenset[int]]:
     """The most common places, and the threads that are stopped or uninterruptible just now. Raises OSError."""
     found: Counter[str] = Counter()
     halted: set[int] = set()

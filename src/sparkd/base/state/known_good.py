@@ -32,6 +32,12 @@ KEPT = 8
 Plain = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A[ -~]*\Z")]
 ImageId = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9]+:[a-z0-9]+)?\Z")]
 """An image id that may go into a request to docker; empty is none."""
+ImageDigest = Annotated[
+    str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64})?\Z")
+]
+"""NAME@sha256:..., which is for a shell; empty is none."""
+PINNED = 2
+"""Images that also outlive `docker image prune -a`: of the plan in force, and of the one before it."""
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Texts = Annotated[Mapping[Text, Text], Meta(max_length=MOST_VALUES)]
 
@@ -65,10 +71,17 @@ class Entry(Struct, frozen=True):
     recipe: dict[str, object]
     """As JSON. With `engine`, the section of the settings, it makes the plan again."""
     engine: dict[str, object]
+    image_digest: ImageDigest = ""
+    """By which a registry gives this very image again; empty where none is known to."""
 
     @property
     def name(self) -> str:
         return str(self.recipe.get("name", "?"))
+
+    @property
+    def image(self) -> str:
+        """The name that its image had."""
+        return next((self.facts.values[key] for key in ("image", f"{UNCHECKED}image") if key in self.facts.values), "")
 
 
 class History(Struct, frozen=True):
@@ -92,9 +105,22 @@ def add_proven(known: Sequence[Entry], entry: Entry) -> History:
     """The history with `entry` as its newest, perhaps again; without the oldest where it would be too large."""
     same = [one for one in known if (one.agreement, one.image_id) == (entry.agreement, entry.image_id)]
     others = [one for one in known if one not in same]
-    entries = (replace(entry, since=same[0].since) if same else entry, *others)[:KEPT]
+    if same:
+        entry = replace(entry, since=same[0].since, image_digest=entry.image_digest or same[0].image_digest)
+    entries = (entry, *others)[:KEPT]
     made = (History(entries[:count]) for count in range(len(entries), 0, -1))
     return next((one for one in made if len(FILE.encode(one)) <= LIMIT_BYTES), History())
+
+
+def images_to_keep(known: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ids of images: those that keep a name of sparkd's, and those of them that a container refers to."""
+    images = tuple(dict.fromkeys(entry.image_id for entry in known if entry.image_id))
+    return images, images[:PINNED]
+
+
+def find_image(known: Sequence[Entry], ref: str) -> Entry | None:
+    """The newest entry with an image of that name or id."""
+    return next((entry for entry in known if entry.image_id and ref in (entry.image, entry.image_id)), None)
 
 
 def node_values(plan: LaunchPlan) -> dict[str, str]:

@@ -33,11 +33,11 @@ def keep_images(named: Sequence[str], pinned: Sequence[str], socket_path: str = 
     """
     call = SdkClient(socket_path, TIMEOUT_SECONDS).call
 
-    def attempt(work: Callable[[APIClient], object]) -> bool:
+    def attempt(work: Callable[[APIClient], object], *harmless: int) -> bool:
         try:
             call(work)
         except DockerError as error:
-            if error.status in (MISSING, CONFLICT):
+            if error.status in (MISSING, *harmless):
                 return False
             raise
         return True
@@ -50,10 +50,10 @@ def keep_images(named: Sequence[str], pinned: Sequence[str], socket_path: str = 
         if image not in containers and attempt(partial(_make_container, image=image)):
             yield container_name(image), True
     for image in containers.keys() - set(pinned):
-        if attempt(partial(_remove_container, container_id=containers[image])):
+        if attempt(partial(_remove_container, container_id=containers[image]), CONFLICT):
             yield container_name(image), False
     for image in names - set(named):
-        if attempt(partial(_remove_name, image=image)):
+        if attempt(partial(_remove_name, image=image), CONFLICT):
             yield image_name(image), False
 
 

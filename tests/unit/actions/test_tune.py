@@ -16,7 +16,7 @@ from sparkd.agent.actions.files import SETUP_LOCK, locked
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main, setup
-from sparkd.tools.setup.machine_watchdog import DROPIN, MachineWatchdog, with_panic
+from sparkd.tools.setup.machine_watchdog import DROPIN, apply_watchdog, revert_watchdog, with_panic
 from sparkd.tools.setup.system_config import HEADER, PATH, STATE, SysctlManager
 
 SWAPPINESS = {"vm.swappiness": "10"}
@@ -275,8 +275,7 @@ def tune(guarded: Tree) -> Tune:
     root = guarded.root
 
     def run(action: str, *, chosen: bool = False) -> list[str]:
-        work = SysctlManager(root), MachineWatchdog(root), lambda: recipe(SWAPPINESS)
-        return "\n".join(setup.tuned(action, *work, watchdog_chosen=chosen)).splitlines()
+        return "\n".join(setup.tuned(action, root, lambda: recipe(SWAPPINESS), watchdog=chosen)).splitlines()
 
     return run
 
@@ -334,21 +333,20 @@ def test_what_the_watchdog_needs_is_not_said_to_be_the_recipes() -> None:
 
 
 def test_a_watchdog_that_something_else_uses_or_that_is_not_there_is_left(guarded: Tree) -> None:
-    watchdog = MachineWatchdog(guarded.root)
     (guarded.root / WATCHDOG[1:] / "state").write_text("active\n")
-    assert watchdog.apply() == ["the watchdog (SBSA) is in use by something else, which stays: nothing is to be done"]
+    assert apply_watchdog(guarded.root) == ["the watchdog (SBSA) is in use by something else: nothing is to be done"]
     for name in ("state", "identity"):
         (guarded.root / WATCHDOG[1:] / name).unlink()
     (guarded.root / WATCHDOG[1:]).rmdir()
-    assert watchdog.apply() == ["this machine has no watchdog: if it freezes, its power must be cut"]
+    assert apply_watchdog(guarded.root) == ["this machine has no watchdog: if it freezes, its power must be cut"]
     assert not (guarded.root / DROPIN[1:]).exists()
-    assert watchdog.revert() == []
+    assert revert_watchdog(guarded.root) == []
 
 
 def test_a_drop_in_of_somebody_elses_is_never_touched(guarded: Tree) -> None:
     guarded.file(DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
     before = files(guarded)
-    for work in (MachineWatchdog(guarded.root).apply, MachineWatchdog(guarded.root).revert):
+    for work in (apply_watchdog, revert_watchdog):
         with pytest.raises(ConfigError, match="was not written by sparkd"):
-            work()
+            work(guarded.root)
     assert files(guarded) == before

@@ -24,7 +24,6 @@ from sparkd.base.state.known_good import (
     add_proven,
     excerpt_values,
     find_differences,
-    find_image,
     group_files,
     images_to_keep,
     node_values,
@@ -243,14 +242,6 @@ def test_each_known_good_image_keeps_a_name_and_the_last_two_a_container(
     found = images_to_keep(images(*known))
     assert found == tuple(tuple(f"sha256:{number}" for number in numbers) for numbers in (named, pinned))
     assert images_to_keep([known_good_entry(image_id="")]) == ((), ())
-
-
-def test_an_image_is_found_by_the_name_or_id_that_it_served_by() -> None:
-    newest, older = known_good_entry("1", image_id="sha256:1"), known_good_entry("2", image_id="sha256:2")
-    assert find_image((newest, older), "i:1") == newest
-    assert find_image((newest, older), "sha256:2") == older
-    assert find_image((newest, older), "i:2") is None
-    assert find_image([known_good_entry(image_id="")], "") is None
 
 
 def test_a_proof_that_read_no_digest_keeps_the_one_that_is_known() -> None:

@@ -7,22 +7,18 @@ prune -a` does, unless there is a container of it: that one is created, never st
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from operator import methodcaller
 
-from sparkd.base.host.docker import KEPT_IMAGES, LABEL
-from sparkd.base.lib.dockerd.client import SdkClient
+from sparkd.agent.actions.dockerd import TIMEOUT_SECONDS, program_body
+from sparkd.base.host.docker import LABEL
+from sparkd.base.lib.dockerd.client import APIClient, SdkClient
 from sparkd.base.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
 
-if TYPE_CHECKING:
-    from sparkd.base.lib.dockerd.client import APIClient
-
+KEPT_IMAGES = "sparkd/known-good"
+"""The repository of the names: on this node alone."""
 KEPT_LABEL = f"{LABEL}kept"
 """Of the container; its value is the image's full id."""
-TIMEOUT_SECONDS = 60.0
-_ID = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def keep_images(named: Sequence[str], pinned: Sequence[str], socket_path: str = SOCKET) -> Iterator[tuple[str, bool]]:
@@ -43,17 +39,20 @@ def keep_images(named: Sequence[str], pinned: Sequence[str], socket_path: str = 
         return True
 
     names, containers = call(_find_names), call(_find_containers)
-    for image in filter(_ID.fullmatch, named):
-        if image not in names and attempt(partial(_name, image=image)):
+    for image in named:
+        if image not in names and attempt(methodcaller("tag", image, *image_name(image).split(":"))):
             yield image_name(image), True
-    for image in filter(_ID.fullmatch, pinned):
-        if image not in containers and attempt(partial(_make_container, image=image)):
+    for image in pinned:
+        # By its name: containerd's store leaves a name to an image for as long as a container was made by it.
+        body = program_body(image_name(image), "false", {KEPT_LABEL: image})
+        make = methodcaller("create_container_from_config", body, container_name(image))
+        if image not in containers and attempt(make):
             yield container_name(image), True
     for image in containers.keys() - set(pinned):
-        if attempt(partial(_remove_container, container_id=containers[image]), CONFLICT):
+        if attempt(methodcaller("remove_container", containers[image], v=True), CONFLICT):
             yield container_name(image), False
     for image in names - set(named):
-        if attempt(partial(_remove_name, image=image), CONFLICT):
+        if attempt(methodcaller("remove_image", image_name(image)), CONFLICT):
             yield image_name(image), False
 
 
@@ -73,39 +72,5 @@ def _find_names(api: APIClient) -> set[str]:
 
 def _find_containers(api: APIClient) -> dict[str, str]:
     """Their ids by image. The name counts too: `docker commit` keeps the label in a new image."""
-    listed = api.containers(all=True, filters={"label": KEPT_LABEL})
-    found = ((one["Labels"][KEPT_LABEL], one) for one in listed)
-    return {image: one["Id"] for image, one in found if one["Names"] == [f"/{container_name(image)}"]}
-
-
-def _name(api: APIClient, image: str) -> None:
-    repository, _, tag = image_name(image).partition(":")
-    api.tag(image, repository, tag)
-
-
-def _make_container(api: APIClient, image: str) -> None:
-    body = {
-        # By its name: containerd's store leaves a name to an image for as long as a container was made by it.
-        "Image": image_name(image),
-        "Entrypoint": ["/bin/false"],
-        "Labels": {KEPT_LABEL: image},
-        "Env": ["NVIDIA_VISIBLE_DEVICES=void"],
-        "NetworkDisabled": True,
-        "HostConfig": {
-            "NetworkMode": "none",
-            "IpcMode": "none",
-            "ReadonlyRootfs": True,
-            "CapDrop": ["ALL"],
-            "SecurityOpt": ["no-new-privileges"],
-            "LogConfig": {"Type": "none"},
-        },
-    }
-    api.create_container_from_config(body, container_name(image))
-
-
-def _remove_container(api: APIClient, container_id: str) -> None:
-    api.remove_container(container_id, v=True)
-
-
-def _remove_name(api: APIClient, image: str) -> None:
-    api.remove_image(image_name(image))
+    listed = {one["Labels"][KEPT_LABEL]: one for one in api.containers(all=True, filters={"label": KEPT_LABEL})}
+    return {image: one["Id"] for image, one in listed.items() if one["Names"] == [f"/{container_name(image)}"]}

@@ -131,6 +131,10 @@ class ProvingPeriod:
         if "boot" in facts.unseen:  # an entry with less than the one before it would hide what changes
             self._proven_at = time.monotonic() + AGAIN_SECONDS
             return
+        digest = ""  # where docker does not answer, that of the proof before stays
+        look = partial(docker_image.read_digest, agent.host, agent.reporter.report.engine.image, agent.plan.image)
+        with suppress(OSError, DockerError):
+            digest = agent.loop.beside(look, DOCKER_SECONDS, "docker's digest of the image")
         entry = known_good.Entry(
             since=now,
             until=now,
@@ -140,7 +144,7 @@ class ProvingPeriod:
             facts=facts,
             recipe=context.recipe.model_dump(mode="json", by_alias=True),
             engine=context.settings.engine.model_dump(mode="json"),
-            image_digest=self._image_digest(),
+            image_digest=digest,
         )
         try:
             before = agent.store.read(known_good.read_known_good)
@@ -151,14 +155,6 @@ class ProvingPeriod:
         if agent.store.write(known_good.FILE, history):
             agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)
             agent.run_aside("kept-images", partial(_keep_images, agent, history))
-
-    def _image_digest(self) -> str:
-        """Empty where docker knows none, or does not answer: the next proof reads it again."""
-        agent = self._agent
-        look = partial(docker_image.read_digest, agent.host, agent.reporter.report.engine.image, agent.plan.image)
-        with suppress(OSError, DockerError):
-            return agent.loop.beside(look, DOCKER_SECONDS, "docker's digest of the image")
-        return ""
 
 
 def _keep_images(agent: Context, history: known_good.History) -> None:

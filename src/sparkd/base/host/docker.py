@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 LABEL = "io.sparkd."
 """Labels of every container that sparkd creates: role, rank, epoch, invocation, plan; of a rank's, also rank-id."""
 
-KEPT_IMAGES = "sparkd/known-good"
-"""The repository, here alone, of the names by which sparkd keeps images. A container beside one has `LABEL`kept."""
-
 _NAME = re.compile(r"sparkd-(?:rank\d+|bench)", re.ASCII)
 PID_FILE = "/run/docker.pid"
 SOCKETS = (b"/run/docker.sock", b"/var/run/docker.sock")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.base.host.docker import KEPT_IMAGES, query, value_of
+from sparkd.base.host.docker import query, value_of
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import sanitize
 
@@ -67,24 +67,20 @@ def read_image(docker: DockerReader, ref: str) -> Image | None:
 
 
 def read_names(docker: DockerReader) -> tuple[str, ...]:
-    """Of all images here that have one, by tag and by digest, without sparkd's own. Raises DockerError."""
+    """Of all images here that have one, by tag and by digest. Raises DockerError."""
     match docker.images():
         case [*images]:
-            lists = (one.get(key) for one in images if isinstance(one, dict) for key in ("RepoTags", "RepoDigests"))
-            names = {name for one in lists for name in _words(one) if "<none>" not in name}
-            return tuple(sorted(name for name in names if not name.startswith(KEPT_IMAGES)))
+            names = (one.get(key) for one in images if isinstance(one, dict) for key in ("RepoTags", "RepoDigests"))
+            return tuple(sorted({name for one in names for name in _words(one) if "<none>" not in name}))
     return ()
 
 
 def read_digest(host: Host, image_id: str, name: str) -> str:
-    """NAME@sha256:..., of the repository of the name that an image has; empty where none is known.
-
-    Raises DockerError.
-    """
+    """NAME@sha256:..., of the repository of the image's name; empty where none is known. Raises DockerError."""
     image = query(host, lambda docker: read_image(docker, image_id))
-    path, slash, last = name.removeprefix("docker.io/").partition("@")[0].rpartition("/")
-    found = re.compile(rf"{re.escape(path + slash + last.partition(':')[0])}@sha256:[0-9a-f]{{64}}")
-    return next((digest for digest in image.digests if found.fullmatch(digest)), "") if image else ""
+    repository = re.sub(r"^docker\.io/|@.*|:[^/]*$", "", name)
+    wanted = re.compile(rf"{re.escape(repository)}@sha256:[0-9a-f]{{64}}")
+    return next(filter(wanted.fullmatch, image.digests if image else ()), "")
 
 
 def read_architecture(docker: DockerReader) -> str:

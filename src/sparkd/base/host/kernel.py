@@ -35,32 +35,21 @@ class NvidiaModule(NamedTuple):
     open: bool
 
 
-class Watchdog(NamedTuple):
-    """A timer of the hardware that resets the machine unless a program keeps it from that."""
-
-    name: str
-    active: bool | None
-    """None where the kernel does not say."""
-
-
 class Recovery(Struct, frozen=True):
     """What a machine does by itself once its kernel works no more."""
 
-    panic_seconds: int = 0
-    """kernel.panic: 0 is never, less is at once."""
-    watchdog: Watchdog | None = None
-
-    @property
-    def complete(self) -> bool:
-        return bool(self.panic_seconds and self.watchdog and self.watchdog.active)
+    reboots: bool = False
+    watchdog: str = ""
+    """Name of the hardware's timer that resets it; empty where there is none."""
+    active: bool | None = None
+    """Whether something serves that; None where the kernel does not say."""
 
     @property
     def text(self) -> str:
-        panic = "after a panic the machine " + ("reboots" if self.panic_seconds else "stays down")
-        use = {True: "is active", False: "is not in use", None: "may be in use"}
-        return f"{panic}; " + (
-            f"watchdog {self.watchdog[0]} {use[self.watchdog[1]]}" if self.watchdog else "no watchdog"
-        )
+        panic = "reboots" if self.reboots else "stays down"
+        use = {True: "is active", False: "is not in use", None: "may be in use"}[self.active]
+        watchdog = f"watchdog {self.watchdog} {use}" if self.watchdog else "no watchdog"
+        return f"after a panic the machine {panic}; {watchdog}"
 
 
 class Record(Struct, frozen=True):
@@ -126,22 +115,15 @@ def read_sysctl(files: Files, name: str) -> str | None:
 
 
 def read_recovery(files: Files) -> Recovery:
-    """What is unreadable is not set."""
-
-    def value(path: str) -> str:
+    """What is unreadable counts as not set."""
+    folder, values = "/sys/class/watchdog/watchdog0", dict.fromkeys(("panic", "identity", "state"), "")
+    for name in values:
         with suppress(OSError):
-            return sanitize((files.text_if_any(path, limit=4096) or "").strip(), 60)
-        return ""
-
-    try:
-        panic = int(value(sysctl_path("kernel.panic")))
-    except ValueError:
-        panic = 0
-    folder = "/sys/class/watchdog/watchdog0"
-    if not any(map(files.exists, (folder, "/dev/watchdog0"))):
-        return Recovery(panic)
-    active = {"active": True, "inactive": False}.get(value(f"{folder}/state"))
-    return Recovery(panic, Watchdog(value(f"{folder}/identity") or "watchdog0", active))
+            path = sysctl_path("kernel.panic") if name == "panic" else f"{folder}/{name}"
+            values[name] = sanitize((files.text_if_any(path, limit=4096) or "").strip(), 60)
+    there = any(map(files.exists, (folder, "/dev/watchdog0")))
+    active = {"active": True, "inactive": False}.get(values["state"])
+    return Recovery(values["panic"] not in ("", "0"), (values["identity"] or "watchdog0") * there, active)
 
 
 def nvidia_module(files: Files) -> NvidiaModule | None:

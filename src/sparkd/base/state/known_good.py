@@ -32,12 +32,8 @@ KEPT = 8
 Plain = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A[ -~]*\Z")]
 ImageId = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9]+:[a-z0-9]+)?\Z")]
 """An image id that may go into a request to docker; empty is none."""
-ImageDigest = Annotated[
-    str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9][a-z0-9._:/-]*@sha256:[0-9a-f]{64})?\Z")
-]
+ImageDigest = Annotated[str, Meta(pattern=r"\A(?:[a-z0-9][a-z0-9._:/-]{0,254}@sha256:[0-9a-f]{64})?\Z")]
 """NAME@sha256:..., which is for a shell; empty is none."""
-PINNED = 2
-"""Images that also outlive `docker image prune -a`: of the plan in force, and of the one before it."""
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Texts = Annotated[Mapping[Text, Text], Meta(max_length=MOST_VALUES)]
 
@@ -81,7 +77,8 @@ class Entry(Struct, frozen=True):
     @property
     def image(self) -> str:
         """The name that its image had."""
-        return next((self.facts.values[key] for key in ("image", f"{UNCHECKED}image") if key in self.facts.values), "")
+        values = self.facts.values
+        return values.get("image") or values.get(f"{UNCHECKED}image", "")
 
 
 class History(Struct, frozen=True):
@@ -113,14 +110,9 @@ def add_proven(known: Sequence[Entry], entry: Entry) -> History:
 
 
 def images_to_keep(known: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Ids of images: those that keep a name of sparkd's, and those of them that a container refers to."""
+    """Ids of images that keep a name of sparkd's; those that a container keeps too: in force, and the one before it."""
     images = tuple(dict.fromkeys(entry.image_id for entry in known if entry.image_id))
-    return images, images[:PINNED]
-
-
-def find_image(known: Sequence[Entry], ref: str) -> Entry | None:
-    """The newest entry with an image of that name or id."""
-    return next((entry for entry in known if entry.image_id and ref in (entry.image, entry.image_id)), None)
+    return images, images[:2]
 
 
 def node_values(plan: LaunchPlan) -> dict[str, str]:

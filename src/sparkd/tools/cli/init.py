@@ -35,12 +35,6 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=init)
 
 
-RELEASE_IMAGES = (
-    "docker ps -aqf label=io.sparkd.kept | xargs -r docker rm; "
-    "docker images sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r docker rmi"
-)
-
-
 def add_deinit(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=deinit, as_root=("only root may change this node", "sudo sparkd deinit"))
 
@@ -75,4 +69,5 @@ def deinit(_args: argparse.Namespace) -> None:
     lines = NodeFiles(Host(), os.environ).take_back()
     print("\n".join(lines) or "nothing to take back: `sparkd init` has written nothing here")
     print("left as they are: models, images, recipes, the state in /var/lib/sparkd, and which units are enabled")
-    print(f"left, too, is what keeps images of known good plans; to remove it: {RELEASE_IMAGES}")
+    release = "docker images sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r docker rmi"
+    print(f"so is what keeps known good images; to end it: docker rm $(docker ps -aqf label=io.sparkd.kept); {release}")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from sparkd.base.cluster.membership import make_context
 from sparkd.base.config import load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
+from sparkd.base.host.kernel import read_recovery
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import Table
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
-from sparkd.tools.setup.machine_watchdog import MachineWatchdog, chosen_before, with_panic
+from sparkd.tools.setup.machine_watchdog import PANIC, apply_watchdog, revert_watchdog, with_panic
 from sparkd.tools.setup.system_config import HEADER, PATH, SysctlManager, UnitFiles
 
-NOTHING = ["nothing to take back"]
+WATCHDOG_HINT = "; to have it reset itself: sudo sparkd tune apply --watchdog"
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
 
 
@@ -63,26 +65,20 @@ def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
     chosen = args.action == "apply" and args.watchdog
-    print("\n".join(tuned(args.action, SysctlManager(), MachineWatchdog(), _recipe_in_use, watchdog_chosen=chosen)))
+    print("\n".join(tuned(args.action, Path("/"), _recipe_in_use, watchdog=chosen)))
 
 
-def tuned(
-    action: str,
-    manager: SysctlManager,
-    watchdog: MachineWatchdog,
-    recipe_in_use: Callable[[], Recipe],
-    *,
-    watchdog_chosen: bool = False,
-) -> list[str]:
+def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watchdog: bool = False) -> list[str]:
     """What is printed."""
+    manager = SysctlManager(root)
     if action == "revert":
-        return [*watchdog.revert(), *manager.revert()] or NOTHING
+        return [*revert_watchdog(root), *manager.revert()] or ["nothing to take back"]
     recipe = recipe_in_use()
-    if watchdog_chosen or chosen_before(manager):
+    if chosen := watchdog or PANIC.keys() <= manager.saved().keys():  # until `revert`, no `apply` takes it back
         recipe = with_panic(recipe)
     if action == "show":
-        return [*show_tuning(manager, recipe), watchdog.describe()]
-    return [*apply_tuning(manager, recipe), *(watchdog.apply() if watchdog_chosen else ())]
+        return [*show_tuning(manager, recipe), read_recovery(Files(str(root))).text + WATCHDOG_HINT * (not chosen)]
+    return [*apply_tuning(manager, recipe), *(apply_watchdog(root) if watchdog else ())]
 
 
 def _recipe_in_use() -> Recipe:
@@ -106,7 +102,7 @@ def show_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
 def apply_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
     if not recipe.host.sysctls:
         yield _source(recipe)
-        yield from manager.revert() or NOTHING
+        yield from manager.revert() or ["nothing to take back"]
         return
     yield from manager.apply(recipe.host.sysctls, sysctl_file(recipe))
     yield f"{PATH} sets {len(recipe.host.sysctls)} at each boot; `sparkd tune revert` takes that back"

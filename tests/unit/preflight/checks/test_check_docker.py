@@ -387,11 +387,6 @@ def test_the_digest_is_that_of_the_images_own_repository(
     assert docker_image.read_digest(Host(tree.root), f"sha256:{ID}", name) == found
 
 
-def test_names_of_sparkds_own_are_no_images_of_the_node(tree: Tree) -> None:
-    engine(tree).docker("/images/json", [{"RepoTags": [REF, "sparkd/known-good:0"], "RepoDigests": None}])
-    assert docker_image.read_names(Host(tree.root).docker_reader()) == (REF,)
-
-
 def reader(tree: Tree, answer: object) -> DockerReader:
     tree.docker(f"/images/{REF}/json", answer)
     return Host(tree.root).docker_reader()

@@ -81,7 +81,7 @@ class ImageFacts(Struct, frozen=True):
     checked: AssertResult | None = None
     """The asserts; None: not checked yet."""
     served: str = ""
-    """Of a missing image: how to have back the one that served by this name or id; empty where none did."""
+    """Beginning of a missing image's hint: how to have back the one that served by this name or id, where one did."""
 
 
 class EngineImage(Check[ImageFacts], frozen=True):
@@ -116,16 +116,18 @@ class EngineImage(Check[ImageFacts], frozen=True):
         return replace(facts, checked=launches.assert_result(facts.image.id, self.program))
 
     def _how_it_served(self, host: Host, reader: DockerReader) -> str:
+        known: tuple[known_good.Entry, ...] = ()
         with suppress(UsageError):  # users other than root may not read the file
-            served = known_good.find_image(known_good.read_known_good(host.files), self.ref)
-            if served is None:
-                return ""
-            name = f" {self.ref}" if self.ref != served.image_id else ""
-            if name and docker_image.read_image(reader, served.image_id):
-                return f"docker tag {served.image_id}{name}"
-            if digest := served.image_digest:
-                return f"docker pull {digest}{name and f' && docker tag {digest}{name}'}"
-        return ""
+            known = known_good.read_known_good(host.files)
+        served = next((one for one in known if one.image_id and self.ref in (one.image, one.image_id)), None)
+        digest, named = (served.image_digest, self.ref != served.image_id) if served else ("", False)
+        if served and named and docker_image.read_image(reader, served.image_id):
+            command = f"docker tag {served.image_id} {self.ref}"
+        elif digest:
+            command = f"docker pull {digest}" + f" && docker tag {digest} {self.ref}" * named
+        else:
+            return ""
+        return f"the one that served: {command}; or another: "
 
     def judge(self, facts: ImageFacts) -> Verdict:
         image = facts.image
@@ -134,10 +136,8 @@ class EngineImage(Check[ImageFacts], frozen=True):
         if facts.docker != "known":
             return docker_unknown(f"docker can't describe the image: {facts.docker}")
         if image is None:
-            served = facts.served and f"the one that served: {facts.served}; or another: "
-            return block(
-                f"image {facts.ref} is not on this node", served + docker_image.how_to_get(facts.ref, self.build)
-            )
+            get = facts.served + docker_image.how_to_get(facts.ref, self.build)
+            return block(f"image {facts.ref} is not on this node", get)
         if facts.machine and image.architecture and image.architecture != facts.machine:
             reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
             pull = f"docker pull --platform linux/{facts.machine} {facts.ref}"

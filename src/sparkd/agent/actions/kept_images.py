@@ -72,5 +72,6 @@ def _find_names(api: APIClient) -> set[str]:
 
 def _find_containers(api: APIClient) -> dict[str, str]:
     """Their ids by image. The name counts too: `docker commit` keeps the label in a new image."""
-    listed = {one["Labels"][KEPT_LABEL]: one for one in api.containers(all=True, filters={"label": KEPT_LABEL})}
-    return {image: one["Id"] for image, one in listed.items() if one["Names"] == [f"/{container_name(image)}"]}
+    listed = api.containers(all=True, filters={"label": KEPT_LABEL})
+    found = ((one["Labels"][KEPT_LABEL], one) for one in listed)
+    return {image: one["Id"] for image, one in found if one["Names"] == [f"/{container_name(image)}"]}

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from sparkd.agent.actions.files import SETUP_LOCK, locked
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main, setup
+from sparkd.tools.setup.machine_watchdog import DROPIN, apply_watchdog, revert_watchdog, with_panic
 from sparkd.tools.setup.system_config import HEADER, PATH, STATE, SysctlManager
 
 SWAPPINESS = {"vm.swappiness": "10"}
@@ -225,13 +227,13 @@ def test_what_is_printed(manager: SysctlManager) -> None:
     reverted = ["vm.swappiness: 10 -> 60", f"removed {PATH}"]
     assert list(setup.apply_tuning(manager, nothing)) == ["recipe x has no kernel settings", *reverted]
     apply(manager, SWAPPINESS)
-    assert list(setup.revert_tuning(manager)) == reverted
+    assert manager.revert() == reverted
 
 
 def test_a_record_that_is_gone_is_said(node: Tree, manager: SysctlManager) -> None:
     apply(manager, SWAPPINESS)
     (node.root / STATE[1:]).unlink()
-    removed, lost = setup.revert_tuning(manager)
+    removed, lost = manager.revert()
     assert removed == f"removed {PATH}"
     assert "until the next boot" in lost
     assert manager.current("vm.swappiness") == "10"
@@ -248,3 +250,103 @@ def test_only_root_may_set_the_kernel(tmp_path: Path, capsys: pytest.CaptureFixt
         os.setuid(65534)
         os._exit(main.main(["tune", "apply"]))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ExitCode.USAGE
+
+
+WATCHDOG = "/sys/class/watchdog/watchdog0"
+PANIC_BEFORE = {"kernel.panic": "0", "kernel.panic_on_oops": "0"}
+
+
+@pytest.fixture
+def guarded(node: Tree) -> Tree:
+    """A machine with a watchdog that nobody uses."""
+    for name, value in PANIC_BEFORE.items():
+        node.file(f"/proc/sys/{name.replace('.', '/')}", f"{value}\n")
+    node.file(f"{WATCHDOG}/identity", "SBSA\n")
+    node.file(f"{WATCHDOG}/state", "inactive\n")
+    return node
+
+
+Tune = Callable[..., list[str]]
+
+
+@pytest.fixture
+def tune(guarded: Tree) -> Tune:
+    """What `sparkd tune` prints on that machine, with a recipe that sets the swappiness."""
+    root = guarded.root
+
+    def run(action: str, *, chosen: bool = False) -> list[str]:
+        return "\n".join(setup.tuned(action, root, lambda: recipe(SWAPPINESS), watchdog=chosen)).splitlines()
+
+    return run
+
+
+def test_a_watchdog_is_set_on_request_shown_and_taken_back(guarded: Tree, tune: Tune) -> None:
+    before = files(guarded)
+    resets = "after a panic the machine stays down; watchdog SBSA is not in use; to have it reset itself: "
+    assert tune("show")[-1] == f"{resets}sudo sparkd tune apply --watchdog"
+    assert tune("apply", chosen=True) == [
+        "kernel.panic: 0 -> 30",
+        "kernel.panic_on_oops: 0 -> 1",
+        "vm.swappiness: 60 -> 10",
+        f"{PATH} sets 3 at each boot; `sparkd tune revert` takes that back",
+        f"wrote {DROPIN}: the watchdog (SBSA) resets a frozen machine",
+    ]
+    assert (guarded.root / DROPIN[1:]).read_text().splitlines()[1:] == ["[Manager]", "RuntimeWatchdogSec=60"]
+    assert "hung_task" not in (guarded.root / PATH[1:]).read_text()
+    (guarded.root / WATCHDOG[1:] / "state").write_text("active\n")  # as systemd does
+    shown = tune("show")
+    assert shown[1].split() == ["kernel.panic", "30", "30", "0"]
+    assert shown[-1] == "after a panic the machine reboots; watchdog SBSA is active"
+    assert len(tune("apply", chosen=True)) == 1, "a second time, nothing is to be set"
+    assert tune("revert") == [
+        f"removed {DROPIN}",
+        "kernel.panic: 30 -> 0",
+        "kernel.panic_on_oops: 1 -> 0",
+        "vm.swappiness: 10 -> 60",
+        f"removed {PATH}",
+    ]
+    (guarded.root / WATCHDOG[1:] / "state").write_text("inactive\n")
+    assert {path: text for path, (_, text) in files(guarded).items()} == {
+        path: text for path, (_, text) in before.items()
+    }
+    assert tune("revert") == ["nothing to take back"]
+
+
+def test_an_apply_without_it_sets_no_watchdog_and_takes_none_back(guarded: Tree, tune: Tune) -> None:
+    tune("apply")
+    assert not (guarded.root / DROPIN[1:]).exists()
+    assert "kernel.panic" not in (guarded.root / PATH[1:]).read_text()
+    tune("apply", chosen=True)
+    assert len(tune("apply")) == 1
+    assert (guarded.root / DROPIN[1:]).exists()
+    assert "kernel.panic = 30" in (guarded.root / PATH[1:]).read_text()
+
+
+def test_what_the_watchdog_needs_is_not_said_to_be_the_recipes() -> None:
+    alone, both = (setup.sysctl_file(with_panic(recipe(own))).splitlines() for own in ({}, SWAPPINESS))
+    assert alone[1:] == [
+        "# from recipe x: kernel.panic, kernel.panic_on_oops: --watchdog",
+        "kernel.panic = 30",
+        "kernel.panic_on_oops = 1",
+    ]
+    assert both[1] == "# from recipe x: kernel.panic, kernel.panic_on_oops: --watchdog; the others: a guide"
+
+
+def test_a_watchdog_that_something_else_uses_or_that_is_not_there_is_left(guarded: Tree) -> None:
+    (guarded.root / WATCHDOG[1:] / "state").write_text("active\n")
+    assert apply_watchdog(guarded.root) == ["the watchdog (SBSA) is in use by something else: nothing is to be done"]
+    for name in ("state", "identity"):
+        (guarded.root / WATCHDOG[1:] / name).unlink()
+    (guarded.root / WATCHDOG[1:]).rmdir()
+    assert apply_watchdog(guarded.root) == ["this machine has no watchdog: if it freezes, its power must be cut"]
+    assert not (guarded.root / DROPIN[1:]).exists()
+    assert revert_watchdog(guarded.root) == []
+
+
+def test_a_drop_in_of_somebody_elses_is_never_touched(guarded: Tree) -> None:
+    guarded.file(DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
+    before = files(guarded)
+    for work in (apply_watchdog, revert_watchdog):
+        with pytest.raises(ConfigError, match="was not written by sparkd"):
+            work(guarded.root)
+    assert files(guarded) == before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from sparkd.agent.daemon.proving import ProvingPeriod
 from sparkd.agent.daemon.shutdown import MOST_LINES, shutdown_on_error
 from sparkd.base.cluster import membership
 from sparkd.base.config.settings import Supervise
+from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
 from sparkd.base.plan.model import Cache
 from sparkd.base.state import known_good, launch_history
@@ -122,6 +125,42 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     assert made.to is not None
     assert (made.to.recipe, made.to.engine) == (agent.context.recipe, agent.settings.engine)
     assert agent.proving.proven
+
+
+@pytest.mark.parametrize(
+    ("made", "events"),
+    [
+        (
+            (("sparkd/known-good:1", True), ("sparkd-kept-2", False)),
+            ["known_good.image.kept name=sparkd/known-good:1", "known_good.image.released name=sparkd-kept-2"],
+        ),
+        (DockerError("no space"), ["known_good.image.failed reason=no space hint=nothing is to be done: the next"]),
+    ],
+)
+def test_the_images_of_known_good_plans_are_kept_beside_the_loop(
+    started: AgentUnderTest, made: tuple[tuple[str, bool], ...] | DockerError, events: list[str]
+) -> None:
+    class Keeping(MemoryActions):
+        def keep_images(self, named: Sequence[str], pinned: Sequence[str]) -> Iterator[tuple[str, bool]]:
+            assert (named, pinned, threading.current_thread().name) == (("sha256:i",), ("sha256:i",), "kept-images")
+            if isinstance(made, DockerError):
+                raise made
+            yield from made
+
+    agent = started.agent
+    agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:i"))
+    started.remake(actions=Keeping(agent.host, agent.loop, "i"))
+    started.set_plan("agreed", **dict(agent.plan.shared))
+    serve(started)
+    deadline = time.monotonic() + 10
+    while len(images_logged(started)) < len(events) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for line, text in zip(images_logged(started), events, strict=True):
+        assert line.startswith(text)
+
+
+def images_logged(made: AgentUnderTest) -> list[str]:
+    return [line for line in made.events.lines if line.startswith("known_good.image.")]
 
 
 def test_a_plan_that_has_not_served_long_is_not_kept(tree: Tree, port: int) -> None:

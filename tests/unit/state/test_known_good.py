@@ -25,6 +25,7 @@ from sparkd.base.state.known_good import (
     excerpt_values,
     find_differences,
     group_files,
+    images_to_keep,
     node_values,
 )
 from sparkd.tools.node import known_good as command
@@ -220,3 +221,37 @@ def test_a_diff_without_differences_reports_that(tree: Tree) -> None:
     now = gather_facts(Host(tree.root), plan())
     last = known_good_entry(facts=replace(now, unseen={}))
     assert command.as_text(last, now).startswith("nothing that sparkd knows of differs from the last known good start")
+
+
+def images(*numbers: int) -> tuple[Entry, ...]:
+    return tuple(known_good_entry(str(at), image_id=f"sha256:{number}") for at, number in enumerate(numbers))
+
+
+@pytest.mark.parametrize(
+    ("known", "named", "pinned"),
+    [
+        ((), (), ()),
+        ((1,), (1,), (1,)),
+        ((1, 1, 2), (1, 2), (1, 2)),
+        ((3, 2, 3, 1), (3, 2, 1), (3, 2)),
+    ],
+)
+def test_each_known_good_image_keeps_a_name_and_the_last_two_a_container(
+    known: tuple[int, ...], named: tuple[int, ...], pinned: tuple[int, ...]
+) -> None:
+    found = images_to_keep(images(*known))
+    assert found == tuple(tuple(f"sha256:{number}" for number in numbers) for numbers in (named, pinned))
+    assert images_to_keep([known_good_entry(image_id="")]) == ((), ())
+
+
+def test_a_proof_that_read_no_digest_keeps_the_one_that_is_known() -> None:
+    digest = f"x/i@sha256:{'a' * 64}"
+    proven = add_proven([known_good_entry(image_digest=digest)], known_good_entry()).known_good
+    assert [entry.image_digest for entry in proven] == [digest]
+    assert FILE.decode(FILE.encode(History(proven)).encode()).known_good == proven
+
+
+@pytest.mark.parametrize("digest", ["x", "x@sha256:1", f"x; reboot@sha256:{'a' * 64}", f"X@sha256:{'a' * 64}"])
+def test_a_digest_that_is_none_makes_the_file_unusable(tree: Tree, digest: str) -> None:
+    tree.file(FILE.path, FILE.encode(History((known_good_entry(image_digest=digest),))))
+    assert known_good.read_known_good(Host(tree.root).files) == ()

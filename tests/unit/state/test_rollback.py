@@ -26,7 +26,7 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import known_good
 from sparkd.base.state.switch import FILE, Switch, fingerprint_engine, make_rollback
 from sparkd.tools.cli import switching as command
-from sparkd.tools.node.known_good import choose
+from sparkd.tools.node.known_good import choose, roll_back
 from sparkd.tools.node.switching import image_id
 
 RECIPE = "/etc/sparkd/recipes/mine.yaml"
@@ -259,3 +259,15 @@ def test_the_list_marks_what_is_configured_and_what_is_in_force(tree: Tree) -> N
     assert lines[2].endswith("rolled back to")
     again = replace(good(), until="2027-01-01T00:00:00.000+00:00")
     assert command.listed((again,), settings(), host).endswith("rolled back to"), "also once it has proven itself again"
+
+
+@pytest.mark.parametrize("digest", ["", f"x/i@sha256:{'a' * 64}"])
+def test_a_recorded_image_that_is_gone_is_pulled_by_its_digest(tree: Tree, digest: str) -> None:
+    written(tree)
+    tree.dockerd()
+    entry = replace(good(), image_digest=digest)
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((entry,))))
+    said = list(roll_back("", settings(), Host(tree.root)))
+    assert f"the recorded image, {IMAGE_ID}, is not on this node any more: the one that has its name will run" in said
+    pull = f"to run the recorded one: docker pull {digest} && sudo sparkd rollback {entry.plan[:12]}"
+    assert (pull in said) is bool(digest)

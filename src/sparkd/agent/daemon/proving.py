@@ -6,13 +6,15 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from sparkd.agent.daemon.agreed import Agreed
 from sparkd.agent.daemon.context import Agent, Context
 from sparkd.agent.daemon.switching import Switching
 from sparkd.agent.engine.rank import Running
-from sparkd.base.host import caches
+from sparkd.base.host import caches, docker_image
+from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import NotReadyError
 from sparkd.base.state import known_good
 from sparkd.base.status.model import FindingReport, utc_now
@@ -79,6 +81,8 @@ def _keep(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...]:
 CACHES_SECONDS = 5.0
 """To list some ten folders, while nothing else watches the engine."""
 
+DOCKER_SECONDS = 5.0
+
 AGAIN_SECONDS = 60.0
 """Until what could not be read is read again."""
 
@@ -127,6 +131,10 @@ class ProvingPeriod:
         if "boot" in facts.unseen:  # an entry with less than the one before it would hide what changes
             self._proven_at = time.monotonic() + AGAIN_SECONDS
             return
+        digest = ""  # where docker does not answer, that of the proof before stays
+        look = partial(docker_image.read_digest, agent.host, agent.reporter.report.engine.image, agent.plan.image)
+        with suppress(OSError, DockerError):
+            digest = agent.loop.beside(look, DOCKER_SECONDS, "docker's digest of the image")
         entry = known_good.Entry(
             since=now,
             until=now,
@@ -136,11 +144,23 @@ class ProvingPeriod:
             facts=facts,
             recipe=context.recipe.model_dump(mode="json", by_alias=True),
             engine=context.settings.engine.model_dump(mode="json"),
+            image_digest=digest,
         )
         try:
             before = agent.store.read(known_good.read_known_good)
         except OSError as error:
             agent.store.report_unread(str(error))
             return
-        if agent.store.write(known_good.FILE, known_good.add_proven(before, entry)):
+        history = known_good.add_proven(before, entry)
+        if agent.store.write(known_good.FILE, history):
             agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)
+            agent.run_aside("kept-images", partial(_keep_images, agent, history))
+
+
+def _keep_images(agent: Context, history: known_good.History) -> None:
+    try:
+        for name, made in agent.actions.keep_images(*known_good.images_to_keep(history.known_good)):
+            agent.events.info("known_good.image.kept" if made else "known_good.image.released", name=name)
+    except DockerError as error:
+        hint = "nothing is to be done: the next start that proves itself tries again"
+        agent.events.warning("known_good.image.failed", reason=str(error), hint=hint)

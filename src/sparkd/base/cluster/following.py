@@ -21,7 +21,6 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_changeable
 from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, HeadRefusedError
 from sparkd.base.lib.text import validator_message
-from sparkd.base.plan.agreement import UNCHECKED
 from sparkd.base.plan.allowed import find_refusals, is_permitted
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node
@@ -138,8 +137,7 @@ def _proven_image(image_id: str, permitted: tuple[str, ...], host: Host) -> str:
     """The id, where this node has served with it, under a name that is permitted: an id may be any image's."""
     if not image_id:
         return ""
-    values = [one.facts.values for one in read_known_good(host.files) if one.image_id == image_id]
-    names = [one.get(name, "") for one in values for name in ("image", f"{UNCHECKED}image")]
+    names = [entry.image for entry in read_known_good(host.files) if entry.image_id == image_id]
     return image_id if any(is_permitted(name, one) for name in names for one in permitted) else ""
 
 

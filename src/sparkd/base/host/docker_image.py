@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -72,6 +73,14 @@ def read_names(docker: DockerReader) -> tuple[str, ...]:
             names = (one.get(key) for one in images if isinstance(one, dict) for key in ("RepoTags", "RepoDigests"))
             return tuple(sorted({name for one in names for name in _words(one) if "<none>" not in name}))
     return ()
+
+
+def read_digest(host: Host, image_id: str, name: str) -> str:
+    """NAME@sha256:..., of the repository of the image's name; empty where none is known. Raises DockerError."""
+    image = query(host, lambda docker: read_image(docker, image_id))
+    repository = re.sub(r"^docker\.io/|@.*|:[^/]*$", "", name)
+    wanted = re.compile(rf"{re.escape(repository)}@sha256:[0-9a-f]{{64}}")
+    return next(filter(wanted.fullmatch, image.digests if image else ()), "")
 
 
 def read_architecture(docker: DockerReader) -> str:

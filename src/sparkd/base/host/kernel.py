@@ -35,6 +35,23 @@ class NvidiaModule(NamedTuple):
     open: bool
 
 
+class Recovery(Struct, frozen=True):
+    """What a machine does by itself once its kernel works no more."""
+
+    reboots: bool = False
+    watchdog: str = ""
+    """Name of the hardware's timer that resets it; empty where there is none."""
+    active: bool | None = None
+    """Whether something serves that; None where the kernel does not say."""
+
+    @property
+    def text(self) -> str:
+        panic = "reboots" if self.reboots else "stays down"
+        use = {True: "is active", False: "is not in use", None: "may be in use"}[self.active]
+        watchdog = f"watchdog {self.watchdog} {use}" if self.watchdog else "no watchdog"
+        return f"after a panic the machine {panic}; {watchdog}"
+
+
 class Record(Struct, frozen=True):
     sequence: int
     seconds: float
@@ -91,6 +108,18 @@ def read_sysctl(files: Files, name: str) -> str | None:
         if files.stat(sysctl_path(name)).permissions & 0o444:
             raise
         return None
+
+
+def read_recovery(files: Files) -> Recovery:
+    """What is unreadable counts as not set."""
+    folder, values = "/sys/class/watchdog/watchdog0", dict.fromkeys(("panic", "identity", "state"), "")
+    for name in values:
+        with suppress(OSError):
+            path = sysctl_path("kernel.panic") if name == "panic" else f"{folder}/{name}"
+            values[name] = sanitize((files.text_if_any(path, limit=4096) or "").strip(), 60)
+    there = any(map(files.exists, (folder, "/dev/watchdog0")))
+    active = {"active": True, "inactive": False}.get(values["state"])
+    return Recovery(values["panic"] not in ("", "0"), (values["identity"] or "watchdog0") * there, active)
 
 
 def nvidia_module(files: Files) -> NvidiaModule | None:

@@ -32,6 +32,8 @@ KEPT = 8
 Plain = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A[ -~]*\Z")]
 ImageId = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9]+:[a-z0-9]+)?\Z")]
 """An image id that may go into a request to docker; empty is none."""
+ImageDigest = Annotated[str, Meta(pattern=r"\A(?:[a-z0-9][a-z0-9._:/-]{0,254}@sha256:[0-9a-f]{64})?\Z")]
+"""NAME@sha256:..., which is for a shell; empty is none."""
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Texts = Annotated[Mapping[Text, Text], Meta(max_length=MOST_VALUES)]
 
@@ -65,10 +67,18 @@ class Entry(Struct, frozen=True):
     recipe: dict[str, object]
     """As JSON. With `engine`, the section of the settings, it makes the plan again."""
     engine: dict[str, object]
+    image_digest: ImageDigest = ""
+    """By which a registry gives this very image again; empty where none is known to."""
 
     @property
     def name(self) -> str:
         return str(self.recipe.get("name", "?"))
+
+    @property
+    def image(self) -> str:
+        """The name that its image had."""
+        values = self.facts.values
+        return values.get("image") or values.get(f"{UNCHECKED}image", "")
 
 
 class History(Struct, frozen=True):
@@ -92,9 +102,17 @@ def add_proven(known: Sequence[Entry], entry: Entry) -> History:
     """The history with `entry` as its newest, perhaps again; without the oldest where it would be too large."""
     same = [one for one in known if (one.agreement, one.image_id) == (entry.agreement, entry.image_id)]
     others = [one for one in known if one not in same]
-    entries = (replace(entry, since=same[0].since) if same else entry, *others)[:KEPT]
+    if same:
+        entry = replace(entry, since=same[0].since, image_digest=entry.image_digest or same[0].image_digest)
+    entries = (entry, *others)[:KEPT]
     made = (History(entries[:count]) for count in range(len(entries), 0, -1))
     return next((one for one in made if len(FILE.encode(one)) <= LIMIT_BYTES), History())
+
+
+def images_to_keep(known: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ids of images that keep a name of sparkd's; those that a container keeps too: in force, and the one before it."""
+    images = tuple(dict.fromkeys(entry.image_id for entry in known if entry.image_id))
+    return images, images[:2]
 
 
 def node_values(plan: LaunchPlan) -> dict[str, str]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from sparkd.base.cluster.membership import make_context
 from sparkd.base.config import load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
+from sparkd.base.host.kernel import read_recovery
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import Table
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.setup.machine_watchdog import PANIC, apply_watchdog, revert_watchdog, with_panic
 from sparkd.tools.setup.system_config import HEADER, PATH, SysctlManager, UnitFiles
 
+WATCHDOG_HINT = "; to have it reset itself: sudo sparkd tune apply --watchdog"
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
 
 
@@ -50,7 +54,9 @@ def manage_units(args: argparse.Namespace) -> None:
 def add_tune(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("show", help="print what is set, what is proposed and why")
-    actions.add_parser("apply", help="set what is proposed, now and at each boot")
+    apply = actions.add_parser("apply", help="set what is proposed, now and at each boot")
+    frozen = "also have a machine that freezes or panics reset itself, by its watchdog and kernel.panic"
+    apply.add_argument("--watchdog", action="store_true", help=frozen)
     actions.add_parser("revert", help="take it back: the values that were set before")
     parser.set_defaults(run=tune)
 
@@ -58,11 +64,21 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
-    if args.action == "revert":
-        lines = revert_tuning(SysctlManager())
-    else:
-        lines = (show_tuning if args.action == "show" else apply_tuning)(SysctlManager(), _recipe_in_use())
-    print("\n".join(lines))
+    chosen = args.action == "apply" and args.watchdog
+    print("\n".join(tuned(args.action, Path("/"), _recipe_in_use, watchdog=chosen)))
+
+
+def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watchdog: bool = False) -> list[str]:
+    """What is printed."""
+    manager = SysctlManager(root)
+    if action == "revert":
+        return [*revert_watchdog(root), *manager.revert()] or ["nothing to take back"]
+    recipe = recipe_in_use()
+    if chosen := watchdog or PANIC.keys() <= manager.saved().keys():  # until `revert`, no `apply` takes it back
+        recipe = with_panic(recipe)
+    if action == "show":
+        return [*show_tuning(manager, recipe), read_recovery(Files(str(root))).text + WATCHDOG_HINT * (not chosen)]
+    return [*apply_tuning(manager, recipe), *(apply_watchdog(root) if watchdog else ())]
 
 
 def _recipe_in_use() -> Recipe:
@@ -86,14 +102,10 @@ def show_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
 def apply_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
     if not recipe.host.sysctls:
         yield _source(recipe)
-        yield from revert_tuning(manager)
+        yield from manager.revert() or ["nothing to take back"]
         return
     yield from manager.apply(recipe.host.sysctls, sysctl_file(recipe))
     yield f"{PATH} sets {len(recipe.host.sysctls)} at each boot; `sparkd tune revert` takes that back"
-
-
-def revert_tuning(manager: SysctlManager) -> Iterator[str]:
-    yield from manager.revert() or ["nothing to take back"]
 
 
 def sysctl_file(recipe: Recipe) -> str:

@@ -116,6 +116,9 @@ def roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
         yield "docker can't look up the recorded image: the one that has its name will run"
     elif not found:
         yield f"the recorded image, {entry.image_id}, is not on this node any more: the one that has its name will run"
+        if entry.image_digest:
+            again = f"sudo sparkd rollback {entry.plan[:DIGITS]}"
+            yield f"to run the recorded one: docker pull {entry.image_digest} && {again}"
     if node and (rows := _differing(entry, gather_facts(host, node.plan))):
         yield "what still differs, and no rollback restores:"
         yield from rows

@@ -41,10 +41,10 @@ class UnitFiles:
         changes = []
         for dropin, state in states:
             if state in (State.MISSING, State.DIFFERS):
-                _write(self._root, dropin.path, dropin.text)
+                write(self._root, dropin.path, dropin.text)
                 changes.append(f"wrote {dropin.path}")
             elif state is State.LEFT_OVER:
-                _remove(self._root, dropin.path)
+                remove(self._root, dropin.path)
                 with suppress(OSError):  # the folder, if it was the last one in it
                     (self._root / dropin.path.lstrip("/")).parent.rmdir()
                 changes.append(f"removed {dropin.path}")
@@ -97,15 +97,7 @@ class SysctlManager:
 
     def file_content(self) -> bytes | None:
         """None where there is no file. Raises ConfigError where sparkd did not write it."""
-        try:
-            content = self._files.itself(PATH, 1 << 20).content
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ConfigError(f"{PATH} can't be read: {error.strerror}", f"ls -l {PATH}") from None
-        if not content.startswith(HEADER.encode()):
-            raise ConfigError(f"{PATH} was not written by sparkd", "move it to another name")
-        return content
+        return own_content(self._files, PATH)
 
     def saved(self) -> dict[str, str]:
         """The values before sparkd first set them. Raises ConfigError where the record can't be read."""
@@ -129,7 +121,7 @@ class SysctlManager:
             if before != saved:
                 self._save(before)
             if content != text.encode():
-                _write(self._root, PATH, text)
+                write(self._root, PATH, text)
             changes = self._set({**before, **wanted})
             if before.keys() != wanted.keys():
                 self._save({name: before[name] for name in wanted})
@@ -147,7 +139,7 @@ class SysctlManager:
                 except ConfigError as error:  # vm.dirty_bytes takes every value but the 0 that it had at boot
                     stuck[name] = error.reason
             if content is not None:
-                _remove(self._root, PATH)
+                remove(self._root, PATH)
                 changes.append(f"removed {PATH}")
                 lost = f"{STATE} is gone, and with it what the values were: those of now stay until the next boot"
                 changes += [] if before else [lost]
@@ -156,7 +148,7 @@ class SysctlManager:
                 hint = f"all else is taken back, {PATH} too: reboot gives these back"
                 raise ConfigError("; ".join(stuck.values()), hint)
             if before:
-                _remove(self._root, STATE)
+                remove(self._root, STATE)
             return changes
 
     def _set(self, values: Mapping[str, str]) -> list[str]:
@@ -180,15 +172,28 @@ class SysctlManager:
         return changes
 
     def _save(self, before: Mapping[str, str]) -> None:
-        _write(self._root, STATE, FILE.encode(Saved(dict(sorted(before.items())))))
+        write(self._root, STATE, FILE.encode(Saved(dict(sorted(before.items())))))
 
 
-def _write(root: Path, path: str, text: str) -> None:
+def own_content(host_files: Files, path: str) -> bytes | None:
+    """None where there is no file. Raises ConfigError where `sparkd tune` did not write it."""
+    try:
+        content = host_files.itself(path, 1 << 20).content
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}", f"ls -l {path}") from None
+    if not content.startswith(HEADER.encode()):
+        raise ConfigError(f"{path} was not written by sparkd", "move it to another name")
+    return content
+
+
+def write(root: Path, path: str, text: str) -> None:
     with files.usage_error(f"{path} can't be written"):
         files.write(root / path.lstrip("/"), text, 0o644, durable=True)
 
 
-def _remove(root: Path, path: str) -> None:
+def remove(root: Path, path: str) -> None:
     with files.usage_error(f"{path} can't be removed"):
         files.remove(root / path.lstrip("/"))
 

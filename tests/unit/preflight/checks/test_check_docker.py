@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.known_good_entries import known_good_entry
 
+from sparkd.agent.actions.kept_images import KEPT_LABEL, container_name
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.docker import (
     ContainersFacts,
@@ -20,7 +22,10 @@ from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.base.host import Host, docker, docker_config, docker_image
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.state import known_good
 from sparkd.base.state.launch_history import FILE, AssertResult, LaunchHistory
+from sparkd.base.state.rank_record import KnownRank
+from sparkd.tools.node.sweep import find_orphans
 
 ID = "0123456789abcdef" * 4
 REF = "ghcr.io/x/vllm:1"
@@ -235,6 +240,15 @@ def test_containers_of_the_ranks_name_or_label_are_looked_at_and_no_others(tree:
     assert StaleContainer("sparkd-rank0").probe(Host(tree.root, docker=lambda: AWAY)).docker == "away"
 
 
+def test_a_container_that_keeps_an_image_is_nobodys_rank(tree: Tree) -> None:
+    kept = container(container_name(f"sha256:{ID}"), (KEPT_LABEL, f"sha256:{ID}"))
+    host = Host(tree.root, docker=lambda: DockerFacts(True, (kept,)))
+    assert not kept.ours
+    assert StaleContainer("sparkd-rank0").probe(host).containers == ()
+    assert StrayWorkers().probe(host).containers == ()
+    assert find_orphans((kept,), None, KnownRank(), "", None) == ()
+
+
 def listed(tree: Tree, state: str) -> Host:
     """A machine whose docker lists a rank of sparkd's, and fails when its details are read."""
     engine(tree)
@@ -321,6 +335,56 @@ def test_an_image_that_went_by_its_id_can_not_be_pulled() -> None:
     verdict = EngineImage("sha256:e").judge(ImageFacts("sha256:e", (), "known", "arm64", None))
     assert "docker pull" not in verdict.hint
     assert "sparkd rollback" in verdict.hint
+
+
+DIGEST = f"ghcr.io/x/vllm@sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("ref", "known", "here", "hint"),
+    [
+        (REF, DIGEST, False, f"the one that served: docker pull {DIGEST} && docker tag {DIGEST} {REF}; or another: "),
+        (REF, "", False, f"docker pull {REF}"),
+        (REF, DIGEST, True, f"the one that served: docker tag sha256:{ID} {REF}; or another: "),
+        (f"sha256:{ID}", DIGEST, False, f"the one that served: docker pull {DIGEST}; or another: "),
+        ("ghcr.io/x/vllm:2", DIGEST, True, "docker pull ghcr.io/x/vllm:2"),
+    ],
+)
+def test_of_a_missing_image_the_one_that_served_is_named(
+    tree: Tree, ref: str, known: str, here: bool, hint: str
+) -> None:
+    engine(tree)
+    served = known_good_entry(image_id=f"sha256:{ID}", image_digest=known)
+    facts = replace(served.facts, values={"unchecked.image": REF})
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((replace(served, facts=facts),))))
+    if here:
+        tree.docker(f"/images/sha256:{ID}/json", {"Id": f"sha256:{ID}", "Architecture": "", "Os": "", "Config": {}})
+    verdict = EngineImage(ref).run(Host(tree.root))[1]
+    assert verdict.level is Level.BLOCK
+    assert verdict.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "digests", "found"),
+    [
+        (REF, (DIGEST,), DIGEST),
+        (f"{REF.partition(':')[0]}@sha256:{'b' * 64}", (DIGEST,), DIGEST),
+        (REF, (f"sparkd/known-good@sha256:{'a' * 64}", DIGEST), DIGEST),
+        ("docker.io/x/vllm:1", (f"x/vllm@sha256:{'a' * 64}",), f"x/vllm@sha256:{'a' * 64}"),
+        ("localhost:5000/vllm", (f"localhost:5000/vllm@sha256:{'a' * 64}",), f"localhost:5000/vllm@sha256:{'a' * 64}"),
+        (REF, (f"{DIGEST}; reboot",), ""),
+        (REF, ("ghcr.io/x/vllm@sha256:1",), ""),
+        (REF, (f"evil/vllm@sha256:{'a' * 64}",), ""),
+        (REF, (), ""),
+    ],
+)
+def test_the_digest_is_that_of_the_images_own_repository(
+    tree: Tree, name: str, digests: tuple[str, ...], found: str
+) -> None:
+    engine(tree)
+    answer = {"Id": f"sha256:{ID}", "Architecture": "", "Os": "", "Config": {}, "RepoDigests": list(digests)}
+    tree.docker(f"/images/sha256:{ID}/json", answer)
+    assert docker_image.read_digest(Host(tree.root), f"sha256:{ID}", name) == found
 
 
 def reader(tree: Tree, answer: object) -> DockerReader:

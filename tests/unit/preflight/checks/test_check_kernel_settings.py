@@ -18,6 +18,7 @@ from sparkd.base.recipes.schema import Recipe
 GIB = 1 << 30
 USUAL = SettingsFacts((), 90112 * 1024, 0, 4194304, 0)
 CHECK = KernelSettings()
+WATCHDOG = "/sys/class/watchdog/watchdog0"
 
 
 def wanted(*settings: Setting) -> SettingsFacts:
@@ -122,3 +123,30 @@ def test_a_recipe_says_numbers_as_it_likes() -> None:
 def test_a_recipe_may_set_nothing_that_could_run_a_program(name: str, value: object) -> None:
     with pytest.raises(ValidationError):
         recipe(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("tree_files", "text"),
+    [
+        ({}, "after a panic the machine stays down; no watchdog"),
+        ({"/proc/sys/kernel/panic": "30\n"}, "after a panic the machine reboots; no watchdog"),
+        ({"/proc/sys/kernel/panic": "-1\n"}, "after a panic the machine reboots; no watchdog"),
+        ({"/proc/sys/kernel/panic": "0\n"}, "after a panic the machine stays down; no watchdog"),
+        ({"/dev/watchdog0": ""}, "after a panic the machine stays down; watchdog watchdog0 may be in use"),
+        (
+            {f"{WATCHDOG}/identity": "SBSA\x1b Watchdog\n", f"{WATCHDOG}/state": "inactive\n"},
+            "after a panic the machine stays down; watchdog SBSA\\x1b Watchdog is not in use",
+        ),
+        (
+            {"/proc/sys/kernel/panic": "5", f"{WATCHDOG}/identity": "i6300\n", f"{WATCHDOG}/state": "active\n"},
+            "after a panic the machine reboots; watchdog i6300 is active",
+        ),
+    ],
+)
+def test_what_the_machine_does_once_its_kernel_works_no_more(tree: Tree, tree_files: dict[str, str], text: str) -> None:
+    for path, content in tree_files.items():
+        tree.file(path, content)
+    tree.file("/proc/meminfo", "".join(f"Mem{key}: 1 kB\n" for key in ("Total", "Free", "Available")))
+    facts = CHECK.probe(Host(tree.root))
+    assert facts.recovery.text == text
+    assert CHECK.judge(facts).reason.endswith(text)

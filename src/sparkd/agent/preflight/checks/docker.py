@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from shlex import quote
 
 from msgspec import Struct
@@ -13,10 +14,11 @@ from sparkd.base.host import Host, docker, docker_config, docker_image
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.docker_image import Image
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.script import render_asserts
-from sparkd.base.state import launch_history
+from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import AssertResult
 
 UNIT = "docker.service"
@@ -78,6 +80,8 @@ class ImageFacts(Struct, frozen=True):
     image: Image | None = None
     checked: AssertResult | None = None
     """The asserts; None: not checked yet."""
+    served: str = ""
+    """Beginning of a missing image's hint: how to have back the one that served by this name or id, where one did."""
 
 
 class EngineImage(Check[ImageFacts], frozen=True):
@@ -97,8 +101,9 @@ class EngineImage(Check[ImageFacts], frozen=True):
         return cls(plan.image_to_run, wanted, render_asserts(plan.asserts), plan.image_build)
 
     def probe(self, host: Host) -> ImageFacts:
-        def look(reader: DockerReader) -> tuple[str, Image | None]:
-            return docker_image.read_architecture(reader), docker_image.read_image(reader, self.ref)
+        def look(reader: DockerReader) -> tuple[str, Image | None, AssertResult | None, str]:
+            machine, image = docker_image.read_architecture(reader), docker_image.read_image(reader, self.ref)
+            return machine, image, None, "" if image else self._how_it_served(host, reader)
 
         try:
             found = docker.query(host, look)
@@ -110,6 +115,20 @@ class EngineImage(Check[ImageFacts], frozen=True):
         launches = launch_history.read_history(host.files)
         return replace(facts, checked=launches.assert_result(facts.image.id, self.program))
 
+    def _how_it_served(self, host: Host, reader: DockerReader) -> str:
+        known: tuple[known_good.Entry, ...] = ()
+        with suppress(UsageError):  # users other than root may not read the file
+            known = known_good.read_known_good(host.files)
+        served = next((one for one in known if one.image_id and self.ref in (one.image, one.image_id)), None)
+        digest, named = (served.image_digest, self.ref != served.image_id) if served else ("", False)
+        if served and named and docker_image.read_image(reader, served.image_id):
+            command = f"docker tag {served.image_id} {self.ref}"
+        elif digest:
+            command = f"docker pull {digest}" + f" && docker tag {digest} {self.ref}" * named
+        else:
+            return ""
+        return f"the one that served: {command}; or another: "
+
     def judge(self, facts: ImageFacts) -> Verdict:
         image = facts.image
         if facts.docker == "away":
@@ -117,7 +136,8 @@ class EngineImage(Check[ImageFacts], frozen=True):
         if facts.docker != "known":
             return docker_unknown(f"docker can't describe the image: {facts.docker}")
         if image is None:
-            return block(f"image {facts.ref} is not on this node", docker_image.how_to_get(facts.ref, self.build))
+            get = facts.served + docker_image.how_to_get(facts.ref, self.build)
+            return block(f"image {facts.ref} is not on this node", get)
         if facts.machine and image.architecture and image.architecture != facts.machine:
             reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
             pull = f"docker pull --platform linux/{facts.machine} {facts.ref}"

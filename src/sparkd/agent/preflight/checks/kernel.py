@@ -104,6 +104,7 @@ class SettingsFacts(Struct, frozen=True):
     overcommit: int
     pid_max: int
     huge_pages_bytes: int
+    recovery: kernel.Recovery = kernel.Recovery()
 
 
 class KernelSettings(Check[SettingsFacts], frozen=True):
@@ -128,11 +129,12 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
             overcommit=number("vm.overcommit_memory", 0),
             pid_max=number("kernel.pid_max", FEWEST_PIDS),
             huge_pages_bytes=host.meminfo().huge_pages_bytes,
+            recovery=kernel.read_recovery(host.files),
         )
 
     def judge(self, facts: SettingsFacts) -> Verdict:
         wanted = f"the {len(facts.wanted)} that the recipe wants are set" if facts.wanted else "the recipe wants none"
-        return verdict(_problems(facts), f"{wanted}, nothing harmful")
+        return verdict(_problems(facts), f"{wanted}, nothing harmful; {facts.recovery.text}")
 
 
 def _problems(facts: SettingsFacts) -> Iterator[Verdict]:

@@ -1,0 +1,77 @@
+"""Images of known good plans, kept on this node by a name and a container of sparkd's own.
+
+Neither `docker image prune` nor a pull that moves the image's other name takes an image that has a name. `docker image
+prune -a` does, unless there is a container of it: that one is created, never started, and has nothing of the machine.
+`docker container prune` and `docker system prune -a` remove both: then the check `image` names the digest to pull.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import methodcaller
+
+from sparkd.agent.actions.dockerd import TIMEOUT_SECONDS, program_body
+from sparkd.base.host.docker import LABEL
+from sparkd.base.lib.dockerd.client import APIClient, SdkClient
+from sparkd.base.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
+
+KEPT_IMAGES = "sparkd/known-good"
+"""The repository of the names: on this node alone."""
+KEPT_LABEL = f"{LABEL}kept"
+"""Of the container; its value is the image's full id."""
+
+
+def keep_images(named: Sequence[str], pinned: Sequence[str], socket_path: str = SOCKET) -> Iterator[tuple[str, bool]]:
+    """Let images, by full id, have a name and, those of `pinned`, a container; remove what others have of sparkd's own.
+
+    Yields each name or container, and whether it was made or removed; images that are not here are left out. An image
+    goes with its last name, unless there is a container of it. Raises DockerError.
+    """
+    call = SdkClient(socket_path, TIMEOUT_SECONDS).call
+
+    def attempt(work: Callable[[APIClient], object], *harmless: int) -> bool:
+        try:
+            call(work)
+        except DockerError as error:
+            if error.status in (MISSING, *harmless):
+                return False
+            raise
+        return True
+
+    names, containers = call(_find_names), call(_find_containers)
+    for image in named:
+        if image not in names and attempt(methodcaller("tag", image, *image_name(image).split(":"))):
+            yield image_name(image), True
+    for image in pinned:
+        # By its name: containerd's store leaves a name to an image for as long as a container was made by it.
+        body = program_body(image_name(image), "false", {KEPT_LABEL: image})
+        make = methodcaller("create_container_from_config", body, container_name(image))
+        if image not in containers and attempt(make):
+            yield container_name(image), True
+    for image in containers.keys() - set(pinned):
+        if attempt(methodcaller("remove_container", containers[image], v=True), CONFLICT):
+            yield container_name(image), False
+    for image in names - set(named):
+        if attempt(methodcaller("remove_image", image_name(image)), CONFLICT):
+            yield image_name(image), False
+
+
+def image_name(image: str) -> str:
+    return f"{KEPT_IMAGES}:{image.removeprefix('sha256:')[:12]}"
+
+
+def container_name(image: str) -> str:
+    """Unlike a rank's, so that no sweep takes it for one."""
+    return f"sparkd-kept-{image.removeprefix('sha256:')[:12]}"
+
+
+def _find_names(api: APIClient) -> set[str]:
+    """Ids of the images that have a name made here: somebody else's in that repository is not after its image's id."""
+    return {one["Id"] for one in api.images(KEPT_IMAGES) if image_name(one["Id"]) in (one["RepoTags"] or ())}
+
+
+def _find_containers(api: APIClient) -> dict[str, str]:
+    """Their ids by image. The name counts too: `docker commit` keeps the label in a new image."""
+    listed = api.containers(all=True, filters={"label": KEPT_LABEL})
+    found = ((one["Labels"][KEPT_LABEL], one) for one in listed)
+    return {image: one["Id"] for image, one in found if one["Names"] == [f"/{container_name(image)}"]}

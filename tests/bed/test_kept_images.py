@@ -46,7 +46,7 @@ def kept_names(node: Node) -> set[str]:
     return set(docker(node, f"image ls --format {{{{.Repository}}}}:{{{{.Tag}}}} {KEPT_IMAGES}").split())
 
 
-@pytest.fixture(scope="module", params=["overlay2", "containerd"], autouse=True)
+@pytest.fixture(scope="module", params=["overlay2", pytest.param("containerd", marks=pytest.mark.whole)], autouse=True)
 def saved(node: Node, request: pytest.FixtureRequest) -> str:
     """The archive of an image, for a docker with either of its stores."""
     if request.param == "containerd":

@@ -6,6 +6,7 @@ import json
 import re
 import stat
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from unicodedata import combining, east_asian_width
@@ -60,6 +61,11 @@ def pad(text: str, width: int) -> str:
 def size(size_bytes: int) -> str:
     """`96.0 GiB`, or `512 MiB` below one GiB."""
     return f"{size_bytes / GIB:.1f} GiB" if abs(size_bytes) >= GIB else f"{round(size_bytes / MIB)} MiB"
+
+
+def format_clock(seconds: float) -> str:
+    """UTC, of seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -77,7 +77,7 @@ def test_a_killer_is_named_with_the_time(tree: Tree, line: str, text: str, name:
         (OOMD.replace("/system.slice/docker", "/user.slice/user-1000.slice/user@1000.service/docker", 1),),
         (f"Considered 1 cgroups for killing: {OOMD}",),
         (EARLYOOM.replace("411856", "411857"),),
-        # A user's process, whose command line goes on like another line.
+        # A user's process, whose command line continues like another line.
         (EARLYOOM_19.replace("411856", "9", 1).partition("VLLM::Worker_TP0")[0] + "x", EARLYOOM),
         (EARLYOOM_19.replace("411856", "9", 1).partition("VLLM::Worker_TP0")[0] + 'x"', "filler", OOMD),
         # Refused, or in a folder with such a name, or as the argument of another command.
@@ -94,10 +94,10 @@ def test_what_proves_nothing_names_nobody(tree: Tree, lines: tuple[str, ...]) ->
     culprit = found(tree, *lines)
     assert culprit.cause is None
     assert culprit.text == "neither the journal nor dockerd's events say who it was"
-    assert culprit.hint.startswith("to have it told the next time: auditctl ")
+    assert culprit.hint.startswith("to have the next one named: auditctl ")
 
 
-def test_a_journal_that_cannot_be_read_is_told(tree: Tree) -> None:
+def test_a_journal_that_cannot_be_read_is_named(tree: Tree) -> None:
     def read(*_: object) -> Lines:
         raise OSError("journalctl found nothing in 2.5 s, and was ended")
 
@@ -126,19 +126,21 @@ STOP = (event("kill", signal="15"), event("kill", signal="9"), event("die", exit
         ((event("kill", signal="1"), *STOP[1:3]), 9, "kill", "killed-from-outside"),
     ],
 )
-def test_dockers_events_tell_a_stop_from_a_kill(events: tuple[bytes, ...], signal: int, what: str, cause: str) -> None:
-    asked = []
+def test_dockers_events_differ_for_a_stop_and_a_kill(
+    events: tuple[bytes, ...], signal: int, what: str, cause: str
+) -> None:
+    requests = []
 
     def answer(request: str) -> Iterable[bytes]:
-        asked.append(request)
+        requests.append(request)
         return (STREAM, *map(chunk, events), STREAM_END)
 
     with dockerd(answer) as path, closing(connect(path)) as docker:
         culprit = find_client(docker.events(ID, 10, 20))
-    told = f"dockerd sent signal {signal} at {AT}, as by docker {what}; who told it is not in its events"
-    assert culprit == (told, "", cause)
-    assert "since=10&until=20" in asked[0]
-    assert ID in asked[0]
+    text = f"dockerd sent signal {signal} at {AT}, as by docker {what}; its events do not name the client"
+    assert culprit == (text, "", cause)
+    assert "since=10&until=20" in requests[0]
+    assert ID in requests[0]
 
 
 @pytest.mark.parametrize("events", [None, {}, [], ["x"], [{"Action": "kill"}], [{"Action": "die", "time": 1}]])
@@ -168,7 +170,7 @@ def test_an_ending_by_dgx_anti_oom_is_named(tree: Tree, said: str, named: bool) 
     assert culprit.cause == "killed-from-outside"
 
 
-def test_a_dockerd_that_fails_is_told(tree: Tree) -> None:
+def test_a_dockerd_that_fails_is_named(tree: Tree) -> None:
     tree.dockerd()
     tree.docker("/events", {}, fails=True)
     assert found(tree).text.startswith("neither the journal nor dockerd's events say who it was; GET /events: ")

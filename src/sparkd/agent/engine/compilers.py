@@ -76,7 +76,7 @@ class CompilerWatch(Struct):
     """That run or are held back. Any thread may read this, and `held`."""
     held: Mapping[Key, float] = field(default_factory=dict)
     pids: frozenset[int] = frozenset()
-    """Seen in the container, but for compilers. Any thread may read it."""
+    """Seen in the container, except compilers. Any thread may read it."""
     _freed: frozenset[Key] = frozenset()
     """Held for as long as any may be."""
     _failed: bool = False

@@ -27,7 +27,7 @@ FORGED_US = 100_000
 """earlyoom prints its victim's command line as it is: lines that follow at once may be of that."""
 _ANTI_OOM = ("_SYSTEMD_UNIT=dgx-anti-oom.service",)
 _DEADLY = ("2", "3", "6", "9", "15")
-TRACE_HINT = "to have it told the next time: auditctl -a always,exit -F arch=b64 -S kill -S tgkill"
+TRACE_HINT = "to have the next one named: auditctl -a always,exit -F arch=b64 -S kill -S tgkill"
 
 
 class _Killers(Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,9 +103,9 @@ def find_client(events: object) -> Culprit | None:
             case {"Action": "kill", "time": int(at), "Actor": {"Attributes": {"signal": str(number)}}}:
                 if number in _DEADLY:
                     stops = number != "9"
-                    told = f"as by docker {'stop' if stops else 'kill'}; who told it is not in its events"
+                    client = f"as by docker {'stop' if stops else 'kill'}; its events do not name the client"
                     cause = Cause.ENGINE_STOPPED if stops else Cause.KILLED_FROM_OUTSIDE
-                    return Culprit(f"dockerd sent signal {number} at {format_clock(at)}, {told}", "", cause)
+                    return Culprit(f"dockerd sent signal {number} at {format_clock(at)}, {client}", "", cause)
     return None
 
 

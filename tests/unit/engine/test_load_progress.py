@@ -88,7 +88,7 @@ WORKER_KILLED = (
     "    sys.exit(main())",
     NOT_BORN,
 )
-"""The end of E17's worker without what the process that failed there had logged before: a killed one logs nothing."""
+"""Shortened from worker-killed-in-load.log, of vLLM 0.32."""
 
 
 @pytest.mark.parametrize(
@@ -111,6 +111,12 @@ def test_a_process_that_is_killed_during_the_load_is_no_orderly_stop(
 ) -> None:
     progress = follow(list(lines))[-1]
     assert (progress.killed(0.0), progress.stopped_by_signal(0.0)) == (killed, stopped)
+
+
+@pytest.mark.parametrize("log", ["worker-killed-in-load", "worker-stopped-in-load"])
+def test_a_kill_during_the_load_differs_from_docker_stop(log: str) -> None:
+    progress, killed = progress_of(log), log == "worker-killed-in-load"
+    assert (progress.killed(0.0), progress.stopped_by_signal(0.0)) == (killed, not killed)
 
 
 def causes(*lines: str) -> str:

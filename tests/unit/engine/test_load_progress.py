@@ -113,6 +113,17 @@ def test_a_process_that_is_killed_during_the_load_is_no_orderly_stop(
     assert (progress.killed(0.0), progress.stopped_by_signal(0.0)) == (killed, stopped)
 
 
+def test_a_dead_core_is_the_cause_though_its_worker_loads_on_and_fails_later() -> None:
+    lines = lines_of("core-killed-in-load")
+    progress = LoadProgress()
+    for number, line in enumerate(lines):
+        progress = advance_progress(progress, line, 10.0 * number)
+    assert "Starting to load model" in "".join(lines)
+    assert "BrokenPipeError" in lines[-1]
+    assert progress.killed(10.0 * len(lines))
+    assert progress.worker_died
+
+
 @pytest.mark.parametrize("log", ["worker-killed-in-load", "worker-stopped-in-load"])
 def test_a_kill_during_the_load_differs_from_docker_stop(log: str) -> None:
     progress, killed = progress_of(log), log == "worker-killed-in-load"

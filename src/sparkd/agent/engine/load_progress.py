@@ -130,7 +130,7 @@ class LoadProgress(Struct, frozen=True):
         return (now - self.step_since) / self.done * (self.total - self.done)
 
     def is_failing(self, now: float) -> bool:
-        return self.failing_since is not None and now - self.failing_since <= BURST_SECONDS
+        return self.failing_since is not None and (now - self.failing_since <= BURST_SECONDS or self.cause == GONE)
 
     def root_cause(self, now: float) -> str:
         """Why the engine fails now, in its own words; empty where it logged no recent cause."""
@@ -211,7 +211,7 @@ def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadPr
     """By a line that is no client's text."""
     before, fails = _follow_trace(before, source, text)
     notable = fails or (_ERROR if before.serving else _NOTABLE).match(text)
-    if notable and not before.serving:
+    if notable and not before.serving and before.cause != GONE:  # what it leaves behind may load on for minutes
         for step, pattern in _STEPS:
             if found := pattern.match(text):
                 return _enter_step(before, step, found.groupdict(), now)
@@ -220,7 +220,7 @@ def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadPr
     if not before.serving and (gone := _FOUND_GONE.match(text)):
         known = before.proven_cause(now)
         if not known or (gone["worker"] and known.startswith("[shutdown] Executor: ")):
-            return replace(before, cause=GONE, failing_since=now)
+            return replace(before, cause=GONE, failing_since=now, worker_died=True)
     return before if not notable or _NO_CAUSE.search(text) else _note_error(before, text, now)
 
 

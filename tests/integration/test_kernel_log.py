@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +53,7 @@ def small_group() -> Iterator[Path]:
     """A control group in which a process soon runs out of memory, of whichever version this machine has."""
     unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
     parent = Path("/sys/fs/cgroup") if unified else Path("/sys/fs/cgroup/memory")
-    group = parent / f"sparkd-test-{uuid.uuid4().hex[:8]}"
+    group = parent / f"docker-{uuid.uuid4().hex * 2}.scope"
     if unified and "memory" not in (parent / "cgroup.subtree_control").read_text():
         (parent / "cgroup.subtree_control").write_text("+memory")
     group.mkdir()
@@ -78,6 +79,18 @@ def test_a_process_that_a_container_limit_killed_differs_from_one_of_a_node_that
     event = parse_event(kernel.Record(1, 1.0, killed.text.replace("Memory cgroup out", "Out")))
     assert event is not None
     assert (event.kind, event.subject) == (Kind.OUT_OF_MEMORY, name)
+
+
+def test_the_kernels_own_record_of_a_kill_names_the_container_its_limit_and_the_largest(small_group: Path) -> None:
+    hog = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); held = bytearray(256 << 20)"
+    done = subprocess.Popen([sys.executable, "-c", hog, str(small_group / "cgroup.procs")])
+    assert done.wait(60) == -9
+    container_id = small_group.name[7:71]
+    (kill,) = (one for one in kernel.find_oom_kills(kernel.read_log(LIVE)) if container_id in one.group)
+    assert kernel.names_container(kill.group, container_id)
+    assert abs(time.monotonic() - kill.seconds) < 60
+    whose = rf"\(pid {done.pid}, [3-7]\d MiB\), at the memory limit of /{small_group.name}; "
+    assert re.search(rf"^\S+ {whose}the largest processes then: \S+ [3-7]\d MiB \(pid {done.pid}\)$", kill.text)
 
 
 def look_with(capabilities: str) -> str:

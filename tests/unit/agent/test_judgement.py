@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkd.agent.daemon.inquest import Evidence, count_end, judge_end
+from sparkd.agent.engine.culprits import Culprit
 from sparkd.agent.engine.load_progress import LAST_WORDS
 from sparkd.base.lib.errors import (
     BlockedError,
@@ -22,7 +23,12 @@ from sparkd.base.status.model import Phase
 AT = "2026-01-01T00:00:00.000+00:00"
 KNOWN = "ModuleNotFoundError: No module named 'deep_gemm'"
 HUNG = Evidence(docker_hangs=True)
-TAKEN = Evidence(memory_taken="others took 2 GiB")
+TAKEN = Evidence(memory_taken=True, memory_users="others took 2 GiB")
+OWN = Evidence(memory_users="the engine itself grew")
+EARLYOOM = Culprit("earlyoom did", "turn it off", Cause.KILLED_FROM_OUTSIDE)
+NOBODY = Culprit("nobody says", "audit")
+KILLED = EngineEndedError("killed", cause=Cause.KILLED_FROM_OUTSIDE)
+STOPPED = EngineEndedError("stopped", cause=Cause.ENGINE_STOPPED)
 HELD = Evidence(port_holder="pid 7 has port 8000")
 
 
@@ -34,10 +40,16 @@ HELD = Evidence(port_holder="pid 7 has port 8000")
          "systemctl restart docker"),
         (MemoryGuardError("memory ran out"), TAKEN, "memory-taken", "memory ran out; others took 2 GiB",
          "stop that work, or raise memory.headroom_gib"),
+        (MemoryGuardError("memory ran out", "less"), OWN, "memory-guard",
+         "memory ran out; the engine itself grew", "less"),
         (EngineEndedError("in use"), HELD, "port-taken", "in use; pid 7 has port 8000",
          "sparkd starts it again once the port is free: see the check `ports`"),
         (EngineEndedError("in use"), Evidence(docker_hangs=True, port_holder="pid 7"), "docker-hung",
          "dockerd runs and does not answer: in use", "systemctl restart docker"),
+        (KILLED, Evidence(culprit=EARLYOOM), "killed-from-outside", "killed; earlyoom did", "turn it off"),
+        (STOPPED, Evidence(culprit=EARLYOOM), "killed-from-outside", "stopped; earlyoom did", "turn it off"),
+        (KILLED, Evidence(culprit=NOBODY), "killed-from-outside", "killed; nobody says", "audit"),
+        (EngineEndedError("no cause"), Evidence(culprit=NOBODY), "engine-ended", "no cause", ""),
         (BlockedError("no place", "make room"), Evidence(), "blocked", "no place", "make room"),
     ],
 )  # fmt: skip

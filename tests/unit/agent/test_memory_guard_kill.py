@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,8 +89,10 @@ def test_memory_that_another_tenant_took_does_not_count_against_the_plan(
     assert sum(history.failures.values()) == counts
     assert history.last_exit is not None
     assert history.last_exit.cause == ("memory-guard" if counts else "memory-taken")
-    who = "; others took 1.6 GiB since the launch: milo 1.6 GiB (session-3.scope, pid 77)"
-    assert history.last_exit.reason.endswith("500 MiB available" if counts else who)
+    most = f"milo {grown_gib} GiB (session-3.scope, pid 77)"
+    others = f"; others took 1.6 GiB since the launch: {most}"
+    own = f"; the engine itself grew beyond its plan: others took only 1.4 GiB since the launch ({most})"
+    assert history.last_exit.reason.endswith(own if counts else others)
 
 
 def test_a_rank_that_ends_by_itself_is_no_kill_of_the_guard(worker: AgentUnderTest) -> None:
@@ -121,6 +124,56 @@ def test_an_oom_kill_by_the_kernel_is_named_where_the_engine_names_no_other_caus
     kernel = named and "boom" not in error.reason
     assert error.cause == ("kernel-oom" if kernel else otherwise)
     assert ("killed for want of memory" in error.reason) is kernel
+
+
+KILL = """\
+6,1,{us},-;Tasks state (memory values in pages):
+6,2,{us},-;[  29907]     0 29907   669159   666593   666560       33         0  5394432        0             0 python3
+6,3,{us},-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg={group},\
+task=python3,pid=29907,uid=0
+"""
+OWN, OTHER = f"/system.slice/docker-{'c' * 64}.scope", f"/system.slice/docker-{'d' * 64}.scope"
+KILLED_IN_LOAD = (
+    "(MainProcess pid=7) INFO 01-01 00:00:00 [x.py:479] [shutdown] Executor: waiting for worker exit count=1",
+    "Traceback (most recent call last):",
+    "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace",
+)
+STOPS = KILLED_IN_LOAD[:1]
+
+
+@pytest.mark.parametrize(
+    ("said", "group", "age_seconds", "cause"),
+    [
+        (KILLED_IN_LOAD, OWN, 5, "kernel-oom"),
+        (STOPS, OWN, 5, "kernel-oom"),
+        (("RuntimeError: boom",), OWN, 5, "kernel-oom"),
+        (KILLED_IN_LOAD, OWN, 500, "killed-from-outside"),
+        (KILLED_IN_LOAD, OTHER, 5, "killed-from-outside"),
+        (STOPS, OTHER, 5, "engine-stopped"),
+    ],
+)
+def test_the_kernels_own_record_names_the_process_of_the_rank_that_it_killed(
+    worker: AgentUnderTest, said: tuple[str, ...], group: str, age_seconds: float, cause: str
+) -> None:
+    log = KILL.format(us=round((time.monotonic() - age_seconds) * 1e6), group=group)
+    files(worker).file("/dev/kmsg", log)
+    with running(worker.agent, *said) as (rank, process):
+        until(lambda: rank.log.progress.cause != "" and not rank.log.progress.tracing)
+        process.kill()
+        error = find_cause(worker.agent, ENDED)
+    assert error.cause == cause
+    named = "python3 (pid 29907, 2.5 GiB), at the whole machine's memory; the largest processes then: python3 2.5 GiB"
+    assert (named in error.reason) is (cause == "kernel-oom")
+    assert not ("by signal 9" in error.reason and said == KILLED_IN_LOAD), "which signal it was is not known"
+
+
+def test_a_worker_killed_while_it_loads_is_a_kill_by_the_kernels_count_too(worker: AgentUnderTest) -> None:
+    files(worker).file("/proc/vmstat", "oom_kill 4\n")
+    with running(worker.agent, *KILLED_IN_LOAD) as (rank, process):
+        rank.note(oom_kills=3)
+        until(lambda: rank.log.progress.killed(time.monotonic()))
+        process.kill()
+        assert find_cause(worker.agent, ENDED).cause == "kernel-oom"
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,17 @@ def test_what_was_stopped_continues_at_the_end_also_after_errors(failing: int, s
     assert (compilers.stopped, watch.count) == (set(), 0)
 
 
+def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_not() -> None:
+    present = [Process(7, "VLLM::Worker_TP", "S", 1, 1, 9, 1), Process(8, "cicc", "R", 1, 1, 1, 1)]
+    watch = CompilerWatch(
+        0, threading.Event(), lambda: present, lambda: SHORT, lambda _key, _resume: True, EventLines()
+    )
+    watch._find()
+    present[:1] = [Process(9, "python3", "Z", 1, 1, 1, 1), Process(10, "python3", "S", 1, 1, 1, 1)]
+    watch._find()
+    assert watch.pids == {7, 10}
+
+
 def test_an_error_is_said_once_and_the_watch_continues() -> None:
     compilers = Compilers()
     compilers.fails_to_list = True

@@ -75,19 +75,70 @@ def test_an_engine_that_ran_well_has_no_cause_but_the_signal_that_stopped_it(log
     assert progress_of(log).stopped_by_signal(0.0) is bool(cause)
 
 
+DEAD = "(APIServer pid=1) ERROR 01-01 00:00:00 [a.py:1] vllm.v1.engine.exceptions.EngineDeadError: E. See stack trace"
+FAILED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s):"
+CORE = "(EngineCore pid=9) ERROR 01-01 00:00:00 [c.py:1] "
+MAIN = "(MainProcess pid=25969) INFO 11-21 02:10:01 [multiproc_executor.py:479] "
+NOT_BORN = "Exception: WorkerProc initialization failed due to an exception in a background process. See stack trace"
+WORKER_KILLED = (
+    f"{MAIN}[shutdown] Executor: waiting for worker exit count=1",
+    f"{MAIN}[shutdown] Executor: all workers exited gracefully",
+    "Traceback (most recent call last):",
+    '  File "/opt/vllm/bin/vllm", line 6, in <module>',
+    "    sys.exit(main())",
+    NOT_BORN,
+)
+"""Shortened from worker-killed-in-load.log, of vLLM 0.32."""
+
+
+@pytest.mark.parametrize(
+    ("lines", "killed", "stopped"),
+    [
+        (WORKER_KILLED, True, False),
+        (WORKER_KILLED[:2], False, True),
+        ((f"{CORE}RuntimeError: boom", *WORKER_KILLED), False, False),
+        ((f"{FAILED} {{'EngineCore': -9}}",), True, False),
+        # Seen before its parent could read the code.
+        ((f"{FAILED} {{}}",), True, False),
+        ((f"{FAILED} {{'EngineCore': 1}}",), False, False),
+        ((f"{CORE}RuntimeError: boom", f"{FAILED} {{}}"), False, False),
+        (("[shutdown] API server: shutdown triggered", f"{FAILED} {{}}"), False, True),
+        ((*WORKER_KILLED, f"{FAILED} {{}}"), True, False),
+    ],
+)
+def test_a_process_that_is_killed_during_the_load_is_no_orderly_stop(
+    lines: tuple[str, ...], killed: bool, stopped: bool
+) -> None:
+    progress = follow(list(lines))[-1]
+    assert (progress.killed(0.0), progress.stopped_by_signal(0.0)) == (killed, stopped)
+
+
+def test_a_dead_core_is_the_cause_though_its_worker_loads_on_and_fails_later() -> None:
+    lines = lines_of("core-killed-in-load")
+    progress = LoadProgress()
+    for number, line in enumerate(lines):
+        progress = advance_progress(progress, line, 10.0 * number)
+    assert "Starting to load model" in "".join(lines)
+    assert "BrokenPipeError" in lines[-1]
+    assert progress.killed(10.0 * len(lines))
+    assert progress.worker_died
+
+
+@pytest.mark.parametrize("log", ["worker-killed-in-load", "worker-stopped-in-load"])
+def test_a_kill_during_the_load_differs_from_docker_stop(log: str) -> None:
+    progress, killed = progress_of(log), log == "worker-killed-in-load"
+    assert (progress.killed(0.0), progress.stopped_by_signal(0.0)) == (killed, not killed)
+
+
 def causes(*lines: str) -> str:
     return follow(list(lines))[-1].root_cause(now=0.0)
-
-
-DEAD = "(APIServer pid=1) ERROR 01-01 00:00:00 [a.py:1] vllm.v1.engine.exceptions.EngineDeadError: E. See stack trace"
-CORE = "(EngineCore pid=9) ERROR 01-01 00:00:00 [c.py:1] "
 
 
 @pytest.mark.parametrize(
     ("lines", "cause"),
     [
         ((DEAD,), ""),
-        (("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",), ""),
+        ((f"{FAILED} {{'EngineCore': 1}}",), ""),
         # The last line of a trace is the cause, whatever the name of its class.
         (
             (f"{CORE}Traceback (most recent call last):", f'{CORE}  File "x", line 1', f"{CORE}queue.Empty: q", DEAD),

@@ -7,11 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from msgspec import Struct
 
 from sparkd.agent.cluster.monitor import HINT, silence
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.culprits import Culprit
 from sparkd.agent.engine.load_progress import LAST_WORDS
 from sparkd.agent.engine.rank import (
     EXIT_CODE_SECONDS,
@@ -50,6 +52,8 @@ NEWS_SECONDS = 1.5
 SILENCE_SECONDS = 10.0
 """For each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
 
+T = TypeVar("T")
+
 
 @contextmanager
 def find_causes(agent: Agent) -> Iterator[None]:
@@ -75,9 +79,9 @@ def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
         code = _read_exit(agent, running)
         during = "while serving" if running.ready else f"while {running.log.progress.step}"
         reason = f"{reason} {during}, {running.seconds:.0f} s after its start, with exit code {code}"
-    docker_ended = _look(agent, running.docker_ended, DOCKERD_SECONDS, "looking at dockerd")
-    oom_killed = _look(agent, running.oom_killed, KILLS_SECONDS, "the kernel's kills")
-    cause, text = running.find_cause(code, MachineFacts(docker_ended, oom_killed))
+    docker_ended = _look(agent, running.docker_ended, False, DOCKERD_SECONDS, "looking at dockerd")
+    oom = _look(agent, running.find_oom_kill, (False, ""), KILLS_SECONDS, "the kernel's kills")
+    cause, text = running.find_cause(code, MachineFacts(docker_ended, *oom))
     reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
     if agent.context.peers and cause is Cause.ENGINE_ERROR and names_other_rank(text):
         running.kill(LOST_GRACE_SECONDS)
@@ -85,11 +89,11 @@ def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
     return EngineEndedError(reason, "" if running.ready else "its log: the lines above, marked engine|", cause=cause)
 
 
-def _look(agent: Agent, look: Callable[[], bool], seconds: float, what: str) -> bool:
-    """False where that hangs."""
+def _look(agent: Agent, look: Callable[[], T], unknown: T, seconds: float, what: str) -> T:
+    """`unknown` where that hangs."""
     with suppress(TimeoutError, BlockingIOError):
         return agent.loop.beside(look, seconds, what)
-    return False
+    return unknown
 
 
 def _read_exit(agent: Agent, running: Running) -> str:
@@ -135,6 +139,8 @@ _BY_DOCKER = frozenset(
 )
 """Causes that a hung dockerd may be behind."""
 _SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
+_UNNAMED = frozenset({Cause.KILLED_FROM_OUTSIDE, Cause.ENGINE_STOPPED})
+"""Causes that somebody is behind."""
 _BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN})
 """Not counted against the plan."""
 _COUNTED = frozenset(
@@ -153,12 +159,16 @@ class Evidence(Struct, frozen=True):
     """What was seen beside the end. The texts are empty where nothing was seen, or nothing was looked at."""
 
     docker_hangs: bool = False
-    memory_taken: str = ""
-    """By whom, where others took more since the launch than the plan leaves above the floor."""
+    memory_taken: bool = False
+    """Others took more since the launch than the plan leaves above the floor."""
+    memory_users: str = ""
+    """Who took it, be it others or the engine."""
     port_holder: str = ""
     """Who else has a port of the rank's, where that kept it from serving."""
     frame: str = ""
     """Where a rank that hangs was."""
+    culprit: Culprit | None = None
+    """Who ended it from outside; None where nobody is looked for, or that took too long."""
 
 
 def may_be_docker(error: SparkdError) -> bool:
@@ -167,6 +177,11 @@ def may_be_docker(error: SparkdError) -> bool:
 
 def may_be_memory(error: SparkdError) -> bool:
     return error.cause in _SHORT_OF_MEMORY
+
+
+def may_be_culprit(error: SparkdError) -> bool:
+    died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
+    return died or error.cause in (*_UNNAMED, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)
 
 
 def may_be_port(error: SparkdError) -> bool:
@@ -185,16 +200,18 @@ def own_words(error: SparkdError) -> str:
 
 def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> End:
     """What happened to the rank comes before what the engine says of it. `phase`: in which it failed."""
-    reason, hint, cause = error.reason, error.hint, error.cause
+    users = f"; {evidence.memory_users}" if evidence.memory_users else ""
+    reason, hint, cause = error.reason + users, error.hint, error.cause
     if evidence.docker_hangs:
         reason, hint = f"dockerd runs and does not answer: {reason}", "systemctl restart docker"
         cause = Cause.DOCKER_HUNG
     elif evidence.memory_taken:
-        reason, hint = f"{reason}; {evidence.memory_taken}", "stop that work, or raise memory.headroom_gib"
-        cause = Cause.MEMORY_TAKEN
+        hint, cause = "stop that work, or raise memory.headroom_gib", Cause.MEMORY_TAKEN
     elif evidence.port_holder:
         reason, cause = f"{reason}; {evidence.port_holder}", Cause.PORT_TAKEN
         hint = "sparkd starts it again once the port is free: see the check `ports`"
+    elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in _UNNAMED):
+        reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, culprit.cause or cause
     elif error.code is not ExitCode.PEER_LOST and (known := explain(own_words(error))) is not None:
         hint = known.hint
     if evidence.frame:

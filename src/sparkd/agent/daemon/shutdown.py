@@ -17,6 +17,7 @@ from sparkd.agent.daemon.inquest import (
     Evidence,
     count_end,
     judge_end,
+    may_be_culprit,
     may_be_docker,
     may_be_memory,
     may_be_port,
@@ -26,6 +27,7 @@ from sparkd.agent.daemon.inquest import (
 from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
 from sparkd.agent.daemon.switching import SwitchRequested
 from sparkd.agent.engine.api_owner import find_holder
+from sparkd.agent.engine.culprits import Culprit, find_culprit
 from sparkd.agent.engine.memory_guard.tenants import describe_growth
 from sparkd.agent.engine.rank import LOG_END_SECONDS, Running
 from sparkd.base.host import Host
@@ -137,6 +139,7 @@ class _Looks:
         self._ends_at = time.monotonic() + HANG_SECONDS
         self._docker = agent.loop.start(partial(_answered_at, agent.host)) if may_be_docker(error) else None
         self._holder = agent.loop.start(look) if (look := self._look_for_holder()) is not None else None
+        self._culprit = agent.loop.start(who) if (who := self._look_for_culprit()) is not None else None
 
     def evidence(self) -> Evidence:
         hangs, holder = False, ""
@@ -147,10 +150,14 @@ class _Looks:
         if self._holder is not None and self._is_over(self._holder):
             with suppress(OSError, ValueError):
                 holder = self._holder.result()
-        taken = self._taken_by_others() if may_be_memory(self._error) else ""
+        culprit = None
+        if self._culprit is not None and self._is_over(self._culprit):
+            with suppress(OSError, ValueError):
+                culprit = self._culprit.result()
+        memory_users, taken = self._who_took_memory() if may_be_memory(self._error) else ("", False)
         if self._error.cause is Cause.PEER_FAILED:
             self._agent.loop.wait_until(self._peers_named_causes, self._ends_at - time.monotonic())
-        return Evidence(hangs, taken, holder)
+        return Evidence(hangs, taken, memory_users, holder, culprit)
 
     def _peers_named_causes(self) -> bool:
         """A failed node reports its cause once its rank is gone, and this node's report shows it."""
@@ -171,14 +178,22 @@ class _Looks:
             return None
         return partial(find_holder, agent.host, (agent.plan.api_port, agent.plan.master_port), running.rank.pid)
 
-    def _taken_by_others(self) -> str:
-        """Where others took more since the launch than the plan leaves above the floor; else empty."""
+    def _look_for_culprit(self) -> Callable[[], Culprit] | None:
+        running = self._running
+        if running is None or not may_be_culprit(self._error):
+            return None
+        rank, pids = running.rank, running.compilers.pids if running.compilers is not None else frozenset[int]()
+        container = (rank.container_id, rank.name)
+        return partial(find_culprit, self._agent.host, container, pids | {rank.pid}, time.time())
+
+    def _who_took_memory(self) -> tuple[str, bool]:
+        """And whether others took more since the launch than the plan leaves above the floor. Empty: not known."""
         agent, running = self._agent, self._running
         if running is None or running.tenants is None:
-            return ""
+            return "", False
         gone = agent.loop.wait_until(running.rank.ended.is_set, GONE_SECONDS)
         if not gone or (now := running.read_tenants()) is None:
-            return ""
+            return "", False
         memory = agent.settings.memory
         return describe_growth(running.tenants, now, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)
 

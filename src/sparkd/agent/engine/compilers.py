@@ -35,6 +35,7 @@ LONGEST_SECONDS = 600.0
 """A compiler is held so long at the most: the oldest may hang."""
 SAID_SECONDS = 600.0
 """Between two lines on it in the journal."""
+MOST_PIDS = 4096
 
 Key = tuple[int, int]
 """Process id and start time."""
@@ -74,6 +75,8 @@ class CompilerWatch(Struct):
     count: int = 0
     """That run or are held back. Any thread may read this, and `held`."""
     held: Mapping[Key, float] = field(default_factory=dict)
+    pids: frozenset[int] = frozenset()
+    """Seen in the container, except compilers. Any thread may read it."""
     _freed: frozenset[Key] = frozenset()
     """Held for as long as any may be."""
     _failed: bool = False
@@ -108,7 +111,11 @@ class CompilerWatch(Struct):
 
     def _find(self) -> list[Key]:
         """The oldest first."""
-        found = [one for one in self.processes() if one.comm in COMPILERS and not one.dead]
+        present = [one for one in self.processes() if not one.dead]
+        found = [one for one in present if one.comm in COMPILERS]
+        others = {one.pid for one in present if one.comm not in COMPILERS}
+        if not others <= self.pids and len(self.pids) < MOST_PIDS:
+            self.pids |= others
         return [(one.pid, one.start_time) for one in sorted(found, key=lambda one: (one.start_time, one.pid))]
 
     def _hold(self, compilers: list[Key], now: float) -> None:

@@ -51,8 +51,15 @@ _SECOND_HAND = re.compile(r"Executor failed\.|^[\w.]+$|/ray/session_[\w.-]{1,64}
 _NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")
 """Errors that point to lines above, and say nothing themselves."""
 _STOPPED = re.compile(r"\[shutdown\] (?!MPClient)")
-_KILLED = re.compile(r"exit code[:=] ?(?:-9\b|None\))|engine core exited unexpectedly")
+GONE = "a process of the rank was gone without a word before it was ready"
+_KILLED = re.compile(rf"exit code[:=] ?(?:-9\b|None\))|engine core exited unexpectedly|^{GONE}$")
 """A process that ends by itself logs an error first. None: vLLM saw the end before it could read the code."""
+_FOUND_GONE = re.compile(
+    r"(?P<worker>Exception: WorkerProc initialization failed due to an exception in a background process)"
+    r"|RuntimeError: Engine core initialization failed\. .{0,100}Failed core proc\(s\): \{(?:\}|'\w{1,40}': -9\b)"
+)
+"""A process of the load was gone before it was ready. Its own error is logged before; there is none where it was
+killed, and a worker's executor shuts down before it says so."""
 _TRACE = "Traceback (most recent call last):"
 _TRACE_END = re.compile(r"(?!INFO:)[A-Za-z_][\w.]{0,199}(?:\(\w{1,64}\))?(?:: |$)")
 _END = re.compile(
@@ -123,7 +130,7 @@ class LoadProgress(Struct, frozen=True):
         return (now - self.step_since) / self.done * (self.total - self.done)
 
     def is_failing(self, now: float) -> bool:
-        return self.failing_since is not None and now - self.failing_since <= BURST_SECONDS
+        return self.failing_since is not None and (now - self.failing_since <= BURST_SECONDS or self.cause == GONE)
 
     def root_cause(self, now: float) -> str:
         """Why the engine fails now, in its own words; empty where it logged no recent cause."""
@@ -204,12 +211,16 @@ def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadPr
     """By a line that is no client's text."""
     before, fails = _follow_trace(before, source, text)
     notable = fails or (_ERROR if before.serving else _NOTABLE).match(text)
-    if notable and not before.serving:
+    if notable and not before.serving and before.cause != GONE:  # what it leaves behind may load on for minutes
         for step, pattern in _STEPS:
             if found := pattern.match(text):
                 return _enter_step(before, step, found.groupdict(), now)
     if _continues(before.cause, text.strip()):
         return replace(before, cause=f"{before.cause}: {text.strip()}"[:SEARCHED])
+    if not before.serving and (gone := _FOUND_GONE.match(text)):
+        known = before.proven_cause(now)
+        if not known or (gone["worker"] and known.startswith("[shutdown] Executor: ")):
+            return replace(before, cause=GONE, failing_since=now, worker_died=True)
     return before if not notable or _NO_CAUSE.search(text) else _note_error(before, text, now)
 
 

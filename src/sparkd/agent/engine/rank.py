@@ -16,20 +16,22 @@ from sparkd.agent.actions.processes import Rank, mapped_below, named_segments
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.hang import HangWatch
-from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.agent.engine.load_progress import GONE, LoadProgress
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
 from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.fixes import UnlinkSegment
-from sparkd.base.host import Host, docker, meminfo, shm
+from sparkd.base.host import Host, docker, kernel, meminfo, shm
 from sparkd.base.host.docker import LABEL
+from sparkd.base.host.kernel import OomKill, find_oom_kills, names_container
 from sparkd.base.host.meminfo import Consumer
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.http_client import CONNECTIONS
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
+from sparkd.base.lib.text import format_clock
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.rank_record import RankRecord, RankStage, is_left
 from sparkd.base.vllm.api import Endpoint
@@ -48,6 +50,8 @@ LOG_END_SECONDS = 0.3
 EXIT_CODE_SECONDS = 0.5
 """Docker knows a container's end some 20 ms after the kernel does (seen)."""
 KERNEL_OOM = "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
+OOM_SECONDS = 120.0
+"""From the kernel's kill of a process to the rank's end: seconds, on a machine that has memory again."""
 KILLED_CODE, TERMINATED_CODE = "137", "143"
 """128 and SIGKILL, SIGTERM."""
 DOCKER_ENDED = "dockerd was stopped or restarted, and ended its containers; live-restore in daemon.json would keep them"
@@ -64,6 +68,8 @@ class MachineFacts(NamedTuple):
     """Dockerd has ended, and its containers with it."""
     oom_killed: bool = False
     """The kernel has killed processes for want of memory, counted from just before that."""
+    oom_victim: str = ""
+    """Which process of the rank the kernel has killed so, lately; empty where its log names none."""
 
 
 class Running:
@@ -261,16 +267,19 @@ class Running:
         said, proven = progress.root_cause(now), progress.proven_cause(now)
         if machine.docker_ended:
             return Cause.DOCKER_RESTARTED, DOCKER_ENDED
+        quoted = f" ({proven})" if proven else ""
+        if machine.oom_victim:
+            return Cause.KERNEL_OOM, machine.oom_victim + quoted
         if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
         killed = self._was_killed(progress, code, now)
         if said and not killed and (proven or not progress.serving):
             return Cause.ENGINE_ERROR, said
-        quoted = f" ({proven})" if proven else ""
         if machine.oom_killed:
             return Cause.KERNEL_OOM, KERNEL_OOM + quoted
         if killed:
-            return Cause.KILLED_FROM_OUTSIDE, f"killed by signal 9 from outside, not by sparkd{quoted}"
+            how = "killed" if proven == GONE else "killed by signal 9"
+            return Cause.KILLED_FROM_OUTSIDE, f"{how} from outside, not by sparkd{quoted}"
         return Cause.ENGINE_ENDED, said
 
     def _was_killed(self, progress: LoadProgress, code: str, now: float) -> bool:
@@ -283,10 +292,16 @@ class Running:
         dockerd_pid = self.record.dockerd_pid
         return bool(dockerd_pid) and (not docker.running(self._host) or docker.daemon_replaced(self._host, dockerd_pid))
 
-    def oom_killed(self) -> bool:
-        """For a thread."""
-        kills, before = meminfo.oom_kills(self._host.files), self.record.oom_kills
-        return kills is not None and before is not None and kills > before
+    def find_oom_kill(self) -> tuple[bool, str]:
+        """For a thread: whether the kernel has killed for want of memory since the start, and whom of this rank."""
+        count, before, own = meminfo.oom_kills(self._host.files), self.record.oom_kills, list[OomKill]()
+        with suppress(OSError):
+            kills = find_oom_kills(kernel.read_log(self._host.files))
+            own = [one for one in kills if names_container(one.group, self.rank.container_id)]
+        ago = time.monotonic() - own[-1].seconds if own else OOM_SECONDS
+        if ago < OOM_SECONDS:
+            return True, f"the kernel killed for want of memory at {format_clock(time.time() - ago)}: {own[-1].text}"
+        return count is not None and before is not None and count > before, ""
 
     def read_exit_code(self) -> str:
         """For a thread. It says little: every engine death has 0."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Annotated
 
@@ -53,14 +53,17 @@ class Lines(Struct, frozen=True):
     """Whether older ones are left out."""
 
 
-def read_journal(query: Query) -> Lines:
-    """The newest ones that fit, without likely secrets. Raises OSError where journalctl can't be run, or fails."""
+def read_journal(query: Query, matches: Sequence[str] = (), seconds: float = READ_SECONDS) -> Lines:
+    """The newest ones that fit, without likely secrets; without `matches` those of sparkd's units.
+
+    Raises OSError where journalctl can't be run, or fails.
+    """
     command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json"]
     command += [f"--output-fields={_FIELDS}", f"--priority={query.priority}"]
     command += [f"--since={_stamp(query.since_us)}", f"--until={_stamp(query.until_us)}"]
-    command += [f"--unit={unit}" for unit in OWN_UNITS]
+    command += matches or [f"--unit={unit}" for unit in OWN_UNITS]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = threading.Timer(READ_SECONDS, process.kill)
+        deadline = threading.Timer(seconds, process.kill)
         try:
             deadline.start()
             found, whole = take(process.stdout or (), query)
@@ -74,7 +77,7 @@ def read_journal(query: Query) -> Lines:
     if code > 0:
         raise OSError(f"journalctl: {printable(said.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
     if code < 0 and whole and not found:
-        raise OSError(f"journalctl found nothing in {READ_SECONDS:g} s, and was ended")
+        raise OSError(f"journalctl found nothing in {seconds:g} s, and was ended")
     return Lines(tuple(reversed(found)), cut=not whole or code < 0)
 
 

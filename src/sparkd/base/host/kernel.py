@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from sparkd.base.host.files import Files
-from sparkd.base.lib.text import natural_order, sanitize
+from sparkd.base.lib.text import natural_order, sanitize, size
 
 LOG = "/dev/kmsg"
 LOG_DEVICE = os.makedev(1, 11)
@@ -170,3 +171,51 @@ def _chunks(files: Files) -> Iterator[bytes]:
                 return
             left -= len(chunk)
             yield chunk
+
+
+SHOWN = 4
+"""The largest processes that are named."""
+_OOM_TABLE = "Tasks state (memory values in pages):"
+_OOM_ROW = re.compile(r"\[ *(\d{1,10})\](?: +\d{1,20}){3} +(\d{1,20})(?: +\d{1,20}){2,6} +-?\d{1,5} (.{1,64})")
+"""mm/oom_kill.c, dump_task: pid, uid, tgid, total_vm, rss, since 6.8 its parts."""
+_OOM_KILL = re.compile(
+    r"oom-kill:constraint=CONSTRAINT_\w{1,20},nodemask=.{0,2000}?,(?:global_oom|oom_memcg=(?P<limit>[^,]{1,2000})),"
+    r"task_memcg=(?P<group>[^,]{1,2000}),task=(?P<name>.{1,64}),pid=(?P<pid>\d{1,10}),uid=\d{1,10}"
+)
+"""The same file, dump_oom_victim."""
+_OF_USERS = re.compile(r"^/user\.slice/|[^/]\.service/")
+"""Groups below which a user may have been given some, and names them as he likes."""
+
+
+class OomKill(Struct, frozen=True):
+    seconds: float
+    """Since boot, by the kernel's own clock."""
+    group: str
+    """The victim's."""
+    text: str
+
+
+def names_container(group: str, container_id: str) -> bool:
+    """Whether a group is that container's, or below it, and no user's."""
+    before, named, rest = group.partition(container_id)
+    is_name = before.endswith(("/", "/docker-")) and (not rest or rest.startswith(("/", ".scope")))
+    return bool(named) and is_name and _OF_USERS.search(before) is None
+
+
+def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
+    rows = list[tuple[int, str, str]]()
+    for record in records:
+        if record.text.startswith(_OOM_TABLE):
+            rows.clear()
+        elif row := _OOM_ROW.fullmatch(record.text):
+            rows.append((int(row[2]) * mmap.PAGESIZE, row[1], sanitize(row[3], 20)))
+        elif (kill := _OOM_KILL.fullmatch(record.text)) and record.text.count("task_memcg=") == 1:
+            yield OomKill(record.seconds, kill["group"], _describe(kill, sorted(rows, reverse=True)))
+
+
+def _describe(kill: re.Match[str], rows: list[tuple[int, str, str]]) -> str:
+    rss = next((f", {size(resident)}" for resident, pid, _ in rows if pid == kill["pid"]), "")
+    limit = f"the memory limit of {sanitize(kill['limit'])}" if kill["limit"] else "the whole machine's memory"
+    largest = ", ".join(f"{name} {size(resident)} (pid {pid})" for resident, pid, name in rows[:SHOWN])
+    largest = f"; the largest processes then: {largest}" if largest else ""
+    return f"{sanitize(kill['name'], 20)} (pid {kill['pid']}{rss}), at {limit}{largest}"

@@ -76,7 +76,7 @@ def read_unit(files: Files, name: str) -> Unit | None:
         if masked := _is_mask(files, main):
             return Unit(name, (main,), masked=True, commands=())
         if masked is not None:
-            sources = (main, *find_drop_ins(files, _drop_in_folders(name)))
+            sources = (main, *find_drop_ins(files, drop_in_folders(name)))
             return Unit(name, sources, masked=False, commands=_commands(files, sources))
     return None
 
@@ -113,7 +113,7 @@ def _is_mask(files: Files, path: str) -> bool | None:
     return files.stat(path).size_bytes == 0 if files.exists(path) else None
 
 
-def _drop_in_folders(name: str) -> list[str]:
+def drop_in_folders(name: str) -> list[str]:
     """For a-b.service, in each folder of the search path: a-b.service.d, then a-.service.d. All service.d come last.
 
     So /etc wins over /usr/lib even where it is less specific (seen with systemd 252).

@@ -6,6 +6,7 @@ import json
 import re
 import stat
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from unicodedata import combining, east_asian_width
@@ -65,6 +66,11 @@ def size(size_bytes: int) -> str:
 def natural_order(text: str) -> list[tuple[int, str]]:
     """To sort by: numbers in it count as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+def format_clock(seconds: float) -> str:
+    """UTC, of seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -155,3 +155,77 @@ def test_a_machine_without_systemd_has_none(tree: Tree) -> None:
     facts, verdict = looked(tree)
     assert (facts.looked_at, verdict.level) == (0, Level.OK)
     assert verdict.reason.endswith("docker's containers were not checked")
+
+
+SPARKRUNS = (
+    "/usr/bin/earlyoom",
+    "-m",
+    "2",
+    "-s",
+    "80",
+    "--prefer",
+    "(vllm|VLLM|sglang|python)",
+    "--avoid",
+    "(sshd|dockerd)",
+)
+"""sparkrun's own."""
+
+
+def in_unit(name: str) -> str:
+    return f"0::/system.slice/{name}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "whom"),
+    [
+        (SPARKRUNS, "the engine before others (--prefer)"),
+        (("/usr/bin/earlyoom", "-r", "3600"), "the largest process"),
+        (("/usr/bin/earlyoom", "--avoid", "(vllm|python)"), "the largest process"),
+        (("/usr/bin/earlyoom", "--prefer", "^chrome$", "--avoid", "vllm"), "the largest process"),
+    ],
+)
+def test_an_earlyoom_that_runs_is_a_second_killer(tree: Tree, argv: tuple[str, ...], whom: str) -> None:
+    tree.process(50, "earlyoom", argv=argv, cgroup=in_unit("earlyoom.service"))
+    # A user's own program may have the name, and ends nobody.
+    tree.process(51, "earlyoom", argv=argv, cgroup="0::/user.slice/user-1000.slice/session-3.scope", uid=1000)
+    facts, verdict = looked(tree)
+    assert facts.killers == (("earlyoom.service", whom),)
+    assert verdict.level is Level.WARN
+    assert verdict.reason == f"earlyoom.service ends {whom} for want of memory, beside sparkd's guard"
+    assert verdict.hint.startswith("systemctl disable --now earlyoom.service;")
+
+
+SWAP, PRESSURE = "[Slice]\nManagedOOMSwap=kill\n", "[Slice]\nManagedOOMMemoryPressure=kill\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "manages"),
+    [
+        ({}, False),
+        # Ubuntu's and Fedora's own: a user's processes, and all by swap.
+        ({"/usr/lib/systemd/system/user@.service.d/10-oomd.conf": "[Service]\nManagedOOMMemoryPressure=kill\n"}, False),
+        ({"/usr/lib/systemd/system/-.slice.d/10-oomd-root-slice-defaults.conf": SWAP}, True),
+        ({"/etc/systemd/system.control/system.slice.d/50-ManagedOOMMemoryPressure.conf": PRESSURE}, True),
+        ({"/usr/lib/systemd/system/system.slice.d/10-a.conf": PRESSURE,
+          "/etc/systemd/system/system.slice.d/20-b.conf": "[Slice]\nManagedOOMMemoryPressure=auto\n"}, False),
+        ({"/usr/lib/systemd/system/-.slice.d/a.conf": SWAP, "/etc/systemd/system/-.slice.d/a.conf": ""}, False),
+        ({"/etc/systemd/system/user.slice.d/a.conf": PRESSURE}, False),
+    ],
+)  # fmt: skip
+def test_a_systemd_oomd_that_manages_the_slice_of_dockers_containers(
+    tree: Tree, files: dict[str, str], manages: bool
+) -> None:
+    for path, text in files.items():
+        tree.file(path, text)
+    assert looked(tree)[0].killers == (), "it does not run"
+    tree.process(50, "systemd-oomd", cgroup=in_unit("systemd-oomd.service"))
+    facts, verdict = looked(tree)
+    assert bool(facts.killers) is manages
+    assert ("ends containers (ManagedOOM of the slice that has docker's)" in verdict.reason) is manages
+
+
+def test_a_killer_of_containers_by_name_is_a_second_one(tree: Tree) -> None:
+    enabled(tree, "ExecStart=/usr/local/bin/dgx-anti-oom", "dgx-anti-oom.service")
+    facts, verdict = looked(tree)
+    assert facts.killers == (("dgx-anti-oom.service", "containers by their name"),)
+    assert verdict.level is Level.WARN

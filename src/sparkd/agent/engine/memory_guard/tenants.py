@@ -38,19 +38,20 @@ def name_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
     return used, (*(one for one in find_consumers(host, gpu) if one.name != rank), *files)
 
 
-def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> str:
-    """`before`: at the launch, when the plan fitted, and `spare_bytes` beside it; `now`: when nothing of the engine is
-    left. Empty where others took less of it: then the engine was larger than its plan."""
+def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> tuple[str, bool]:
+    """Who took memory, and whether others took more than `spare_bytes`, which were left beside the plan at the launch
+    (`before`). Else the engine was larger than its plan. `now`: when nothing of the engine is left."""
     known = bool(before.named and now.named)
     taken = now.held_bytes - before.held_bytes + (now.gpu_bytes - before.gpu_bytes if known else 0)
-    if taken <= max(spare_bytes, LEAST_BYTES):
-        return ""
     then = {(one.kind, one.name, one.user): one.bytes for one in before.named}
     grown = [(one.bytes - then.get((one.kind, one.name, one.user), 0), one) for one in now.named if known]
     # A file that a process has mapped is in both: in the files of a user whose process grew as much.
     most = sorted(grown, key=lambda entry: (-entry[0], entry[1].kind == "files"))[:SHOWN]
     named = ", ".join(f"{one.user} {size(more)} ({_place(one)})" for more, one in most if more > LEAST_BYTES)
-    return f"others took {size(taken)} since the launch: {named or 'no process has it mapped'}"
+    if taken > max(spare_bytes, LEAST_BYTES):
+        return f"others took {size(taken)} since the launch: {named or 'no process has it mapped'}", True
+    little = f"only {size(max(0, taken))} since the launch{f' ({named})' * bool(named)}"
+    return f"the engine itself grew beyond its plan: others took {little}", False
 
 
 def _place(one: Consumer) -> str:

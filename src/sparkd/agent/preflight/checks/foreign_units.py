@@ -1,9 +1,10 @@
-"""What else starts vLLM on this node by itself: units of systemd, and containers that docker restarts."""
+"""What else starts or ends vLLM on this node by itself: units, containers that docker restarts, killers for memory."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from shlex import quote
 
 from msgspec import Struct
@@ -11,6 +12,7 @@ from msgspec import Struct
 from sparkd.agent.preflight import engine_processes as engines
 from sparkd.agent.preflight.check import Check, Level, Verdict, verdict, warn
 from sparkd.base.host import Host, units
+from sparkd.base.host.cgroups import Group, read_group
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.files import Files
 from sparkd.base.host.units import Unit
@@ -24,6 +26,7 @@ DOCKER_STARTS = re.compile(
     r"(?:^|[\s/])(?:docker|podman|nerdctl|docker-compose)\s(?:.*\s)?(?:run|start|exec|up|restart)\s"
 )
 VLLM = re.compile(r"vllm", re.IGNORECASE)
+VICTIM = re.compile(r"vllm|python", re.IGNORECASE)
 LAUNCHES = re.compile(
     r"\bvllm\s+serve\b|\bvllm\.entrypoints\.|\bpython[\d.]*\s(?:\S+\s+)*?-m\s+vllm\b"
     r"|\blaunch-cluster\.sh\b|\bsparkrun\s+run\b"
@@ -53,6 +56,8 @@ class ForeignFacts(Struct, frozen=True):
     """Units whose text can't be read or parsed."""
     looked_at: int
     docker_known: bool
+    killers: tuple[tuple[str, str], ...] = ()
+    """Units that end processes for want of memory, and which ones."""
 
 
 class ForeignUnits(Check[ForeignFacts], frozen=True):
@@ -77,11 +82,42 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
             for one in docker.containers
             if _restarts_vllm(one)
         )
-        return ForeignFacts(tuple(found_units), containers, tuple(unread), len(wanted), docker.known)
+        killers = (*_find_killers(host), *((name, "containers by their name") for name in wanted if "anti-oom" in name))
+        return ForeignFacts(tuple(found_units), containers, tuple(unread), len(wanted), docker.known, killers)
 
     def judge(self, facts: ForeignFacts) -> Verdict:
         away = "" if facts.docker_known else "; docker's containers were not checked"
         return verdict(_problems(facts), f"none of {facts.looked_at} enabled services starts vLLM{away}")
+
+
+def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
+    """Those that run: the arguments may come from anywhere. A user's own one of this name can't end the engine."""
+    for process in host.processes():
+        name, whom = f"{process.comm}.service", ""
+        if process.comm not in ("earlyoom", "systemd-oomd"):
+            continue
+        with suppress(OSError):
+            if read_group(host.files, process.pid) != Group(unit=name):
+                continue
+            if process.comm == "earlyoom":
+                preferred = re.search(r" --prefer[ =](.*?)(?: -|$)", " ".join(host.argv(process)))
+                likes = preferred is not None and VICTIM.search(preferred[1]) is not None
+                whom = "the engine before others (--prefer)" if likes else "the largest process"
+            elif "kill" in _oomd_values(host.files):
+                whom = "containers (ManagedOOM of the slice that has docker's)"
+        if whom:
+            yield name, whom
+
+
+def _oomd_values(files: Files) -> set[str]:
+    """What is to be done by systemd-oomd in the slices that have docker's containers: none has a file by default."""
+    found: dict[tuple[str, str], str] = {}
+    for name in ("-.slice", "system.slice"):
+        for source in units.find_drop_ins(files, units.drop_in_folders(name)):
+            for section, key, value in units.parse_assignments(files.text(source)):
+                if section == "Slice" and key in ("ManagedOOMSwap", "ManagedOOMMemoryPressure"):
+                    found[name, key] = value
+    return set(found.values())
 
 
 def _read(files: Files, name: str) -> Unit | None:
@@ -135,5 +171,8 @@ def _problems(facts: ForeignFacts) -> Iterator[Verdict]:
     for one in facts.containers:
         reason = f"docker starts container {one.name} ({one.image}) again by itself: {one.restart_policy}"
         yield warn(reason, f"if sparkd is to serve: docker update --restart=no {quote(one.name)}")
+    for name, whom in facts.killers:
+        reason = f"{name} ends {whom} for want of memory, beside sparkd's guard"
+        yield warn(reason, f"systemctl disable --now {quote(name)}; the guard is for the engine alone")
     for name in facts.unread:
         yield warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {quote(name)}")

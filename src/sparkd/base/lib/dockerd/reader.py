@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class DockerReader:
 
     def info(self) -> object:
         return self._get("/info", lambda api: api.info())
+
+    def events(self, container_id: str, since: int, until: int) -> object:
+        """Of a container, oldest first (wall clock, whole seconds). dockerd waits for `until`, and keeps 256 events."""
+        filters = {"type": "container", "container": container_id}
+        return self._get("/events", lambda api: list(islice(api.events(since, until, filters, decode=True), 256)))
 
     def close(self) -> None:
         self._client.close()

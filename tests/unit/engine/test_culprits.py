@@ -1,0 +1,176 @@
+"""Who ended a rank from outside, by recorded lines of the killers, and by what users may write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import closing
+
+import pytest
+from tests.tree import Tree
+from tests.unit.docker_server import STREAM, STREAM_END, chunk, dockerd
+
+from sparkd.agent.engine.culprits import Culprit, find_client, find_culprit
+from sparkd.base.host import Host
+from sparkd.base.host.journal import Line, Lines, Query
+from sparkd.base.lib.dockerd.reader import DockerReader, connect
+
+Reader = Callable[[Query, tuple[str, ...], float], Lines]
+
+ID, NAME = "92dede9aa7833cc0db5d7f780a46f57f0b7d627a15d9d0dd6233cd03544542ec", "sparkd-rank1"
+SCOPE = f"/system.slice/docker-{ID}.scope"
+NOW = 1_764_000_100.0
+AT = "2025-11-24T16:01:40+00:00"
+PIDS = frozenset({411856, 77})
+
+PRESSURE = "being 66.05% > 60.00% for > 20s with reclaim activity"
+OOMD = f"Killed {SCOPE} due to memory pressure for /system.slice {PRESSURE}"
+EARLYOOM = 'sending SIGTERM to process 411856 uid 0 "VLLM::Worker_TP": badness 1733, VmRSS 33010 MiB'
+EARLYOOM_19 = EARLYOOM.replace("badness 1733", "oom_score 1733, oom_score_adj 0") + ', cmdline "VLLM::Worker_TP0"'
+SUDO = "    milo : TTY=pts/0 ; PWD=/home/milo ; USER=root ; COMMAND=/usr/bin/kill -9 12 411856"
+AUDIT = (
+    "SYSCALL arch=c00000b7 syscall=129 success=yes exit=0 a0=648d0 a1=9 a2=0 a3=0 items=0 ppid=900 pid=901 auid=1000 "
+    'uid=0 gid=0 euid=0 suid=0 fsuid=0 egid=0 sgid=0 fsgid=0 tty=pts0 ses=3 comm="kill" exe="/usr/bin/kill"'
+)
+
+
+def reader(*lines: str, anti_oom: tuple[str, ...] = ()) -> Reader:
+    def read(query: Query, matches: tuple[str, ...], _seconds: float) -> Lines:
+        assert query.since_us == (NOW - 120) * 1e6
+        said = anti_oom if "anti-oom" in matches[0] else lines
+        return Lines(tuple(Line(round(NOW * 1e6) + 1000 * at, "i", 6, text) for at, text in enumerate(said)))
+
+    return read
+
+
+def found(tree: Tree, *lines: str) -> Culprit:
+    return find_culprit(Host(tree.root), (ID, NAME), PIDS, NOW, reader(*lines))
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "name"),
+    [
+        (OOMD, f"systemd-oomd ended its container at {AT} due to memory pressure", "systemd-oomd"),
+        (
+            f"Marked {SCOPE} for killing due to memory used (2) / total (2) and swap used (2) / total (2) being more",
+            f"systemd-oomd ended its container at {AT} due to memory used",
+            "systemd-oomd",
+        ),
+        (EARLYOOM, f"earlyoom sent SIGTERM to its process 411856 at {AT}", "earlyoom"),
+        (EARLYOOM_19, f"earlyoom sent SIGTERM to its process 411856 at {AT}", "earlyoom"),
+        (SUDO, f"milo ended its process 12 411856 with sudo at {AT}", ""),
+        (
+            AUDIT,
+            f"process 901 of login uid 1000 sent its process 0x648d0 a signal at {AT}, by the kernel's audit",
+            "",
+        ),
+    ],
+)
+def test_a_killer_is_named_with_the_time(tree: Tree, line: str, text: str, name: str) -> None:
+    hint = f"systemctl disable --now {name}: sparkd's guard watches memory too" if name else ""
+    assert found(tree, "low memory! at or below SIGTERM limits", line) == (text, hint, "killed-from-outside")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (OOMD.replace("/system.slice/docker", "/user.slice/user-1000.slice/user@1000.service/docker", 1),),
+        (f"Considered 1 cgroups for killing: {OOMD}",),
+        (EARLYOOM.replace("411856", "411857"),),
+        # A user's process, whose command line continues like another line.
+        (EARLYOOM_19.replace("411856", "9", 1).partition("VLLM::Worker_TP0")[0] + "x", EARLYOOM),
+        (EARLYOOM_19.replace("411856", "9", 1).partition("VLLM::Worker_TP0")[0] + 'x"', "filler", OOMD),
+        # Refused, or in a folder with such a name, or as the argument of another command.
+        (SUDO.replace("milo : ", "milo : command not allowed ; "),),
+        (SUDO.replace("milo : ", "milo : 3 incorrect password attempts ; "),),
+        (SUDO.replace("PWD=/home/milo", "PWD=/x ; USER=root ; COMMAND=/usr/bin/kill -9 411856").replace("-9 12", "1"),),
+        (SUDO.replace("COMMAND=/usr", "COMMAND=/usr/bin/echo /usr"),),
+        (f"milo: {SUDO}",),
+        (AUDIT.replace("a0=648d0", "a0=648d1"),),
+        (AUDIT.replace("syscall=129", "syscall=101"),),
+    ],
+)
+def test_what_proves_nothing_names_nobody(tree: Tree, lines: tuple[str, ...]) -> None:
+    culprit = found(tree, *lines)
+    assert culprit.cause is None
+    assert culprit.text == "neither the journal nor dockerd's events say who it was"
+    assert culprit.hint.startswith("to have the next one named: auditctl ")
+
+
+def test_a_journal_that_cannot_be_read_is_named(tree: Tree) -> None:
+    def read(*_: object) -> Lines:
+        raise OSError("journalctl found nothing in 2.5 s, and was ended")
+
+    culprit = find_culprit(Host(tree.root), (ID, NAME), PIDS, NOW, read)
+    assert culprit.text.endswith("say who it was; journalctl found nothing in 2.5 s, and was ended")
+
+
+def event(action: str, **attributes: str) -> bytes:
+    attributes = {"image": "vllm", "io.sparkd.role": "worker", "name": NAME, **attributes}
+    recorded = {
+        "status": action, "id": ID, "from": "vllm", "Type": "container", "Action": action,
+        "Actor": {"ID": ID, "Attributes": attributes}, "scope": "local",
+        "time": round(NOW), "timeNano": round(NOW * 1e9),
+    }  # fmt: skip
+    return json.dumps(recorded).encode() + b"\n"
+
+
+STOP = (event("kill", signal="15"), event("kill", signal="9"), event("die", exitCode="137"), event("stop"))
+
+
+@pytest.mark.parametrize(
+    ("events", "signal", "what", "cause"),
+    [
+        (STOP, 15, "stop", "engine-stopped"),
+        ((event("kill", signal="2"), *STOP[2:]), 2, "stop", "engine-stopped"),
+        ((event("kill", signal="1"), *STOP[1:3]), 9, "kill", "killed-from-outside"),
+    ],
+)
+def test_dockers_events_differ_for_a_stop_and_a_kill(
+    events: tuple[bytes, ...], signal: int, what: str, cause: str
+) -> None:
+    requests = []
+
+    def answer(request: str) -> Iterable[bytes]:
+        requests.append(request)
+        return (STREAM, *map(chunk, events), STREAM_END)
+
+    with dockerd(answer) as path, closing(connect(path)) as docker:
+        culprit = find_client(docker.events(ID, 10, 20))
+    text = f"dockerd sent signal {signal} at {AT}, as by docker {what}; its events do not name the client"
+    assert culprit == (text, "", cause)
+    assert "since=10&until=20" in requests[0]
+    assert ID in requests[0]
+
+
+@pytest.mark.parametrize("events", [None, {}, [], ["x"], [{"Action": "kill"}], [{"Action": "die", "time": 1}]])
+def test_events_without_a_signal_name_nobody(events: object) -> None:
+    assert find_client(events) is None
+
+
+class HostWithDocker(Host):
+    path = ""
+
+    def docker_reader(self) -> DockerReader:
+        return connect(self.path)
+
+
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [(f"MemAvailable 2.9 GB below 3 GB: killing {NAME}", True), (f"killed {ID[:12]}", True), ("killing comfy", False)],
+)
+def test_an_ending_by_dgx_anti_oom_is_named(tree: Tree, said: str, named: bool) -> None:
+    tree.dockerd()
+    host = HostWithDocker(tree.root)
+    with dockerd(lambda _: (STREAM, chunk(STOP[1]), STREAM_END)) as host.path:
+        culprit = find_culprit(host, (ID, NAME), PIDS, NOW, reader(anti_oom=(said,)))
+    assert culprit.text.startswith("dockerd sent signal 9")
+    assert culprit.text.endswith(": dgx-anti-oom") is named
+    assert ("systemctl disable --now dgx-anti-oom" in culprit.hint) is named
+    assert culprit.cause == "killed-from-outside"
+
+
+def test_a_dockerd_that_fails_is_named(tree: Tree) -> None:
+    tree.dockerd()
+    tree.docker("/events", {}, fails=True)
+    assert found(tree).text.startswith("neither the journal nor dockerd's events say who it was; GET /events: ")

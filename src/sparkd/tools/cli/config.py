@@ -118,11 +118,11 @@ def show_plan(args: argparse.Namespace) -> None:
         print(plan.script, end="")
     else:
         chosen = node.switch.findings if node and node.switch else ()
-        unbuilt = _read_unbuilt(CheckInputs(plan, settings), host)
-        print(f"{_described(plan, chosen, found, room, unbuilt)}\n\n{plan.script}".rstrip("\n"))
+        unbuilt = read_unbuilt(CheckInputs(plan, settings), host)
+        print(f"{describe_plan(plan, chosen, found, room, unbuilt)}\n\n{plan.script}".rstrip("\n"))
 
 
-def _read_unbuilt(inputs: CheckInputs, host: Host) -> str:
+def read_unbuilt(inputs: CheckInputs, host: Host) -> str:
     """Version of FlashInfer where the image of this node was checked, and has no prebuilt kernels of it."""
     with suppress(OSError, ValueError):
         checked = EngineImage.from_inputs(inputs).probe(host).checked
@@ -151,7 +151,7 @@ _UNBUILT = (
 )
 
 
-def _described(
+def describe_plan(
     plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemorySum | None, room: CompileRoom | None, unbuilt: str
 ) -> str:
     spec, node = plan.container, plan.node

@@ -137,6 +137,7 @@ def make_cold(spark: SparkdNode, total: float, weights: float, floor_mib: int, *
 
 
 def oom_kills(spark: SparkdNode) -> int:
+    """On the whole machine: in the other rows a compiler that is killed ends the load."""
     return int(spark.node.sh("grep -w oom_kill /proc/vmstat").stdout.split()[1])
 
 
@@ -154,10 +155,11 @@ def started(spark: SparkdNode) -> tuple[float, str]:
 def test_without_a_bound_the_memory_is_gone(spark: SparkdNode, _: int) -> None:
     make_cold(spark, *GB10, floor_mib=0, MAX_JOBS=22)
     before = oom_kills(spark)
-    with watched(spark), spark.starting() as start:
+    with watched(spark) as least, spark.starting() as start:
         wait_for(lambda: oom_kills(spark) > before or start.poll() is not None, 90, "the kernel to kill")
         assert oom_kills(spark) > before, spark.node.journal(spark.unit)
         spark.stop()
+    assert least[0] < UNIT_BYTES >> 20
 
 
 @pytest.mark.parametrize(
@@ -169,13 +171,12 @@ def test_bounded_by_the_plan_it_serves_and_the_second_start_is_warm(
     spark: SparkdNode, total: float, weights: float, jobs: int
 ) -> None:
     make_cold(spark, total, weights, floor_mib=FLOOR_MIB, LARGE_SECONDS=1)
-    before = oom_kills(spark)
     with watched(spark) as least:
         cold_seconds, journal = started(spark)
     assert f"ninja -j {jobs}\n" in journal
     assert "engine.kernels.warming" in journal
     assert "engine.compilers.held" not in journal, "the bound alone was to do it"
-    assert (least[0] > 2 * FLOOR_MIB, oom_kills(spark)) == (True, before), least
+    assert least[0] > 2 * FLOOR_MIB
     spark.stop()
     warm_seconds, journal = started(spark)
     assert "ninja" not in journal
@@ -190,9 +191,8 @@ def test_bounded_by_the_plan_it_serves_and_the_second_start_is_warm(
 @pytest.mark.parametrize("_", range(10))
 def test_compilers_that_nothing_bounds_are_held_back_and_it_serves(spark: SparkdNode, _: int) -> None:
     make_cold(spark, *GB10, floor_mib=FLOOR_MIB, UNBOUNDED=1)
-    before = oom_kills(spark)
     with watched(spark) as least:
         journal = started(spark)[1]
     assert "ninja -j 22\n" in journal
     assert "engine.compilers.held" in journal
-    assert (least[0] > FLOOR_MIB, oom_kills(spark)) == (True, before), least
+    assert least[0] > FLOOR_MIB

@@ -116,6 +116,12 @@ def test_an_image_is_checked_before_its_first_launch_and_not_again(asserting: As
     assert "engine.image.checked" not in serve_once(asserting)
 
 
+def test_what_flashinfer_lacks_in_an_image_is_kept_with_the_result(asserting: AssertingWorld) -> None:
+    asserting.use(OLD, 0, b"/usr/local/lib/python3.12/dist-packages/flashinfer_python-0.6.12.dist-info\n")
+    serve_once(asserting)
+    assert [(one["fault"], one["unbuilt"]) for one in asserting.results()] == [("", "0.6.12")]
+
+
 def test_an_image_that_is_not_as_asserted_blocks_until_it_is_built_again(asserting: AssertingWorld) -> None:
     asserting.use(OLD, 64, FAULT)
     rebuilt = asserting.once("blocked", lambda: asserting.use(NEW))

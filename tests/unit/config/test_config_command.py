@@ -10,10 +10,20 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.tree import Tree
 from tests.unit.commands import sparkd
 
 from generate import FILES
 from sparkd.base.config import Settings, load_settings, reference
+from sparkd.base.host import Host
+from sparkd.base.lib import recipes_dir
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import Node
+from sparkd.base.plan.script import render_asserts
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.state.launch_history import FILE, AssertResult, LaunchHistory
+from sparkd.tools.cli.config import describe_plan, read_unbuilt
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -112,6 +122,23 @@ def test_check_refuses_what_no_start_would_take(config: Path) -> None:
     assert all(
         needle in sparkd("config", "check", config=config, **nodes).stderr for needle in ("203.0.113.2)", "tiny-gpu")
     )
+
+
+@pytest.mark.parametrize("unbuilt", ["0.6.12", ""])
+def test_plan_says_what_the_checked_image_lacks_of_flashinfer(tree: Tree, unbuilt: str) -> None:
+    recipe = load_recipe("deepseek-v4-flash-balanced", [recipes_dir()]).recipe
+    plan = make_plan(recipe, Settings(), Node(0, "10.0.0.1", "10.0.0.1", 2, "fab0"))
+    tree.dockerd()
+    tree.docker("/version", {"Arch": "arm64"})
+    image = {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux", "Config": {}}
+    tree.docker(f"/images/{plan.image_to_run}/json", image)
+    result = AssertResult("", 1.0, "", unbuilt)
+    history = LaunchHistory().record_asserts("sha256:1", render_asserts(plan.asserts), result)
+    tree.file(FILE.path, FILE.encode(history))
+    found = read_unbuilt(CheckInputs(plan, Settings()), Host(tree.root))
+    assert found == unbuilt
+    said = "pip install flashinfer-jit-cache==0.6.12 --index-url"
+    assert (said in describe_plan(plan, (), None, None, found)) == bool(unbuilt)
 
 
 def test_plan_prints_the_script_and_no_secret(config: Path, tmp_path: Path) -> None:

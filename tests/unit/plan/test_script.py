@@ -131,6 +131,29 @@ def test_an_assertion_that_fails_says_what_it_found(command: str, code: int, fau
     assert code == 137 or script.find_fault(done.stderr) == fault
 
 
+@pytest.mark.parametrize(
+    ("packages", "unbuilt"),
+    [
+        (("python-0.6.12",), "0.6.12"),
+        (("cubin-0.6.12", "python-0.6.11.post3"), "0.6.11.post3"),
+        (("jit_cache-0.6.12+cu130", "python-0.6.12"), ""),
+        (("jit_cache-0.6.12+cu130",), ""),
+        (("python-$(reboot)",), ""),
+        ((), ""),
+    ],
+)
+def test_an_image_without_prebuilt_kernels_is_recognised(
+    tmp_path: Path, packages: tuple[str, ...], unbuilt: str
+) -> None:
+    site = tmp_path / "opt/env/lib/python3.12/site-packages"
+    for name in packages:
+        (site / f"flashinfer_{name}.dist-info").mkdir(parents=True)
+    text = script.render_asserts(["true"]).replace(" /{usr", f" {tmp_path}/{{usr")
+    done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("\n")) == (0, len(packages))
+    assert script.find_unbuilt(done.stdout) == unbuilt
+
+
 def test_a_long_command_is_cut_where_it_is_quoted() -> None:
     done = asserted(["test -e /x\n" * 100])
     assert len(script.find_fault(done.stderr)) <= script.SHOWN_COMMAND

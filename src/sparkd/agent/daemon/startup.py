@@ -28,7 +28,7 @@ from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
+from sparkd.base.plan.script import ASSERT_FAILED, find_fault, find_unbuilt, render_asserts
 from sparkd.base.state.history import count_short_loads
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.state.rank_record import RankRecord, left_segments
@@ -278,7 +278,7 @@ def check_image(agent: Agent) -> bool:
     found = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
     if code not in (0, ASSERT_FAILED):
         raise _blocked(agent, "can't be checked", f"exit code {code}: {found}", IMAGE_HINT)
-    result = AssertResult(found, round(time.monotonic() - began, 2), utc_now())
+    result = AssertResult(found, round(time.monotonic() - began, 2), utc_now(), find_unbuilt(log))
     agent.events.info("engine.image.checked", image=agent.plan.image, fault=found, seconds=result.seconds)
     written = agent.store.record(lambda launches: launches.record_asserts(image.id, program, result))
     if found and not written:

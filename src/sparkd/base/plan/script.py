@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -47,6 +48,12 @@ set -euo pipefail
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {{
 """
+_LIST_PACKAGES = (
+    "shopt -s nullglob; for one in "
+    "/{usr,usr/local,opt/*,{,.}venv,*/{,.}venv}/lib/python3*/{site,dist}-packages/flashinfer_*.dist-info; "
+    'do echo "$one"; done'
+)
+_FLASHINFER = re.compile(r"/flashinfer_(python|jit_cache)-([\w.+]{1,40})\.dist-info$", re.ASCII | re.MULTILINE)
 _HAS_RAY = (
     f'command -v ray >/dev/null || {{ echo "{NOT_AS_NEEDED}: executor: ray, and it has no ray" >&2; '
     f"exit {ASSERT_FAILED}; }}"
@@ -78,8 +85,12 @@ def exec_lines(argv: Iterable[str]) -> list[str]:
 
 
 def render_asserts(asserts: Iterable[str | Lines]) -> str:
-    """A bash program that ends at the first assertion that fails; empty without assertions."""
-    return "\n".join(_assert_line(one) for one in asserts)
+    """A bash program that ends at the first assertion that fails; empty without assertions.
+
+    Where all hold it prints which packages of FlashInfer the image has.
+    """
+    lines = [_assert_line(one) for one in asserts]
+    return "\n".join([*lines, _LIST_PACKAGES] if lines else [])
 
 
 def _assert_line(wanted: str | Lines) -> str:
@@ -100,6 +111,15 @@ def find_fault(log: str) -> str:
         return lines[-1] if lines else "it said nothing"
     wanted = lines[at].removeprefix(f"{NOT_AS_NEEDED}: ")
     return f"{lines[at - 1]} ({wanted})" if at else wanted
+
+
+def find_unbuilt(log: str) -> str:
+    """By the log of `render_asserts`: FlashInfer's version, where the image lacks flashinfer-jit-cache; else empty.
+
+    flashinfer-cubin does not help a GB10: 0.6.11 has kernels for 10.0 and 10.3 (flashinfer-ai/flashinfer issue 3294).
+    """
+    found = dict(_FLASHINFER.findall(log))
+    return "" if "jit_cache" in found else found.get("python", "")
 
 
 def ray_token(cluster_key: bytes, epoch: str) -> str:

@@ -82,6 +82,8 @@ class AssertResult(Struct, frozen=True):
     seconds: float
     at: str
     """UTC, ISO 8601."""
+    unbuilt: str = ""
+    """Version of FlashInfer where the image lacks its prebuilt kernels."""
 
 
 class LaunchHistory(Struct, frozen=True):

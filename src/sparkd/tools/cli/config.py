@@ -10,6 +10,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.base.cluster import auth, following, membership
 from sparkd.base.config import Settings, load_settings, load_with_origins, reference
 from sparkd.base.host import Host
@@ -17,6 +18,7 @@ from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import size
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.compile_jobs import CompileRoom, read_room
+from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import MemorySum, read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import COMPILE_JOBS, HCAS, INTERFACE
@@ -116,7 +118,16 @@ def show_plan(args: argparse.Namespace) -> None:
         print(plan.script, end="")
     else:
         chosen = node.switch.findings if node and node.switch else ()
-        print(f"{_described(plan, chosen, found, room)}\n\n{plan.script}".rstrip("\n"))
+        unbuilt = read_unbuilt(CheckInputs(plan, settings), host)
+        print(f"{describe_plan(plan, chosen, found, room, unbuilt)}\n\n{plan.script}".rstrip("\n"))
+
+
+def read_unbuilt(inputs: CheckInputs, host: Host) -> str:
+    """Version of FlashInfer where the image of this node was checked, and has no prebuilt kernels of it."""
+    with suppress(OSError, ValueError):
+        checked = EngineImage.from_inputs(inputs).probe(host).checked
+        return checked.unbuilt if checked else ""
+    return ""
 
 
 def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
@@ -134,11 +145,19 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
     return make_plan(recipe, settings, node)
 
 
-def _described(
-    plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemorySum | None, room: CompileRoom | None
+_UNBUILT = (
+    "the image has no flashinfer-jit-cache, so its kernels are compiled on a cold cache; to build them into it: "
+    "pip install flashinfer-jit-cache=={} --index-url https://flashinfer.ai/whl/cu130"
+)
+
+
+def describe_plan(
+    plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemorySum | None, room: CompileRoom | None, unbuilt: str
 ) -> str:
     spec, node = plan.container, plan.node
     parts = [*(found.rows() if found else ()), *([("compilers on a cold cache", room.describe())] if room else [])]
+    if unbuilt:
+        parts.append(("FlashInfer", _UNBUILT.format(unbuilt)))
     privileged = "yes" if spec.privileged else "no"
     rows = [
         *((name, text) for one in chosen for name, text in ((one.id, one.reason), ("", one.hint))),

@@ -1,0 +1,198 @@
+"""Compilers on a cold cache beside a rank's weights: they take a node's memory, and bounded or held back they do not.
+
+The node is a GB10 in small: UNIT_BYTES of memory stand for each GiB, also in sparkd's sums. Real are the node, its
+container, the processes, their memory, and who ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.processes import wait_for
+from tests.bed.space import REPOSITORY
+from tests.bed.sparkd_node import SparkdNode
+
+UNIT_BYTES = 32 << 20
+FLOOR_MIB = 16
+"""0.5 of the unit, as 512 MiB of a GiB."""
+GB10 = (121.6, 69.4)
+"""GiB in all, and of DeepSeek-V4-Flash on each of two nodes."""
+MODEL = "/srv/models/compiling"
+PROGRAMS = (
+    Path(__file__).parent / "programs/compiling.py",
+    REPOSITORY / "tests/integration/programs/endpoint_alike.py",
+)
+APP = "/usr/lib/sparkd/app/sparkd"
+RUNTIME = """\
+import json
+path = "/etc/docker/daemon.json"
+daemon = json.load(open(path))
+daemon["runtimes"]["nvidia"] = daemon["runtimes"]["bed"]
+json.dump(daemon, open(path, "w"))
+"""
+"""With it a container gets a GPU, where there is one."""
+SHARD = """\
+import json, sys
+size = int(sys.argv[2]) // 4 * 4
+tensors = {"layers.0.weight": {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}}
+header = json.dumps(tensors).encode()
+with open(sys.argv[1], "wb") as file:
+    file.write(len(header).to_bytes(8, "little") + header)
+    file.truncate(8 + len(header) + size)
+"""
+RECIPE = """\
+schema: 1
+name: compiling
+description: A stand-in that compiles
+source: tests
+extends: tiny-cpu
+model:
+  path: compiling
+image:
+  entrypoint: [python3, -IS, /models/compiling/compiling.py]
+args:
+  enforce-eager: null
+  max-model-len: 4096
+  max-num-seqs: 4
+  max-num-batched-tokens: 512
+  gpu-memory-utilization: 0.8
+container:
+  gpus: all
+memory_bytes: null
+env:
+  UNIT_BYTES: "{unit}"
+  WEIGHTS: "{weights}"
+{env}
+"""
+CONFIGURATION = """\
+[engine]
+recipe = "compiling"
+[memory]
+headroom_gib = {headroom}
+contiguous_gib = 0
+floor_mib = {floor}
+[preflight]
+skip = ["gpu"]
+"""
+SAMPLER = """
+import re, time
+least = 1 << 60
+while True:
+    text = open("/proc/meminfo").read()
+    now = int(re.search(r"MemAvailable: +(\\d+)", text)[1])
+    if now < least:
+        least = now
+        open("/root/least", "w").write(str(least))
+    time.sleep(0.05)
+"""
+TEN = [0, *(pytest.param(number, marks=pytest.mark.whole) for number in range(1, 10))]
+
+
+@pytest.fixture(scope="module")
+def spark(make_node: MakeNode, package: Path) -> SparkdNode:
+    made = SparkdNode(make_node("trixie"))
+    made.install(package)
+    for module in ("base/plan/compile_jobs.py", "agent/engine/compilers.py"):
+        made.node.run(
+            "sed", "-i", rf"s/^from sparkd.base.lib.text import GIB, size/&\nGIB = {UNIT_BYTES}/", f"{APP}/{module}"
+        )
+        assert f"\nGIB = {UNIT_BYTES}\n" in made.node.read(f"{APP}/{module}")
+    made.node.sh(f"cp -r /srv/models/tiny {MODEL} && rm {MODEL}/*.safetensors*")
+    for program in PROGRAMS:
+        made.node.put(program, f"{MODEL}/{program.name}")
+    made.node.run("python3", "-c", RUNTIME)
+    made.node.run("systemctl", "reload", "docker")
+    return made
+
+
+@contextmanager
+def watched(spark: SparkdNode) -> Iterator[list[int]]:
+    """The result gets one number at the end: the least MiB that were available in the node."""
+    spark.node.sh("rm -f /root/least")
+    spark.node.sh(f"setsid python3 -c '{SAMPLER}' sampler >/dev/null 2>&1 &")
+    found: list[int] = []
+    try:
+        yield found
+    finally:
+        for process in spark.node.found("sampler$"):
+            process.end()
+        found.append(int(spark.node.read("/root/least")) >> 10)
+        print(f"least available: {found[0]} MiB")
+
+
+def make_cold(spark: SparkdNode, total: float, weights: float, floor_mib: int, **env: object) -> None:
+    """Of a node of `total` GiB in small, and a model of so many."""
+    spark.stop()
+    spark.forget_failures()
+    spark.node.sh("rm -rf /var/lib/sparkd/cache /var/lib/sparkd/warm.json")
+    spark.node.memory(round(total * UNIT_BYTES))
+    spark.node.run("python3", "-c", SHARD, f"{MODEL}/model.safetensors", str(round(weights * UNIT_BYTES)))
+    added = "".join(f'  {name}: "{value}"\n' for name, value in env.items())
+    spark.node.write("/etc/sparkd/recipes/compiling.yaml", RECIPE.format(unit=UNIT_BYTES, weights=weights, env=added))
+    spark.configure(CONFIGURATION.format(headroom=2 * UNIT_BYTES / 2**30, floor=floor_mib))
+
+
+def oom_kills(spark: SparkdNode) -> int:
+    """On the whole machine: in the other rows a compiler that is killed ends the load."""
+    return int(spark.node.sh("grep -w oom_kill /proc/vmstat").stdout.split()[1])
+
+
+def started(spark: SparkdNode) -> tuple[float, str]:
+    """Until it serves: the engine's own seconds, and the journal since."""
+    cursor = spark.cursor()
+    spark.start()
+    seconds = spark.engine_seconds(cursor)
+    assert seconds is not None
+    print(f"ready after {seconds:.0f} s")
+    return seconds, spark.journal_since(cursor)
+
+
+@pytest.mark.parametrize("_", TEN)
+def test_without_a_bound_the_memory_is_gone(spark: SparkdNode, _: int) -> None:
+    make_cold(spark, *GB10, floor_mib=0, MAX_JOBS=22)
+    before = oom_kills(spark)
+    with watched(spark) as least, spark.starting() as start:
+        wait_for(lambda: oom_kills(spark) > before or start.poll() is not None, 90, "the kernel to kill")
+        assert oom_kills(spark) > before, spark.node.journal(spark.unit)
+        spark.stop()
+    assert least[0] < UNIT_BYTES >> 20
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "jobs"),
+    [(*GB10, 2), *(pytest.param(*GB10, 2, marks=pytest.mark.whole) for _ in range(9)),
+     pytest.param(59.6, 20, 2, marks=pytest.mark.whole), pytest.param(119.2, 40, 6, marks=pytest.mark.whole)],
+)  # fmt: skip
+def test_bounded_by_the_plan_it_serves_and_the_second_start_is_warm(
+    spark: SparkdNode, total: float, weights: float, jobs: int
+) -> None:
+    make_cold(spark, total, weights, floor_mib=FLOOR_MIB, LARGE_SECONDS=1)
+    with watched(spark) as least:
+        cold_seconds, journal = started(spark)
+    assert f"ninja -j {jobs}\n" in journal
+    assert "engine.kernels.warming" in journal
+    assert "engine.compilers.held" not in journal, "the bound alone was to do it"
+    assert least[0] > 2 * FLOOR_MIB
+    spark.stop()
+    warm_seconds, journal = started(spark)
+    assert "ninja" not in journal
+    assert "engine.kernels.warming" not in journal
+    assert warm_seconds < cold_seconds
+    report = spark.report()
+    assert report is not None
+    assert report.engine.warmth == "warm"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("_", range(10))
+def test_compilers_that_nothing_bounds_are_held_back_and_it_serves(spark: SparkdNode, _: int) -> None:
+    make_cold(spark, *GB10, floor_mib=FLOOR_MIB, UNBOUNDED=1)
+    with watched(spark) as least:
+        journal = started(spark)[1]
+    assert "ninja -j 22\n" in journal
+    assert "engine.compilers.held" in journal
+    assert least[0] > FLOOR_MIB

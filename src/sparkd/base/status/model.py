@@ -15,7 +15,15 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.text import parse_json
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
-from sparkd.base.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport, Metric
+from sparkd.base.status.figures import (
+    ActivityReport,
+    EngineReport,
+    Figures,
+    GpuReport,
+    HealthReport,
+    KernelReport,
+    Metric,
+)
 
 PATH = "/run/sparkd/report.json"
 """For commands and checks beside the agent."""
@@ -192,6 +200,10 @@ class NodeReport(Struct, frozen=True):
     """Of those, by `Cause`."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     """In each phase that this agent has left."""
+    kernel: tuple[KernelReport, ...] = ()
+    """The latest last."""
+    kernel_counts: Mapping[str, int] = field(default_factory=dict)
+    """All such messages, by kind and action: `xid restart`."""
     peers: tuple[PeerStatus, ...] = ()
     """The other nodes, in rank order."""
 
@@ -230,7 +242,7 @@ def format_duration(seconds: float | None) -> str:
 def without_figures(report: NodeReport) -> NodeReport:
     """Without those that change all the time, here and of the other nodes: nobody is woken for them."""
     peers = tuple(replace(one, report=one.report and without_figures(one.report)) for one in report.peers)
-    return replace(report, memory=None, activity=None, health=None, gpu=None, peers=peers)
+    return replace(report, memory=None, activity=None, health=None, gpu=None, kernel_counts={}, peers=peers)
 
 
 def load_seconds_left(engine: EngineReport, now: datetime) -> float | None:

@@ -54,4 +54,4 @@ def test_the_kernels_own_message_is_reported_within_two_seconds_and_a_forged_one
     assert asyncio.run(follow()) < 2
     assert [line.split()[1:3] for line in lines if name in line] == [["kind=container-out-of-memory", "action=none"]]
     assert not [line for line in lines if "forged" in line or "Xid" in line]
-    assert any(name in one.reason for one in published[-1].report.kernel)
+    assert published[-1].report.kernel_counts["container-out-of-memory none"] >= 1

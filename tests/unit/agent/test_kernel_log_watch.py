@@ -6,20 +6,20 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from tests.unit import page_reports
 
-from sparkd.agent.daemon import kernel_log
-from sparkd.agent.daemon.kernel_log import KEPT, MOST_DEVICES, REPEAT_SECONDS, KernelLogWatch
+from sparkd.agent.daemon.kernel_log import ID, KEPT_SECONDS, MOST_DEVICES, MOST_FINDINGS, REPEAT_SECONDS, KernelLogWatch
+from sparkd.agent.preflight.checks.kernel_log import KernelLog, KernelLogFacts, find_events
 from sparkd.agent.status.metrics import render_metrics
 from sparkd.base.host import kernel
 from sparkd.base.host.files import Files
 from sparkd.base.lib.log import events
 from sparkd.base.lib.redaction import Redaction
+from sparkd.base.status.model import FindingReport, NodeReport
 from sparkd.base.status.publisher import Published, Reporter
 from sparkd.base.status.view import View, overview
 
@@ -47,12 +47,15 @@ class Node:
         os.close(reader)
 
     @property
-    def report(self):  # type: ignore[no-untyped-def]
+    def report(self) -> NodeReport:
         return self.reporter.report
+
+    def shown(self) -> list[FindingReport]:
+        return [one for one in self.report.findings if one.id == ID]
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
+def node() -> Node:
     return Node()
 
 
@@ -65,12 +68,12 @@ def test_a_message_is_logged_reported_counted_and_shown_at_once(node: Node) -> N
     (line,) = node.lines
     assert line.startswith("kernel.message.logged kind=xid action=power-cycle ")
     assert "unplug it for 60 s" in line
-    (report,) = [one.report for one in node.published]
-    assert [(one.kind, one.action) for one in report.kernel] == [("xid", "power-cycle")]
+    report = node.published[0].report
+    assert [(one.level, one.action) for one in node.shown()] == [("warn", "power-cycle")]
     now = datetime.now(UTC)
     assert 'sparkd_kernel_messages_total{action="power-cycle",kind="xid"} 1.0' in render_metrics(report, now)[0]
-    (note,) = [one.text for one in overview(report, View(now, True)).notes if one.text.startswith("kernel: ")]
-    assert note.startswith("kernel: Xid 79: the GPU has fallen off the bus (000f:01:00), ")
+    (note,) = [one.text for one in overview(report, View(now, True)).notes if one.text.startswith("kernel-message: ")]
+    assert note.startswith("kernel-message: Xid 79: the GPU has fallen off the bus (000f:01:00), ")
     assert "(power-cycle: " in note
 
 
@@ -85,6 +88,7 @@ def test_what_asks_for_nothing_is_counted_and_logged_but_no_warning(node: Node) 
 def test_what_somebody_writes_into_the_log_is_not_believed(node: Node, priority: int) -> None:
     node.read(record(LOST, priority=priority), record(LOST, priority=priority), "nonsense", f"4;{LOST}")
     assert (node.lines, node.published, node.report.kernel_counts) == ([], [], {})
+    assert node.shown() == []
 
 
 def test_a_flood_of_equal_lines_is_one_event_and_a_count(node: Node) -> None:
@@ -92,7 +96,7 @@ def test_a_flood_of_equal_lines_is_one_event_and_a_count(node: Node) -> None:
     for _ in range(1000):
         node.read("\n".join([record(XID.format(43))] * 100))
     assert len(node.lines) == 1
-    assert len([one for one in node.published if one.report.kernel != node.published[0].report.kernel]) == 0
+    assert len(node.shown()) == 1
     assert node.report.kernel_counts == {"xid restart": 100_000}
     assert time.process_time() - began < 60
 
@@ -107,21 +111,24 @@ def test_the_same_is_an_event_again_after_an_hour_and_another_device_at_once(nod
     node.read(record(LOST))
     assert len(node.lines) == 3
     assert "count=4" in node.lines[-1]
-    assert len(node.report.kernel) == 2, "the last of its kind and device"
+    assert len(node.shown()) == 2, "the last of its kind and device"
+    node.now += KEPT_SECONDS
+    node.read(record("nothing that matters"))
+    assert node.shown() == []
 
 
 def test_processes_of_a_user_flood_neither_the_journal_nor_the_report(node: Node) -> None:
     killed = (f"Out of memory: Killed process {n} (p{n}) total-vm:1kB" for n in range(1000))
     node.read(*(record(text) for text in killed), record(LOST))
     assert len(node.lines) == MOST_DEVICES + 1, "another kind is not hidden"
-    assert len(node.report.kernel) <= KEPT
+    assert len(node.shown()) <= MOST_FINDINGS
     assert node.report.kernel_counts["out-of-memory restart"] == 1000
 
 
 def test_texts_from_outside_are_without_secrets_and_bounded(node: Node) -> None:
     node.read(record(f"Out of memory: Killed process 1 (s3cr3t-word {'x' * 400}) total-vm:1kB"))
     assert "s3cr3t-word" not in node.lines[0]
-    assert len(node.report.kernel[0].reason) < 200
+    assert len(node.shown()[0].reason) < 200
 
 
 def test_a_line_without_an_end_takes_no_memory(node: Node) -> None:
@@ -140,7 +147,8 @@ def test_a_line_without_an_end_takes_no_memory(node: Node) -> None:
 def test_records_that_were_overwritten_are_reported_once_and_the_rest_is_read(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [OSError(errno.EPIPE, "x"), OSError(errno.EPIPE, "x"), f"{record(LOST)}\n".encode(), BlockingIOError()]
+    overrun = OSError(errno.EPIPE, "x")
+    answers: list[bytes | OSError] = [overrun, overrun, f"{record(LOST)}\n".encode(), BlockingIOError()]
 
     def read(_fd: int, _size: int) -> bytes:
         answer = answers.pop(0)
@@ -148,7 +156,7 @@ def test_records_that_were_overwritten_are_reported_once_and_the_rest_is_read(
             raise answer
         return answer
 
-    monkeypatch.setattr(kernel_log.os, "read", read)
+    monkeypatch.setattr(os, "read", read)
     assert node.watch._read(0)
     assert [line.split()[0] for line in node.lines] == ["kernel.log.overrun", "kernel.message.logged"]
 
@@ -174,7 +182,7 @@ def test_a_new_record_is_reported_within_two_seconds_and_the_loop_rests_between(
         return used
 
     assert asyncio.run(follow()) < 0.1
-    assert len(node.published) == 1
+    assert node.shown()
     os.close(keeper)
 
 
@@ -185,3 +193,8 @@ def test_a_node_without_a_log_has_nothing_to_follow(tmp_path: Path, made: str) -
         (tmp_path / "dev/kmsg").write_text("")
     with pytest.raises(FileNotFoundError):
         kernel.open_log_end(Files(str(tmp_path)))
+
+
+def test_a_finding_of_preflight_has_the_same_action_word() -> None:
+    found = find_events([kernel.Record(1, 1.0, LOST), kernel.Record(2, 2.0, XID.format(94))])
+    assert KernelLog().judge(KernelLogFacts(10.0, 0.0, found)).action == "power-cycle"

@@ -11,21 +11,21 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.kernel_events import Action, Event, parse_event
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
-from sparkd.base.status.figures import KernelReport
-from sparkd.base.status.model import utc_now
+from sparkd.base.status.model import FindingReport
 from sparkd.base.status.publisher import Reporter
 
 REPEAT_SECONDS = 3600.0
 """After which a message of the same kind and device is an event again."""
 MOST_DEVICES = 8
 """Of one kind in that time: a user's process may be one. More are counted."""
-KEPT = 32
+ID, MOST_FINDINGS, KEPT_SECONDS = "kernel-message", 16, 24 * 3600.0
 """In the report, the latest."""
 BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1
 """A record takes 20 µs, and the kernel's ring has room for some ten thousand."""
@@ -57,6 +57,7 @@ class KernelLogWatch:
         self._told: dict[tuple[str, str, int], float] = {}
         """When, by kind, device and code."""
         self._counts = Counter[str]()
+        self._findings: tuple[tuple[float, FindingReport], ...] = ()
         self._pending = b""
 
     async def follow(self, fd: int) -> None:
@@ -68,7 +69,8 @@ class KernelLogWatch:
                 readable = asyncio.Event()
                 loop.add_reader(fd, readable.set)
                 try:
-                    await readable.wait()
+                    with suppress(TimeoutError):  # old findings go
+                        await asyncio.wait_for(readable.wait(), REPEAT_SECONDS)
                 finally:
                     loop.remove_reader(fd)
             await loop.create_future()
@@ -96,9 +98,16 @@ class KernelLogWatch:
             for record in filter(None, map(kernel.parse_record, lines)):
                 if (event := parse_event(record)) is not None:
                     self._note(event)
-        if self._counts != self._reporter.report.kernel_counts:
-            self._reporter.update(kernel_counts=dict(self._counts))
+        self._report()
         return True
+
+    def _report(self) -> None:
+        report, now = self._reporter.report, self._clock()
+        self._findings = tuple(one for one in self._findings if now - one[0] < KEPT_SECONDS)
+        others = tuple(one for one in report.findings if one.id != ID)
+        findings = (*others, *(finding for _, finding in self._findings))
+        if (findings, self._counts) != (report.findings, report.kernel_counts):
+            self._reporter.update(findings=findings, kernel_counts=dict(self._counts))
 
     def report_failure(self, error: OSError) -> None:
         hint = "journalctl -k -f shows it; the next start of sparkd tries again"
@@ -121,9 +130,13 @@ class KernelLogWatch:
             text=event.text,
             count=self._counts[name],
         )
-        entry = KernelReport(event.kind, effect.action.value, event.reason, effect.hint, utc_now())
-        others = tuple(one for one in self._reporter.report.kernel if one.reason != entry.reason)
-        self._reporter.update(kernel=(*others, entry)[-KEPT:], kernel_counts=dict(self._counts))
+        if effect.action is not Action.NONE:
+            at = time.strftime("%d %b %H:%M UTC", time.gmtime())
+            finding = FindingReport(ID, "warn", f"{event.reason}, {at}", effect.hint, effect.action.value)
+            others = [one for one in self._findings if not one[1].reason.startswith(f"{event.reason}, ")]
+            self._findings = (*others, (self._clock(), finding))[-MOST_FINDINGS:]
+            self._report()
+            self._reporter.publish()
 
     def _is_new(self, key: tuple[str, str, int]) -> bool:
         """Whether it is reported now: not within REPEAT_SECONDS, nor beside too many others of its kind."""

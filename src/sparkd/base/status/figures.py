@@ -1,4 +1,4 @@
-"""What the report has of the engine, its GPU and the kernel's log, and which metrics Prometheus has of its parts."""
+"""What the report has of the engine and its GPU, and which metrics Prometheus has of a part of the report."""
 
 from __future__ import annotations
 
@@ -26,17 +26,6 @@ class Figures(Struct, frozen=True):
     """A part of the report that declares metrics, in the order of the page."""
 
     metrics: ClassVar[tuple[Metric, ...]]
-
-
-class KernelReport(Struct, frozen=True):
-    """A message of the kernel's log since the agent began, the last one of its kind and device."""
-
-    kind: str
-    action: str
-    """An `Action` of sparkd.base.host.kernel_events."""
-    reason: str
-    hint: str
-    last: str
 
 
 class EngineReport(Figures, frozen=True):

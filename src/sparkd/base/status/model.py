@@ -15,15 +15,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.text import parse_json
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
-from sparkd.base.status.figures import (
-    ActivityReport,
-    EngineReport,
-    Figures,
-    GpuReport,
-    HealthReport,
-    KernelReport,
-    Metric,
-)
+from sparkd.base.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport, Metric
 
 PATH = "/run/sparkd/report.json"
 """For commands and checks beside the agent."""
@@ -63,6 +55,8 @@ class FindingReport(Struct, frozen=True):
     level: str
     reason: str
     hint: str
+    action: str = ""
+    """An `Action` of sparkd.base.host.kernel_events; empty where `hint` alone says what to do."""
 
 
 class MemoryReport(Figures, frozen=True):
@@ -200,10 +194,8 @@ class NodeReport(Struct, frozen=True):
     """Of those, by `Cause`."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     """In each phase that this agent has left."""
-    kernel: tuple[KernelReport, ...] = ()
-    """The latest last."""
     kernel_counts: Mapping[str, int] = field(default_factory=dict)
-    """All such messages, by kind and action: `xid restart`."""
+    """Messages of the kernel's log that matter, by kind and action: `xid restart`."""
     peers: tuple[PeerStatus, ...] = ()
     """The other nodes, in rank order."""
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypedDict, Unpack
 from msgspec.structs import replace
 
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport, KernelReport
+from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 from sparkd.base.status.model import (
     IN_SERVICE,
     LIMIT_BYTES,
@@ -59,7 +59,6 @@ class Changes(TypedDict, total=False):
     health: HealthReport | None
     smoke_passed: bool | None
     gpu: GpuReport | None
-    kernel: tuple[KernelReport, ...]
     kernel_counts: Mapping[str, int]
     launches: int
     ends: Mapping[str, int]
@@ -156,8 +155,7 @@ def make_public(report: NodeReport, redact: Callable[[str], str] = LIKELY) -> Pu
     restarts = tuple(replace(one, reason=redact(one.reason)) for one in report.restarts)
     peers = tuple(replace(one, said=redact(one.said)) for one in report.peers)
     shown = replace(report, message=message, last_cause=cause, last_hint=hint, findings=findings)
-    kernel = tuple(replace(one, reason=redact(one.reason)) for one in report.kernel)
-    shown = replace(shown, restarts=restarts, peers=peers, kernel=kernel)
+    shown = replace(shown, restarts=restarts, peers=peers)
     return Published(*fit(shown, LIMIT_BYTES))
 
 
@@ -171,7 +169,7 @@ def _differ(report: NodeReport, published: NodeReport | None) -> bool:
 def _urgent(report: NodeReport) -> object:
     """What is published at once."""
     peers = tuple((peer.contact, peer.report and peer.report.phase) for peer in report.peers)
-    return report.phase, report.draining, report.epoch, report.plan_digest, report.config_digest, report.kernel, peers
+    return report.phase, report.draining, report.epoch, report.plan_digest, report.config_digest, peers
 
 
 def status_line(report: NodeReport) -> str:

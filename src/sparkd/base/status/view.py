@@ -5,7 +5,6 @@ Texts are one line without control characters, and figures are within their boun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 
 from msgspec import Struct
@@ -104,8 +103,7 @@ def overview(report: NodeReport, view: View) -> Overview:
     nodes = [_node(report, view), *(_peer(one, view) for one in report.peers)]
     known = [(report, ""), *((peer.report, f"{name(peer.report.node)}: ") for peer in report.peers if peer.report)]
     restarts = (f"{prefix}{text}" for one, prefix in known for text in _restarts(one.restarts, view))
-    notes = (*_notes(known), *_kernel_notes(known, view))
-    return Overview(tuple(sorted(nodes, key=lambda one: one.rank)), notes, tuple(restarts))
+    return Overview(tuple(sorted(nodes, key=lambda one: one.rank)), _notes(known), tuple(restarts))
 
 
 def _node(report: NodeReport, view: View) -> NodeView:
@@ -167,19 +165,9 @@ def _notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
     return (*notes, *(Note("hint", f"{prefix}last cause: {sanitize(hint, TEXT_LIMIT)}") for prefix, hint in hints))
 
 
-def _kernel_notes(known: list[tuple[NodeReport, str]], view: View) -> Iterator[Note]:
-    """Messages of the kernel's log that ask for something, of the last day."""
-    for report, prefix in known:
-        for one in report.kernel:
-            age = seconds_since(one.last, view.now)
-            if one.action != "none" and age is not None and age < DAY_SECONDS:
-                todo = f"{name(one.action)}: {sanitize(one.hint, TEXT_LIMIT)}"
-                text = f"{sanitize(one.reason, TEXT_LIMIT)}, {format_duration(age)} ago ({todo})"
-                yield Note("warn", f"{prefix}kernel: {text}")
-
-
 def _finding(one: FindingReport) -> str:
-    hint = f" ({sanitize(one.hint, TEXT_LIMIT)})" if one.hint else ""
+    todo = ": ".join(filter(None, (name(one.action), sanitize(one.hint, TEXT_LIMIT))))
+    hint = f" ({todo})" if todo else ""
     return sanitize(one.reason, TEXT_LIMIT) + hint
 
 

@@ -1,4 +1,4 @@
-"""The kernel's log, followed while the agent runs: each kind and device once, whoever floods it."""
+"""The kernel's log, followed while the agent runs: each kind and device once, also in a flood."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_message_is_logged_reported_counted_and_shown_at_once(node: Node) -> N
     assert "(power-cycle: " in note
 
 
-def test_what_asks_for_nothing_is_counted_and_logged_but_no_warning(node: Node) -> None:
+def test_what_requires_nothing_is_counted_and_logged_but_no_warning(node: Node) -> None:
     node.read(record("r8169 0000:03:00.0 enp3s0: Link is Up - 1Gbps/Full - flow control rx/tx"))
     assert node.report.kernel_counts == {"link-up none": 1}
     assert [line.split()[0] for line in node.lines] == ["kernel.message.logged"]

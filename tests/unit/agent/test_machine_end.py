@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from tests.tree import Tree
+from tests.unit.agent.test_awaited import RECIPE, Late
 
 from sparkd.agent.daemon.machine_end import BootFacts, classify, read_facts
 from sparkd.base.host.files import Files
 from sparkd.base.host.journal import BootLine, parse_boot_line
 from sparkd.base.lib.errors import Cause
-from sparkd.base.state.launch_history import KILLED, End, LaunchHistory, MachineEnd
+from sparkd.base.state.launch_history import KILLED, End, LaunchHistory, MachineEnd, read_history
 
 END = 1_790_000_000.0
 QUIET = BootLine(END, "systemd", "Started session-3.scope - Session 3 of User spark.")
@@ -171,3 +172,24 @@ def test_other_ends_keep_their_reason() -> None:
     assert noted("power-lost", None) is None
     launched = LaunchHistory().record_launch("plan", "now", {}).boots
     assert noted("power-lost", boots=launched) == KILLED_END, "an agent of this boot: sparkd was upgraded"
+
+
+def test_the_first_agent_of_a_boot_reports_it_once_and_the_killed_agent_gets_it_as_its_cause(tree: Tree) -> None:
+    late = Late(tree)
+    late.appear(late.recipe, RECIPE)
+    late.appear(late.secret, "abc\n")
+    boot_id = late.tree.root / "proc/sys/kernel/random/boot_id"
+    late.tree.file("/proc/uptime", "100.00 1.00\n")
+    assert "machine.end.classified end=unknown" in late.start()
+    assert "machine.end.classified" not in late.start()
+    boot_id.write_text("next\n")
+    machine(late.tree, (STOPPED, QUIET))
+    assert "machine.end.classified end=ordered" in late.start()
+    assert KILLED in str(read_history(Files(str(late.tree.root))).ends[-1])
+    boot_id.write_text("third\n")
+    machine(late.tree, (QUIET,))
+    assert "machine.end.classified end=power-lost" in late.start()
+    known = read_history(Files(str(late.tree.root)))
+    assert known.ends[-1].reason.startswith("the machine ended while the agent ran: power-lost: the journal ends at ")
+    assert known.machine_end is not None
+    assert known.machine_end.boot_id == "third"

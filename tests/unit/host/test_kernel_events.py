@@ -111,7 +111,7 @@ def test_a_real_line_has_its_kind_device_and_action(line: str, kind: str, device
     assert event.effect.hint
 
 
-def test_there_are_real_lines_of_all_kinds_but_what_tells_that_the_driver_was_loaded() -> None:
+def test_there_are_real_lines_of_all_kinds_but_of_a_driver_that_was_loaded() -> None:
     assert {kind for _, kind, _, _ in LINES} == KINDS.keys() - {"driver-loaded"}
 
 

@@ -54,7 +54,7 @@ class KernelLogWatch:
         self._reporter = reporter
         self._events = events
         self._clock = clock
-        self._told: dict[tuple[str, str, int], float] = {}
+        self._reported: dict[tuple[str, str, int], float] = {}
         """When, by kind, device and code."""
         self._counts = Counter[str]()
         self._findings: tuple[tuple[float, FindingReport], ...] = ()
@@ -141,10 +141,10 @@ class KernelLogWatch:
     def _is_new(self, key: tuple[str, str, int]) -> bool:
         """Whether it is reported now: not within REPEAT_SECONDS, nor beside too many others of its kind."""
         now = self._clock()
-        if now - self._told.get(key, float("-inf")) < REPEAT_SECONDS:
+        if now - self._reported.get(key, float("-inf")) < REPEAT_SECONDS:
             return False
-        self._told = {known: at for known, at in self._told.items() if now - at < REPEAT_SECONDS}
-        if sum(kind == key[0] for kind, _, _ in self._told) >= MOST_DEVICES:
+        self._reported = {known: at for known, at in self._reported.items() if now - at < REPEAT_SECONDS}
+        if sum(kind == key[0] for kind, _, _ in self._reported) >= MOST_DEVICES:
             return False
-        self._told[key] = now
+        self._reported[key] = now
         return True

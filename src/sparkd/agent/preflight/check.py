@@ -54,7 +54,7 @@ class Verdict(Struct, frozen=True):
     shortage_bytes: int = 0
     needs_person: bool = False
     action: str = ""
-    """An `Action`, where the kernel's log asks for one."""
+    """An `Action`, where the kernel's log requires one."""
     awaits: str = ""
     """What may come by itself and clear this, such as "docker": preflight waits for it. Empty: nothing."""
     offers: tuple[tuple[EndProcess, ...], ...] = ()

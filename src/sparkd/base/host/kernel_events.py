@@ -1,4 +1,4 @@
-"""Messages of the kernel's log that matter, of kernel-log.toml: what they mean, and which action they ask for."""
+"""Messages of the kernel's log that matter, of kernel-log.toml: what they mean, and which action they require."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Text = Annotated[str, Meta(min_length=1)]
 
 
 class Action(StrEnum):
-    """What a message asks for."""
+    """What a message requires."""
 
     NONE = "none"
     RESTART = "restart"

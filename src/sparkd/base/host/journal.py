@@ -73,11 +73,13 @@ def read_journal(query: Query) -> Lines:
     return Lines(tuple(reversed(found)), cut=not whole)
 
 
-def _run(options: Sequence[str], take: Callable[[Iterable[bytes]], tuple[list[T], bool]]) -> tuple[list[T], bool]:
+def _run(
+    options: Sequence[str], take: Callable[[Iterable[bytes]], tuple[list[T], bool]], seconds: float = READ_SECONDS
+) -> tuple[list[T], bool]:
     """What `take` makes of the lines, newest first, and whether that is all of them."""
     command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json", *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        deadline = threading.Timer(READ_SECONDS, process.kill)
+        deadline = threading.Timer(seconds, process.kill)
         try:
             deadline.start()
             found, whole = take(process.stdout or ())
@@ -91,7 +93,7 @@ def _run(options: Sequence[str], take: Callable[[Iterable[bytes]], tuple[list[T]
     if code > 0:
         raise OSError(f"journalctl: {printable(said.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
     if code < 0 and whole and not found:
-        raise OSError(f"journalctl found nothing in {READ_SECONDS:g} s, and was ended")
+        raise OSError(f"journalctl found nothing in {seconds:g} s, and was ended")
     return found, whole and code >= 0
 
 
@@ -102,7 +104,7 @@ def read_last_boot(files: Files) -> tuple[BootLine, ...]:
     options = ["--boot=-1", f"--lines={LAST_LINES}", "_TRANSPORT=kernel", "+", "_TRANSPORT=driver", "+", "_PID=1"]
     options += [option for unit in OWN_UNITS for option in ("+", f"_SYSTEMD_UNIT={unit}")]
     try:
-        return tuple(_run(options, lambda printed: (list(filter(None, map(parse_boot_line, printed))), True))[0])
+        return tuple(_run(options, lambda printed: (list(filter(None, map(parse_boot_line, printed))), True), 20)[0])
     except OSError:  # no journalctl, or it has no such boot
         return ()
 

@@ -19,7 +19,6 @@ from sparkd.agent.cluster.inventory import Image, Inventory, Model, find_missing
 from sparkd.agent.cluster.inventory import dump as dump_inventory
 from sparkd.agent.cluster.inventory import parse as parse_inventory
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
-from sparkd.agent.preflight.checks import kernel_log
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.cluster.following import followed_context
 from sparkd.base.config import Settings
@@ -39,6 +38,7 @@ from sparkd.base.host import (
     weights,
 )
 from sparkd.base.host.journal import Line, Lines, parse_line
+from sparkd.base.host.kernel_events import parse_event
 from sparkd.base.lib.dockerd.reader import DockerError, frames
 from sparkd.base.lib.errors import SparkdError
 from sparkd.base.lib.redaction import Redaction
@@ -449,7 +449,7 @@ def parsers(root: Path) -> dict[str, Parser]:
 
     def kernel_line(data: bytes) -> object:
         record = kernel.parse_record(data)
-        return kernel_log.parse_event(record) if record else None
+        return parse_event(record) if record else None
 
     return {
         "engine log": Parser(

@@ -16,9 +16,10 @@ import pytest
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.kernel import Kernel
-from sparkd.agent.preflight.checks.kernel_log import KernelLog, Kind, parse_event
+from sparkd.agent.preflight.checks.kernel_log import KernelLog
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.files import Files
+from sparkd.base.host.kernel_events import parse_event
 
 REPOSITORY = Path(__file__).parents[2]
 LIVE = Files("/")
@@ -74,11 +75,13 @@ def test_a_process_that_a_container_limit_killed_differs_from_one_of_a_node_that
     assert done.wait(60) == -9
     (killed,) = (one for one in kernel.read_log(LIVE) if f"Killed process {done.pid} ({name})" in one.text)
     assert killed.text.startswith("Memory cgroup out of memory: ")
-    assert parse_event(killed) is None
+    limited = parse_event(killed)
+    assert limited is not None
+    assert (limited.kind, limited.effect.action, limited.effect.preflight) == ("container-out-of-memory", "none", "")
     # The node's own killer says the same words without the first two: mm/oom_kill.c, __oom_kill_process.
     event = parse_event(kernel.Record(1, 1.0, killed.text.replace("Memory cgroup out", "Out")))
     assert event is not None
-    assert (event.kind, event.subject) == (Kind.OUT_OF_MEMORY, name)
+    assert (event.kind, event.device) == ("out-of-memory", name)
 
 
 def test_the_kernels_own_record_of_a_kill_names_the_container_its_limit_and_the_largest(small_group: Path) -> None:

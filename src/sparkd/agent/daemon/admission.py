@@ -75,7 +75,8 @@ class Admission:
     def _show(self, findings: tuple[Finding, ...]) -> None:
         switch = self._agent.context.switch
         chosen = switch.findings if switch is not None else ()
-        reports = (FindingReport(f.id, f.verdict.level.value, f.verdict.reason, f.verdict.hint) for f in findings)
+        judged = ((f.id, f.verdict) for f in findings)
+        reports = (FindingReport(name, one.level.value, one.reason, one.hint, one.action) for name, one in judged)
         self._agent.reporter.update(findings=(*chosen, *reports))
         show_unproven(self._agent)
 

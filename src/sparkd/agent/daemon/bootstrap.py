@@ -25,6 +25,8 @@ from sparkd.agent.daemon.blocked import stamp_configuration
 from sparkd.agent.daemon.context import Agent, Base, Context, OwnRank, PhaseReport
 from sparkd.agent.daemon.head_config import HeadFollower, await_head, use_kept
 from sparkd.agent.daemon.history import LaunchRow
+from sparkd.agent.daemon.kernel_log import follow_kernel_log
+from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.page_cache import restore_readahead
 from sparkd.agent.daemon.proving import ProvingPeriod
 from sparkd.agent.daemon.run import endings
@@ -88,6 +90,7 @@ def build_agent(
     actions = Actions.acquire(host, loop, owner)
     if reason := actions.set_aside_rank():
         events.warning("state.read.failed", reason=reason)
+    note_machine_end(host, actions, loop, events)
     begun, switch_seen = begin_switch(config, host, actions, events)
     if place is not None and place.switch != begun:
         place = None
@@ -102,6 +105,7 @@ def build_agent(
     # First of all: a crash before this would not be counted.
     agent.store.record_start(agent.boot_id)
     agent.launch_row.recall(last)
+    follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
     restore_readahead(agent)
     agent.switching.settle()
     use_kept(agent, loaded.origins)

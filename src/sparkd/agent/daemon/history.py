@@ -50,6 +50,8 @@ class LaunchRow:
         """Read what this process is compared with. `last`: the end of the one before, which may have left a launch."""
         agent = self._agent
         killed = End(KILLED, at=utc_now(), cause=Cause.AGENT_KILLED)
+        if last is not None and last.code is None:  # it may be known how its machine ended
+            killed = replace(killed, reason=last.reason)
         end = killed if last is None or last.code is None else last
         work = partial(agent.actions.read_past, end, agent.plan.recipe, agent.context.rank)
         try:

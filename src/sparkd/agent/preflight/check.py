@@ -53,6 +53,8 @@ class Verdict(Struct, frozen=True):
     clears: bool = False
     shortage_bytes: int = 0
     needs_person: bool = False
+    action: str = ""
+    """An `Action`, where the kernel's log requires one."""
     awaits: str = ""
     """What may come by itself and clear this, such as "docker": preflight waits for it. Empty: nothing."""
     offers: tuple[tuple[EndProcess, ...], ...] = ()
@@ -84,6 +86,7 @@ def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
         fixes=tuple(dict.fromkeys(fix for one in ranked for fix in one.fixes)),
         clears=bool(blocking) and not stuck,
         needs_person=any(one.needs_person for one in ranked),
+        action=(stuck or ranked)[0].action,
         awaits=stuck[0].awaits if stuck and all(one.awaits for one in stuck) else "",
         offers=tuple(offer for one in ranked for offer in one.offers),
     )

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from sparkd.base.host.kernel_events import COUNTED
 from sparkd.base.lib.errors import Cause
 from sparkd.base.status.bounds import ITEMS_LIMIT
 from sparkd.base.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport
@@ -60,6 +61,8 @@ def families(report: NodeReport, now: datetime) -> Iterator[Family]:
     documentation = "Launches of the engine on this node before this agent."
     yield _counter("launches", documentation, [({}, report.launches)])
     yield _counter("ends", "Ends of those launches by cause.", _all_ends(report) if report.launches is not None else ())
+    documentation = "Messages of the kernel's log that matter, since the agent began."
+    yield _counter("kernel_messages", documentation, _kernel_messages(report))
     yield from _peers(report)
 
 
@@ -103,6 +106,11 @@ def _all_ends(report: NodeReport) -> Samples:
     for cause, count in report.ends.items():
         counts[_cause(cause)] += max(0, count)
     return (({"cause": cause}, count) for cause, count in counts.items())
+
+
+def _kernel_messages(report: NodeReport) -> Samples:
+    counts = report.kernel_counts
+    return (({"kind": kind, "action": action}, max(0, counts.get(f"{kind} {action}", 0))) for kind, action in COUNTED)
 
 
 def _peers(report: NodeReport) -> Iterator[Family]:

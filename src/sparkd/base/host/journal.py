@@ -7,10 +7,11 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
 
+from sparkd.base.host.files import Files
 from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.lib.text import Redactor, parse_json, printable
 
@@ -26,6 +27,8 @@ ENGINE = "engine| "
 LATEST_US = 1 << 53
 """Microseconds since 1970: the year 2255."""
 _FIELDS = "MESSAGE,PRIORITY"
+LAST_LINES = 400
+T = TypeVar("T")
 
 
 class Query(Struct, frozen=True, array_like=True):
@@ -46,6 +49,14 @@ class Line(Struct, frozen=True):
     text: Annotated[str, Meta(max_length=LINE_LIMIT)]
 
 
+class BootLine(Struct, frozen=True):
+    """`source`: kernel, journald, systemd or sparkd, which nobody else can write."""
+
+    at_seconds: float
+    source: str
+    text: str
+
+
 class Lines(Struct, frozen=True):
     lines: Annotated[tuple[Line, ...], Meta(max_length=MOST_LINES)]
     """Oldest first."""
@@ -58,15 +69,23 @@ def read_journal(query: Query, matches: Sequence[str] = (), seconds: float = REA
 
     Raises OSError where journalctl can't be run, or fails.
     """
-    command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json"]
-    command += [f"--output-fields={_FIELDS}", f"--priority={query.priority}"]
-    command += [f"--since={_stamp(query.since_us)}", f"--until={_stamp(query.until_us)}"]
-    command += matches or [f"--unit={unit}" for unit in OWN_UNITS]
+    options = [f"--output-fields={_FIELDS}", f"--priority={query.priority}"]
+    options += [f"--since={_stamp(query.since_us)}", f"--until={_stamp(query.until_us)}"]
+    options += matches or [f"--unit={unit}" for unit in OWN_UNITS]
+    found, whole = _run(options, lambda printed: take(printed, query), seconds)
+    return Lines(tuple(reversed(found)), cut=not whole)
+
+
+def _run(
+    options: Sequence[str], take: Callable[[Iterable[bytes]], tuple[list[T], bool]], seconds: float = READ_SECONDS
+) -> tuple[list[T], bool]:
+    """What `take` makes of the lines, newest first, and whether that is all of them."""
+    command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json", *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(seconds, process.kill)
         try:
             deadline.start()
-            found, whole = take(process.stdout or (), query)
+            found, whole = take(process.stdout or ())
             if not whole:
                 process.kill()
             said = process.stderr.read(1000) if process.stderr else b""
@@ -78,7 +97,38 @@ def read_journal(query: Query, matches: Sequence[str] = (), seconds: float = REA
         raise OSError(f"journalctl: {printable(said.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
     if code < 0 and whole and not found:
         raise OSError(f"journalctl found nothing in {seconds:g} s, and was ended")
-    return Lines(tuple(reversed(found)), cut=not whole or code < 0)
+    return found, whole and code >= 0
+
+
+def read_last_boot(files: Files) -> tuple[BootLine, ...]:
+    """The last lines of the boot before this one, newest first; none where the journal does not have it."""
+    if files.root != "/":  # a tree's are not this machine's
+        return tuple(files.recorded("last-boot", list[BootLine]) or ())
+    options = ["--boot=-1", f"--lines={LAST_LINES}", "_TRANSPORT=kernel", "+", "_TRANSPORT=driver", "+", "_PID=1"]
+    options += [option for unit in OWN_UNITS for option in ("+", f"_SYSTEMD_UNIT={unit}")]
+    try:
+        return tuple(_run(options, lambda printed: (list(filter(None, map(parse_boot_line, printed))), True), 20)[0])
+    except OSError:  # no journalctl, or it has no such boot
+        return ()
+
+
+def parse_boot_line(data: bytes) -> BootLine | None:
+    """None where others may have written it. A field that begins with _ is journald's own."""
+    with suppress(ValueError):
+        match parse_json(data):
+            case {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", **fields}:
+                source = "kernel"
+            case {"_TRANSPORT": "driver", **fields}:
+                source = "journald"
+            case {"_TRANSPORT": "journal", "_PID": "1", **fields}:
+                source = "systemd"
+            case {"_SYSTEMD_UNIT": str(unit), "_UID": "0", **fields} if unit in OWN_UNITS:
+                source = "sparkd"
+            case _:
+                return None
+        at_us = _number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US) or 0
+        return BootLine(at_us / 1e6, source, (_text(fields.get("MESSAGE")) or "")[:LINE_LIMIT])
+    return None
 
 
 def _stamp(at_us: int) -> str:

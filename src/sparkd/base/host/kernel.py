@@ -7,7 +7,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -151,14 +151,30 @@ def parse_record(line: bytes) -> Record | None:
     return Record(int(match[2]), int(match[3]) / 1e6, match[4].decode("utf-8", "backslashreplace"))
 
 
+def open_log_end(files: Files) -> int:
+    """A descriptor that new records are read from, without waiting; in a tree of files that of a FIFO. Raises OSError
+    as `read_log`.
+    """
+    with files.opened(LOG) as fd:
+        if _require_log(fd, files, stat.S_ISFIFO):
+            os.lseek(fd, 0, os.SEEK_END)
+        return os.dup(fd)
+
+
+def _require_log(fd: int, files: Files, stands_in: Callable[[int], bool]) -> bool:
+    """Whether it is the device. Raises FileNotFoundError where it is neither that nor, in a tree, what stands in."""
+    found = os.fstat(fd)
+    # Containers have a console or /dev/null there. A device in a tree of files is the log of this machine.
+    is_device = stat.S_ISCHR(found.st_mode) and found.st_rdev == LOG_DEVICE
+    if not (is_device if files.root == "/" else stands_in(found.st_mode)):
+        raise FileNotFoundError(errno.ENOENT, "no kernel log", LOG)
+    return is_device
+
+
 def _chunks(files: Files) -> Iterator[bytes]:
     """Of the log: one record per read of the device."""
     with files.opened(LOG) as fd:
-        found = os.fstat(fd)
-        # Containers have a console or /dev/null there. A device in a tree of files is the log of this machine.
-        is_device = stat.S_ISCHR(found.st_mode) and found.st_rdev == LOG_DEVICE
-        if not (is_device if files.root == "/" else stat.S_ISREG(found.st_mode)):
-            raise FileNotFoundError(errno.ENOENT, "no kernel log", LOG)
+        _require_log(fd, files, stat.S_ISREG)
         left = LOG_LIMIT_BYTES
         while left > 0:
             try:

@@ -76,6 +76,19 @@ class Boot(Struct, frozen=True):
     """Whether its end was not recorded."""
 
 
+class MachineEnd(Struct, frozen=True):
+    """How the boot before `boot_id` ended."""
+
+    boot_id: str
+    kind: str
+    """ordered, power-lost, kernel, watchdog, memory, heat, unknown."""
+    evidence: str
+    at: str
+
+    def __str__(self) -> str:
+        return sanitize(f"{self.kind}: {self.evidence}", END_LENGTH)
+
+
 class AssertResult(Struct, frozen=True):
     fault: str
     """What the first assertion that failed has found; empty where all hold."""
@@ -105,6 +118,8 @@ class LaunchHistory(Struct, frozen=True):
     """Before `last_exit`, of processes whose end nobody requested, newest last, with short reasons."""
     asserts: Mapping[str, AssertResult] = field(default_factory=dict)
     """Which images have what their recipes assert of them, by `_asserts_key`, newest last. An image is checked once."""
+
+    machine_end: MachineEnd | None = None
 
     @property
     def last_cause(self) -> End | None:
@@ -157,6 +172,15 @@ class LaunchHistory(Struct, frozen=True):
         killed = End(KILLED, at=now, cause=Cause.AGENT_KILLED)
         counted = self.record_failure(self.open.digest, killed) if self.open and self.open.boot_id == boot_id else self
         return replace(counted, ends=self._all_ends(now)).record_end(boot_id, killed)
+
+    def record_machine_end(self, end: MachineEnd) -> LaunchHistory:
+        """Of the first agent of a boot: a process that left no reason before it ended with the machine."""
+        last = self.last_exit
+        unexplained = last is not None and last.code is None and not any(x.boot_id == end.boot_id for x in self.boots)
+        if last is None or not unexplained or end.kind == "ordered":
+            return replace(self, machine_end=end)
+        reason = f"the machine ended while the agent ran: {end}"
+        return replace(self, machine_end=end, last_exit=replace(last, reason=reason, hint="journalctl -b -1 -e"))
 
     def begin(self, digest: str, boot_id: str) -> LaunchHistory:
         return replace(self, open=Open(digest, boot_id))

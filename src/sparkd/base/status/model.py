@@ -55,6 +55,8 @@ class FindingReport(Struct, frozen=True):
     level: str
     reason: str
     hint: str
+    action: str = ""
+    """An `Action` of sparkd.base.host.kernel_events; empty where `hint` alone says what to do."""
 
 
 class MemoryReport(Figures, frozen=True):
@@ -192,6 +194,8 @@ class NodeReport(Struct, frozen=True):
     """Of those, by `Cause`."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     """In each phase that this agent has left."""
+    kernel_counts: Mapping[str, int] = field(default_factory=dict)
+    """Messages of the kernel's log that matter, by kind and action: `xid restart`."""
     peers: tuple[PeerStatus, ...] = ()
     """The other nodes, in rank order."""
 
@@ -230,7 +234,7 @@ def format_duration(seconds: float | None) -> str:
 def without_figures(report: NodeReport) -> NodeReport:
     """Without those that change all the time, here and of the other nodes: nobody is woken for them."""
     peers = tuple(replace(one, report=one.report and without_figures(one.report)) for one in report.peers)
-    return replace(report, memory=None, activity=None, health=None, gpu=None, peers=peers)
+    return replace(report, memory=None, activity=None, health=None, gpu=None, kernel_counts={}, peers=peers)
 
 
 def load_seconds_left(engine: EngineReport, now: datetime) -> float | None:

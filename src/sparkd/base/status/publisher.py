@@ -59,6 +59,7 @@ class Changes(TypedDict, total=False):
     health: HealthReport | None
     smoke_passed: bool | None
     gpu: GpuReport | None
+    kernel_counts: Mapping[str, int]
     launches: int
     ends: Mapping[str, int]
     epoch: str

@@ -166,7 +166,8 @@ def _notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
 
 
 def _finding(one: FindingReport) -> str:
-    hint = f" ({sanitize(one.hint, TEXT_LIMIT)})" if one.hint else ""
+    todo = ": ".join(filter(None, (name(one.action), sanitize(one.hint, TEXT_LIMIT))))
+    hint = f" ({todo})" if todo else ""
     return sanitize(one.reason, TEXT_LIMIT) + hint
 
 

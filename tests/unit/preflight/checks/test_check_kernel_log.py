@@ -10,15 +10,14 @@ from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.kernel_log import (
     MOST_OF_A_KIND,
     RECENT_SECONDS,
-    Event,
     KernelLog,
     KernelLogFacts,
-    Kind,
     find_events,
 )
 from sparkd.agent.preflight.runner import examine
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.kernel import Record
+from sparkd.base.host.kernel_events import Event
 
 UPTIME = 100_000.0
 GPU = "PCI:000f:01:00"
@@ -150,7 +149,7 @@ def test_probe_reads_a_recorded_log(tree: Tree) -> None:
     assert KernelLog().probe(host) == KernelLogFacts(
         UPTIME,
         7.0,
-        (Event(Kind.DRIVER_LOADED, "", 0, 1, 7.0, LOADED), Event(Kind.XID, "000f:01:00", 94, 2, 9.5, xid(94))),
+        (Event("driver-loaded", "", 0, 1, 7.0, LOADED), Event("xid", "000f:01:00", 94, 2, 9.5, xid(94))),
     )
 
 
@@ -179,7 +178,7 @@ def test_a_log_in_which_everything_is_different_is_bounded(tree: Tree) -> None:
     ]
     found = KernelLog().probe(machine(tree, "".join(lines))).events
     assert len(found) == MOST_OF_A_KIND
-    assert all(len(one.text) <= 200 and one.text.isprintable() and one.subject.isprintable() for one in found)
+    assert all(len(one.text) <= 200 and one.text.isprintable() and one.device.isprintable() for one in found)
 
 
 def test_a_flood_hides_no_lost_gpu_and_of_it_the_latest_are_kept(tree: Tree) -> None:
@@ -188,7 +187,7 @@ def test_a_flood_hides_no_lost_gpu_and_of_it_the_latest_are_kept(tree: Tree) -> 
     for lines in ([*killed, lost], [lost, *killed]):
         facts, verdict = KernelLog().run(machine(tree, "".join(lines)))
         expect(verdict, Level.BLOCK, "Xid 79")
-        assert "p499" in {one.subject for one in facts.events}
+        assert "p499" in {one.device for one in facts.events}
 
 
 def test_a_console_in_place_of_the_log_is_none(tree: Tree) -> None:

@@ -10,7 +10,7 @@ from tests.tree import Tree
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.base.host import Host
-from sparkd.base.state.launch_history import FILE, LOADING, SERVING, End, LaunchHistory
+from sparkd.base.state.launch_history import FILE, LOADING, SERVING, End, LaunchHistory, MachineEnd
 
 PLAN, OTHER = "d1", "d2"
 CUT, STOPPED, KILLED = "cut", "stopped", "killed"
@@ -134,3 +134,9 @@ def test_a_phase_that_somebody_has_written_moves_no_cursor(tree: Tree) -> None:
     tree.file(FILE.path, FILE.encode(lived((PLAN, "\x1b[2J", CUT))).replace(LOADING, "\\u001b[2J"))
     tree.file("/proc/sys/kernel/random/boot_id", "now\n")
     assert [one.phase for one in LastBoot(PLAN).probe(Host(tree.root)).before] == ["\\x1b[2J"]
+
+
+def test_the_reason_has_how_the_machine_ended_if_that_is_of_this_boot(tree: Tree) -> None:
+    known = lived(SERVICE_CUT).record_machine_end(MachineEnd("now", "watchdog", "the hardware watchdog", ""))
+    assert judged(tree, known).reason.endswith("serving, by what is left of it watchdog: the hardware watchdog")
+    assert judged(tree, known, "later").reason.endswith("serving")

@@ -47,6 +47,8 @@ class LastBootFacts(Struct, frozen=True):
     changes: tuple[Change, ...]
     """Differences of the last launch from the last good start; the first of them."""
     changed: int
+    end: str = ""
+    """How the machine's last boot ended, with the evidence."""
 
 
 class LastBoot(Check[LastBootFacts], frozen=True):
@@ -69,7 +71,8 @@ class LastBoot(Check[LastBootFacts], frozen=True):
             Launch(sanitize(one.phase, VALUE_LENGTH), one.digest == self.digest, not one.open)
             for one in known.before(boot_id)
         )
-        return LastBootFacts(before, bool(known.good), changes[:MOST_CHANGES], len(changes))
+        end = str(known.machine_end) if known.machine_end and known.machine_end.boot_id == boot_id else ""
+        return LastBootFacts(before, bool(known.good), changes[:MOST_CHANGES], len(changes), end)
 
     def judge(self, facts: LastBootFacts) -> Verdict:
         if not facts.before:
@@ -77,12 +80,13 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         last = facts.before[-1]
         if last.end_seen:
             return ok("sparkd saw the end of the last launch before this boot")
+        ended = f", by what is left of it {facts.end}" if facts.end else ""
         in_a_row = len(tuple(takewhile(lambda one: one.ended_by_this_load, reversed(facts.before))))
         if in_a_row < TOO_MANY:
-            times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
-            reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}{times}"
-            return warn(reason, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
-        reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading; "
+            times = f", {in_a_row} times in a row" * (in_a_row > 1) + ended
+            reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"
+            return warn(reason + times, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
+        reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{ended}; "
         hint = f"fix the cause (journalctl -b -1 -e), then: systemctl start {self.unit}"
         return block(reason + _describe_changes(facts), hint, needs_person=True)
 

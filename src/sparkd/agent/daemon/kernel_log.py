@@ -1,0 +1,150 @@
+"""Follows the kernel's log while the agent runs: what matters to an engine is reported once, with its action.
+
+The file is opened beside the loop, and read by it: a read of the log waits for nothing. A flood costs one event for
+each kind and device, and a tenth of a core at most: what is overwritten meanwhile is lost, which is reported too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from sparkd.base.host import Host, kernel
+from sparkd.base.host.kernel_events import Action, Event, parse_event
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import MainLoop, Outcome
+from sparkd.base.status.model import FindingReport
+from sparkd.base.status.publisher import Reporter
+
+REPEAT_SECONDS = 3600.0
+"""After which a message of the same kind and device is an event again."""
+MOST_DEVICES = 8
+"""Of one kind in that time: a user's process may be one. More are counted."""
+ID, MOST_FINDINGS, KEPT_SECONDS = "kernel-message", 16, 24 * 3600.0
+"""In the report, the latest."""
+BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1
+"""A record takes 20 µs, and the kernel's ring has room for some ten thousand."""
+HINT = "nothing is to be done; all that is left: journalctl -k -b"
+
+
+def follow_kernel_log(host: Host, loop: MainLoop, reporter: Reporter, events: Events) -> None:
+    """From now on, in the loop. A node without a log of its own, as a container, has nothing to follow."""
+    watch = KernelLogWatch(reporter, events)
+
+    def begin(opened: Outcome[int]) -> None:
+        try:
+            loop.spawn(watch.follow(opened.result()))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            watch.report_failure(error)
+
+    loop.start(partial(kernel.open_log_end, host.files), "kernel-log", begin)
+
+
+class KernelLogWatch:
+    """For the main thread."""
+
+    def __init__(self, reporter: Reporter, events: Events, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reporter = reporter
+        self._events = events
+        self._clock = clock
+        self._reported: dict[tuple[str, str, int], float] = {}
+        """When, by kind, device and code."""
+        self._counts = Counter[str]()
+        self._findings: tuple[tuple[float, FindingReport], ...] = ()
+        self._pending = b""
+
+    async def follow(self, fd: int) -> None:
+        """Has no end of its own."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._read(fd):
+                await asyncio.sleep(PAUSE_SECONDS)
+                readable = asyncio.Event()
+                loop.add_reader(fd, readable.set)
+                try:
+                    with suppress(TimeoutError):  # old findings go
+                        await asyncio.wait_for(readable.wait(), REPEAT_SECONDS)
+                finally:
+                    loop.remove_reader(fd)
+            await loop.create_future()
+        finally:
+            os.close(fd)
+
+    def _read(self, fd: int) -> bool:
+        """What there is, up to a batch; whether more may come."""
+        for _ in range(BATCH_RECORDS):
+            try:
+                chunk = os.read(fd, kernel.RECORD_BYTES)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # overwritten before it was read: the next read returns the oldest record left
+                if self._is_new(("overrun", "", 0)):
+                    self._events.warning("kernel.log.overrun", hint=HINT)
+                continue
+            except OSError as error:
+                self.report_failure(error)
+                return False
+            if not chunk:
+                return False
+            *lines, rest = (self._pending + chunk).split(b"\n")
+            self._pending = rest if len(rest) <= kernel.RECORD_BYTES else b""
+            for record in filter(None, map(kernel.parse_record, lines)):
+                if (event := parse_event(record)) is not None:
+                    self._note(event)
+        self._report()
+        return True
+
+    def _report(self) -> None:
+        report, now = self._reporter.report, self._clock()
+        self._findings = tuple(one for one in self._findings if now - one[0] < KEPT_SECONDS)
+        others = tuple(one for one in report.findings if one.id != ID)
+        findings = (*others, *(finding for _, finding in self._findings))
+        if (findings, self._counts) != (report.findings, report.kernel_counts):
+            self._reporter.update(findings=findings, kernel_counts=dict(self._counts))
+
+    def report_failure(self, error: OSError) -> None:
+        hint = "journalctl -k -f shows it; the next start of sparkd tries again"
+        self._events.warning("kernel.log.failed", reason=error.strerror or str(error), hint=hint)
+
+    def _note(self, event: Event) -> None:
+        effect = event.effect
+        name = f"{event.kind} {effect.action.value}"
+        self._counts[name] += 1
+        if not self._is_new((event.kind, event.device, event.code)):
+            return
+        urgent = effect.action in (Action.REBOOT, Action.POWER_CYCLE)
+        log = self._events.error if urgent else self._events.warning
+        (self._events.info if effect.action is Action.NONE else log)(
+            "kernel.message.logged",
+            kind=event.kind,
+            action=effect.action.value,
+            reason=event.reason,
+            hint=effect.hint,
+            text=event.text,
+            count=self._counts[name],
+        )
+        if effect.action is not Action.NONE:
+            at = time.strftime("%d %b %H:%M UTC", time.gmtime())
+            finding = FindingReport(ID, "warn", f"{event.reason}, {at}", effect.hint, effect.action.value)
+            others = [one for one in self._findings if not one[1].reason.startswith(f"{event.reason}, ")]
+            self._findings = (*others, (self._clock(), finding))[-MOST_FINDINGS:]
+            self._report()
+            self._reporter.publish()
+
+    def _is_new(self, key: tuple[str, str, int]) -> bool:
+        """Whether it is reported now: not within REPEAT_SECONDS, nor beside too many others of its kind."""
+        now = self._clock()
+        if now - self._reported.get(key, float("-inf")) < REPEAT_SECONDS:
+            return False
+        self._reported = {known: at for known, at in self._reported.items() if now - at < REPEAT_SECONDS}
+        if sum(kind == key[0] for kind, _, _ in self._reported) >= MOST_DEVICES:
+            return False
+        self._reported[key] = now
+        return True

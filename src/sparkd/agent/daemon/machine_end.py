@@ -1,0 +1,138 @@
+"""How the machine's last boot ended: looked at once a boot, by its first agent, and kept in the launch history.
+
+Evidence is what the kernel left (pstore, the watchdog's status) and the end of that boot's journal, of lines that only
+the kernel, systemd, journald and sparkd can write. A power cut and a freeze that a hand has reset leave the same: none.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+
+from msgspec import Struct
+
+from sparkd.agent.actions import Actions
+from sparkd.agent.daemon.state_store import StateStore
+from sparkd.base.host import Host
+from sparkd.base.host.files import Files, Kind
+from sparkd.base.host.journal import BootLine, read_last_boot
+from sparkd.base.host.kernel import Record
+from sparkd.base.host.kernel_events import Action, parse_event
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state.launch_history import MachineEnd
+from sparkd.base.state.rank_record import read_boot_id
+from sparkd.base.status.model import utc_now
+
+LOOK_SECONDS = 30.0
+LAST_SECONDS = 120.0
+"""Before the end of the journal: what came earlier did not end the machine."""
+DUMP_FOLDERS = ("/sys/fs/pstore", "/var/lib/systemd/pstore")
+DUMP_BYTES, MOST_DUMPS = 1 << 16, 32
+EARLIER_SECONDS = 600.0
+"""That a dump may be older than the last line of the journal: another boot's is hours older."""
+OVERHEAT, CARD_RESET = 0x01, 0x20
+"""WDIOF_OVERHEAT and WDIOF_CARDRESET of linux/watchdog.h."""
+SHUTDOWN = re.compile(r"Reached target .{0,40}(?:[Ss]hutdown|[Rr]eboot|[Pp]ower-?[Oo]ff|[Hh]alt|final)")
+SHORT_OF_MEMORY = re.compile(r"agent\.run\.failed .*\bcause=(?:memory-guard|memory-taken|kernel-oom)\b")
+_DUMPED = re.compile(
+    r"^(?:<\d{1,3}>)?\[ *[\d.]{1,20}\](?:\[ *\w{1,12}\])? (Kernel panic - not syncing|Unable to handle kernel "
+    r"|BUG: (?:unable to handle|kernel NULL)|kernel BUG at |Internal error: )(.{0,160})",
+    re.MULTILINE,
+)
+PANIC = "Kernel panic - not syncing"
+
+
+class BootFacts(Struct, frozen=True):
+    lines: tuple[BootLine, ...] = ()
+    """Of the last boot's journal, newest first; none where it is not kept."""
+    dumps: tuple[str, ...] = ()
+    """What the kernel said at its end, by pstore."""
+    bootstatus: int = 0
+    """Of all watchdogs, as bits."""
+
+
+def note_machine_end(host: Host, actions: Actions, loop: MainLoop, events: Events) -> None:
+    """Once a boot. Where nobody can look now, the next agent does."""
+    store, boot_id = StateStore(host, actions, loop, events), read_boot_id(host.files)
+    noted = store.read_launches().machine_end
+    if noted is not None and noted.boot_id == boot_id:
+        return
+    try:
+        facts = loop.beside(partial(read_facts, host.files), LOOK_SECONDS, "reading how the last boot ended")
+    except OSError as error:
+        events.warning("machine.end.unread", reason=str(error), hint="journalctl -b -1 -e")
+        return
+    kind, evidence = classify(facts)
+    end = MachineEnd(boot_id, kind, evidence, utc_now())
+    store.record(lambda launches: launches.record_machine_end(end))
+    log = events.info if kind == "ordered" else events.warning
+    log("machine.end.classified", end=kind, evidence=evidence, hint="" if kind == "ordered" else "journalctl -b -1 -e")
+
+
+def read_facts(files: Files) -> BootFacts:
+    """Raises OSError."""
+    lines = read_last_boot(files)
+    since = lines[0].at_seconds if lines else time.time() - float(files.value("/proc/uptime").split()[0])
+    status = 0
+    for name in files.names_if_any("/sys/class/watchdog"):
+        with suppress(OSError, ValueError):
+            status |= int(files.value(f"/sys/class/watchdog/{name}/bootstatus"), 0)
+    dumps = [path for folder in DUMP_FOLDERS for path in _dumps(files, folder, since - EARLIER_SECONDS)]
+    texts = (files.head(path, DUMP_BYTES).decode("utf-8", "replace") for path in dumps[:MOST_DUMPS])
+    said = (f"{found[1]}{found[2]}" for text in texts for found in _DUMPED.finditer(text))
+    return BootFacts(lines, tuple(sanitize(one) for one in said), status)
+
+
+def _dumps(files: Files, folder: str, since: float, depth: int = 2) -> Iterator[str]:
+    for name in files.names_if_any(folder):
+        path = f"{folder}/{name}"
+        facts = files.lstat(path)
+        if facts.kind is Kind.FOLDER and depth:
+            yield from _dumps(files, path, since, depth - 1)
+        elif facts.kind is Kind.FILE and name.startswith("dmesg") and facts.modified_at_seconds >= since:
+            yield path
+
+
+def classify(facts: BootFacts) -> tuple[str, str]:
+    """One of ordered, power-lost, kernel, watchdog, memory, heat, unknown; and the evidence in one line. Pure."""
+    last = [line for line in facts.lines if line.at_seconds >= facts.lines[0].at_seconds - LAST_SECONDS]
+    kernel = [line.text for line in last if line.source == "kernel"]
+    known = [event for text in kernel if (event := parse_event(Record(0, 0.0, text))) is not None]
+    first = {event.kind: event.text for event in reversed(known)}
+    ordered = next((line.text for line in facts.lines if line.source == "systemd" and SHUTDOWN.match(line.text)), "")
+    journald = next((line.text for line in facts.lines if line.source == "journald"), "")
+    ordered = ordered or (journald if journald == "Journal stopped" else "")
+    panics = [text for text in facts.dumps if text.startswith(PANIC)]
+    guard = next((line.text for line in last if line.source == "sparkd" and SHORT_OF_MEMORY.match(line.text)), "")
+    memory = guard or first.get("out-of-memory", "") or first.get("driver-no-memory", "")
+    fault = next((event.reason for event in known if event.effect.action is not Action.NONE), "")
+    candidates = (
+        ("memory", next((text for text in panics if "memory" in text), "")),
+        ("kernel", panics[0] if panics else ""),
+        ("heat", first.get("overheated", "")),
+        ("ordered", ordered),
+        ("heat", "the watchdog reports that it was too hot" if facts.bootstatus & OVERHEAT else ""),
+        (
+            "watchdog",
+            "the hardware watchdog reports that it reset the machine" if facts.bootstatus & CARD_RESET else "",
+        ),
+        ("kernel", facts.dumps[0] if facts.dumps else first.get("oops", "")),
+        ("memory", memory),
+        ("heat", first.get("throttled", "")),
+        ("unknown", fault),
+        (
+            "unknown",
+            "" if facts.lines else "no journal of that boot is kept: sudo mkdir /var/log/journal keeps the next",
+        ),
+    )
+    for kind, evidence in candidates:
+        if evidence:
+            return kind, sanitize(evidence)
+    at = datetime.fromtimestamp(facts.lines[0].at_seconds, UTC).isoformat(timespec="seconds")
+    return "power-lost", f"the journal ends at {at} without a shutdown or a fault: a power cut, or a reset by hand"

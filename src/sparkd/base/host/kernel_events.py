@@ -1,0 +1,95 @@
+"""Messages of the kernel's log that matter, of kernel-log.toml: what they mean, and which action they require."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field, toml
+
+from sparkd.base.host.kernel import Record
+from sparkd.base.lib import read_data
+from sparkd.base.lib.text import sanitize
+
+LINE_LIMIT = 1000
+"""Characters that are searched: a message is printed in pieces of at most that."""
+DEVICE_LIMIT = 40
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class Action(StrEnum):
+    """What a message requires."""
+
+    NONE = "none"
+    RESTART = "restart"
+    """Of the engine, which sparkd does where it ends."""
+    REBOOT = "reboot"
+    POWER_CYCLE = "power-cycle"
+    INSPECT = "inspect"
+    """By a person: no restart helps, and none is needed now."""
+
+
+class Effect(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    action: Action
+    meaning: Text
+    """With `{device}` and `{code}` of the message."""
+    hint: Text
+    preflight: Literal["", "warn", "block"] = ""
+
+
+class Kind(Effect, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Its own effect is that of each code without an entry."""
+
+    name: Text
+    patterns: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    """Groups: `device`, which may be a process, and `code`."""
+    base: Literal[10, 16] = 10
+    """Of `code`."""
+    codes: Mapping[str, Effect] = field(default_factory=dict)
+
+
+class _Table(Struct, frozen=True, forbid_unknown_fields=True):
+    kinds: tuple[Kind, ...]
+
+
+KINDS = {kind.name: kind for kind in toml.decode(read_data("kernel-log.toml"), type=_Table).kinds}
+_PATTERNS = tuple((name, re.compile(pattern)) for name, kind in KINDS.items() for pattern in kind.patterns)
+COUNTED = tuple(
+    sorted({(kind.name, effect.action.value) for kind in KINDS.values() for effect in (kind, *kind.codes.values())})
+)
+"""Each kind with each of its actions."""
+
+
+class Event(Struct, frozen=True):
+    kind: str
+    device: str
+    code: int
+    """The Xid, or the recovery action; else 0."""
+    count: int
+    last_seconds: float
+    """Since boot."""
+    text: str
+
+    @property
+    def effect(self) -> Effect:
+        kind = KINDS[self.kind]
+        return kind.codes.get(str(self.code), kind)
+
+    @property
+    def reason(self) -> str:
+        meaning = self.effect.meaning.replace("{code}", str(self.code)).replace("({device})", f"({self.device or '?'})")
+        return meaning.replace("{device}", self.device).replace("  ", " ").strip()
+
+
+def parse_event(record: Record) -> Event | None:
+    """None for messages that do not matter, such as mlx5's warning of 27 W, which healthy machines log at each boot."""
+    line = record.text[:LINE_LIMIT]
+    for name, pattern in _PATTERNS:
+        if matched := pattern.match(line):
+            groups = matched.groupdict()
+            code = int((groups.get("code") or "0")[:8], KINDS[name].base)
+            device = sanitize(groups.get("device") or "", DEVICE_LIMIT)
+            return Event(name, device, code, 1, round(record.seconds, 3), sanitize(record.text))
+    return None

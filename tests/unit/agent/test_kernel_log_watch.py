@@ -1,0 +1,200 @@
+"""The kernel's log, followed while the agent runs: each kind and device once, also in a flood."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.unit import page_reports
+
+from sparkd.agent.daemon.kernel_log import ID, KEPT_SECONDS, MOST_DEVICES, MOST_FINDINGS, REPEAT_SECONDS, KernelLogWatch
+from sparkd.agent.preflight.checks.kernel_log import KernelLog, KernelLogFacts, find_events
+from sparkd.agent.status.metrics import render_metrics
+from sparkd.base.host import kernel
+from sparkd.base.host.files import Files
+from sparkd.base.lib.log import events
+from sparkd.base.lib.redaction import Redaction
+from sparkd.base.status.model import FindingReport, NodeReport
+from sparkd.base.status.publisher import Published, Reporter
+from sparkd.base.status.view import View, overview
+
+XID = "NVRM: Xid (PCI:000f:01:00): {}, pid=4848, name=VLLM::Worker_TP"
+LOST = XID.format(79)
+
+
+class Node:
+    """A watch with a clock, and what it has logged and published."""
+
+    def __init__(self) -> None:
+        self.now, self.lines, self.published = 1000.0, list[str](), list[Published]()
+        self.reporter = Reporter(page_reports.serving(), (self.published.append,))
+        self.watch = KernelLogWatch(
+            self.reporter, events(lambda _, line: self.lines.append(line), Redaction(["s3cr3t-word"])), lambda: self.now
+        )
+
+    def read(self, *records: str) -> None:
+        """What the kernel prints, through a pipe."""
+        reader, writer = os.pipe2(os.O_NONBLOCK)
+        with os.fdopen(writer, "wb", 0) as pipe:
+            for record in records:
+                pipe.write(f"{record}\n".encode())
+                assert self.watch._read(reader)
+        os.close(reader)
+
+    @property
+    def report(self) -> NodeReport:
+        return self.reporter.report
+
+    def shown(self) -> list[FindingReport]:
+        return [one for one in self.report.findings if one.id == ID]
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+def record(text: str, number: int = 1, priority: int = 4) -> str:
+    return f"{priority},{number},8000000,-;{text}"
+
+
+def test_a_message_is_logged_reported_counted_and_shown_at_once(node: Node) -> None:
+    node.read(record(LOST), " SUBSYSTEM=pci", " DEVICE=+pci:000f:01:00.0")
+    (line,) = node.lines
+    assert line.startswith("kernel.message.logged kind=xid action=power-cycle ")
+    assert "unplug it for 60 s" in line
+    report = node.published[0].report
+    assert [(one.level, one.action) for one in node.shown()] == [("warn", "power-cycle")]
+    now = datetime.now(UTC)
+    assert 'sparkd_kernel_messages_total{action="power-cycle",kind="xid"} 1.0' in render_metrics(report, now)[0]
+    (note,) = [one.text for one in overview(report, View(now, True)).notes if one.text.startswith("kernel-message: ")]
+    assert note.startswith("kernel-message: Xid 79: the GPU has fallen off the bus (000f:01:00), ")
+    assert "(power-cycle: " in note
+
+
+def test_what_requires_nothing_is_counted_and_logged_but_no_warning(node: Node) -> None:
+    node.read(record("r8169 0000:03:00.0 enp3s0: Link is Up - 1Gbps/Full - flow control rx/tx"))
+    assert node.report.kernel_counts == {"link-up none": 1}
+    assert [line.split()[0] for line in node.lines] == ["kernel.message.logged"]
+    assert not [one for one in overview(node.report, View(datetime.now(UTC), True)).notes if "enp3s0" in one.text]
+
+
+@pytest.mark.parametrize("priority", [8, 12, 28])
+def test_what_somebody_writes_into_the_log_is_not_believed(node: Node, priority: int) -> None:
+    node.read(record(LOST, priority=priority), record(LOST, priority=priority), "nonsense", f"4;{LOST}")
+    assert (node.lines, node.published, node.report.kernel_counts) == ([], [], {})
+    assert node.shown() == []
+
+
+def test_a_flood_of_equal_lines_is_one_event_and_a_count(node: Node) -> None:
+    began = time.process_time()
+    for _ in range(1000):
+        node.read("\n".join([record(XID.format(43))] * 100))
+    assert len(node.lines) == 1
+    assert len(node.shown()) == 1
+    assert node.report.kernel_counts == {"xid restart": 100_000}
+    assert time.process_time() - began < 60
+
+
+def test_the_same_is_an_event_again_after_an_hour_and_another_device_at_once(node: Node) -> None:
+    node.read(record(LOST), record(LOST.replace("000f", "0001")))
+    assert len(node.lines) == 2
+    node.now += REPEAT_SECONDS - 1
+    node.read(record(LOST))
+    assert len(node.lines) == 2
+    node.now += 1
+    node.read(record(LOST))
+    assert len(node.lines) == 3
+    assert "count=4" in node.lines[-1]
+    assert len(node.shown()) == 2, "the last of its kind and device"
+    node.now += KEPT_SECONDS
+    node.read(record("nothing that matters"))
+    assert node.shown() == []
+
+
+def test_processes_of_a_user_flood_neither_the_journal_nor_the_report(node: Node) -> None:
+    killed = (f"Out of memory: Killed process {n} (p{n}) total-vm:1kB" for n in range(1000))
+    node.read(*(record(text) for text in killed), record(LOST))
+    assert len(node.lines) == MOST_DEVICES + 1, "another kind is not hidden"
+    assert len(node.shown()) <= MOST_FINDINGS
+    assert node.report.kernel_counts["out-of-memory restart"] == 1000
+
+
+def test_texts_from_outside_are_without_secrets_and_bounded(node: Node) -> None:
+    node.read(record(f"Out of memory: Killed process 1 (s3cr3t-word {'x' * 400}) total-vm:1kB"))
+    assert "s3cr3t-word" not in node.lines[0]
+    assert len(node.shown()[0].reason) < 200
+
+
+def test_a_line_without_an_end_takes_no_memory(node: Node) -> None:
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    for _ in range(200):
+        os.write(writer, b"4,1,1,-;" + b"x" * 16_000)
+        assert node.watch._read(reader)
+    assert len(node.watch._pending) <= kernel.RECORD_BYTES
+    os.write(writer, f"\n{record(LOST)}\n".encode())
+    node.watch._read(reader)
+    assert len(node.lines) == 1
+    os.close(reader)
+    os.close(writer)
+
+
+def test_records_that_were_overwritten_are_reported_once_and_the_rest_is_read(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrun = OSError(errno.EPIPE, "x")
+    answers: list[bytes | OSError] = [overrun, overrun, f"{record(LOST)}\n".encode(), BlockingIOError()]
+
+    def read(_fd: int, _size: int) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(os, "read", read)
+    assert node.watch._read(0)
+    assert [line.split()[0] for line in node.lines] == ["kernel.log.overrun", "kernel.message.logged"]
+
+
+def test_a_new_record_is_reported_within_two_seconds_and_the_loop_rests_between(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    os.mkfifo(tmp_path / "dev/kmsg")
+    keeper = os.open(tmp_path / "dev/kmsg", os.O_RDWR | os.O_NONBLOCK)
+    fd = kernel.open_log_end(Files(str(tmp_path)))
+    node = Node()
+
+    async def follow() -> float:
+        task = asyncio.ensure_future(node.watch.follow(fd))
+        await asyncio.sleep(0.3)
+        used = time.process_time()
+        await asyncio.sleep(0.5)
+        used = time.process_time() - used
+        os.write(keeper, f"{record(LOST)}\n".encode())
+        deadline = time.monotonic() + 2
+        while not node.published and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        return used
+
+    assert asyncio.run(follow()) < 0.1
+    assert node.shown()
+    os.close(keeper)
+
+
+@pytest.mark.parametrize("made", ["nothing", "file"])
+def test_a_node_without_a_log_has_nothing_to_follow(tmp_path: Path, made: str) -> None:
+    if made == "file":
+        (tmp_path / "dev").mkdir()
+        (tmp_path / "dev/kmsg").write_text("")
+    with pytest.raises(FileNotFoundError):
+        kernel.open_log_end(Files(str(tmp_path)))
+
+
+def test_a_finding_of_preflight_has_the_same_action_word() -> None:
+    found = find_events([kernel.Record(1, 1.0, LOST), kernel.Record(2, 2.0, XID.format(94))])
+    assert KernelLog().judge(KernelLogFacts(10.0, 0.0, found)).action == "power-cycle"

@@ -1,0 +1,195 @@
+"""How the last boot ended, by what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+from tests.tree import Tree
+from tests.unit.agent.test_awaited import RECIPE, Late
+
+from sparkd.agent.daemon.machine_end import BootFacts, classify, read_facts
+from sparkd.base.host.files import Files
+from sparkd.base.host.journal import BootLine, parse_boot_line
+from sparkd.base.lib.errors import Cause
+from sparkd.base.state.launch_history import KILLED, End, LaunchHistory, MachineEnd, read_history
+
+END = 1_790_000_000.0
+QUIET = BootLine(END, "systemd", "Started session-3.scope - Session 3 of User spark.")
+PANIC = "Kernel panic - not syncing: Fatal exception in interrupt"
+NO_MEMORY = "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051) returned"
+OOM = "Out of memory: Killed process 4848 (VLLM::EngineCor) total-vm:172233344kB, anon-rss:5611288kB"
+HOT = "thermal thermal_zone4: critical temperature reached (128 C), shutting down"
+STOPPED = BootLine(END, "journald", "Journal stopped")
+
+
+def facts(*lines: tuple[float, str, str], dumps: tuple[str, ...] = (), status: int = 0) -> BootFacts:
+    """Lines: seconds before the end, source, text; the newest first."""
+    return BootFacts((QUIET, *(BootLine(END - ago, source, text) for ago, source, text in lines)), dumps, status)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "says"),
+    [
+        (BootFacts((STOPPED, QUIET)), "ordered", "Journal stopped"),
+        (facts((1, "systemd", "Reached target shutdown.target - System Shutdown.")), "ordered", "System Shutdown"),
+        (facts((1, "systemd", "Reached target reboot.target - System Reboot.")), "ordered", "System Reboot"),
+        (facts((3, "systemd", "Reached target Power-Off.")), "ordered", "Power-Off"),
+        (facts(), "power-lost", "the journal ends at 2026-09-21T"),
+        (facts((50, "journald", "Journal stopped"), (50, "journald", "Journal started")), "ordered", "Journal stopped"),
+        (facts((50, "journald", "Journal started"), (51, "journald", "Journal stopped")), "power-lost", "power cut"),
+        (facts(dumps=(PANIC,)), "kernel", "Fatal exception in interrupt"),
+        (facts(dumps=("Internal error: Oops: 96000004 [#1] SMP",)), "kernel", "Internal error"),
+        (BootFacts((STOPPED,), ("Internal error: Oops: 96000004 [#1] SMP",)), "ordered", "Journal stopped"),
+        (BootFacts((STOPPED,), (PANIC,)), "kernel", "Fatal exception"),
+        (facts(dumps=("Kernel panic - not syncing: System is deadlocked on memory",)), "memory", "deadlocked"),
+        (facts(status=0x20), "watchdog", "the hardware watchdog"),
+        (BootFacts((STOPPED,), bootstatus=0x20), "ordered", "Journal stopped"),
+        (facts(dumps=(PANIC,), status=0x20), "kernel", "Fatal exception"),
+        (facts((5, "kernel", "Internal error: Oops: 0000000096000004 [#1] SMP")), "kernel", "Internal error"),
+        (facts((5, "kernel", OOM)), "memory", "EngineCor"),
+        (facts((5, "kernel", NO_MEMORY)), "memory", "NV_ERR_NO_MEMORY"),
+        (facts((600, "kernel", NO_MEMORY)), "power-lost", "power cut"),
+        (facts((5, "sparkd", "agent.run.failed reason=x cause=memory-guard")), "memory", "memory-guard"),
+        (facts((5, "kernel", HOT)), "heat", "128 C"),
+        (
+            facts((5, "kernel", HOT), (1, "systemd", "Reached target poweroff.target - System Power Off.")),
+            "heat",
+            "128",
+        ),
+        (facts(status=0x01), "heat", "too hot"),
+        (facts((5, "kernel", "watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [a:1]")), "unknown", "kernel code"),
+        (facts((5, "kernel", "NVRM: Xid (PCI:000f:01:00): 79, GPU has fallen off the bus.")), "unknown", "Xid 79"),
+        (BootFacts(), "unknown", "no journal of that boot is kept"),
+    ],
+)
+def test_an_end_is_named_by_its_evidence_in_one_line(found: BootFacts, kind: str, says: str) -> None:
+    named, evidence = classify(found)
+    assert named == kind
+    assert says in evidence
+    assert "\n" not in evidence
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [("systemd", OOM), ("sparkd", HOT), ("kernel", "Reached target reboot.target"), ("kernel", "Journal stopped"),
+     ("sparkd", "Journal stopped"), ("systemd", "agent.run.failed cause=memory-guard")],
+)  # fmt: skip
+def test_evidence_counts_only_of_who_can_know_it(source: str, text: str) -> None:
+    assert classify(facts((1, source, text)))[0] == "power-lost"
+
+
+def line(message: str, **fields: str) -> bytes:
+    return json.dumps({"MESSAGE": message, "__REALTIME_TIMESTAMP": "1790000000000000", **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0"}, "kernel"),
+        ({"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "1"}, None),
+        ({"_TRANSPORT": "kernel"}, None),
+        ({"_TRANSPORT": "driver"}, "journald"),
+        ({"_TRANSPORT": "journal", "_PID": "1"}, "systemd"),
+        ({"_TRANSPORT": "syslog", "_PID": "1", "SYSLOG_FACILITY": "0"}, None),
+        ({"_TRANSPORT": "journal", "_PID": "812", "SYSLOG_IDENTIFIER": "kernel"}, None),
+        ({"_TRANSPORT": "stdout", "_UID": "0", "_SYSTEMD_UNIT": "sparkd-head.service"}, "sparkd"),
+        ({"_TRANSPORT": "stdout", "_UID": "64000", "_SYSTEMD_UNIT": "sparkd-head.service"}, None),
+        ({"_TRANSPORT": "stdout", "_UID": "0", "_SYSTEMD_UNIT": "evil.service"}, None),
+    ],
+)
+def test_a_user_forges_no_line_of_the_last_boot(fields: dict[str, str], source: str | None) -> None:
+    found = parse_boot_line(line("Journal stopped", **fields))
+    assert (found and found.source) == source
+    assert found is None or found.at_seconds == END
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"_TRANSPORT": "driver", "MESSAGE": {}}', b"\xff" * 100])
+def test_nonsense_in_the_journal_is_no_evidence(data: bytes) -> None:
+    found = parse_boot_line(data)
+    assert found is None or found.text == ""
+
+
+def machine(tree: Tree, lines: tuple[BootLine, ...]) -> None:
+    tree.file("/proc/uptime", "100.00 1.00\n")
+    tree.file(
+        "/.sparkd/last-boot.json", json.dumps([{n: getattr(one, n) for n in one.__struct_fields__} for one in lines])
+    )
+
+
+def dump(tree: Tree, path: str, text: str, at: float) -> None:
+    tree.file(path, text)
+    os.utime(tree.root / path[1:], (at, at))
+
+
+def test_what_the_kernel_left_is_read_where_systemd_and_where_the_kernel_keep_it(tree: Tree) -> None:
+    machine(tree, (QUIET,))
+    panicked = f"Panic#1 Part1\n<4>[  812.1] CPU: 3 PID: 0\n<0>[  812.345678] {PANIC}\n"
+    dump(tree, "/var/lib/systemd/pstore/1790000002/dmesg.txt", panicked, END + 40)
+    dump(tree, "/sys/fs/pstore/dmesg-efi-1", "Oops#1 Part1\n<1>[    1.2][  T812] BUG: unable to handle page\n", END + 2)
+    dump(tree, "/var/lib/systemd/pstore/1700000000/dmesg.txt", panicked.replace("Fatal", "Old"), END - 90_000)
+    dump(tree, "/sys/fs/pstore/pmsg-ramoops-0", panicked, END + 2)
+    tree.file("/sys/class/watchdog/watchdog0/bootstatus", "32\n")
+    tree.file("/sys/class/watchdog/watchdog1/bootstatus", "0x1\n")
+    tree.file("/sys/class/watchdog/watchdog2/bootstatus", "nonsense\n")
+    found = read_facts(Files(str(tree.root)))
+    assert found == BootFacts((QUIET,), ("BUG: unable to handle page", PANIC), 0x21)
+
+
+def test_no_program_forges_a_dump_by_its_name(tree: Tree) -> None:
+    machine(tree, (QUIET,))
+    dump(tree, "/sys/fs/pstore/dmesg-efi-1", f"<6>[ 1.2] Kernel panic - [812]: segfault at 0 in {PANIC}[1000]\n", END)
+    assert read_facts(Files(str(tree.root))).dumps == ()
+
+
+def test_a_machine_without_any_of_it_is_read_calmly(tree: Tree) -> None:
+    tree.file("/proc/uptime", "100.00 1.00\n")
+    assert read_facts(Files(str(tree.root))) == BootFacts()
+
+
+KILLED_END = End(KILLED, at="x", cause=Cause.AGENT_KILLED)
+
+
+def noted(kind: str, last: End | None = KILLED_END, **more: Any) -> End | None:
+    launches = LaunchHistory(last_exit=last, **more)
+    return launches.record_machine_end(MachineEnd("now", kind, "evidence", "at")).last_exit
+
+
+def test_an_agent_that_ended_with_its_machine_gets_the_machines_end_as_its_reason() -> None:
+    end = noted("power-lost")
+    assert end is not None
+    assert str(end) == "the machine ended while the agent ran: power-lost: evidence"
+    assert (end.cause, end.hint) == (Cause.AGENT_KILLED, "journalctl -b -1 -e")
+    assert LaunchHistory(last_exit=end).last_cause == end, "a message to people has it"
+
+
+def test_other_ends_keep_their_reason() -> None:
+    stopped = End("stop requested", code=0)
+    assert noted("ordered") == KILLED_END
+    assert noted("power-lost", stopped) == stopped
+    assert noted("power-lost", None) is None
+    launched = LaunchHistory().record_launch("plan", "now", {}).boots
+    assert noted("power-lost", boots=launched) == KILLED_END, "an agent of this boot: sparkd was upgraded"
+
+
+def test_the_first_agent_of_a_boot_reports_it_once_and_the_killed_agent_gets_it_as_its_cause(tree: Tree) -> None:
+    late = Late(tree)
+    late.appear(late.recipe, RECIPE)
+    late.appear(late.secret, "abc\n")
+    boot_id = late.tree.root / "proc/sys/kernel/random/boot_id"
+    late.tree.file("/proc/uptime", "100.00 1.00\n")
+    assert "machine.end.classified end=unknown" in late.start()
+    assert "machine.end.classified" not in late.start()
+    boot_id.write_text("next\n")
+    machine(late.tree, (STOPPED, QUIET))
+    assert "machine.end.classified end=ordered" in late.start()
+    assert KILLED in str(read_history(Files(str(late.tree.root))).ends[-1])
+    boot_id.write_text("third\n")
+    machine(late.tree, (QUIET,))
+    assert "machine.end.classified end=power-lost" in late.start()
+    known = read_history(Files(str(late.tree.root)))
+    assert known.ends[-1].reason.startswith("the machine ended while the agent ran: power-lost: the journal ends at ")
+    assert known.machine_end is not None
+    assert known.machine_end.boot_id == "third"

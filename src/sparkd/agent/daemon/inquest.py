@@ -165,10 +165,10 @@ class Evidence(Struct, frozen=True):
     """Who took it, be it others or the engine."""
     port_holder: str = ""
     """Who else has a port of the rank's, where that kept it from serving."""
-    frame: str = ""
-    """Where a rank that hangs was."""
     culprit: Culprit | None = None
     """Who ended it from outside; None where nobody is looked for, or that took too long."""
+    frame: str = ""
+    """Where a rank that hangs was."""
 
 
 def may_be_docker(error: SparkdError) -> bool:

@@ -69,7 +69,7 @@ def test_a_container_is_requested_each_time_and_others_once() -> None:
 def test_the_reader_has_no_method_that_acts() -> None:
     with closing(connect("/none")) as docker:
         public = {name for name in dir(docker) if not name.startswith("_")}
-    assert public == {"answers", "containers", "container", "image", "images", "version", "info", "close"}
+    assert public == {"answers", "containers", "container", "image", "images", "version", "info", "events", "close"}
 
 
 def test_the_first_request_connects(tmp_path: Path) -> None:

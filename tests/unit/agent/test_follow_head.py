@@ -30,8 +30,9 @@ from tests.unit.nodes import Node, node, report, until
 from sparkd.agent.actions import history as store
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import group_is_idle
+from sparkd.agent.daemon.history import expected_load
 from sparkd.agent.daemon.inquest import find_causes
-from sparkd.agent.daemon.serving import FOLLOW_SECONDS, expected_load, follow_head
+from sparkd.agent.daemon.serving import FOLLOW_SECONDS, follow_head
 from sparkd.agent.daemon.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
 from sparkd.agent.engine.hang import HALTED_SECONDS, HangWatch, Look
 from sparkd.agent.engine.load_progress import LoadProgress

@@ -15,16 +15,20 @@ from functools import partial
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.agreed import Agreed
-from sparkd.agent.daemon.context import Context
+from sparkd.agent.daemon.context import Agent, Context
 from sparkd.agent.engine.rank import Running
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import sanitize
-from sparkd.base.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, describe_slower_load
+from sparkd.base.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, describe_slower_load, last_load
 from sparkd.base.state.launch_history import KILLED, End
 from sparkd.base.status.figures import ActivityReport
 from sparkd.base.status.model import FindingReport, utc_now
 
+COLD_START_SECONDS = "cold_start_seconds"
+"""In a recipe's `expect`: its source's time from the start to the first completion."""
+MOST_LOAD_SECONDS = 1 << 20
+"""Twelve days: a longer time in a recipe is no estimate."""
 WAIT_SECONDS = 0.5
 ID, HINT = "history", "sparkd history"
 
@@ -158,3 +162,14 @@ class LaunchRow:
         if replaced:
             reason = "it was broken, and is history.db.broken now"
             self._agent.events.warning("history.file.replaced", reason=reason, hint="")
+
+
+def expected_load(agent: Agent) -> tuple[float | None, str]:
+    """Seconds until the first completion, and who says so."""
+    digest = agent.agreed.agreement.digest
+    if (last := last_load(agent.launch_row.past.launches, lambda launch: launch.plan == digest)) is not None:
+        return round(last), "last load"
+    figure = agent.context.recipe.expect.get(COLD_START_SECONDS)
+    if isinstance(figure, int | float) and 0 < figure <= MOST_LOAD_SECONDS:
+        return figure, "recipe"
+    return None, ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -45,6 +45,7 @@ _DUMPED = re.compile(
     r"|BUG: (?:unable to handle|kernel NULL)|kernel BUG at |Internal error: )(.{0,160})",
     re.MULTILINE,
 )
+STOPPED = re.compile(r"Journal stopped\Z")
 PANIC = "Kernel panic - not syncing"
 
 
@@ -101,38 +102,39 @@ def _dumps(files: Files, folder: str, since: float, depth: int = 2) -> Iterator[
 
 def classify(facts: BootFacts) -> tuple[str, str]:
     """One of ordered, power-lost, kernel, watchdog, memory, heat, unknown; and the evidence in one line. Pure."""
-    last = [line for line in facts.lines if line.at_seconds >= facts.lines[0].at_seconds - LAST_SECONDS]
-    kernel = [line.text for line in last if line.source == "kernel"]
-    known = [event for text in kernel if (event := parse_event(Record(0, 0.0, text))) is not None]
-    first = {event.kind: event.text for event in reversed(known)}
-    ordered = next((line.text for line in facts.lines if line.source == "systemd" and SHUTDOWN.match(line.text)), "")
-    journald = next((line.text for line in facts.lines if line.source == "journald"), "")
-    ordered = ordered or (journald if journald == "Journal stopped" else "")
-    panics = [text for text in facts.dumps if text.startswith(PANIC)]
-    guard = next((line.text for line in last if line.source == "sparkd" and SHORT_OF_MEMORY.match(line.text)), "")
-    memory = guard or first.get("out-of-memory", "") or first.get("driver-no-memory", "")
-    fault = next((event.reason for event in known if event.effect.action is not Action.NONE), "")
-    candidates = (
-        ("memory", next((text for text in panics if "memory" in text), "")),
-        ("kernel", panics[0] if panics else ""),
-        ("heat", first.get("overheated", "")),
-        ("ordered", ordered),
-        ("heat", "the watchdog reports that it was too hot" if facts.bootstatus & OVERHEAT else ""),
-        (
-            "watchdog",
-            "the hardware watchdog reports that it reset the machine" if facts.bootstatus & CARD_RESET else "",
-        ),
-        ("kernel", facts.dumps[0] if facts.dumps else first.get("oops", "")),
-        ("memory", memory),
-        ("heat", first.get("throttled", "")),
-        ("unknown", fault),
-        (
-            "unknown",
-            "" if facts.lines else "no journal of that boot is kept: sudo mkdir /var/log/journal keeps the next",
-        ),
-    )
-    for kind, evidence in candidates:
+    for kind, evidence in _candidates(facts):
         if evidence:
             return kind, sanitize(evidence)
     at = datetime.fromtimestamp(facts.lines[0].at_seconds, UTC).isoformat(timespec="seconds")
     return "power-lost", f"the journal ends at {at} without a shutdown or a fault: a power cut, or a reset by hand"
+
+
+def _candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
+    """The first that has evidence decides."""
+    last = [line for line in facts.lines if line.at_seconds >= facts.lines[0].at_seconds - LAST_SECONDS]
+    kernel = (parse_event(Record(0, 0.0, line.text)) for line in last if line.source == "kernel")
+    known = [event for event in kernel if event is not None]
+    first = {event.kind: event.text for event in reversed(known)}
+    panics = [text for text in facts.dumps if text.startswith(PANIC)]
+    yield "memory", next((text for text in panics if "memory" in text), "")
+    yield "kernel", "".join(panics[:1])
+    yield "heat", first.get("overheated", "")
+    yield "ordered", _find(facts.lines, "systemd", SHUTDOWN)
+    # The newest of journald's: it stops and starts again also when it is upgraded.
+    yield "ordered", _find([line for line in facts.lines if line.source == "journald"][:1], "journald", STOPPED)
+    if facts.bootstatus & OVERHEAT:
+        yield "heat", "the watchdog reports that it was too hot"
+    if facts.bootstatus & CARD_RESET:
+        yield "watchdog", "the hardware watchdog reports that it reset the machine"
+    yield "kernel", "".join(facts.dumps[:1]) or first.get("oops", "")
+    yield "memory", _find(last, "sparkd", SHORT_OF_MEMORY) or first.get("out-of-memory", "")
+    yield "memory", first.get("driver-no-memory", "")
+    yield "heat", first.get("throttled", "")
+    yield "unknown", next((event.reason for event in known if event.effect.action is not Action.NONE), "")
+    if not facts.lines:
+        yield "unknown", "no journal of that boot is kept: sudo mkdir /var/log/journal keeps the next"
+
+
+def _find(lines: Sequence[BootLine], source: str, pattern: re.Pattern[str]) -> str:
+    """The newest of that source that matches; empty where there is none."""
+    return next((line.text for line in lines if line.source == source and pattern.match(line.text)), "")

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
+from sparkd.agent.daemon.history import expected_load
 from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower, make_warm, note_warmth
@@ -29,16 +30,11 @@ from sparkd.agent.engine.readiness import ReadinessStage
 from sparkd.base.host import docker, docker_config
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.state.history import last_load
 from sparkd.base.status.figures import ActivityReport, GpuReport
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, describe_time_left, format_duration, utc_now
 from sparkd.base.status.phases import answers_requests
 from sparkd.base.vllm.api import Counters, Endpoint
 
-COLD_START_SECONDS = "cold_start_seconds"
-"""In a recipe's `expect`: its source's time from the start to the first completion."""
-MOST_LOAD_SECONDS = 1 << 20
-"""Twelve days: a longer time in a recipe is no estimate."""
 COUNTERS_SECONDS = 1.0
 """/metrics takes 5 ms."""
 FOLLOW_SECONDS = 5.0
@@ -244,17 +240,6 @@ def _begin_load(agent: Agent) -> None:
     agent.reporter.update(engine=engine)
     note_warmth(agent)
     agent.phase.enter(Phase.LOADING)
-
-
-def expected_load(agent: Agent) -> tuple[float | None, str]:
-    """Seconds until the first completion, and who says so."""
-    digest = agent.agreed.agreement.digest
-    if (last := last_load(agent.launch_row.past.launches, lambda launch: launch.plan == digest)) is not None:
-        return round(last), "last load"
-    figure = agent.context.recipe.expect.get(COLD_START_SECONDS)
-    if isinstance(figure, int | float) and 0 < figure <= MOST_LOAD_SECONDS:
-        return figure, "recipe"
-    return None, ""
 
 
 def _mark_ready(agent: Agent, running: Running) -> None:

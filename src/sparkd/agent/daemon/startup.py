@@ -12,13 +12,14 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
 from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
 from sparkd.agent.engine.log_reader import LogReader
-from sparkd.agent.engine.rank import Running, container_labels
+from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
 from sparkd.base.host import caches, docker, docker_image, infiniband, meminfo, versions
+from sparkd.base.host.docker import LABEL
 from sparkd.base.host.shm import Identity
 from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
 from sparkd.base.lib.errors import BlockedError, LaunchError, OutdatedPlanError
@@ -28,6 +29,7 @@ from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, find_unbuilt, render_asserts
 from sparkd.base.state.history import count_short_loads
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
@@ -182,6 +184,19 @@ def launch(agent: Agent) -> Running:
         start_time=rank.start_time,
     )
     return running
+
+
+def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch: str = "") -> dict[str, str]:
+    """They mark a container as sparkd's, and name its rank: one for another purpose has none."""
+    values = {
+        "role": plan.role,
+        "rank": str(plan.node.rank),
+        "epoch": epoch,
+        "invocation": invocation,
+        "plan": plan.digest,
+        **({"rank-id": rank_id} if rank_id else {}),
+    }
+    return {LABEL + key: value for key, value in values.items()}
 
 
 def _find_left_segments(agent: Agent) -> dict[str, Identity]:

@@ -121,19 +121,18 @@ def decide(before: HealthState, seen: Observation, limits: Supervise) -> Continu
     still = seen.at - state.moved_at
     no_answer = f"the API server has not answered for {silent:.0f} s"
     no_token = f"requests run and no token came for {still:.0f} s"
-    if silent >= limits.stall_seconds:
-        return StalledError(no_answer)
-    if still >= limits.stall_seconds:
-        return StalledError(no_token)
+    if max(silent, still) >= limits.stall_seconds:
+        return StalledError(no_answer if silent >= limits.stall_seconds else no_token)
     if seen.idle and max(silent, still) >= IDLE_SECONDS:
         waits = no_token if still >= IDLE_SECONDS else no_answer
         return StalledError(f"{waits}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
+    patience = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE) if seen.computes else DEGRADED_SECONDS
     degraded = ""
     if silent >= DEGRADED_SECONDS:
         degraded = no_answer
     elif state.canary_failed:
         degraded = f"a canary completion failed: {state.canary_failed}"
-    elif still >= max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if seen.computes else 0):
+    elif still >= patience:
         degraded = no_token
     return Continue(state, degraded, wants_canary)
 

@@ -217,11 +217,17 @@ def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadPr
                 return _enter_step(before, step, found.groupdict(), now)
     if _continues(before.cause, text.strip()):
         return replace(before, cause=f"{before.cause}: {text.strip()}"[:SEARCHED])
-    if not before.serving and (gone := _FOUND_GONE.match(text)):
-        known = before.proven_cause(now)
-        if not known or (gone["worker"] and known.startswith("[shutdown] Executor: ")):
-            return replace(before, cause=GONE, failing_since=now, worker_died=True)
+    if _finds_gone(before, text, now):
+        return replace(before, cause=GONE, failing_since=now, worker_died=True)
     return before if not notable or _NO_CAUSE.search(text) else _note_error(before, text, now)
+
+
+def _finds_gone(before: LoadProgress, text: str, now: float) -> bool:
+    """Whether the line says that a process has gone while it loads, and nothing before it says why."""
+    if before.serving or not (gone := _FOUND_GONE.match(text)):
+        return False
+    known = before.proven_cause(now)
+    return not known or bool(gone["worker"] and known.startswith("[shutdown] Executor: "))
 
 
 def _continues(cause: str, text: str) -> bool:

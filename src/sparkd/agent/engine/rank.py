@@ -1,4 +1,4 @@
-"""A running rank: its container's labels, its shared memory, and why it ended."""
+"""A running rank: its shared memory, and why it ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host, docker, kernel, meminfo, shm
-from sparkd.base.host.docker import LABEL
 from sparkd.base.host.kernel import OomKill, find_oom_kills, names_container
 from sparkd.base.host.meminfo import Consumer
 from sparkd.base.lib.dockerd.reader import DockerError
@@ -318,16 +317,3 @@ class Running:
 def names_other_rank(reason: str) -> bool:
     """Whether an engine's words may mean that another rank ended first."""
     return _OTHER_RANK.search(reason) is not None
-
-
-def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch: str = "") -> dict[str, str]:
-    """They mark a container as sparkd's, and name its rank: one for another purpose has none."""
-    values = {
-        "role": plan.role,
-        "rank": str(plan.node.rank),
-        "epoch": epoch,
-        "invocation": invocation,
-        "plan": plan.digest,
-        **({"rank-id": rank_id} if rank_id else {}),
-    }
-    return {LABEL + key: value for key, value in values.items()}

@@ -224,12 +224,7 @@ class Wizard:
                         joined.append(one)
                         nodes += [] if one.address in nodes else [one.address]
                         self.files.write({**values, ("cluster", "nodes"): nodes})
-                        again = ", again" * one.known
-                        self._show([("joined", f"{one.hostname} ({one.address}), sparkd {one.version}{again}")])
-                        if not one.knows_head:
-                            remedy = "then here: sudo sparkd init --invite, and there: sudo sparkd init --join"
-                            lack = "its older sparkd keeps no public key of this head, so anything may pass for it"
-                            self._show([("", f"{lack}: there: {head_key.UPDATE}; {remedy}")])
+                        self._show_guest(one)
                         break
                     self._show([("refused", f"{one.address}: {one.reason}")])
                 else:  # the time is over
@@ -239,6 +234,14 @@ class Wizard:
             reason = f"{failed}{len(joined)} of {choice.missing} nodes have joined in time"
             raise BlockedError(reason, f"for a new code: sudo sparkd init {new}")
         return joined
+
+    def _show_guest(self, guest: Guest) -> None:
+        again = ", again" * guest.known
+        self._show([("joined", f"{guest.hostname} ({guest.address}), sparkd {guest.version}{again}")])
+        if not guest.knows_head:
+            remedy = "then here: sudo sparkd init --invite, and there: sudo sparkd init --join"
+            lack = "its older sparkd keeps no public key of this head, so anything may pass for it"
+            self._show([("", f"{lack}: there: {head_key.UPDATE}; {remedy}")])
 
     def _compare(self, settings: Settings, survey: Survey, guests: Sequence[Guest]) -> bool:
         """Show what each node that has joined lacks for the recipe; whether all others are known to have it."""

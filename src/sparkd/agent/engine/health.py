@@ -121,20 +121,24 @@ def decide(before: HealthState, seen: Observation, limits: Supervise) -> Continu
     still = seen.at - state.moved_at
     no_answer = f"the API server has not answered for {silent:.0f} s"
     no_token = f"requests run and no token came for {still:.0f} s"
-    if max(silent, still) >= limits.stall_seconds:
-        return StalledError(no_answer if silent >= limits.stall_seconds else no_token)
+    if silent >= limits.stall_seconds:
+        return StalledError(no_answer)
+    if still >= limits.stall_seconds:
+        return StalledError(no_token)
     if seen.idle and max(silent, still) >= IDLE_SECONDS:
         waits = no_token if still >= IDLE_SECONDS else no_answer
         return StalledError(f"{waits}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
-    patience = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE) if seen.computes else DEGRADED_SECONDS
-    degraded = ""
-    if silent >= DEGRADED_SECONDS:
-        degraded = no_answer
-    elif state.canary_failed:
-        degraded = f"a canary completion failed: {state.canary_failed}"
-    elif still >= patience:
-        degraded = no_token
-    return Continue(state, degraded, wants_canary)
+    return Continue(state, _find_trouble(state, seen, limits, no_answer, no_token), wants_canary)
+
+
+def _find_trouble(state: HealthState, seen: Observation, limits: Supervise, no_answer: str, no_token: str) -> str:
+    """What degrades the service; empty where nothing does."""
+    if seen.at - state.answered_at >= DEGRADED_SECONDS:
+        return no_answer
+    if state.canary_failed:
+        return f"a canary completion failed: {state.canary_failed}"
+    patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if seen.computes else 0)
+    return no_token if seen.at - state.moved_at >= patience_seconds else ""
 
 
 def _update(last: HealthState, seen: Observation) -> HealthState:

@@ -56,6 +56,7 @@ WRITERS = {
     "agent/actions/page_cache.py:restore_readahead": RUN,
     "agent/actions/processes.py:forget_rank": RUN,
     "agent/actions/processes.py:unlink_segment": "in /dev/shm, by the folder's descriptor",
+    "agent/engine/memory_guard/killer.py:_write": RUN,
     "base/lib/lock.py:open_lock": "refuse_shared, before each call of it",
     "tools/cli/main.py:main": "/dev/null",
     "tools/cli/main.py:_discard_output": "/dev/null",

@@ -30,7 +30,7 @@ OUTPUT_BYTES, MEMORY_BYTES, MOST_PROCESSES, MOST_PLACES = 128 << 10, 2 << 30, 32
 _HANGS = ("VLLM::Worker", "VLLM::Engine", "VLLM::")
 """Names of processes, at most 15 characters, in the order in which their stack helps."""
 _FRAME = re.compile(r"^Thread [^\n]*\n +([^\n]+)", re.MULTILINE)
-_MAIN_FRAME = re.compile(r"^Thread [^\n]*MainThread[^\n]*\n +([^\n]+)", re.MULTILINE)
+_MAIN_FRAME = re.compile(r'^Thread \S{1,20} \([^\n"]{1,40}\): "MainThread"\n +([^\n]+)', re.MULTILINE)
 
 
 class Stacks(Struct, frozen=True):

@@ -263,6 +263,7 @@ def test_a_floor_of_0_turns_the_guard_off(tree: Tree, port: int) -> None:
     configured = settings(addresses(2), port).model_copy(update={"memory": Memory(floor_mib=0)})
     with agent_under_test(tree, 1, configured) as made, running(made.agent) as (rank, _):
         rank.guard_memory(made.agent.settings.memory.floor_mib, made.agent.events)
-        assert rank.guard is not None
-        until(lambda: rank.guard.over)
+        guard = rank.guard
+        assert guard is not None
+        until(lambda: guard.over)
         assert (rank.guard_state, rank.rank.ended.is_set()) == ("off", False)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.engine.memory_guard import killer
-from sparkd.agent.engine.memory_guard.guard import UNIT_SOCKET
+from sparkd.agent.engine.memory_guard.guard import BOOT, UNIT_SOCKET
 from sparkd.base.config import Engine, Notify, Settings, units
 from sparkd.base.config.units import DropIn, State
 from sparkd.base.host.files import Files
@@ -105,10 +104,8 @@ def test_the_guard_outlives_its_agents_and_can_do_no_more_than_kill() -> None:
     assert lines(socket, "ListenSequentialPacket") == [UNIT_SOCKET]
     assert lines(socket, "SocketMode") == ["0600"]
     assert words(guard, "CapabilityBoundingSet") == ["CAP_KILL", "CAP_IPC_LOCK"]
-    (command,) = lines(guard, "ExecStart")
-    *_, program, proc, lease_seconds = command.split()
-    assert killer.__file__.endswith(program.removeprefix("/usr/lib/sparkd/app/"))
-    assert (proc, lease_seconds) == ("/proc", "60")
+    boot = BOOT.format("/usr/lib/sparkd/app")
+    assert lines(guard, "ExecStart") == [f'/usr/bin/python3 -I -S -B -c "{boot}" /proc 60']
 
 
 def test_unit_restarts_for_ever_but_not_where_only_a_person_helps() -> None:

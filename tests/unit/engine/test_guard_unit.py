@@ -1,14 +1,15 @@
-"""The killer as a unit of its own: a rank without an agent is killed when the lease ends, and no earlier."""
+"""The killer as a unit of its own: a rank whose agent has ended is killed when the lease ends, and no earlier."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,10 +17,22 @@ import pytest
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
-from sparkd.agent.engine.memory_guard import killer
-from sparkd.agent.engine.memory_guard.guard import MemoryGuard
+import sparkd
+from sparkd.agent.engine.memory_guard.guard import BOOT, MemoryGuard
 
-LEASE_SECONDS = 1.5
+LEASE_SECONDS = 2.0
+FOLDER = str(Path(sparkd.__file__).parents[1])
+AGENT = """
+import os, socket, sys, time
+killer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+killer.connect(sys.argv[1])
+socket.send_fds(killer, [sys.argv[2].encode()], [os.pidfd_open(int(sys.argv[3]))])
+print(killer.recv(100).decode(), flush=True)
+if sys.argv[4:]:
+    killer.close()
+time.sleep(60)
+"""
+"""Names a rank, and stays; with a further word it closes the connection."""
 
 
 class Unit:
@@ -33,7 +46,7 @@ class Unit:
 
     def start(self, proc: str = "/proc") -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", killer.__file__, proc, str(LEASE_SECONDS)],
+            [sys.executable, "-I", "-S", "-B", "-c", BOOT.format(FOLDER), proc, str(LEASE_SECONDS)],
             stdin=self._door.fileno(),
             stderr=subprocess.PIPE,
             text=True,
@@ -41,6 +54,17 @@ class Unit:
         )
         self._stack.enter_context(process)
         self._stack.callback(process.kill)
+        return process
+
+    def agent(self, rank: subprocess.Popen[bytes], floor_bytes: int = 1, *more: str) -> subprocess.Popen[str]:
+        """Returns once the rank is watched."""
+        command = [sys.executable, "-c", AGENT, self.path, str(floor_bytes), str(rank.pid), *more]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._stack.enter_context(process)
+        self._stack.callback(process.kill)
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 20)[0], "no answer"
+        assert process.stdout.readline().startswith(("locked", "unlocked"))
         return process
 
     def connect(self) -> socket.socket:
@@ -68,91 +92,108 @@ def rank(stack: ExitStack) -> subprocess.Popen[bytes]:
     return process
 
 
-@pytest.fixture
-def watch(unit: Unit, rank: subprocess.Popen[bytes], stack: ExitStack) -> Callable[..., MemoryGuard]:
-    """An agent that lets the unit watch the rank; each call is another agent."""
-
-    def start(floor_bytes: int = 1) -> MemoryGuard:
-        pidfd, events = os.pidfd_open(rank.pid), EventLines()
-        guard = MemoryGuard(floor_bytes, pidfd, events, lambda: None, unit=unit.path)
-        guard.start()
-        os.close(pidfd)
-        stack.callback(guard.close)
-        if floor_bytes:
-            until(lambda: guard.state in ("watching", "unlocked"))
-        return guard
-
-    return start
+def end(process: subprocess.Popen[str]) -> float:
+    """By SIGKILL; when."""
+    process.kill()
+    process.wait()
+    return time.monotonic()
 
 
 def test_a_rank_whose_agent_does_not_come_back_is_killed_when_the_lease_ends(
-    unit: Unit, rank: subprocess.Popen[bytes], watch: Callable[..., MemoryGuard]
+    unit: Unit, rank: subprocess.Popen[bytes]
 ) -> None:
     process = unit.start()
-    watch().close()
-    left = time.monotonic()
-    assert rank.wait(10) == -signal.SIGKILL
+    left = end(unit.agent(rank))
+    assert rank.wait(20) == -signal.SIGKILL
     assert time.monotonic() - left >= LEASE_SECONDS - 0.1
-    assert process.wait(5) == 0, "it ends where nothing is left to watch"
+    assert process.wait(20) == 0, "it ends where nothing is left to watch"
     assert process.stderr is not None
     assert process.stderr.read() == "killed the rank was killed: its agent has been away for 2 s\n"
 
 
-def test_a_rank_whose_agent_comes_back_in_time_lives_on(
-    unit: Unit, rank: subprocess.Popen[bytes], watch: Callable[..., MemoryGuard]
-) -> None:
+def test_a_rank_whose_next_agent_comes_in_time_lives_on(unit: Unit, rank: subprocess.Popen[bytes]) -> None:
     unit.start()
-    watch().close()
-    time.sleep(LEASE_SECONDS / 2)
-    watch()
+    end(unit.agent(rank))
+    unit.agent(rank)
     time.sleep(LEASE_SECONDS + 1)
     assert rank.poll() is None
 
 
-def test_a_floor_of_zero_watches_the_agent_alone(
-    unit: Unit, rank: subprocess.Popen[bytes], watch: Callable[..., MemoryGuard], tmp_path: Path
+def test_an_agent_that_lives_keeps_its_rank_though_it_speaks_to_this_unit_no_more(
+    unit: Unit, rank: subprocess.Popen[bytes]
 ) -> None:
+    """As one that got no answer in time, and has a guard of its own since."""
+    unit.start()
+    agent = unit.agent(rank, 1, "leave")
+    time.sleep(LEASE_SECONDS + 1)
+    assert rank.poll() is None
+    end(agent)
+    assert rank.wait(20) == -signal.SIGKILL
+
+
+def test_a_floor_of_zero_watches_the_agent_alone(unit: Unit, rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemAvailable: 0 kB\n")
     unit.start(str(tmp_path))
-    guard = watch(0)
+    agent = unit.agent(rank, 0)
     time.sleep(LEASE_SECONDS + 1)
-    assert (rank.poll(), guard.state) == (None, "off")
-    guard.close()
-    assert rank.wait(10) == -signal.SIGKILL
+    assert rank.poll() is None
+    end(agent)
+    assert rank.wait(20) == -signal.SIGKILL
 
 
-def test_without_a_unit_a_floor_of_zero_starts_nothing(rank: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    pidfd, events = os.pidfd_open(rank.pid), EventLines()
-    guard = MemoryGuard(0, pidfd, events, lambda: None, unit=str(tmp_path / "none"))
+def guarded(rank: subprocess.Popen[bytes], unit: str, stack: ExitStack, floor_bytes: int = 1) -> MemoryGuard:
+    pidfd = os.pidfd_open(rank.pid)
+    guard = MemoryGuard(floor_bytes, pidfd, EventLines(), lambda: None, unit=unit)
     guard.start()
     os.close(pidfd)
+    stack.callback(guard.close)
+    return guard
+
+
+def watched(guard: MemoryGuard) -> bool:
+    return guard.state in ("watching", "unlocked")
+
+
+def test_without_a_unit_a_floor_of_zero_starts_nothing(
+    rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack
+) -> None:
+    guard = guarded(rank, str(tmp_path / "none"), stack, 0)
     until(lambda: guard.over)
-    assert (events.lines, rank.poll()) == ([], None)
+    assert (guard.state, rank.poll()) == ("off", None)
 
 
-def test_a_killed_unit_is_followed_by_one_that_knows_the_rank_though_no_agent_is_there(
-    unit: Unit, rank: subprocess.Popen[bytes], watch: Callable[..., MemoryGuard]
+def test_a_killed_unit_is_followed_by_one_that_knows_the_rank_though_its_agent_is_gone_too(
+    unit: Unit, rank: subprocess.Popen[bytes]
 ) -> None:
     first = unit.start()
-    guard = watch()
-    first.kill()
-    first.wait()
-    guard.close()
+    agent = unit.agent(rank)
+    end(first)
+    end(agent)
     second = unit.start()
-    assert rank.wait(10) == -signal.SIGKILL
-    assert second.wait(5) == 0
+    assert rank.wait(20) == -signal.SIGKILL
+    assert second.wait(20) == 0
 
 
-def test_a_killed_unit_is_named_the_rank_again(
-    unit: Unit, rank: subprocess.Popen[bytes], watch: Callable[..., MemoryGuard]
+def test_one_that_is_started_again_leaves_the_rank_of_a_living_agent_alone(
+    unit: Unit, rank: subprocess.Popen[bytes]
 ) -> None:
+    """As after `systemctl stop sparkd-guard.socket sparkd-guard`: the agent has a guard of its own since."""
     first = unit.start()
-    guard = watch()
-    first.kill()
-    first.wait()
+    unit.agent(rank, 1, "leave")
+    end(first)
+    unit.start()
+    time.sleep(LEASE_SECONDS + 1)
+    assert rank.poll() is None
+
+
+def test_a_killed_unit_is_named_the_rank_again(unit: Unit, rank: subprocess.Popen[bytes], stack: ExitStack) -> None:
+    first = unit.start()
+    guard = guarded(rank, unit.path, stack)
+    until(lambda: watched(guard))
+    end(first)
     until(lambda: guard.state == "failed")
     unit.start()
-    until(lambda: guard.state in ("watching", "unlocked"))
+    until(lambda: watched(guard))
     time.sleep(LEASE_SECONDS + 1)
     assert rank.poll() is None
 
@@ -160,32 +201,55 @@ def test_a_killed_unit_is_named_the_rank_again(
 def test_a_kept_rank_whose_pid_is_anothers_now_is_not_touched(
     unit: Unit, rank: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
-    (tmp_path / "rank").write_text(f"{rank.pid} 1 1\n")
-    assert unit.start().wait(5) == 0
+    (tmp_path / "rank").write_text(f"1 {rank.pid} 1 {rank.pid} 1\n")
+    assert unit.start().wait(20) == 0
     assert rank.poll() is None
 
 
 @pytest.mark.parametrize("said", [b"", b"-1", b"x" * 200, b"512"])
 def test_who_says_anything_else_is_left_and_the_rank_stays_watched(
-    unit: Unit, rank: subprocess.Popen[bytes], watch: Callable[..., MemoryGuard], said: bytes
+    unit: Unit, rank: subprocess.Popen[bytes], said: bytes
 ) -> None:
     process = unit.start()
-    watch()
+    agent = unit.agent(rank)
     with unit.connect() as stranger:
         stranger.send(said)
         assert stranger.recv(100) == b""
-    time.sleep(0.2)
-    assert process.poll() is None
+    time.sleep(LEASE_SECONDS + 0.5)
+    assert (process.poll(), rank.poll()) == (None, None)
+    end(agent)
+    assert rank.wait(20) == -signal.SIGKILL
 
 
-def test_an_agent_of_its_own_killer_is_enough_where_the_unit_gives_no_answer(
+def test_a_unit_that_answers_too_late_does_no_harm(
     unit: Unit, rank: subprocess.Popen[bytes], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparkd.agent.engine.memory_guard.guard.ANSWER_SECONDS", 0.3)
-    pidfd, events = os.pidfd_open(rank.pid), EventLines()
-    guard = MemoryGuard(1, pidfd, events, lambda: None, unit=unit.path)
-    guard.start()
-    os.close(pidfd)
-    stack.callback(guard.close)
-    until(lambda: guard.state in ("watching", "unlocked"))
-    assert any("timed out" in line for line in events.lines)
+    guard = guarded(rank, unit.path, stack)
+    until(lambda: watched(guard))
+    late = unit.start()
+    time.sleep(LEASE_SECONDS + 1)
+    assert (rank.poll(), late.poll()) == (None, None)
+    assert watched(guard)
+
+
+def test_a_guard_of_the_agents_own_keeps_no_file_and_its_next_one_kills_nothing(
+    rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's unit has a RUNTIME_DIRECTORY too."""
+    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path))
+    guard = guarded(rank, str(tmp_path / "none"), stack)
+    until(lambda: watched(guard))
+    (killer,) = (int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _is_killer(path))
+    os.kill(killer, signal.SIGKILL)
+    until(lambda: guard.state == "failed")
+    until(lambda: watched(guard))
+    assert (rank.poll(), list(tmp_path.iterdir())) == (None, [])
+
+
+def _is_killer(path: Path) -> bool:
+    try:
+        parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])
+        return parent == os.getpid() and b"memory_guard.killer" in path.read_bytes()
+    except OSError:
+        return False

@@ -20,7 +20,7 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
-from sparkd.agent.engine.memory_guard.killer import (
+from sparkd.agent.engine.memory_guard.shortage import (
     FASTEST_BYTES_PER_SECOND,
     LONGEST_SECONDS,
     SAMPLE_COUNT,
@@ -246,7 +246,7 @@ def test_a_rank_that_ends_by_itself_was_not_killed() -> None:
 def killers() -> set[int]:
     """Processes of guards that this process has started."""
     found = psutil.Process().children()
-    return {one.pid for one in found if "memory_guard/killer.py" in command_line(one)}
+    return {one.pid for one in found if "memory_guard.killer" in command_line(one)}
 
 
 def command_line(process: psutil.Process) -> str:

@@ -9,9 +9,11 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
-from sparkd.agent.engine.memory_guard import killer
-from sparkd.agent.engine.memory_guard.killer import ENDED, KILLED, LOCKED, MIB, UNLOCKED
+import sparkd
+from sparkd.agent.engine.memory_guard.killer import ENDED, KILLED, LOCKED, UNLOCKED
+from sparkd.agent.engine.memory_guard.shortage import MIB
 from sparkd.base.lib import start_thread
 from sparkd.base.lib.errors import MemoryGuardError
 from sparkd.base.lib.log import Events
@@ -19,9 +21,16 @@ from sparkd.base.lib.log import Events
 RETRY_SECONDS = 1.0
 HINT = "stop other work, lower gpu_memory_utilization, max-model-len or max-num-seqs, or memory.floor_mib"
 UNIT_SOCKET = "/run/sparkd-guard.sock"
+BOOT = (
+    "import sys; sys.path.insert(0, '{}'); from sparkd.agent.engine.memory_guard.killer import main; sys.exit(main())"
+)
+"""Of the killer's process, from the folder that has this package."""
 LINE_BYTES = 4096
 ANSWER_SECONDS = 10.0
 """For a unit's process to start and lock itself: half a second on a loaded machine."""
+
+
+_FOLDER = Path(sparkd.__file__).parents[1]
 
 
 class MemoryGuard:
@@ -118,8 +127,10 @@ class MemoryGuard:
                     line = self._follow(connection)
                 ended = f" with {process.returncode}"
         except OSError as error:
-            self._by_unit = False
-            self._report_failure(str(error))
+            # It may come up yet, and then watches too. One that has died is back by the next try.
+            self._by_unit = self._by_unit and not isinstance(error, TimeoutError)
+            if not self._closing.is_set():
+                self._report_failure(str(error))
             return False
         if line.startswith((ENDED, KILLED)):
             return True
@@ -144,10 +155,11 @@ class MemoryGuard:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", killer.__file__, self._proc, "0"],
+                [sys.executable, "-I", "-S", "-B", "-c", BOOT.format(_FOLDER), self._proc, "0"],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env={},
                 start_new_session=True,  # a Ctrl-C at the agent's terminal is for the agent
             )
         except OSError:
@@ -176,10 +188,12 @@ class MemoryGuard:
         word, _, rest = line.partition(" ")
         if word == KILLED:
             self._account = rest
-        elif word == LOCKED and self._floor_bytes:
+        elif not self._floor_bytes:
+            self.state = "off"
+        elif word == LOCKED:
             self.state = "watching"
             self._events.info("memory_guard.watch.started", floor_mib=self._floor_bytes // MIB)
-        elif word == UNLOCKED and self._floor_bytes:
+        elif word == UNLOCKED:
             self.state = "unlocked"
             if line not in self._reported:
                 self._reported.add(line)

@@ -1,10 +1,11 @@
 """The process that kills a rank: small, locked into memory, without any blocking call but poll(2).
 
-    python -I -S -B killer.py PROC LEASE_SECONDS
+    python -I -S -B -c BOOT PROC LEASE_SECONDS
 
 Its input is a socket: the listening one of sparkd-guard.socket, or one end of a pair, and then it ends with the agent
-that holds the other. An agent sends the floor in bytes with the rank's pidfd, and stays connected. The rank is killed
-where memory runs out, and where no agent has come for LEASE_SECONDS. No dataclasses: they would add 2.3 MB to its 4.
+that holds the other. An agent sends the floor in bytes with the rank's pidfd. The rank is killed where memory runs out,
+and where the agent's process has ended and no other has named the rank for LEASE_SECONDS. No dataclasses, and nothing
+of sparkd's but its neighbour.
 """
 
 from __future__ import annotations
@@ -16,123 +17,32 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
-from array import array
 from contextlib import suppress
+
+from sparkd.agent.engine.memory_guard.shortage import (
+    AGES,
+    LONGEST_SECONDS,
+    MIB,
+    Meter,
+    Samples,
+    describe_kill,
+    is_short,
+    pause_seconds,
+)
 
 LOCKED, UNLOCKED, KILLED, ENDED, FAILED = "locked", "unlocked", "killed", "ended", "failed"
 """First words of the messages to an agent: a reason follows UNLOCKED and FAILED, an account of the kill KILLED."""
 
-MIB = 1 << 20
+FIRST_SECONDS = 2.0
+"""For the agent whose connection has started this process."""
 
-FASTEST_BYTES_PER_SECOND = 5 << 30
-"""Assumed maximum: twice the rate seen on GB10, where 7.4 GiB went in 3 s."""
-SHORTEST_SECONDS = 0.02
-"""At the maximum rate 100 MiB between two reads: a fifth of the default floor. A read takes 10 to 20 µs."""
-LONGEST_SECONDS = 1.0
-PRESSED_PERCENT = 30.0
-"""Of the last ten seconds in which all work waited for memory: then twice the floor is the limit."""
-
-SAMPLE_COUNT = 64
-SAMPLE_SECONDS = 0.1
-"""Between kept samples: together they span 6 s or more."""
-AGES = (5.0, 3.0, 2.0, 1.0, 0.5, 0.2)
-"""The quoted samples, in seconds before the kill."""
-
-_AVAILABLE = b"MemAvailable:"
-_FULL = b"full avg10="
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _PR_SET_NAME = 15
-
-
-def is_short(available_bytes: int, full_avg10: float, floor_bytes: int) -> bool:
-    pressed = full_avg10 >= PRESSED_PERCENT and available_bytes < 2 * floor_bytes
-    return available_bytes < floor_bytes or pressed
-
-
-def pause_seconds(available_bytes: int, floor_bytes: int) -> float:
-    """Until the next read: at the maximum rate memory reaches the floor in this time."""
-    return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, (available_bytes - floor_bytes) / FASTEST_BYTES_PER_SECOND))
-
-
-class Meter:
-    """Reads MemAvailable and memory pressure without allocating: the files stay open, and share one buffer.
-
-    Raises OSError and ValueError where available memory is unreadable. Pressure is 0 where the kernel has none.
-    """
-
-    def __init__(self, proc: str) -> None:
-        self._meminfo = os.open(f"{proc}/meminfo", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._pressure = os.open(f"{proc}/pressure/memory", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._pressure = -1
-        self._buffer = bytearray(4096)
-        self._into = [self._buffer]
-
-    def available_bytes(self) -> int:
-        size = os.preadv(self._meminfo, self._into, 0)
-        start = self._buffer.find(_AVAILABLE, 0, size)
-        end = self._buffer.find(b"kB", start, size)
-        if start < 0 or end < 0:
-            raise ValueError("/proc/meminfo has no MemAvailable")
-        return int(self._buffer[start + len(_AVAILABLE) : end]) * 1024
-
-    def full_avg10(self) -> float:
-        """Percent of the last ten seconds in which everything that had work waited for memory."""
-        try:
-            size = os.preadv(self._pressure, self._into, 0)
-            start = self._buffer.find(_FULL, 0, size)
-            return float(self._buffer[start + len(_FULL) : self._buffer.find(b" ", start + len(_FULL), size)])
-        except (OSError, ValueError):
-            return 0.0
-
-
-class Samples:
-    """The last samples (when, available bytes, pressure), in preallocated memory."""
-
-    def __init__(self) -> None:
-        self._when = array("d", bytes(8 * SAMPLE_COUNT))
-        self._available = array("q", bytes(8 * SAMPLE_COUNT))
-        self._pressure = array("d", bytes(8 * SAMPLE_COUNT))
-        self._count = 0
-
-    def put(self, when: float, available_bytes: int, full_avg10: float) -> None:
-        """The newest is always kept. It replaces the previous one where that is close to its own predecessor."""
-        newest, before = (self._count - 1) % SAMPLE_COUNT, (self._count - 2) % SAMPLE_COUNT
-        if self._count < 2 or self._when[newest] - self._when[before] >= SAMPLE_SECONDS:
-            newest = self._count % SAMPLE_COUNT
-            self._count += 1
-        self._when[newest] = when
-        self._available[newest] = available_bytes
-        self._pressure[newest] = full_avg10
-
-    def kept(self) -> list[tuple[float, int, float]]:
-        """Oldest first."""
-        places = [number % SAMPLE_COUNT for number in range(max(0, self._count - SAMPLE_COUNT), self._count)]
-        return [(self._when[i], self._available[i], self._pressure[i]) for i in places]
-
-
-def describe_kill(samples: list[tuple[float, int, float]], floor_bytes: int) -> str:
-    """One line: the memory left, the floor, and the last samples."""
-    at, available, pressure = samples[-1]
-    floor = f"the floor of {floor_bytes // MIB:,} MiB"
-    found = f"{available // MIB:,} MiB available"
-    if available >= floor_bytes:
-        found += f" of twice {floor}, and all work stood still for memory"
-    else:
-        found += f", below {floor}"
-    aged = ([one for one in samples if at - one[0] >= age] for age in AGES)
-    quoted = dict.fromkeys(old_enough[-1] for old_enough in aged if old_enough)  # the youngest of each age, once
-    history = ", ".join(f"{earlier // MIB:,} MiB {at - when:.1f} s before" for when, earlier, _ in quoted)
-    # The rate of loss is that of the last tenth of a second or more.
-    began, before, _ = next((one for one in reversed(samples) if at - one[0] >= SAMPLE_SECONDS), samples[0])
-    rate = max(0.0, (before - available) / (at - began)) if at > began else 0.0
-    return (
-        f"memory ran out: {found}; the engine was killed ({history}{'; ' if history else ''}"
-        f"it fell by {rate / MIB:,.0f} MiB/s, memory pressure {pressure:.0f} %)"
-    )
+_CREDENTIALS = struct.Struct("3i")
+"""Of SO_PEERCRED: pid, uid, gid of the process that has connected."""
 
 
 class Killer:
@@ -146,33 +56,39 @@ class Killer:
         self._poller = select.poll()
         self._door: socket.socket | None = None
         self._agent: socket.socket | None = None
-        self._rank, self._floor_bytes, self._until = -1, 0, math.inf
+        self._rank = self._owner = -1
+        """Descriptors of processes. The owner is the agent that has named the rank; -1 once it has ended."""
+        self._floor_bytes, self._until = 0, math.inf
 
     def run(self, given: socket.socket) -> None:
         """Until nothing is left to watch. Raises OSError, ValueError where memory can't be read."""
         if given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             self._door = given
             self._poller.register(given, select.POLLIN)
-            self._turn(0)
-        else:
-            self._take_agent(given)
-        if self._kept:
             self._resume()
+            if self._rank < 0:
+                self._turn(FIRST_SECONDS)
+        else:
+            self._kept = ""
+            self._take_agent(given)
         while self._agent is not None or (self._rank >= 0 and self._door is not None):
             self._turn(self._look())
 
     def send(self, line: str) -> None:
-        """To the agent; where there is none, to the journal."""
+        """To the agent; where there is none, and what it has killed, to the journal."""
         with suppress(OSError):
-            if self._agent is None:
+            if self._agent is None or line.startswith(KILLED):
                 os.write(2, f"{line}\n".encode())
-            else:
+        with suppress(OSError):
+            if self._agent is not None:
                 self._agent.send(line.encode(), socket.MSG_DONTWAIT)
 
     def _turn(self, seconds: float) -> None:
         for descriptor, _ in self._poller.poll(seconds * 1000):
             if descriptor == self._rank:
                 self._forget_rank(ENDED)
+            elif descriptor == self._owner:
+                self._own(-1)
             elif self._agent is not None and descriptor == self._agent.fileno():
                 self._hear(self._agent)
             elif self._door is not None and descriptor == self._door.fileno():
@@ -199,29 +115,28 @@ class Killer:
 
     def _forget_rank(self, line: str) -> None:
         self.send(line)
-        self._close_rank()
+        self._rank, self._owner = self._close(self._rank), self._close(self._owner)
         if self._kept:
             with suppress(OSError):
                 _write(self._kept, "")
 
-    def _close_rank(self) -> None:
-        if self._rank >= 0:
-            self._poller.unregister(self._rank)
-            os.close(self._rank)
-            self._rank = -1
+    def _close(self, process: int) -> int:
+        if process >= 0:
+            self._poller.unregister(process)
+            os.close(process)
+        return -1
 
     def _take_agent(self, agent: socket.socket) -> None:
-        if self._agent is not None:
-            self._leave()
+        self._leave()
         self._agent = agent
         self._poller.register(agent, select.POLLIN)
 
     def _leave(self) -> None:
-        """The agent is gone, or another one has come: the rank is killed unless one names it again in time."""
-        assert self._agent is not None
-        self._poller.unregister(self._agent)
-        self._agent.close()
-        self._agent, self._until = None, time.monotonic() + self._lease_seconds
+        """The connection's end is none of the agent's, which may have a guard of its own by now."""
+        if self._agent is not None:
+            self._poller.unregister(self._agent)
+            self._agent.close()
+            self._agent = None
 
     def _hear(self, agent: socket.socket) -> None:
         try:
@@ -233,11 +148,14 @@ class Killer:
                 os.close(one)
             self._leave()
             return
-        self._close_rank()  # the same one, where an agent that was away has come back
+        self._close(self._rank)  # the same one, where an agent that was away has come back
+        pid = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         self._watch(descriptors[0], int(said))
+        self._own(_open_process(pid))
         if self._kept:
             with suppress(OSError, ValueError, IndexError):
-                _keep(self._kept, self._rank, self._floor_bytes)
+                rank = int(_read(f"/proc/self/fdinfo/{self._rank}").partition("\nPid:")[2].split()[0])
+                _write(self._kept, f"{self._floor_bytes} {rank} {_start_time(rank)} {pid} {_start_time(pid)}\n")
         self.send(self._lock)
 
     def _watch(self, rank: int, floor_bytes: int) -> None:
@@ -245,24 +163,39 @@ class Killer:
             self._meter = Meter(self._proc)
             _try_a_kill(self._meter)
             self._lock = _lock()
-        self._rank, self._floor_bytes, self._until = rank, floor_bytes, math.inf
+        self._rank, self._floor_bytes = rank, floor_bytes
         self._poller.register(rank, select.POLLIN)
 
+    def _own(self, owner: int) -> None:
+        """-1: it has ended, and the lease begins."""
+        self._close(self._owner)
+        self._owner, self._until = owner, math.inf if owner >= 0 else time.monotonic() + self._lease_seconds
+        if owner >= 0:
+            self._poller.register(owner, select.POLLIN)
+
     def _resume(self) -> None:
-        """Watch the rank of the process before this one, which was killed: until an agent comes, or the lease ends."""
-        with suppress(OSError, ValueError, IndexError):
-            pid, began, floor_bytes = map(int, _read(self._kept).split())
-            rank = os.pidfd_open(pid)
-            if _start_time(pid) != began:  # looked at second: a pid that is held by a descriptor is not used again
-                os.close(rank)
-                return
-            self._watch(rank, floor_bytes)
-            self._until = time.monotonic() + self._lease_seconds
+        """Watch the rank of the process before this one, which was killed. Raises OSError, ValueError."""
+        try:
+            floor_bytes, rank, rank_began, owner, owner_began = map(int, _read(self._kept).split())
+        except (OSError, ValueError):  # nothing was watched
+            return
+        if (descriptor := _open_process(rank, rank_began)) >= 0:
+            self._watch(descriptor, floor_bytes)
+            self._own(_open_process(owner, owner_began))
 
 
-def _keep(path: str, rank: int, floor_bytes: int) -> None:
-    pid = int(_read(f"/proc/self/fdinfo/{rank}").partition("\nPid:")[2].split()[0])
-    _write(path, f"{pid} {_start_time(pid)} {floor_bytes}\n")
+def _open_process(pid: int, start_time: int | None = None) -> int:
+    """Its pidfd; -1 where it has ended. Raises OSError."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    # Looked at second: a pid that is held by a descriptor is not used again.
+    with suppress(OSError, ValueError, IndexError):
+        if start_time is None or _start_time(pid) == start_time:
+            return descriptor
+    os.close(descriptor)
+    return -1
 
 
 def _start_time(pid: int) -> int:
@@ -314,7 +247,3 @@ def main() -> int:
         killer.send(f"{FAILED} {error}")
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

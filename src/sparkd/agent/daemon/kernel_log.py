@@ -24,7 +24,7 @@ from sparkd.base.status.publisher import Reporter
 REPEAT_SECONDS = 3600.0
 """After which a message of the same kind and device is an event again."""
 MOST_DEVICES = 8
-"""Of one kind and code in that time: a user's process may be one. More are counted, and those that are urgent told."""
+"""Of one kind and code in that time: a user's process may be one. More are counted; the urgent are all logged."""
 ID, MOST_FINDINGS, KEPT_SECONDS = "kernel-message", 16, 24 * 3600.0
 """In the report, the latest."""
 BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1

@@ -33,7 +33,7 @@ LOOK_SECONDS = 30.0
 LAST_SECONDS = 120.0
 """Before the end of the journal: what came earlier did not end the machine."""
 KERNEL_DUMPS, SYSTEMD_DUMPS = "/sys/fs/pstore", "/var/lib/systemd/pstore"
-"""systemd writes the second at the start of the boot after, with the time of then."""
+"""systemd writes the second when the next boot starts, so that its files have that time."""
 DUMP_BYTES, MOST_DUMPS = 1 << 16, 32
 EARLIER_SECONDS = 600.0
 """That a dump may be older than the last line of the journal: another boot's is hours older."""

@@ -299,11 +299,11 @@ def test_a_watchdog_is_set_on_request_shown_and_taken_back(guarded: Tree, tune: 
     assert shown[-1] == "after a panic the machine reboots; watchdog SBSA is active"
     assert len(tune("apply", chosen=True)) == 1, "a second time, nothing is to be set"
     assert tune("revert") == [
-        f"removed {DROPIN}",
         "kernel.panic: 30 -> 0",
         "kernel.panic_on_oops: 1 -> 0",
         "vm.swappiness: 10 -> 60",
         f"removed {PATH}",
+        f"removed {DROPIN}",
     ]
     (guarded.root / WATCHDOG[1:] / "state").write_text("inactive\n")
     assert {path: text for path, (_, text) in files(guarded).items()} == {
@@ -350,3 +350,23 @@ def test_a_drop_in_of_somebody_elses_is_never_touched(guarded: Tree) -> None:
         with pytest.raises(ConfigError, match="was not written by sparkd"):
             work(guarded.root)
     assert files(guarded) == before
+
+
+def test_a_drop_in_of_somebody_elses_holds_up_no_setting(guarded: Tree, tune: Tune) -> None:
+    guarded.file(DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
+    with pytest.raises(ConfigError, match="was not written by sparkd"):
+        tune("apply", chosen=True)
+    assert (guarded.root / "proc/sys/vm/swappiness").read_text().strip() == "10"
+    with pytest.raises(ConfigError, match="was not written by sparkd"):
+        tune("revert")
+    assert (guarded.root / "proc/sys/vm/swappiness").read_text().strip() == "60"
+    assert not (guarded.root / PATH[1:]).exists()
+
+
+def test_a_setting_that_is_stuck_holds_up_no_drop_in(guarded: Tree, tune: Tune) -> None:
+    tune("apply", chosen=True)
+    (guarded.root / "proc/sys/vm/swappiness").unlink()
+    guarded.folder("/proc/sys/vm/swappiness")
+    with pytest.raises(ConfigError, match=r"vm\.swappiness can't be read"):
+        tune("revert")
+    assert not (guarded.root / DROPIN[1:]).exists()

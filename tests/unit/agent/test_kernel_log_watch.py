@@ -125,6 +125,14 @@ def test_processes_of_a_user_flood_neither_the_journal_nor_the_report(node: Node
     assert node.report.kernel_counts["out-of-memory restart"] == 1000
 
 
+def test_no_number_of_other_messages_hides_one_that_needs_a_reboot(node: Node) -> None:
+    node.read(*(record(XID.format(code)) for code in (8, 13, 31, 32, 43, 45, 63, 94, 109, 119, 79)))
+    assert len(node.lines) == 11, "each code is another message"
+    node.lines.clear()
+    node.read(*(record(LOST.replace("000f", f"{device:04x}")) for device in range(16, 32)))
+    assert len(node.lines) == 16, "of a GPU each"
+
+
 def test_texts_from_outside_are_without_secrets_and_bounded(node: Node) -> None:
     node.read(record(f"Out of memory: Killed process 1 (s3cr3t-word {'x' * 400}) total-vm:1kB"))
     assert "s3cr3t-word" not in node.lines[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from sparkd.base.host.kernel import Record, parse_record
@@ -113,6 +115,11 @@ def test_a_real_line_has_its_kind_device_and_action(line: str, kind: str, device
 
 def test_there_are_real_lines_of_all_kinds_but_of_a_driver_that_was_loaded() -> None:
     assert {kind for _, kind, _, _ in LINES} == KINDS.keys() - {"driver-loaded"}
+
+
+def test_each_hint_can_be_pasted_as_it_is_on_each_node() -> None:
+    for hint in [effect.hint for kind in KINDS.values() for effect in (kind, *kind.codes.values())]:
+        assert not re.search(r"-g '[^']*' -A|\bDEVICE\b|sparkd-(?:head|worker)", hint), hint
 
 
 @pytest.mark.parametrize("line", HARMLESS)

@@ -24,7 +24,7 @@ from sparkd.base.status.publisher import Reporter
 REPEAT_SECONDS = 3600.0
 """After which a message of the same kind and device is an event again."""
 MOST_DEVICES = 8
-"""Of one kind in that time: a user's process may be one. More are counted."""
+"""Of one kind and code in that time: a user's process may be one. More are counted; the urgent are all logged."""
 ID, MOST_FINDINGS, KEPT_SECONDS = "kernel-message", 16, 24 * 3600.0
 """In the report, the latest."""
 BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1
@@ -117,9 +117,9 @@ class KernelLogWatch:
         effect = event.effect
         name = f"{event.kind} {effect.action.value}"
         self._counts[name] += 1
-        if not self._is_new((event.kind, event.device, event.code)):
-            return
         urgent = effect.action in (Action.REBOOT, Action.POWER_CYCLE)
+        if not self._is_new((event.kind, event.device, event.code), urgent=urgent):
+            return
         log = self._events.error if urgent else self._events.warning
         (self._events.info if effect.action is Action.NONE else log)(
             "kernel.message.logged",
@@ -138,13 +138,14 @@ class KernelLogWatch:
             self._report()
             self._reporter.publish()
 
-    def _is_new(self, key: tuple[str, str, int]) -> bool:
-        """Whether it is reported now: not within REPEAT_SECONDS, nor beside too many others of its kind."""
+    def _is_new(self, key: tuple[str, str, int], *, urgent: bool = False) -> bool:
+        """Whether it is reported now: not within REPEAT_SECONDS, nor, unless urgent, beside too many devices alike."""
         now = self._clock()
         if now - self._reported.get(key, float("-inf")) < REPEAT_SECONDS:
             return False
         self._reported = {known: at for known, at in self._reported.items() if now - at < REPEAT_SECONDS}
-        if sum(kind == key[0] for kind, _, _ in self._reported) >= MOST_DEVICES:
+        alike = sum((kind, code) == (key[0], key[2]) for kind, _, code in self._reported)
+        if alike >= MOST_DEVICES and not urgent:
             return False
         self._reported[key] = now
         return True

@@ -32,14 +32,18 @@ from sparkd.base.status.model import utc_now
 LOOK_SECONDS = 30.0
 LAST_SECONDS = 120.0
 """Before the end of the journal: what came earlier did not end the machine."""
-DUMP_FOLDERS = ("/sys/fs/pstore", "/var/lib/systemd/pstore")
+KERNEL_DUMPS, SYSTEMD_DUMPS = "/sys/fs/pstore", "/var/lib/systemd/pstore"
+"""systemd writes the second when the next boot starts, so that its files have that time."""
 DUMP_BYTES, MOST_DUMPS = 1 << 16, 32
 EARLIER_SECONDS = 600.0
 """That a dump may be older than the last line of the journal: another boot's is hours older."""
+BOOT_SLACK_SECONDS = 60.0
+"""That a file of this boot may be older than its start: a clock that was set since then."""
 OVERHEAT, CARD_RESET = 0x01, 0x20
 """WDIOF_OVERHEAT and WDIOF_CARDRESET of linux/watchdog.h."""
 SHUTDOWN = re.compile(r"Reached target .{0,40}(?:[Ss]hutdown|[Rr]eboot|[Pp]ower-?[Oo]ff|[Hh]alt|final)")
-SHORT_OF_MEMORY = re.compile(r"agent\.run\.failed .*\bcause=(?:memory-guard|memory-taken|kernel-oom)\b")
+SHORT_OF_MEMORY = re.compile(r"agent\.run\.failed (?:code=\d{1,3} )?cause=(?:memory-guard|memory-taken|kernel-oom)\b")
+"""Its first fields: those after them may have an engine's text."""
 _DUMPED = re.compile(
     r"^(?:<\d{1,3}>)?\[ *[\d.]{1,20}\](?:\[ *\w{1,12}\])? (Kernel panic - not syncing|Unable to handle kernel "
     r"|BUG: (?:unable to handle|kernel NULL)|kernel BUG at |Internal error: )(.{0,160})",
@@ -65,29 +69,33 @@ def note_machine_end(host: Host, actions: Actions, loop: MainLoop, events: Event
     if noted is not None and noted.boot_id == boot_id:
         return
     try:
-        facts = loop.beside(partial(read_facts, host.files), LOOK_SECONDS, "reading how the last boot ended")
+        booted = time.time() - host.uptime_seconds()
+        facts = loop.beside(partial(read_facts, host.files, booted), LOOK_SECONDS, "reading how the last boot ended")
     except OSError as error:
         events.warning("machine.end.unread", reason=str(error), hint="journalctl -b -1 -e")
         return
     kind, evidence = classify(facts)
     end = MachineEnd(boot_id, kind, evidence, utc_now())
-    store.record(lambda launches: launches.record_machine_end(end))
+    booted_at = datetime.fromtimestamp(booted, UTC).isoformat(timespec="milliseconds")
+    store.record(lambda launches: launches.record_machine_end(end, booted_at))
     log = events.info if kind == "ordered" else events.warning
     log("machine.end.classified", end=kind, evidence=evidence, hint="" if kind == "ordered" else "journalctl -b -1 -e")
 
 
-def read_facts(files: Files) -> BootFacts:
-    """Raises OSError."""
+def read_facts(files: Files, booted: float) -> BootFacts:
+    """`booted`: when this boot began, since 1970. Raises OSError."""
     lines = read_last_boot(files)
-    since = lines[0].at_seconds if lines else time.time() - float(files.value("/proc/uptime").split()[0])
+    since = {KERNEL_DUMPS: (lines[0].at_seconds if lines else booted) - EARLIER_SECONDS}
+    since[SYSTEMD_DUMPS] = booted - BOOT_SLACK_SECONDS
     status = 0
     for name in files.names_if_any("/sys/class/watchdog"):
         with suppress(OSError, ValueError):
             status |= int(files.value(f"/sys/class/watchdog/{name}/bootstatus"), 0)
-    dumps = [path for folder in DUMP_FOLDERS for path in _dumps(files, folder, since - EARLIER_SECONDS)]
+    dumps = [path for folder, seconds in since.items() for path in _dumps(files, folder, seconds)]
     texts = (files.head(path, DUMP_BYTES).decode("utf-8", "replace") for path in dumps[:MOST_DUMPS])
-    said = (f"{found[1]}{found[2]}" for text in texts for found in _DUMPED.finditer(text))
-    return BootFacts(lines, tuple(sanitize(one) for one in said), status)
+    # The last of each: names of files, which the kernel prints too, may hold a line end and more.
+    last = (found[-1] for text in texts if (found := _DUMPED.findall(text)))
+    return BootFacts(lines, tuple(sanitize("".join(said)) for said in last), status)
 
 
 def _dumps(files: Files, folder: str, since: float, depth: int = 2) -> Iterator[str]:
@@ -128,11 +136,10 @@ def _candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
         yield "watchdog", "the hardware watchdog reports that it reset the machine"
     yield "kernel", "".join(facts.dumps[:1]) or first.get("oops", "")
     yield "memory", _find(last, "sparkd", SHORT_OF_MEMORY) or first.get("out-of-memory", "")
-    yield "memory", first.get("driver-no-memory", "")
     yield "heat", first.get("throttled", "")
     yield "unknown", next((event.reason for event in known if event.effect.action is not Action.NONE), "")
     if not facts.lines:
-        yield "unknown", "no journal of that boot is kept: sudo mkdir /var/log/journal keeps the next"
+        yield "unknown", "no journal of that boot is kept: sudo mkdir -p /var/log/journal keeps the next"
 
 
 def _find(lines: Sequence[BootLine], source: str, pattern: re.Pattern[str]) -> str:

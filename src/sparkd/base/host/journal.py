@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import subprocess
 import threading
@@ -27,8 +28,13 @@ ENGINE = "engine| "
 LATEST_US = 1 << 53
 """Microseconds since 1970: the year 2255."""
 _FIELDS = "MESSAGE,PRIORITY"
-LAST_LINES = 400
+LAST_LINES, LAST_OWN_LINES = 300, 100
+"""Of the last boot: a loud engine crowds out no line of the kernel or of systemd."""
 T = TypeVar("T")
+
+
+class RefusedError(OSError):
+    """journalctl ended with an exit code: it has no such boot, or takes no such option."""
 
 
 class Query(Struct, frozen=True, array_like=True):
@@ -94,26 +100,35 @@ def _run(
             deadline.cancel()
             process.kill()
     if code > 0:
-        raise OSError(f"journalctl: {printable(said.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
+        raise RefusedError(f"journalctl: {printable(said.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
     if code < 0 and whole and not found:
         raise OSError(f"journalctl found nothing in {seconds:g} s, and was ended")
     return found, whole and code >= 0
 
 
-def read_last_boot(files: Files) -> tuple[BootLine, ...]:
-    """The last lines of the boot before this one, newest first; none where the journal does not have it."""
+def read_last_boot(files: Files, seconds: float = 12) -> tuple[BootLine, ...]:
+    """The last lines of the boot before this one, newest first; none where the journal does not have it.
+
+    Raises OSError where that is not known, as after `seconds`, which are those of each of two looks.
+    """
     if files.root != "/":  # a tree's are not this machine's
         return tuple(files.recorded("last-boot", list[BootLine]) or ())
-    options = ["--boot=-1", f"--lines={LAST_LINES}", "_TRANSPORT=kernel", "+", "_TRANSPORT=driver", "+", "_PID=1"]
-    options += [option for unit in OWN_UNITS for option in ("+", f"_SYSTEMD_UNIT={unit}")]
+    redact = Redactor()
+
+    def take(printed: Iterable[bytes]) -> tuple[list[BootLine], bool]:
+        return list(filter(None, (parse_boot_line(data, redact) for data in printed))), True
+
+    machine = (f"--lines={LAST_LINES}", "_TRANSPORT=kernel", "+", "_TRANSPORT=driver", "+", "_PID=1")
+    own = (f"--lines={LAST_OWN_LINES}", *(f"_SYSTEMD_UNIT={unit}" for unit in OWN_UNITS))
     try:
-        return tuple(_run(options, lambda printed: (list(filter(None, map(parse_boot_line, printed))), True), 20)[0])
-    except OSError:  # no journalctl, or it has no such boot
+        found = [_run(["--boot=-1", *options], take, seconds)[0] for options in (machine, own)]
+    except (FileNotFoundError, RefusedError):
         return ()
+    return tuple(heapq.merge(*found, key=lambda line: line.at_seconds, reverse=True))
 
 
-def parse_boot_line(data: bytes) -> BootLine | None:
-    """None where others may have written it. A field that begins with _ is journald's own."""
+def parse_boot_line(data: bytes, redact: Callable[[str], str]) -> BootLine | None:
+    """Without likely secrets. None where others may have written it. A field that begins with _ is journald's own."""
     with suppress(ValueError):
         match parse_json(data):
             case {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", **fields}:
@@ -127,7 +142,7 @@ def parse_boot_line(data: bytes) -> BootLine | None:
             case _:
                 return None
         at_us = _number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US) or 0
-        return BootLine(at_us / 1e6, source, (_text(fields.get("MESSAGE")) or "")[:LINE_LIMIT])
+        return BootLine(at_us / 1e6, source, redact(_text(fields.get("MESSAGE")) or "")[:LINE_LIMIT])
     return None
 
 

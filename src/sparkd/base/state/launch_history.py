@@ -173,10 +173,10 @@ class LaunchHistory(Struct, frozen=True):
         counted = self.record_failure(self.open.digest, killed) if self.open and self.open.boot_id == boot_id else self
         return replace(counted, ends=self._all_ends(now)).record_end(boot_id, killed)
 
-    def record_machine_end(self, end: MachineEnd) -> LaunchHistory:
-        """Of the first agent of a boot: a process that left no reason before it ended with the machine."""
+    def record_machine_end(self, end: MachineEnd, booted_at: str) -> LaunchHistory:
+        """An agent that began before `booted_at`, as of `utc_now`, and left no reason ended with the machine."""
         last = self.last_exit
-        unexplained = last is not None and last.code is None and not any(x.boot_id == end.boot_id for x in self.boots)
+        unexplained = last is not None and last.code is None and last.at < booted_at
         if last is None or not unexplained or end.kind == "ordered":
             return replace(self, machine_end=end)
         reason = f"the machine ended while the agent ran: {end}"

@@ -72,7 +72,12 @@ def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watch
     """What is printed."""
     manager = SysctlManager(root)
     if action == "revert":
-        return [*revert_watchdog(root), *manager.revert()] or ["nothing to take back"]
+        changes = list[str]()
+        try:
+            changes += manager.revert()
+        finally:  # what holds up the one does not hold up the other
+            changes += revert_watchdog(root)
+        return changes or ["nothing to take back"]
     recipe = recipe_in_use()
     if chosen := watchdog or PANIC.keys() <= manager.saved().keys():  # until `revert`, no `apply` takes it back
         recipe = with_panic(recipe)

@@ -137,6 +137,6 @@ def test_a_phase_that_somebody_has_written_moves_no_cursor(tree: Tree) -> None:
 
 
 def test_the_reason_has_how_the_machine_ended_if_that_is_of_this_boot(tree: Tree) -> None:
-    known = lived(SERVICE_CUT).record_machine_end(MachineEnd("now", "watchdog", "the hardware watchdog", ""))
+    known = lived(SERVICE_CUT).record_machine_end(MachineEnd("now", "watchdog", "the hardware watchdog", ""), "")
     assert judged(tree, known).reason.endswith("serving, by what is left of it watchdog: the hardware watchdog")
     assert judged(tree, known, "later").reason.endswith("serving")

@@ -128,6 +128,8 @@ def test_eight_are_kept_the_newest_first_and_fewer_where_they_are_too_large() ->
     large = Facts({f"weights.{number}": "x" * 4000 for number in range(1500)}, {}, {})
     known = grown(*(known_good_entry(f"{number}-", facts=large) for number in range(4)))
     assert [one.agreement for one in known] == ["a-3-", "a-2-"]
+    larger = Facts({f"weights.{number}": "x" * 4000 for number in range(4500)}, {}, {})
+    assert grown(*known[::-1], known_good_entry("9-", facts=larger)) == known, "one that is too large replaces nothing"
 
 
 OLD = """{"schema": 1, "known_good": [{"since": "2026-01-01T00:00:00.000+00:00",

@@ -99,14 +99,14 @@ def read_known_good(files: Files, report: Report = ignore_report) -> tuple[Entry
 
 
 def add_proven(known: Sequence[Entry], entry: Entry) -> History:
-    """The history with `entry` as its newest, perhaps again; without the oldest where it would be too large."""
+    """The history with `entry` as its newest, perhaps again; without the oldest, or as it was, where too large."""
     same = [one for one in known if (one.agreement, one.image_id) == (entry.agreement, entry.image_id)]
     others = [one for one in known if one not in same]
     if same:
         entry = replace(entry, since=same[0].since, image_digest=entry.image_digest or same[0].image_digest)
     entries = (entry, *others)[:KEPT]
     made = (History(entries[:count]) for count in range(len(entries), 0, -1))
-    return next((one for one in made if len(FILE.encode(one)) <= LIMIT_BYTES), History())
+    return next((one for one in made if len(FILE.encode(one)) <= LIMIT_BYTES), History(tuple(known)))
 
 
 def images_to_keep(known: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:

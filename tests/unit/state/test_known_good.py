@@ -148,6 +148,27 @@ def test_what_was_written_is_read_also_of_the_version_before(tree: Tree) -> None
     assert (old.plan, old.facts.versions, old.name) == ("d1", {"kernel": "6.17"}, "x")
 
 
+DIGEST = f"ghcr.io/x/vllm@sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    "digest",
+    [
+        *("x", "x@sha256:1", f"x; reboot@sha256:{'a' * 64}", f"X@sha256:{'a' * 64}"),
+        *(DIGEST.replace("ghcr", "Registry"), f"[::1]:5000/{DIGEST}", f"{'x' * 255}{DIGEST}"),
+    ],
+)
+def test_a_digest_that_is_not_for_a_shell_is_left_out_and_costs_no_history(tree: Tree, digest: str) -> None:
+    reports: list[str] = []
+    good, odd = known_good_entry(image_digest=DIGEST), known_good_entry("d2", image_digest=digest)
+    assert (good.image_digest, odd.image_digest) == (DIGEST, "")
+    for written in (FILE.encode(History((odd, good))), FILE.encode(History((good, good))).replace(DIGEST, digest, 1)):
+        tree.file(FILE.path, written)
+        known = known_good.read_known_good(Host(tree.root).files, reports.append)
+        assert [one.image_digest for one in known] == ["", DIGEST]
+    assert reports == []
+
+
 @pytest.mark.parametrize(
     ("written", "somebody_wrote"),
     [
@@ -251,9 +272,3 @@ def test_a_proof_that_read_no_digest_keeps_the_one_that_is_known() -> None:
     proven = add_proven([known_good_entry(image_digest=digest)], known_good_entry()).known_good
     assert [entry.image_digest for entry in proven] == [digest]
     assert FILE.decode(FILE.encode(History(proven)).encode()).known_good == proven
-
-
-@pytest.mark.parametrize("digest", ["x", "x@sha256:1", f"x; reboot@sha256:{'a' * 64}", f"X@sha256:{'a' * 64}"])
-def test_a_digest_that_is_none_makes_the_file_unusable(tree: Tree, digest: str) -> None:
-    tree.file(FILE.path, FILE.encode(History((known_good_entry(image_digest=digest),))))
-    assert known_good.read_known_good(Host(tree.root).files) == ()

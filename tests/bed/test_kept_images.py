@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 import pytest
 from tests.bed import Node
 from tests.bed.images import BUSYBOX
 
 from sparkd.agent.actions.kept_images import KEPT_IMAGES, KEPT_LABEL, container_name, image_name, keep_images
-from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.dockerd.reader import CONFLICT, DockerError
 
 DAEMON, ARCHIVE = "/etc/docker/daemon.json", "/root/busybox.tar"
 NAME = "example/engine:latest"
@@ -34,8 +35,8 @@ def docker(node: Node, command: str) -> str:
     return node.run("docker", *command.split()).stdout
 
 
-def keep(node: Node, *known: str, pinned: int = 2) -> list[tuple[str, bool]]:
-    return list(keep_images(known, known[:pinned], f"/proc/{node.init}/root/run/docker.sock"))
+def keep(node: Node, *known: str, before: Collection[str] = ()) -> list[tuple[str, bool]]:
+    return list(keep_images(known, known[:2], before, f"/proc/{node.init}/root/run/docker.sock"))
 
 
 def kept_containers(node: Node) -> set[str]:
@@ -63,7 +64,7 @@ def saved(node: Node, request: pytest.FixtureRequest) -> str:
 @pytest.fixture(autouse=True)
 def nothing_kept(node: Node, saved: str) -> None:
     docker(node, f"load --input {saved}")  # a prune of the last test may have removed it
-    keep(node)
+    keep(node, before=docker(node, "image ls --quiet --no-trunc").split())
 
 
 def test_a_kept_image_outlives_the_prunes_and_a_moved_name(node: Node) -> None:
@@ -98,10 +99,11 @@ def test_names_and_containers_go_with_their_plans_and_others_stay(node: Node) ->
     keep(node, third, second, first)
     assert kept_containers(node) == {container_name(third), container_name(second), "mine"}
     assert kept_names(node) == {*map(image_name, (third, second, first)), f"{KEPT_IMAGES}:mine"}
+    assert keep(node, third) == [], "nobody says that the others are over"
     released = {container_name(second), image_name(first), image_name(second)}
-    assert set(keep(node, third)) == {(name, False) for name in released}
+    assert set(keep(node, third, before=(third, second, first))) == {(name, False) for name in released}
     assert (image_id(node, first), image_id(node, second), image_id(node, third)) == ("", "", third)
-    keep(node)
+    keep(node, before=(third,))
     assert (kept_containers(node), kept_names(node)) == ({"mine"}, {f"{KEPT_IMAGES}:mine"})
     docker(node, "rm mine")
     docker(node, f"image rm {KEPT_IMAGES}:mine")
@@ -112,15 +114,18 @@ def test_an_image_whose_last_name_goes_stays_while_a_container_is_made_of_it(nod
     keep(node, old)
     docker(node, f"create --name user {old} true")
     make_image(node, "new")
-    assert keep(node) == [(container_name(old), False)]
-    assert image_id(node, old) == old
+    with pytest.raises(DockerError) as caught:
+        keep(node, before=(old,))
+    assert (caught.value.status, kept_containers(node), image_id(node, old)) == (CONFLICT, set(), old)
     docker(node, "rm user")
-    assert keep(node) == [(image_name(old), False)]
+    assert keep(node, before=(old,)) == [(image_name(old), False)]
 
 
 def test_a_name_that_somebody_elses_container_has_is_an_error(node: Node) -> None:
-    old = make_image(node, "old")
+    old, over = make_image(node, "old"), make_image(node, "over")
+    keep(node, over)
     docker(node, f"create --name {container_name(old)} {old} true")
     with pytest.raises(DockerError, match="in use"):
-        keep(node, old)
+        keep(node, old, before=(over,))
+    assert (kept_names(node), kept_containers(node)) == ({image_name(old)}, set()), "the rest is done all the same"
     docker(node, f"rm {container_name(old)}")

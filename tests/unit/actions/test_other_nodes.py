@@ -145,7 +145,8 @@ def test_a_program_that_this_node_lacks_is_named_with_its_package(programs: Path
 @pytest.mark.parametrize(
     ("trouble", "folder"),
     [
-        ('rsync: [receiver] mkstemp "/home/ann/a b/.x.Zb3Qv1" failed: Permission denied (13)', "'/home/ann/a b'"),
+        ('rsync: [receiver] mkstemp "/home/ann/m/a b/.x.Zb3Qv1" failed: Permission denied (13)', "'/home/ann/m/a b'"),
+        ('rsync: [Receiver] mkdir "/home/ann/m/sub" failed: Permission denied (13)', "/home/ann/m"),
         ('rsync: [generator] recv_generator: mkdir "/home/ann/m/sub" failed: Permission denied (13)', "/home/ann/m"),
         ('rsync: [generator] failed to set times on "/home/ann/m/.": Operation not permitted (1)', "/home/ann/m"),
     ],
@@ -160,6 +161,23 @@ def test_files_of_roots_in_the_folder_of_a_user_are_named_with_the_command(
     with pytest.raises(BlockedError) as caught:
         SshHost("a").send("/m/", "/home/ann/m")
     assert "chown" not in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        'rsync: [sender] opendir "/home/ann/m/sub" failed: Permission denied (13)',
+        'rsync: [sender] opendir "/x/[receiver] "/home/ann/m/sub" failed: Permission denied (13)',
+        'rsync: [Receiver] mkdir "/home/ann/m" failed: Permission denied (13)',
+        'rsync: [receiver] mkstemp "/home/ann/m2/x" failed: Permission denied (13)',
+        'rsync: [receiver] mkstemp "/home/ann/m/../.ssh/x" failed: Permission denied (13)',
+    ],
+)
+def test_no_folder_here_or_beside_the_models_is_said_to_be_given_away_there(programs: Path, trouble: str) -> None:
+    program(programs / "rsync", f"echo '{trouble}' >&2; exit 23")
+    with pytest.raises(BlockedError) as caught:
+        SshHost("a").send("/home/ann/m/", "/home/ann/m", "--rsync-path=runuser -u ann -- rsync")
+    assert "chown" not in str(caught.value)
 
 
 def test_ssh_gets_one_word_for_the_other_side_and_no_prompt(programs: Path) -> None:

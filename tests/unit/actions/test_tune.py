@@ -343,6 +343,29 @@ def test_a_watchdog_that_something_else_uses_or_that_is_not_there_is_left(guarde
     assert revert_watchdog(guarded.root) == []
 
 
+def until_error(root: Path, action: str, match: str, **options: bool) -> list[str]:
+    """What is printed before it."""
+    said: list[str] = []
+    with pytest.raises(ConfigError, match=match):
+        said.extend(setup.tuned(action, root, lambda: recipe(SWAPPINESS), **options))
+    return said
+
+
+def test_a_drop_in_of_somebody_elses_holds_up_no_other_setting(guarded: Tree) -> None:
+    guarded.file(DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
+    foreign = "50-sparkd.conf was not written by sparkd"
+    assert "vm.swappiness: 60 -> 10" in until_error(guarded.root, "apply", foreign, watchdog=True)
+    said = until_error(guarded.root, "revert", foreign)
+    assert said[-2:] == ["vm.swappiness: 10 -> 60", f"removed {PATH}"]
+    assert values(SysctlManager(guarded.root)) == BEFORE
+
+
+def test_a_setting_of_somebody_elses_does_not_keep_the_watchdog(guarded: Tree, tune: Tune) -> None:
+    tune("apply", chosen=True)
+    guarded.file(PATH, "vm.swappiness = 1\n")
+    assert until_error(guarded.root, "revert", "60-sparkd.conf was not written by sparkd") == [f"removed {DROPIN}"]
+
+
 def test_a_drop_in_of_somebody_elses_is_never_touched(guarded: Tree) -> None:
     guarded.file(DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
     before = files(guarded)

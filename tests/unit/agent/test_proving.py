@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests.unit.cluster_nodes import (
     alone,
     settings,
 )
+from tests.unit.known_good_entries import known_good_entry
 
 from sparkd.agent.daemon.proving import ProvingPeriod
 from sparkd.agent.daemon.shutdown import MOST_LINES, shutdown_on_error
@@ -134,15 +135,18 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
             (("sparkd/known-good:1", True), ("sparkd-kept-2", False)),
             ["known_good.image.kept name=sparkd/known-good:1", "known_good.image.released name=sparkd-kept-2"],
         ),
-        (DockerError("no space"), ["known_good.image.failed reason=no space hint=nothing is to be done: the next"]),
+        (DockerError("no space"), ["known_good.image.failed reason=no space hint=the next start that proves"]),
     ],
 )
 def test_the_images_of_known_good_plans_are_kept_beside_the_loop(
     started: AgentUnderTest, made: tuple[tuple[str, bool], ...] | DockerError, events: list[str]
 ) -> None:
     class Keeping(MemoryActions):
-        def keep_images(self, named: Sequence[str], pinned: Sequence[str]) -> Iterator[tuple[str, bool]]:
-            assert (named, pinned, threading.current_thread().name) == (("sha256:i",), ("sha256:i",), "kept-images")
+        def keep_images(
+            self, named: Sequence[str], pinned: Sequence[str], before: Collection[str]
+        ) -> Iterator[tuple[str, bool]]:
+            own = ("sha256:i",)
+            assert (named, pinned, before, threading.current_thread().name) == (own, own, (), "kept-images")
             if isinstance(made, DockerError):
                 raise made
             yield from made
@@ -157,6 +161,42 @@ def test_the_images_of_known_good_plans_are_kept_beside_the_loop(
         time.sleep(0.01)
     for line, text in zip(images_logged(started), events, strict=True):
         assert line.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "before"),
+    [
+        (lambda known: known_good.FILE.encode(History(known)), {"sha256:old", "sha256:i"}),
+        (lambda known: known_good.FILE.encode(History(known)).replace("sha256:old", "sha256:x;y"), set()),
+        (lambda _known: "rubbish", set()),
+        (None, set()),
+    ],
+    ids=["what is over is released", "one bad entry", "unreadable", "lost"],
+)
+def test_images_are_released_by_what_was_read_alone(
+    started: AgentUnderTest, written: Callable[[tuple[Entry, ...]], str] | None, before: set[str]
+) -> None:
+    calls: list[set[str]] = []
+
+    class Keeping(MemoryActions):
+        def keep_images(
+            self, named: Sequence[str], pinned: Sequence[str], before: Collection[str]
+        ) -> Iterator[tuple[str, bool]]:
+            calls.append(set(before))
+            yield from ()
+
+    agent = started.agent
+    agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:new"))
+    started.remake(actions=Keeping(agent.host, agent.loop, "i"))
+    started.set_plan("agreed", **dict(agent.plan.shared))
+    if written:
+        known = (known_good_entry(image_id="sha256:i"), known_good_entry("d2", image_id="sha256:old"))
+        Tree(Path(agent.host.files.root)).file(known_good.FILE.path, written(known))
+    serve(started)
+    deadline = time.monotonic() + 10
+    while not calls and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert calls == [before]
 
 
 def images_logged(made: AgentUnderTest) -> list[str]:

@@ -138,7 +138,9 @@ def test_plan_says_what_the_checked_image_lacks_of_flashinfer(tree: Tree, unbuil
     found = read_unbuilt(CheckInputs(plan, Settings()), Host(tree.root))
     assert found == unbuilt
     said = "pip install flashinfer-jit-cache==0.6.12 --index-url"
-    assert (said in describe_plan(plan, (), None, None, found)) == bool(unbuilt)
+    shown = describe_plan(plan, (), None, None, found)
+    assert (said in shown) == ("usual folders" in shown) == ("print(torch.version.cuda)" in shown) == bool(unbuilt)
+    assert "the image has no" not in shown, "it may have it elsewhere"
 
 
 def test_plan_prints_the_script_and_no_secret(config: Path, tmp_path: Path) -> None:

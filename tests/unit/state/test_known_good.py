@@ -128,6 +128,8 @@ def test_eight_are_kept_the_newest_first_and_fewer_where_they_are_too_large() ->
     large = Facts({f"weights.{number}": "x" * 4000 for number in range(1500)}, {}, {})
     known = grown(*(known_good_entry(f"{number}-", facts=large) for number in range(4)))
     assert [one.agreement for one in known] == ["a-3-", "a-2-"]
+    larger = Facts({f"weights.{number}": "x" * 4000 for number in range(4500)}, {}, {})
+    assert grown(*known[::-1], known_good_entry("9-", facts=larger)) == known, "one that is too large replaces nothing"
 
 
 OLD = """{"schema": 1, "known_good": [{"since": "2026-01-01T00:00:00.000+00:00",
@@ -144,6 +146,27 @@ def test_what_was_written_is_read_also_of_the_version_before(tree: Tree) -> None
     tree.file(FILE.path, OLD)
     (old,) = known_good.read_known_good(Host(tree.root).files)
     assert (old.plan, old.facts.versions, old.name) == ("d1", {"kernel": "6.17"}, "x")
+
+
+DIGEST = f"ghcr.io/x/vllm@sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    "digest",
+    [
+        *("x", "x@sha256:1", f"x; reboot@sha256:{'a' * 64}", f"X@sha256:{'a' * 64}"),
+        *(DIGEST.replace("ghcr", "Registry"), f"[::1]:5000/{DIGEST}", f"{'x' * 255}{DIGEST}"),
+    ],
+)
+def test_a_digest_that_is_not_for_a_shell_is_left_out_and_costs_no_history(tree: Tree, digest: str) -> None:
+    reports: list[str] = []
+    good, odd = known_good_entry(image_digest=DIGEST), known_good_entry("d2", image_digest=digest)
+    assert (good.image_digest, odd.image_digest) == (DIGEST, "")
+    for written in (FILE.encode(History((odd, good))), FILE.encode(History((good, good))).replace(DIGEST, digest, 1)):
+        tree.file(FILE.path, written)
+        known = known_good.read_known_good(Host(tree.root).files, reports.append)
+        assert [one.image_digest for one in known] == ["", DIGEST]
+    assert reports == []
 
 
 @pytest.mark.parametrize(
@@ -249,9 +272,3 @@ def test_a_proof_that_read_no_digest_keeps_the_one_that_is_known() -> None:
     proven = add_proven([known_good_entry(image_digest=digest)], known_good_entry()).known_good
     assert [entry.image_digest for entry in proven] == [digest]
     assert FILE.decode(FILE.encode(History(proven)).encode()).known_good == proven
-
-
-@pytest.mark.parametrize("digest", ["x", "x@sha256:1", f"x; reboot@sha256:{'a' * 64}", f"X@sha256:{'a' * 64}"])
-def test_a_digest_that_is_none_makes_the_file_unusable(tree: Tree, digest: str) -> None:
-    tree.file(FILE.path, FILE.encode(History((known_good_entry(image_digest=digest),))))
-    assert known_good.read_known_good(Host(tree.root).files) == ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -240,12 +240,14 @@ class Actions:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
         return files.prune_caches(image_id, (one.target for one in disks.mounts(self._host.files, "self")))
 
-    def keep_images(self, named: Sequence[str], pinned: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    def keep_images(
+        self, named: Sequence[str], pinned: Sequence[str], before: Collection[str]
+    ) -> Iterator[tuple[str, bool]]:
         """`kept_images.keep_images`, for a thread of its own; nothing while docker is away. Raises DockerError."""
         from sparkd.agent.actions import kept_images
 
         if docker.running(self._host):
-            yield from kept_images.keep_images(named, pinned, self._host.files.real(SOCKET))
+            yield from kept_images.keep_images(named, pinned, before, self._host.files.real(SOCKET))
 
     def move_to_head(self) -> None:
         """Caches that plans of this node's own have had until now, where none are kept for plans of its head."""

@@ -7,7 +7,7 @@ prune -a` does, unless there is a container of it: that one is created, never st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import methodcaller
 
 from sparkd.agent.actions.dockerd import TIMEOUT_SECONDS, program_body
@@ -21,21 +21,26 @@ KEPT_LABEL = f"{LABEL}kept"
 """Of the container; its value is the image's full id."""
 
 
-def keep_images(named: Sequence[str], pinned: Sequence[str], socket_path: str = SOCKET) -> Iterator[tuple[str, bool]]:
-    """Let images, by full id, have a name and, those of `pinned`, a container; remove what others have of sparkd's own.
+def keep_images(
+    named: Sequence[str], pinned: Sequence[str], before: Collection[str], socket_path: str = SOCKET
+) -> Iterator[tuple[str, bool]]:
+    """Let images, by full id, have a name and, those of `pinned`, a container; remove what others of `before` have.
 
-    Yields each name or container, and whether it was made or removed; images that are not here are left out. An image
-    goes with its last name, unless there is a container of it. Raises DockerError.
+    `before`: those of plans that were known good until now. Others lose nothing: a history may be lost. Yields each
+    name or container, and whether it was made or removed; images that are not here are left out. An image goes with its
+    last name, unless there is a container of it. Raises DockerError; for a conflict, after all else.
     """
-    call = SdkClient(socket_path, TIMEOUT_SECONDS).call
+    call, conflicts = SdkClient(socket_path, TIMEOUT_SECONDS).call, list[str]()
 
-    def attempt(work: Callable[[APIClient], object], *harmless: int) -> bool:
+    def attempt(work: Callable[[APIClient], object]) -> bool:
         try:
             call(work)
         except DockerError as error:
-            if error.status in (MISSING, *harmless):
-                return False
-            raise
+            if error.status == CONFLICT:
+                conflicts.append(str(error))
+            elif error.status != MISSING:
+                raise
+            return False
         return True
 
     names, containers = call(_find_names), call(_find_containers)
@@ -48,12 +53,14 @@ def keep_images(named: Sequence[str], pinned: Sequence[str], socket_path: str = 
         make = methodcaller("create_container_from_config", body, container_name(image))
         if image not in containers and attempt(make):
             yield container_name(image), True
-    for image in containers.keys() - set(pinned):
-        if attempt(methodcaller("remove_container", containers[image], v=True), CONFLICT):
+    for image in (containers.keys() & before) - set(pinned):
+        if attempt(methodcaller("remove_container", containers[image], v=True)):
             yield container_name(image), False
-    for image in names - set(named):
-        if attempt(methodcaller("remove_image", image_name(image)), CONFLICT):
+    for image in (names & set(before)) - set(named):
+        if attempt(methodcaller("remove_image", image_name(image))):
             yield image_name(image), False
+    if conflicts:
+        raise DockerError("; ".join(conflicts), CONFLICT)
 
 
 def image_name(image: str) -> str:

@@ -152,15 +152,16 @@ class ProvingPeriod:
             agent.store.report_unread(str(error))
             return
         history = known_good.add_proven(before, entry)
-        if agent.store.write(known_good.FILE, history):
+        if history.known_good != before and agent.store.write(known_good.FILE, history):
             agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)
-            agent.run_aside("kept-images", partial(_keep_images, agent, history))
+            agent.run_aside("kept-images", partial(_keep_images, agent, before, history.known_good))
 
 
-def _keep_images(agent: Context, history: known_good.History) -> None:
+def _keep_images(agent: Context, before: Sequence[known_good.Entry], now: Sequence[known_good.Entry]) -> None:
+    earlier, _ = known_good.images_to_keep(before)
     try:
-        for name, made in agent.actions.keep_images(*known_good.images_to_keep(history.known_good)):
+        for name, made in agent.actions.keep_images(*known_good.images_to_keep(now), earlier):
             agent.events.info("known_good.image.kept" if made else "known_good.image.released", name=name)
     except DockerError as error:
-        hint = "nothing is to be done: the next start that proves itself tries again"
+        hint = "the next start that proves itself keeps what is missing; a name of a plan that is over: docker rmi NAME"
         agent.events.warning("known_good.image.failed", reason=str(error), hint=hint)

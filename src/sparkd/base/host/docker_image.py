@@ -89,14 +89,15 @@ def read_architecture(docker: DockerReader) -> str:
 
 
 def how_to_get(ref: str, build: str) -> str:
-    """The hint of a missing image. `build`: how it is built, by its recipe.
+    """The hint of a missing image. `build`: how it is built, by its recipe; not as the one that a digest names.
 
     No registry knows the id by which a rollback runs an image, nor a name without an account or a host: docker's own
     has those for its official images alone.
     """
     if ref.startswith("sha256:"):
         return "docker load it; or, with the image that has its name: sparkd rollback; or: sparkd rollback --end"
-    get = build or (f"docker pull {ref}" if "/" in ref else "build it (no registry has a name without an account)")
+    built = build or ("" if "/" in ref else "build it (no registry has a name without an account)")
+    get = f"docker pull {ref}" if "@" in ref or not built else built
     return f"{get}, or sparkd image sync on a node that has it"
 
 

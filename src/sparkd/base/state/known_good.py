@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import sanitize
@@ -32,8 +33,7 @@ KEPT = 8
 Plain = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A[ -~]*\Z")]
 ImageId = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9]+:[a-z0-9]+)?\Z")]
 """An image id that may go into a request to docker; empty is none."""
-ImageDigest = Annotated[str, Meta(pattern=r"\A(?:[a-z0-9][a-z0-9._:/-]{0,254}@sha256:[0-9a-f]{64})?\Z")]
-"""NAME@sha256:..., which is for a shell; empty is none."""
+DIGEST = re.compile(r"[a-z0-9][a-z0-9._:/-]{0,254}@sha256:[0-9a-f]{64}")
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Texts = Annotated[Mapping[Text, Text], Meta(max_length=MOST_VALUES)]
 
@@ -67,8 +67,13 @@ class Entry(Struct, frozen=True):
     recipe: dict[str, object]
     """As JSON. With `engine`, the section of the settings, it makes the plan again."""
     engine: dict[str, object]
-    image_digest: ImageDigest = ""
-    """By which a registry gives this very image again; empty where none is known to."""
+    image_digest: str = ""
+    """DIGEST, for a shell: by which a registry gives this very image again. Empty where none is known to."""
+
+    def __post_init__(self) -> None:
+        # Docker also takes a registry's name with capitals, and [::1]: such a one is left out, and costs no history.
+        if not DIGEST.fullmatch(self.image_digest):
+            force_setattr(self, "image_digest", "")
 
     @property
     def name(self) -> str:
@@ -99,14 +104,14 @@ def read_known_good(files: Files, report: Report = ignore_report) -> tuple[Entry
 
 
 def add_proven(known: Sequence[Entry], entry: Entry) -> History:
-    """The history with `entry` as its newest, perhaps again; without the oldest where it would be too large."""
+    """The history with `entry` as its newest, perhaps again; without the oldest, or as it was, where too large."""
     same = [one for one in known if (one.agreement, one.image_id) == (entry.agreement, entry.image_id)]
     others = [one for one in known if one not in same]
     if same:
         entry = replace(entry, since=same[0].since, image_digest=entry.image_digest or same[0].image_digest)
     entries = (entry, *others)[:KEPT]
     made = (History(entries[:count]) for count in range(len(entries), 0, -1))
-    return next((one for one in made if len(FILE.encode(one)) <= LIMIT_BYTES), History())
+    return next((one for one in made if len(FILE.encode(one)) <= LIMIT_BYTES), History(tuple(known)))
 
 
 def images_to_keep(known: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:

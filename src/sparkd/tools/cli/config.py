@@ -146,8 +146,9 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
 
 
 _UNBUILT = (
-    "the image has no flashinfer-jit-cache, so its kernels are compiled on a cold cache; to build them into it: "
-    "pip install flashinfer-jit-cache=={} --index-url https://flashinfer.ai/whl/cu130"
+    "no flashinfer-jit-cache is in the image's usual folders of packages: without it, kernels are compiled on a cold "
+    "cache; to build them into it: pip install flashinfer-jit-cache=={} --index-url https://flashinfer.ai/whl/cu130 "
+    "(cu130 for CUDA 13.0; the image's: python3 -c 'import torch; print(torch.version.cuda)')"
 )
 
 

@@ -71,5 +71,6 @@ def deinit(_args: argparse.Namespace) -> None:
     lines = NodeFiles(Host(), os.environ).take_back()
     print("\n".join(lines) or "nothing to take back: `sparkd init` has written nothing here")
     print("left as they are: models, images, recipes, the state in /var/lib/sparkd, and which units are enabled")
-    release = "docker images sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r docker rmi"
-    print(f"so is what keeps known good images; to end it: docker rm $(docker ps -aqf label=io.sparkd.kept); {release}")
+    remove = "sudo docker ps -aqf label=io.sparkd.kept | xargs -r sudo docker rm"
+    release = "sudo docker images sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r sudo docker rmi"
+    print(f"so is what keeps known good images, where there are any; to end it: {remove}; {release}")

@@ -65,25 +65,28 @@ def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
     chosen = args.action == "apply" and args.watchdog
-    print("\n".join(tuned(args.action, Path("/"), _recipe_in_use, watchdog=chosen)))
+    for line in tuned(args.action, Path("/"), _recipe_in_use, watchdog=chosen):
+        print(line, flush=True)
 
 
-def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watchdog: bool = False) -> list[str]:
-    """What is printed."""
+def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watchdog: bool = False) -> Iterator[str]:
+    """What is printed, also before an error."""
     manager = SysctlManager(root)
     if action == "revert":
-        changes = list[str]()
         try:
-            changes += manager.revert()
-        finally:  # what holds up the one does not hold up the other
-            changes += revert_watchdog(root)
-        return changes or ["nothing to take back"]
+            yield from (done := manager.revert())
+        finally:
+            yield from (removed := revert_watchdog(root))
+        yield from () if done or removed else ("nothing to take back",)
+        return
     recipe = recipe_in_use()
     if chosen := watchdog or PANIC.keys() <= manager.saved().keys():  # until `revert`, no `apply` takes it back
         recipe = with_panic(recipe)
     if action == "show":
-        return [*show_tuning(manager, recipe), read_recovery(Files(str(root))).text + WATCHDOG_HINT * (not chosen)]
-    return [*apply_tuning(manager, recipe), *(apply_watchdog(root) if watchdog else ())]
+        yield from (*show_tuning(manager, recipe), read_recovery(Files(str(root))).text + WATCHDOG_HINT * (not chosen))
+        return
+    yield from apply_tuning(manager, recipe)
+    yield from apply_watchdog(root) if watchdog else ()
 
 
 def _recipe_in_use() -> Recipe:

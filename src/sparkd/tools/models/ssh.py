@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from posixpath import normpath
 from signal import SIGKILL
 from tempfile import TemporaryFile
 from threading import Timer
@@ -47,8 +48,10 @@ _DF = re.compile(r"\s\d{1,18}\s+\d{1,18}\s+(-?\d{1,18})\s+\S{1,9}\s+(/.*)$")
 _OWNER = re.compile(r"^ *([a-z-])([rwxsStT-]{9})\S? +(\S+) +\S+ +(.*)$", re.MULTILINE)
 _LOGIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _WRITER = re.compile(r"runuser -u (\S+)")
-_UNWRITABLE = re.compile(r'"(/[^"\n]*)/[^"/\n]*"(?: failed: Permission denied \(13\)|: Operation not permitted \(1\))')
-"""A folder in rsync's messages."""
+_UNWRITABLE = re.compile(
+    r'(?m)^rsync: \[(?i:receiver|generator)\].*?"(/[^"\n]*)/[^"/\n]*"(?: failed: Permission|: Operation not permitted)'
+)
+"""A folder in messages of rsync's other side."""
 _TO_SEND = re.compile(r"^Total transferred file size: (\d{1,18}) bytes$", re.MULTILINE)
 
 _KNOWN = (
@@ -177,8 +180,8 @@ class SshHost(Struct, frozen=True):
         progress = ("--info=progress2", "--no-inc-recursive") if shown else ()
         ended = _run(["rsync", *flags, *progress, *options, "--", source, where], None, shown=shown)
         writer, unwritable = _WRITER.search(" ".join(options)), _UNWRITABLE.search(ended.trouble)
-        if ended.code and writer and unwritable:
-            folder = sanitize(unwritable[1])
+        folder = sanitize(normpath(unwritable[1])) if unwritable else ""
+        if ended.code and writer and f"{folder}/".startswith(f"{target.rstrip('/')}/"):
             reason = f"{writer[1]} may not write all of {folder}: an earlier sync left files of root's there"
             raise BlockedError(f"{self.address}: {reason}", f"there: sudo chown -hR {writer[1]}: {shlex.quote(folder)}")
         if ended.code:

@@ -296,6 +296,7 @@ def test_image(facts: ImageFacts, level: Level, says: str) -> None:
         ("account/vllm:1", "", "docker pull account/vllm:1"),
         (REF, "make image", "make image"),
         ("vllm-node-dsv4", "./build-and-copy.sh", "./build-and-copy.sh"),
+        (f"ubuntu@sha256:{'a' * 64}", "make image", f"docker pull ubuntu@sha256:{'a' * 64}"),
         ("vllm-node-dsv4", "", "build it (no registry has a name without an account)"),
     ],
 )
@@ -362,6 +363,18 @@ def test_of_a_missing_image_the_one_that_served_is_named(
     verdict = EngineImage(ref).run(Host(tree.root))[1]
     assert verdict.level is Level.BLOCK
     assert verdict.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_missing_image_that_is_pinned_by_a_digest_is_pulled_and_never_tagged(tree: Tree, here: bool) -> None:
+    engine(tree)
+    served = known_good_entry(image_id=f"sha256:{ID}", image_digest=DIGEST)
+    facts = replace(served.facts, values={"image": DIGEST})
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((replace(served, facts=facts),))))
+    if here:
+        tree.docker(f"/images/sha256:{ID}/json", {"Id": f"sha256:{ID}", "Architecture": "", "Os": "", "Config": {}})
+    verdict = EngineImage(DIGEST).run(Host(tree.root))[1]
+    assert verdict.hint == f"docker pull {DIGEST}, or sparkd image sync on a node that has it"
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class Killer:
         self._poller.register(agent, select.POLLIN)
 
     def _leave(self) -> None:
-        """The connection's end is none of the agent's, which may have a guard of its own by now."""
+        """The connection's end is none of the agent's, which may have a guard of its own."""
         if self._agent is not None:
             self._poller.unregister(self._agent)
             self._agent.close()

@@ -103,7 +103,8 @@ class EngineImage(Check[ImageFacts], frozen=True):
     def probe(self, host: Host) -> ImageFacts:
         def look(reader: DockerReader) -> tuple[str, Image | None, AssertResult | None, str]:
             machine, image = docker_image.read_architecture(reader), docker_image.read_image(reader, self.ref)
-            return machine, image, None, "" if image else self._how_it_served(host, reader)
+            # NAME@sha256:... is one image alone, and docker tags none so.
+            return machine, image, None, "" if image or "@" in self.ref else self._how_it_served(host, reader)
 
         try:
             found = docker.query(host, look)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from tests.unit.settings_files import faults, write
 
 from sparkd.base.config import Settings, load_settings, load_with_origins
+from sparkd.base.lib.errors import ConfigError
 
 
 def test_later_layers_win_key_by_key(tmp_path: Path) -> None:
@@ -208,6 +210,13 @@ def test_all_faults_of_all_layers_are_said_at_once(tmp_path: Path) -> None:
     write(tmp_path, "broken", "conf.d/1.toml")
     lines = faults(tmp_path, {"SPARKD_FABRIC__MTU": "9", "SPARKD_NO": ""})
     assert len(lines) == 5
+
+
+def test_a_list_of_thousands_of_wrong_values_is_refused_within_a_second(tmp_path: Path) -> None:
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=r"cluster\.nodes"):
+        load_settings({"SPARKD_CLUSTER__NODES": ",".join(["10."] * 10_000)}, tmp_path)
+    assert time.process_time() - began < 2
 
 
 def test_confd_beside_a_named_file_is_read_only_where_nobody_else_may_write(tmp_path: Path) -> None:

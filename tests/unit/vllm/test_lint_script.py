@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,12 @@ SHELL = st.lists(
     ),
     max_size=30,
 ).map("".join) | st.text(max_size=20)
+
+
+def test_a_long_line_in_an_open_quote_takes_no_second() -> None:
+    began = time.process_time()
+    script.parse_script("export A=1\n" + 'vllm serve --x "' + "9" * 200_000 + "\n" + "echo x\n" * 30, {})
+    assert time.process_time() - began < 1
 
 
 @settings(max_examples=300, deadline=None)

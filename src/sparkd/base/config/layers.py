@@ -22,6 +22,10 @@ Check = Callable[[Mapping[str, object]], Mapping[str, object]]
 Model = TypeVar("Model", bound=BaseModel)
 
 
+MOST_FAULTS = 100
+"""Described at once: each may quote its whole value, such as a list of ten thousand."""
+
+
 class _Entry(NamedTuple):
     value: object
     place: Place
@@ -94,7 +98,7 @@ class Layers(Struct, Generic[Model]):
                 return self.model.model_validate(_nest(entries))
             except ValidationError as error:
                 faults = error.errors()
-            self.problems += [self._describe(one, otherwise) for one in faults]
+            self.problems += [self._describe(one, otherwise) for one in faults[:MOST_FAULTS]]
             wrong = [self._key(one) for one in faults]
             left = {key: value for key, value in entries.items() if not any(one[: len(key)] == key for one in wrong)}
             repaired = {**left, **{key: value for key, value in (stand_in or {}).items() if key in wrong}}

@@ -20,6 +20,8 @@ _TALK = ("echo", "printf", "grep", "pgrep", "pkill", ":")
 """Commands that may mention an engine without starting one."""
 _MOST_JOINED = 20
 """Lines that one open quote may join, so that a stray quote does not hide the rest."""
+_LONGEST = 16 << 10
+"""Characters of joined lines, by which shlex is slow: 100,000 in an open quote took seconds."""
 _READERS = frozenset(("cat", "eval", "mapfile", "read", "readarray", "xargs"))
 """Commands that read words from other sources."""
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
@@ -115,8 +117,8 @@ def _lines(text: str) -> Iterator[list[str]]:
     held = ""
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         held = f"{held}\n{line}" if held else line
-        words = _split(held)
-        if words is not None or held.count("\n") >= _MOST_JOINED:
+        words = _split(held) if len(held) <= _LONGEST else None
+        if words is not None or held.count("\n") >= _MOST_JOINED or len(held) > _LONGEST:
             yield held.split() if words is None else words
             held = ""
     yield held.split()

@@ -31,36 +31,38 @@ def keep_images(
     last name, unless there is a container of it. Raises DockerError; for a conflict, after all else.
     """
     call, conflicts = SdkClient(socket_path, TIMEOUT_SECONDS).call, list[str]()
-
-    def attempt(work: Callable[[APIClient], object]) -> bool:
+    names, containers = call(_find_names), call(_find_containers)
+    steps: list[tuple[str, bool, Callable[[APIClient], object]]] = [
+        (image_name(image), True, methodcaller("tag", image, *image_name(image).split(":")))
+        for image in named
+        if image not in names
+    ]
+    steps += [(container_name(image), True, _create(image)) for image in pinned if image not in containers]
+    steps += [
+        (container_name(image), False, methodcaller("remove_container", containers[image], v=True))
+        for image in (containers.keys() & before) - set(pinned)
+    ]
+    steps += [
+        (image_name(image), False, methodcaller("remove_image", image_name(image)))
+        for image in (names & set(before)) - set(named)
+    ]
+    for name, made, work in steps:
         try:
             call(work)
+            yield name, made
         except DockerError as error:
             if error.status == CONFLICT:
                 conflicts.append(str(error))
             elif error.status != MISSING:
                 raise
-            return False
-        return True
-
-    names, containers = call(_find_names), call(_find_containers)
-    for image in named:
-        if image not in names and attempt(methodcaller("tag", image, *image_name(image).split(":"))):
-            yield image_name(image), True
-    for image in pinned:
-        # By its name: containerd's store leaves a name to an image for as long as a container was made by it.
-        body = program_body(image_name(image), "false", {KEPT_LABEL: image})
-        make = methodcaller("create_container_from_config", body, container_name(image))
-        if image not in containers and attempt(make):
-            yield container_name(image), True
-    for image in (containers.keys() & before) - set(pinned):
-        if attempt(methodcaller("remove_container", containers[image], v=True)):
-            yield container_name(image), False
-    for image in (names & set(before)) - set(named):
-        if attempt(methodcaller("remove_image", image_name(image))):
-            yield image_name(image), False
     if conflicts:
         raise DockerError("; ".join(conflicts), CONFLICT)
+
+
+def _create(image: str) -> Callable[[APIClient], object]:
+    # By its name: containerd's store leaves a name to an image for as long as a container was made by it.
+    body = program_body(image_name(image), "false", {KEPT_LABEL: image})
+    return methodcaller("create_container_from_config", body, container_name(image))
 
 
 def image_name(image: str) -> str:

@@ -18,6 +18,8 @@ from sparkd.base.status.model import NodeReport, Phase
 
 STACKS_SECONDS = 10.0
 """The end of a rank waits so long at the most for its stacks."""
+OTHERS_SECONDS = 1.5
+"""Where another rank ended first: none may outlive another by two seconds."""
 
 
 def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> None:
@@ -62,7 +64,8 @@ def read_rank_stacks(agent: Agent, running: Running | None, error: SparkdError, 
         return read_stacks(host.files, host.container_processes(rank.pid, rank.container_id))
 
     try:
-        return agent.loop.beside(read, STACKS_SECONDS, "reading the rank's stacks", shielded=True)
+        seconds = OTHERS_SECONDS if error.cause is Cause.PEER_FAILED else STACKS_SECONDS
+        return agent.loop.beside(read, seconds, "reading the rank's stacks", shielded=True)
     except (OSError, ValueError) as unread:  # TimeoutError among them
         hint = "nothing is to be done: the rank is ended without them"
         agent.events.warning("engine.stacks.unread", reason=str(unread), hint=hint)

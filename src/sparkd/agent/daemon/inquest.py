@@ -211,7 +211,8 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
         reason, cause = f"{reason}; {evidence.port_holder}", Cause.PORT_TAKEN
         hint = "sparkd starts it again once the port is free: see the check `ports`"
     elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in _UNNAMED):
-        reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, culprit.cause or cause
+        named = culprit.cause if cause is not Cause.KERNEL_OOM else None
+        reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, named or cause
     elif error.code is not ExitCode.PEER_LOST and (known := explain(own_words(error))) is not None:
         hint = known.hint
     if evidence.frame:

@@ -102,8 +102,8 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     # No cause yet: messages to people, and a head that is lost by this, wait for it.
     agent.phase.enter(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
-    looks = _Looks(agent, running, error)
     stacks = read_rank_stacks(agent, running, error, failed_in)
+    looks = _Looks(agent, running, error)
     hopeless = agent.context.peers or error.code is ExitCode.STALLED
     grace_seconds = LOST_GRACE_SECONDS if hopeless else FAILED_GRACE_SECONDS
     kill_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))

@@ -27,7 +27,7 @@ FORGED_US = 100_000
 """earlyoom prints its victim's command line as it is: lines that follow at once may be of that."""
 _ANTI_OOM = ("_SYSTEMD_UNIT=dgx-anti-oom.service",)
 _DEADLY = ("2", "3", "6", "9", "15")
-TRACE_HINT = "to have the next one named: auditctl -a always,exit -F arch=b64 -S kill -S tgkill"
+TRACE_HINT = "to have the next one named: sudo auditctl -a always,exit -F arch=b64 -S kill -S tgkill"
 
 
 class _Killers(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,14 +65,17 @@ def find_culprit(
             unread.append(f"; {sanitize(str(error))}")
             return ()
 
-    if (culprit := _find_program(read_said(_KILLERS.matches), container[0], pids)) is not None:
-        return culprit
+    program = _find_program(read_said(_KILLERS.matches), container[0], pids)
+    if program is not None and program.cause is not None:
+        return program
     try:
         since, until = int(now - WITHIN_SECONDS), int(now) + 1
         events = docker.query(host, lambda reader: reader.events(container[0], since, until))
     except DockerError as error:
         unread.append(f"; {sanitize(str(error))}")
-    if (culprit := find_client(events)) is None:
+    if (culprit := find_client(events)) is None and program is not None:
+        return program
+    if culprit is None:
         text = f"neither the journal nor dockerd's events say who it was{''.join(unread)}"
         return Culprit(text, TRACE_HINT)
     if any(container[1] in line.text or container[0][:12] in line.text for line in read_said(_ANTI_OOM)):
@@ -91,7 +94,8 @@ def _find_program(lines: Iterable[Line], container_id: str, pids: Collection[int
             named = {int(pid) for pid in parts.get("pids", "").split()} | {int(parts.get("hex", "0"), 16)}
             if names_container(parts.get("group", ""), container_id) or not named.isdisjoint(pids):
                 text, name = words.format(at=format_clock(line.at_us / 1e6), **parts), words.partition(" ")[0]
-                culprit = Culprit(text, _turn_off(name) if "oom" in name else "", Cause.KILLED_FROM_OUTSIDE)
+                cause = Cause.KILLED_FROM_OUTSIDE if "hex" not in parts else None
+                culprit = Culprit(text, _turn_off(name) if "oom" in name else "", cause)
             forged_until = line.at_us + FORGED_US * words.startswith("earlyoom")
     return culprit
 
@@ -110,4 +114,4 @@ def find_client(events: object) -> Culprit | None:
 
 
 def _turn_off(name: str) -> str:
-    return f"systemctl disable --now {name}: sparkd's guard watches memory too"
+    return f"sudo systemctl disable --now {name}; the guard of sparkd watches memory too"

@@ -24,6 +24,8 @@ from sparkd.base.lib.errors import StalledError
 from sparkd.base.lib.main_loop import Outcome
 
 HALTED_SECONDS, IDLE_SECONDS = 20.0, 30.0
+FROZEN_SECONDS = 30.0
+"""`docker commit` freezes a container while it copies what was written there."""
 GPU_IDLE_SECONDS = 9.0
 """NVML's figure is of the last moment: three readings of it."""
 LOOK_SECONDS, STALE_SECONDS = 2.0, 15.0
@@ -66,20 +68,26 @@ def advance(before: HangState | None, seen: Look) -> HangState:
 
 def describe_halt(state: HangState) -> str:
     """Of what has been stopped or frozen for too long; empty where nothing has."""
-    halted = [halt for halt, since in state.halted.items() if state.seen.at - since >= HALTED_SECONDS]
+    halted = [halt for halt, since in state.halted.items() if state.seen.at - since >= limit_seconds(halt)]
     return halted[0] + f", and {len(halted) - 1} more" * (len(halted) > 1) if halted else ""
+
+
+def limit_seconds(halt: str) -> float:
+    return FROZEN_SECONDS if halt == FROZEN else HALTED_SECONDS
 
 
 def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float) -> Look:
     """`processes`: of the container whose first process is `pid`. Raises OSError, ValueError."""
     table = ProcessTable(tuple(processes))
     rank = [one for one in (table.get(pid), *table.descendants(pid)) if one is not None and not one.dead]
-    if not rank or any(one.state == "t" for one in rank):
+    engine = [one for one in rank if _ENGINE.match(one.comm)] or rank
+    # And what they descend from. Others may be a person's, by docker exec, and have lost their parent.
+    own = [one for one in rank if one in engine or not set(engine).isdisjoint(table.descendants(one.pid))]
+    if not own or any(one.state == "t" for one in own):
         raise ValueError("the rank has no process, or a debugger holds one")
-    stopped = (one for one in rank if one.state == "T" and one.comm not in COMPILERS)
+    stopped = (one for one in own if one.state == "T" and one.comm not in COMPILERS)
     halted = [f"its process {one.pid} ({one.comm}) is stopped (state T)" for one in stopped]
     halted += [FROZEN] if is_frozen(host.files, pid) else []
-    engine = [one for one in rank if _ENGINE.match(one.comm)] or rank
     groups = engine, [one for one in rank if one not in engine]
     used = (read_activity(host.files, group).cpu_seconds for group in groups)
     return Look(at, tuple(halted), frozenset(one.pid for one in rank), *used)

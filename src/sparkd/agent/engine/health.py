@@ -125,9 +125,9 @@ def decide(before: HealthState, seen: Observation, limits: Supervise) -> Continu
         return StalledError(no_answer)
     if still >= limits.stall_seconds:
         return StalledError(no_token)
-    if seen.idle and max(silent, still) >= IDLE_SECONDS:
-        waits = no_token if still >= IDLE_SECONDS else no_answer
-        return StalledError(f"{waits}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
+    # An API server that is silent to the agent proves nothing: an engine without requests is idle.
+    if seen.idle and not seen.compiles and still >= IDLE_SECONDS:
+        return StalledError(f"{no_token}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
     return Continue(state, _find_trouble(state, seen, limits, no_answer, no_token), wants_canary)
 
 

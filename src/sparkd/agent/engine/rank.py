@@ -297,7 +297,8 @@ class Running:
         with suppress(OSError):
             kills = find_oom_kills(kernel.read_log(self._host.files))
             own = [one for one in kills if names_container(one.group, self.rank.container_id)]
-        ago = time.monotonic() - own[-1].seconds if own else OOM_SECONDS
+        # The kernel's log has a clock of its own, which nothing sets right.
+        ago = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - own[-1].seconds if own else OOM_SECONDS
         if ago < OOM_SECONDS:
             return True, f"the kernel killed for want of memory at {format_clock(time.time() - ago)}: {own[-1].text}"
         return count is not None and before is not None and count > before, ""

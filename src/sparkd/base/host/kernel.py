@@ -227,6 +227,7 @@ def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
             rows.append((int(row[2]) * mmap.PAGESIZE, row[1], sanitize(row[3], 20)))
         elif (kill := _OOM_KILL.fullmatch(record.text)) and record.text.count("task_memcg=") == 1:
             yield OomKill(record.seconds, kill["group"], _describe(kill, sorted(rows, reverse=True)))
+            rows.clear()
 
 
 def _describe(kill: re.Match[str], rows: list[tuple[int, str, str]]) -> str:

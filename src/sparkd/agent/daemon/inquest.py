@@ -198,7 +198,7 @@ def own_words(error: SparkdError) -> str:
     return error.reason.partition(LAST_WORDS)[0]
 
 
-def _cause_by(culprit: Culprit, cause: Cause | None) -> Cause | None:
+def _cause_by(culprit: Culprit, cause: Cause) -> Cause:
     """The kernel's own account of a kill is better than anybody's."""
     return cause if cause is Cause.KERNEL_OOM else culprit.cause or cause
 

@@ -146,7 +146,7 @@ def test_dockers_events_differ_for_a_stop_and_a_kill(
         culprit = find_client(docker.events(ID, 10, 20))
     text = f"dockerd sent signal {signal} at {AT}, as by docker {what}; its events do not name the client"
     assert culprit == (text, "", cause)
-    assert "since=10&until=20" in requests[0]
+    assert "since=10.000000&until=20.000000" in requests[0]
     assert ID in requests[0]
 
 

@@ -69,8 +69,7 @@ def find_culprit(
     if program is not None and program.cause is not None:
         return program
     try:
-        since, until = int(now - WITHIN_SECONDS), int(now) + 1
-        events = docker.query(host, lambda reader: reader.events(container[0], since, until))
+        events = docker.query(host, lambda reader: reader.events(container[0], now - WITHIN_SECONDS, now))
     except DockerError as error:
         unread.append(f"; {sanitize(str(error))}")
     if (culprit := find_client(events)) is None and program is not None:

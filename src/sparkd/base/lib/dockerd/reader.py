@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparkd.base.lib.dockerd.client import APIClient, SdkClient
@@ -68,10 +68,11 @@ class DockerReader:
     def info(self) -> object:
         return self._get("/info", lambda api: api.info())
 
-    def events(self, container_id: str, since: int, until: int) -> object:
-        """Of a container, oldest first (wall clock, whole seconds). dockerd waits for `until`, and keeps 256 events."""
+    def events(self, container_id: str, since: float, until: float) -> object:
+        """Of a container, oldest first (wall clock). dockerd waits for an `until` to come, and keeps 256 events."""
         filters = {"type": "container", "container": container_id}
-        return self._get("/events", lambda api: list(islice(api.events(since, until, filters, decode=True), 256)))
+        times: tuple[Any, Any] = f"{since:.6f}", f"{until:.6f}"  # dockerd takes fractions; the SDK declares int
+        return self._get("/events", lambda api: list(islice(api.events(*times, filters, decode=True), 256)))
 
     def close(self) -> None:
         self._client.close()

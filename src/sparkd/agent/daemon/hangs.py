@@ -41,7 +41,7 @@ def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -
 
 
 def _is_idle(running: Running) -> bool:
-    """Never while docker is away, and just after: nobody reads the log then, which holds up whoever writes to it."""
+    """Never while docker is away, and just after: nobody reads the log then, which holds up what writes to it."""
     away_at, idle = running.log.broken_off_at, running.hang is not None and running.hang.is_idle()
     return idle and (away_at is None or time.monotonic() - away_at >= IDLE_SECONDS)
 

@@ -66,15 +66,18 @@ def _read_python(program: str, processes: Iterable[Process]) -> dict[int, str]:
     """By pid. All at once: a process that hangs in the kernel delays no other."""
     deadline, texts = time.monotonic() + PYTHON_SECONDS, dict[int, str]()
     outputs = {one.pid: os.fdopen(os.memfd_create("stacks"), "rb") for one in processes}
-    running = {
-        pid: _start([program, "dump", "--nonblocking", "--pid", str(pid)], outputs[pid].fileno()) for pid in outputs
-    }
-    for pid, process in running.items():
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+    running = dict[int, subprocess.Popen[bytes]]()
+    try:
+        for pid, output in outputs.items():
+            running[pid] = _start([program, "dump", "--nonblocking", "--pid", str(pid)], output.fileno())
+        for process in running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in running.values():
             process.kill()  # not awaited: it may hang in the kernel
-        with outputs[pid] as output:
+    for pid, output in outputs.items():
+        with output:
             content = os.pread(output.fileno(), OUTPUT_BYTES, 0).decode("utf-8", "backslashreplace")
         if content.startswith("Process "):  # and its command line, of any number of lines
             content = content[content.rfind("\nPython v") + 1 :]

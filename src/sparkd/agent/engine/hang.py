@@ -93,10 +93,10 @@ def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, 
     halted = [f"its process {one.pid} ({one.comm}) is stopped (state T)" for one in stopped]
     halted += [FROZEN] if is_frozen(host.files, pid) else []
     groups = engine, [one for one in rank if one not in engine]
-    used = (read_activity(host.files, group).cpu_seconds for group in groups)
+    engine_seconds, other_seconds = (read_activity(host.files, group).cpu_seconds for group in groups)
     # (anon_)pipe_write, by the kernel's version
     unread = waits and "pipe_write" in read_waits(host.files, own, MAX_THREADS)[0]
-    return Look(at, tuple(halted), frozenset(one.pid for one in rank), *used, unread=unread)
+    return Look(at, tuple(halted), frozenset(one.pid for one in rank), engine_seconds, other_seconds, unread)
 
 
 class HangWatch(Struct):

@@ -89,14 +89,17 @@ def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, 
     own = [one for one in rank if one in engine or not set(engine).isdisjoint(table.descendants(one.pid))]
     if not own or any(one.state == "t" for one in own):
         raise ValueError("the rank has no process, or a debugger holds one")
-    stopped = (one for one in own if one.state == "T" and one.comm not in COMPILERS)
-    halted = [f"its process {one.pid} ({one.comm}) is stopped (state T)" for one in stopped]
-    halted += [FROZEN] if is_frozen(host.files, pid) else []
     groups = engine, [one for one in rank if one not in engine]
     engine_seconds, other_seconds = (read_activity(host.files, group).cpu_seconds for group in groups)
     # (anon_)pipe_write, by the kernel's version
     unread = waits and "pipe_write" in read_waits(host.files, own, MAX_THREADS)[0]
-    return Look(at, tuple(halted), frozenset(one.pid for one in rank), engine_seconds, other_seconds, unread)
+    halted = (*_find_stopped(own), *([FROZEN] if is_frozen(host.files, pid) else ()))
+    return Look(at, halted, frozenset(one.pid for one in rank), engine_seconds, other_seconds, unread)
+
+
+def _find_stopped(processes: Iterable[Process]) -> list[str]:
+    stopped = (one for one in processes if one.state == "T" and one.comm not in COMPILERS)
+    return [f"its process {one.pid} ({one.comm}) is stopped (state T)" for one in stopped]
 
 
 class HangWatch(Struct):

@@ -79,9 +79,7 @@ def limit_seconds(halt: str) -> float:
 
 
 def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, *, waits: bool = True) -> Look:
-    """`processes`: of the container whose first process is `pid`. `waits`: look at what its threads wait for, which
-    costs 0.1 ms for each. Raises OSError, ValueError.
-    """
+    """`processes`: of the container that `pid` began. `waits`: reads each thread, too. Raises OSError, ValueError."""
     table = ProcessTable(tuple(processes))
     rank = [one for one in (table.get(pid), *table.descendants(pid)) if one is not None and not one.dead]
     engine = [one for one in rank if _ENGINE.match(one.comm)] or rank

@@ -26,9 +26,7 @@ PROGRAMS = ("/usr/lib/sparkd/vendor/bin/py-spy", f"{sys.prefix}/bin/py-spy")
 """Of the package, and of a virtual environment."""
 PYTHON_SECONDS = 5.0
 """For all processes at once: 0.2 s of CPU time each."""
-OUTPUT_BYTES, MEMORY_BYTES, MOST_PROCESSES, MOST_PLACES = 128 << 10, 2 << 30, 32, 200
-MOST_PYTHON = 8
-"""At once, each within MEMORY_BYTES: a node that serves has little to spare above its floor."""
+OUTPUT_BYTES, MEMORY_BYTES, MOST_PROCESSES, MOST_PYTHON, MOST_PLACES = 128 << 10, 2 << 30, 32, 8, 200
 _HANGS = ("VLLM::Worker", "VLLM::Engine", "VLLM::")
 """Names of processes, at most 15 characters, in the order in which their stack helps."""
 _FRAME = re.compile(r"^Thread [^\n]*\n +([^\n]+)", re.MULTILINE)
@@ -47,7 +45,7 @@ def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[s
     """Takes seconds, and may hang with one of the processes. Raises OSError."""
     chosen = sorted((one for one in processes if not one.dead), key=_order)[:MOST_PROCESSES]
     program = next((one for one in programs if os.access(one, os.X_OK)), "")
-    python = _read_python(program, chosen[:MOST_PYTHON]) if program else {}
+    python = _read_python(program, chosen[:MOST_PYTHON]) if program else {}  # each may take MEMORY_BYTES
     parts = [] if program else [f"no Python stacks: there is no {PROGRAMS[0]}; sudo apt install --reinstall sparkd\n"]
     frames = list[str]()
     for one in chosen:

@@ -34,7 +34,7 @@ from sparkd.agent.daemon.history import expected_load
 from sparkd.agent.daemon.inquest import find_causes
 from sparkd.agent.daemon.serving import FOLLOW_SECONDS, follow_head
 from sparkd.agent.daemon.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
-from sparkd.agent.engine.hang import HALTED_SECONDS, HangWatch, Look
+from sparkd.agent.engine.hang import HALTED_SECONDS, IDLE_SECONDS, HangWatch, Look
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.agent.engine.rank import Running
 from sparkd.base.lib.endings import StopRequested
@@ -329,6 +329,22 @@ def test_an_idle_worker_says_so_while_requests_of_its_head_wait(
         assert not group_is_idle(worker.agent, rank), "the other rank is not known to be idle"
         head.publish(report(0, phase=phase, epoch="e", plan_digest="d", engine=EngineReport(idle_seconds=30)))
         until(lambda: group_is_idle(worker.agent, rank))
+
+
+def test_no_rank_is_called_idle_while_docker_is_away_and_its_log_is_full(worker: AgentUnderTest, head: Node) -> None:
+    with following(worker, LOADING, docker_goes=True) as (rank, _, _):
+        report_of_head = report(
+            0, phase=Phase.DEGRADED, epoch="e", plan_digest="d", engine=EngineReport(idle_seconds=30)
+        )
+        head.publish(report_of_head)
+        until(lambda: rank.hang is not None and rank.log.broken_off_at is not None)
+        rank.hang = IdleWatch("rank 1", Look, worker.agent.loop.start, bool, bool)
+        until(lambda: worker.report.phase is Phase.DEGRADED)
+        assert not group_is_idle(worker.agent, rank)
+        assert worker.report.engine.idle_seconds is None
+        rank.log.stop(5)
+        rank.log.broken_off_at = time.monotonic() - IDLE_SECONDS
+        until(lambda: group_is_idle(worker.agent, rank) and worker.report.engine.idle_seconds is not None)
 
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"

@@ -113,6 +113,28 @@ def test_a_process_that_is_killed_during_the_load_is_no_orderly_stop(
     assert (progress.killed(0.0), progress.stopped_by_signal(0.0)) == (killed, stopped)
 
 
+SHARD = "Loading safetensors checkpoint shards:  26% Completed | 12/46 [00:42<01:59,  3.5s/it]"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        # Another worker loads on.
+        ((0, f"{CORE}ValueError: boom"), (1, SHARD), *((2, line) for line in WORKER_KILLED)),
+        ((0, f"{CORE}ValueError: boom"), (1, SHARD), (2, f"{FAILED} {{}}")),
+        # It takes more than a burst to end.
+        ((0, f"{CORE}ValueError: boom"), (BURST_SECONDS + 1, f"{FAILED} {{'EngineCore': -9}}")),
+        ((0, f"{CORE}ValueError: boom"), *((BURST_SECONDS + 1, line) for line in WORKER_KILLED)),
+    ],
+)
+def test_who_logged_an_error_during_the_load_is_not_gone_without_a_word(lines: tuple[tuple[float, str], ...]) -> None:
+    progress = LoadProgress()
+    for at, line in (*lines, (lines[-1][0] + 1, SHARD)):  # what it leaves behind loads on
+        progress = advance_progress(progress, line, at)
+    now = lines[-1][0] + 2 * BURST_SECONDS
+    assert (progress.root_cause(now), progress.killed(now)) == ("ValueError: boom", False)
+
+
 def test_a_dead_core_is_the_cause_though_its_worker_loads_on_and_fails_later() -> None:
     lines = lines_of("core-killed-in-load")
     progress = LoadProgress()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.nodes import until
 
 from sparkd.agent.daemon.hangs import is_hang
 from sparkd.agent.engine.hang import FROZEN, HangState, HangWatch, Look, advance, describe_halt, look_at_rank
@@ -65,6 +66,7 @@ BEFORE = Look(0, (), frozenset({6, 7}), engine_seconds=9, other_seconds=5)
         ({"other_seconds": 6.5}, False),  # it makes tokens of a long text
         ({"engine_seconds": 9.01}, False),  # one tick
         ({"pids": frozenset({6, 7, 8})}, False),  # a compiler
+        ({"unread": True}, False),  # dockerd hangs, and its log is full
     ],
 )
 def test_any_work_of_a_process_begins_the_time_again(changes: dict[str, object], still: bool) -> None:
@@ -248,18 +250,18 @@ def test_whose_stacks_are_kept(error: SparkdError, failed_in: Phase, hangs: bool
     assert is_hang(error, failed_in) is hangs
 
 
+def look_at(pid: int, *, waits: bool = True) -> Look:
+    found = read_process(Host().files, pid)
+    assert found is not None
+    return look_at_rank(Host(), [found], pid, time.monotonic(), waits=waits)
+
+
 @contextmanager
 def sleeper() -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], Look]]]:
     """A process of this machine, and its look."""
     with subprocess.Popen(["sleep", "60"]) as process:
-
-        def look() -> Look:
-            found = read_process(Host().files, process.pid)
-            assert found is not None
-            return look_at_rank(Host(), [found], process.pid, time.monotonic())
-
         try:
-            yield process, look
+            yield process, lambda: look_at(process.pid)
         finally:
             process.kill()
 
@@ -273,6 +275,17 @@ def test_on_this_kernel_a_stopped_process_is_seen_and_one_that_sleeps_uses_no_ti
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         assert look().halted == (f"its process {process.pid} (sleep) is stopped (state T)",)
+
+
+def test_on_this_kernel_a_process_whose_output_nobody_reads_is_seen_to_wait_for_that() -> None:
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as process:
+        try:
+            until(lambda: look_at(process.pid).unread)
+            assert not look_at(process.pid, waits=False).unread, "it costs time"
+        finally:
+            process.kill()
+    with sleeper() as (_, look):
+        assert not look().unread
 
 
 FREEZERS = (

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.nodes import until
 
@@ -104,6 +105,30 @@ def test_a_program_that_hangs_or_writes_without_end_is_cut_off(rank: list[Proces
     assert hung.text.count("begun") == 2
     endless = read_stacks(Host().files, rank, program(tmp_path, "exec yes endless"))
     assert len(endless.text) < 2 * OUTPUT_BYTES + 20_000
+
+
+def test_no_more_than_eight_programs_run_at_once(rank: list[Process], tmp_path: Path) -> None:
+    workers = [replace(rank[1], pid=pid) for pid in range(1, 10)]
+    found = read_stacks(Host().files, [*workers, *rank], program(tmp_path, "echo begun"))
+    assert (found.count, found.text.count("begun")) == (11, 8)
+
+
+def test_where_one_cannot_be_started_the_others_are_ended(
+    rank: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = stacks._start
+
+    def once(command: list[str], output: int) -> subprocess.Popen[bytes]:
+        if started:
+            raise BlockingIOError("no more processes")
+        started.append(start(command, output))
+        return started[0]
+
+    monkeypatch.setattr(stacks, "_start", once)
+    with pytest.raises(BlockingIOError):
+        read_stacks(Host().files, rank, program(tmp_path, "exec sleep 60"))
+    assert started[0].wait(5) == -signal.SIGKILL
 
 
 def test_what_a_program_writes_is_made_printable(rank: list[Process], tmp_path: Path) -> None:

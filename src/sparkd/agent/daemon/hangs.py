@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.activity import GpuThrottleMonitor
-from sparkd.agent.engine.hang import IDLE_SECONDS, HangWatch, look_at_rank
+from sparkd.agent.engine.hang import IDLE_SECONDS, HangWatch, Look, look_at_rank
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.engine.stacks import Stacks, read_stacks
 from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
@@ -25,25 +26,36 @@ OTHERS_SECONDS = 1.5
 def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> None:
     """From now on a rank that is stopped or frozen ends the run."""
     host, rank = agent.host, running.rank
+
+    def look(at: float) -> Look:
+        processes = host.container_processes(rank.pid, rank.container_id)
+        return look_at_rank(host, processes, rank.pid, at, waits=agent.reporter.report.phase is Phase.DEGRADED)
+
     running.hang = HangWatch(
         f"rank {agent.context.rank} on {agent.reporter.report.node}",
-        lambda at: look_at_rank(host, host.container_processes(rank.pid, rank.container_id), rank.pid, at),
+        look,
         agent.loop.start,
         gpu.idle if gpu is not None else lambda: True,
         lambda: running.compiler_count > 0,
     )
 
 
+def _is_idle(running: Running) -> bool:
+    """Never while docker is away, and just after: nobody reads the log then, which holds up what writes to it."""
+    away_at, idle = running.log.broken_off_at, running.hang is not None and running.hang.is_idle()
+    return idle and (away_at is None or time.monotonic() - away_at >= IDLE_SECONDS)
+
+
 def group_is_idle(agent: Agent, running: Running) -> bool:
     """For the head, while requests wait: whether no rank does anything, by its own report."""
-    idle = running.hang is not None and running.hang.is_idle()
+    idle = _is_idle(running)
     reports = [peer.report for peer in agent.monitor.statuses()]
     return idle and all(one is not None and one.engine.idle_seconds is not None for one in reports)
 
 
 def report_idle(agent: Agent, running: Running, head: NodeReport) -> None:
     """For a worker. A fixed figure, so that the report changes only when it becomes idle, or works again."""
-    idle = head.phase is Phase.DEGRADED and running.hang is not None and running.hang.is_idle()
+    idle = head.phase is Phase.DEGRADED and _is_idle(running)
     engine = replace(agent.reporter.report.engine, idle_seconds=round(IDLE_SECONDS) if idle else None)
     agent.reporter.update(engine=engine)
 

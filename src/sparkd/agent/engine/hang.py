@@ -3,7 +3,7 @@
 A process in state T, or a frozen control group, is proof alone, also on a node that does not know of requests; a person
 may continue it within HALTED_SECONDS. Else it takes all ranks: one that sleeps may wait for one that computes, as in a
 pipeline. What decides is pure. No proof: a traced process (t), a stopped compiler (CompilerWatch stops them), a program
-that somebody has started beside the rank by `docker exec`, a GPU of which nothing is known.
+that somebody has started beside the rank by `docker exec`, a GPU of which nothing is known, a log that nobody reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from sparkd.agent.engine.compilers import COMPILERS
 from sparkd.base.host import Host
-from sparkd.base.host.activity import read_activity
+from sparkd.base.host.activity import MAX_THREADS, read_activity, read_waits
 from sparkd.base.host.cgroups import is_frozen
 from sparkd.base.host.processes import Process, ProcessTable
 from sparkd.base.lib.errors import StalledError
@@ -44,6 +44,8 @@ class Look(Struct, frozen=True):
     engine_seconds: float = 0.0
     """CPU time of the engine's processes, or of all where none has the name of one."""
     other_seconds: float = 0.0
+    unread: bool = False
+    """A thread waits until somebody reads what it writes: where dockerd hangs, its log."""
 
 
 class HangState(Struct, frozen=True):
@@ -60,7 +62,7 @@ def advance(before: HangState | None, seen: Look) -> HangState:
         return HangState(seen, seen.at, dict.fromkeys(seen.halted, seen.at))
     last, seconds = before.seen, seen.at - before.seen.at
     others_work = seen.other_seconds - last.other_seconds > OTHERS_SHARE * seconds
-    still = (seen.pids, seen.engine_seconds) == (last.pids, last.engine_seconds) and not others_work
+    still = (seen.pids, seen.engine_seconds) == (last.pids, last.engine_seconds) and not (others_work or seen.unread)
     known = before.halted if seconds <= STALE_SECONDS else {}  # else it may have run meanwhile
     halted = {halt: known.get(halt, seen.at) for halt in seen.halted}
     return HangState(seen, before.still_since if still else seen.at, halted)
@@ -76,8 +78,8 @@ def limit_seconds(halt: str) -> float:
     return FROZEN_SECONDS if halt == FROZEN else HALTED_SECONDS
 
 
-def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float) -> Look:
-    """`processes`: of the container whose first process is `pid`. Raises OSError, ValueError."""
+def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, *, waits: bool = True) -> Look:
+    """`processes`: of the container that `pid` began. `waits`: reads each thread, too. Raises OSError, ValueError."""
     table = ProcessTable(tuple(processes))
     rank = [one for one in (table.get(pid), *table.descendants(pid)) if one is not None and not one.dead]
     engine = [one for one in rank if _ENGINE.match(one.comm)] or rank
@@ -85,12 +87,17 @@ def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float) 
     own = [one for one in rank if one in engine or not set(engine).isdisjoint(table.descendants(one.pid))]
     if not own or any(one.state == "t" for one in own):
         raise ValueError("the rank has no process, or a debugger holds one")
-    stopped = (one for one in own if one.state == "T" and one.comm not in COMPILERS)
-    halted = [f"its process {one.pid} ({one.comm}) is stopped (state T)" for one in stopped]
-    halted += [FROZEN] if is_frozen(host.files, pid) else []
     groups = engine, [one for one in rank if one not in engine]
-    used = (read_activity(host.files, group).cpu_seconds for group in groups)
-    return Look(at, tuple(halted), frozenset(one.pid for one in rank), *used)
+    engine_seconds, other_seconds = (read_activity(host.files, group).cpu_seconds for group in groups)
+    # (anon_)pipe_write, by the kernel's version
+    unread = waits and "pipe_write" in read_waits(host.files, own, MAX_THREADS)[0]
+    halted = (*_find_stopped(own), *([FROZEN] if is_frozen(host.files, pid) else ()))
+    return Look(at, halted, frozenset(one.pid for one in rank), engine_seconds, other_seconds, unread)
+
+
+def _find_stopped(processes: Iterable[Process]) -> list[str]:
+    stopped = (one for one in processes if one.state == "T" and one.comm not in COMPILERS)
+    return [f"its process {one.pid} ({one.comm}) is stopped (state T)" for one in stopped]
 
 
 class HangWatch(Struct):

@@ -122,6 +122,8 @@ class LoadProgress(Struct, frozen=True):
     """The last of them, with what compiled it."""
     fatal: str = ""
     """Source, file and line number of the traceback that ends a serving engine."""
+    blamed: str = ""
+    """The last cause of the load, also where another process has entered a step since, or a new burst has begun."""
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate for the step from its own pace; None without one."""
@@ -130,7 +132,7 @@ class LoadProgress(Struct, frozen=True):
         return (now - self.step_since) / self.done * (self.total - self.done)
 
     def is_failing(self, now: float) -> bool:
-        return self.failing_since is not None and (now - self.failing_since <= BURST_SECONDS or self.cause == GONE)
+        return self.failing_since is not None and (now - self.failing_since <= BURST_SECONDS or self.worker_died)
 
     def root_cause(self, now: float) -> str:
         """Why the engine fails now, in its own words; empty where it logged no recent cause."""
@@ -211,23 +213,28 @@ def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadPr
     """By a line that is no client's text."""
     before, fails = _follow_trace(before, source, text)
     notable = fails or (_ERROR if before.serving else _NOTABLE).match(text)
-    if notable and not before.serving and before.cause != GONE:  # what it leaves behind may load on for minutes
+    if notable and not before.serving and not before.worker_died:  # what it leaves behind may load on for minutes
         for step, pattern in _STEPS:
             if found := pattern.match(text):
                 return _enter_step(before, step, found.groupdict(), now)
     if _continues(before.cause, text.strip()):
         return replace(before, cause=f"{before.cause}: {text.strip()}"[:SEARCHED])
     if _finds_gone(before, text, now):
-        return replace(before, cause=GONE, failing_since=now, worker_died=True)
+        return replace(before, cause=_blamed(before) or GONE, failing_since=now, worker_died=True)
     return before if not notable or _NO_CAUSE.search(text) else _note_error(before, text, now)
 
 
 def _finds_gone(before: LoadProgress, text: str, now: float) -> bool:
-    """Whether the line says that a process has gone while it loads, and nothing before it says why."""
+    """Whether the line says that a process has gone while it loads, and nothing just before it says why."""
     if before.serving or not (gone := _FOUND_GONE.match(text)):
         return False
     known = before.proven_cause(now)
     return not known or bool(gone["worker"] and known.startswith("[shutdown] Executor: "))
+
+
+def _blamed(progress: LoadProgress) -> str:
+    """The last cause that is no mere end by a signal, or after another's end."""
+    return progress.blamed if not progress.cause or _STOPPED.match(progress.cause) else progress.cause
 
 
 def _continues(cause: str, text: str) -> bool:
@@ -241,7 +248,7 @@ def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:
     after = before
     if not before.is_failing(now) or (before.serving and not before.cause):
         symptom = before.symptom if before.serving and before.is_failing(now) else ""
-        after = replace(before, cause="", symptom=symptom, failing_since=now)
+        after = replace(before, cause="", symptom=symptom, failing_since=now, blamed=_blamed(before))
     if _WORKER_DIED.match(text):
         after = replace(after, worker_died=True)
     if after.cause:
@@ -265,4 +272,5 @@ def _enter_step(before: LoadProgress, step: str, found: dict[str, str | None], n
         before.took if step == before.step else (*before.took, (before.step, now - before.step_since))[-MOST_STEPS:],
         serving=step == LAST_STEP,
         sources=before.sources,
+        blamed=_blamed(before),
     )

@@ -26,7 +26,7 @@ PROGRAMS = ("/usr/lib/sparkd/vendor/bin/py-spy", f"{sys.prefix}/bin/py-spy")
 """Of the package, and of a virtual environment."""
 PYTHON_SECONDS = 5.0
 """For all processes at once: 0.2 s of CPU time each."""
-OUTPUT_BYTES, MEMORY_BYTES, MOST_PROCESSES, MOST_PLACES = 128 << 10, 2 << 30, 32, 200
+OUTPUT_BYTES, MEMORY_BYTES, MOST_PROCESSES, MOST_PYTHON, MOST_PLACES = 128 << 10, 2 << 30, 32, 8, 200
 _HANGS = ("VLLM::Worker", "VLLM::Engine", "VLLM::")
 """Names of processes, at most 15 characters, in the order in which their stack helps."""
 _FRAME = re.compile(r"^Thread [^\n]*\n +([^\n]+)", re.MULTILINE)
@@ -45,7 +45,7 @@ def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[s
     """Takes seconds, and may hang with one of the processes. Raises OSError."""
     chosen = sorted((one for one in processes if not one.dead), key=_order)[:MOST_PROCESSES]
     program = next((one for one in programs if os.access(one, os.X_OK)), "")
-    python = _read_python(program, chosen) if program else {}
+    python = _read_python(program, chosen[:MOST_PYTHON]) if program else {}  # each may take MEMORY_BYTES
     parts = [] if program else [f"no Python stacks: there is no {PROGRAMS[0]}; sudo apt install --reinstall sparkd\n"]
     frames = list[str]()
     for one in chosen:
@@ -66,15 +66,18 @@ def _read_python(program: str, processes: Iterable[Process]) -> dict[int, str]:
     """By pid. All at once: a process that hangs in the kernel delays no other."""
     deadline, texts = time.monotonic() + PYTHON_SECONDS, dict[int, str]()
     outputs = {one.pid: os.fdopen(os.memfd_create("stacks"), "rb") for one in processes}
-    running = {
-        pid: _start([program, "dump", "--nonblocking", "--pid", str(pid)], outputs[pid].fileno()) for pid in outputs
-    }
-    for pid, process in running.items():
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+    running = dict[int, subprocess.Popen[bytes]]()
+    try:
+        for pid, output in outputs.items():
+            running[pid] = _start([program, "dump", "--nonblocking", "--pid", str(pid)], output.fileno())
+        for process in running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in running.values():
             process.kill()  # not awaited: it may hang in the kernel
-        with outputs[pid] as output:
+    for pid, output in outputs.items():
+        with output:
             content = os.pread(output.fileno(), OUTPUT_BYTES, 0).decode("utf-8", "backslashreplace")
         if content.startswith("Process "):  # and its command line, of any number of lines
             content = content[content.rfind("\nPython v") + 1 :]

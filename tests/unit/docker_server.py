@@ -63,5 +63,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
+STAMP = b"2026-11-27T01:02:03.123456789Z "
+"""Before each piece of a log."""
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 STREAM_END = b"0\r\n\r\n"

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone, machine, running
 from tests.unit.conftest import Said
-from tests.unit.docker_server import STREAM, chunk, dockerd, frame, json_response, plain
+from tests.unit.docker_server import STAMP, STREAM, chunk, dockerd, frame, json_response, plain
 from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import until
 
@@ -102,9 +102,9 @@ class World:
         return json_response({})
 
     def log(self) -> Iterator[bytes]:
-        yield STREAM + chunk(frame(1, STARTED))
+        yield STREAM + chunk(frame(1, STAMP + STARTED))
         self.failing.wait(30)
-        yield chunk(frame(1, self.last_words))
+        yield chunk(frame(1, STAMP + self.last_words))
 
     def fail(self) -> None:
         self.failing.set()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.docker_server import STAMP
 from tests.unit.rank_records import rank_record
 
 from sparkd.agent.actions.processes import Rank
@@ -159,11 +160,11 @@ class Recorded:
     warning = error = info
 
 
-def follow(frames: list[tuple[int, bytes]], _since: float) -> Iterator[tuple[int, bytes]]:
-    yield from frames
+def follow(frames: list[tuple[int, bytes]], _since: str) -> Iterator[tuple[int, bytes]]:
+    yield from ((stream, STAMP + data) for stream, data in frames)
     while True:
         time.sleep(0.01)
-        yield 1, b""
+        yield 1, STAMP
 
 
 def read(

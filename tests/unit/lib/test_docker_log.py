@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.docker_server import STREAM, STREAM_END, chunk, dockerd, frame, json_response
 
-from sparkd.base.lib.dockerd.reader import FRAME_LIMIT_BYTES, DockerError, follow_log, frames
+from sparkd.base.lib.dockerd.reader import FRAME_LIMIT_BYTES, DockerError, follow_log, frames, since_of
 
 ID = "ab" * 32
 SENT = [(1, b"one\n"), (2, b"\xfftwo"), (1, b""), (2, b"x" * 20_000), (1, b"end\n")]
@@ -45,10 +45,10 @@ def test_a_log_is_read_to_its_end_in_chunks_of_any_size(size: int) -> None:
         return (STREAM, *(chunk(raw[at : at + size]) for at in range(0, len(raw), size)), STREAM_END)
 
     with dockerd(answer) as path:
-        assert list(follow_log(ID, 0, path)) == SENT
-        assert list(follow_log(ID, 1763787236.123456789, path)) == SENT
-    assert seen[0] == f"GET /v1.44/containers/{ID}/logs?follow=1&stdout=1&stderr=1&tail=all&since=0"
-    assert seen[1].endswith("&since=1763787236.123456717"), "as precise as a float is: no line comes twice"
+        assert list(follow_log(ID, "0", path)) == SENT
+        assert list(follow_log(ID, since_of(b"2025-11-22T05:53:56.123456789+01:00 a line"), path)) == SENT
+    assert seen[0] == f"GET /v1.44/containers/{ID}/logs?follow=1&stdout=1&stderr=1&tail=all&timestamps=1&since=0"
+    assert seen[1].endswith("&since=1763787236.123456789")
 
 
 @pytest.mark.parametrize("cut", [b"", b"8\r\n", b"8\r\nabc"], ids=["between chunks", "before a chunk", "within one"])
@@ -58,7 +58,7 @@ def test_a_broken_connection_is_an_error_and_no_end_of_the_log(cut: bytes) -> No
         raise OSError  # wire.serving closes the connection
 
     with dockerd(answer) as path:
-        log = follow_log(ID, 0, path)
+        log = follow_log(ID, "0", path)
         assert next(log) == (1, b"a line\n")
         with pytest.raises(DockerError, match="closed the connection"):
             next(log)
@@ -67,9 +67,9 @@ def test_a_broken_connection_is_an_error_and_no_end_of_the_log(cut: bytes) -> No
 def test_a_container_that_is_gone_has_no_log(tmp_path: Path) -> None:
     gone = json_response({"message": "No such container"}, 404)
     with dockerd(lambda _: gone) as path, pytest.raises(DockerError, match=r"^HTTP 404$"):
-        list(follow_log(ID, 0, path))
+        list(follow_log(ID, "0", path))
     with pytest.raises(DockerError, match="No such file"):
-        list(follow_log(ID, 0, str(tmp_path / "none")))
+        list(follow_log(ID, "0", str(tmp_path / "none")))
 
 
 def test_lines_arrive_as_they_are_written_and_a_pause_is_no_end() -> None:
@@ -80,7 +80,7 @@ def test_lines_arrive_as_they_are_written_and_a_pause_is_no_end() -> None:
 
     began = time.monotonic()
     with dockerd(answer) as path:
-        times = [time.monotonic() - began for _ in follow_log(ID, 0, path)]
+        times = [time.monotonic() - began for _ in follow_log(ID, "0", path)]
     assert times[0] < 0.4 < times[1]
 
 
@@ -93,4 +93,12 @@ def test_a_newer_docker_is_followed_too() -> None:
         return json_response({"message": "client version 1.44 is too old. Minimum supported API version is 1.52"}, 400)
 
     with dockerd(answer) as path:
-        assert list(follow_log(ID, 0, path)) == [(1, b"a\n")]
+        assert list(follow_log(ID, "0", path)) == [(1, b"a\n")]
+
+
+@pytest.mark.parametrize(
+    "piece", [b"", b"a line", b"2026-11-27T01:02:03Z a line", b"\xff", b"2026-11-27T01:02:03.1234567890 x"]
+)
+def test_what_has_no_stamp_of_dockers_has_no_position(piece: bytes) -> None:
+    with pytest.raises(ValueError):
+        since_of(piece)

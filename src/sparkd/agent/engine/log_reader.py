@@ -12,12 +12,14 @@ from msgspec.structs import replace
 
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.base.lib import start_thread
-from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.dockerd.reader import DockerError, since_of
 from sparkd.base.lib.log import Events
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 
 RETRY_SECONDS = 1.0
 """Before the log is followed again."""
+KEEP_SECONDS = 1.0
+"""Between two positions that are kept."""
 MOST_FAILURES = 5
 """Different lines that sparkd could not parse, of which it reports."""
 
@@ -30,21 +32,27 @@ class LogReader:
 
     def __init__(
         self,
-        follow: Callable[[float], Iterator[tuple[int, bytes]]],
+        follow: Callable[[str], Iterator[tuple[int, bytes]]],
         forwarder: LogForwarder,
         put: Callable[[int, str], None],
         events: Events,
         wake: Callable[[], None],
+        since: str = "0",
+        keep: Callable[[str], object] = lambda _: None,
     ) -> None:
-        """`follow(since)` opens the log (wall clock; 0: all of it), raising DockerError.
+        """`follow(since)` opens the log as `dockerd.reader.follow_log`, raising DockerError.
 
-        `wake` is called at each step, at the first error, and when docker goes away.
+        `wake` is called at each step, at the first error, and when docker goes away; `keep` once a second at most, with
+        a position up to which all is read: from there on another process continues.
         """
         self._follow = follow
         self._forwarder = forwarder
         self._put = put
         self._events = events
-        self._read_at = 0.0
+        self._since, self._keep = since, keep
+        self._last = b""
+        """The piece that was read last, with its stamp."""
+        self._kept_at, self._earlier = time.monotonic(), b""
         self._failures: set[str] = set()
         self._kernels: set[str] = set()
         self._serving = False
@@ -70,7 +78,7 @@ class LogReader:
         reported = ""
         while True:
             try:
-                self._read(self._follow(self._read_at))
+                self._read(self._follow(self._position()))
                 ended = "the log ended"
             except DockerError as error:
                 ended = str(error)
@@ -86,16 +94,34 @@ class LogReader:
 
     def _read(self, frames: Iterator[tuple[int, bytes]]) -> None:
         splitters = {1: LineSplitter(), 2: LineSplitter()}
+        known = self._last
         for stream, data in frames:
-            self._read_at = time.time()
-            if stream in splitters:
-                for line in splitters[stream].feed(data, serving=self._serving or self.progress.serving):
+            again, known, self._last = data == known, b"", data
+            if stream in splitters and not again:
+                for line in splitters[stream].feed(
+                    data.partition(b" ")[2], serving=self._serving or self.progress.serving
+                ):
                     self._process_line(stream, line)
+            if time.monotonic() - self._kept_at >= KEEP_SECONDS:
+                self._keep_position()
         for stream, splitter in splitters.items():
             for line in splitter.flush():
                 self._process_line(stream, line)
         for priority, text in self._forwarder.flush():
             self._put(priority, text)
+
+    def _position(self) -> str:
+        with suppress(ValueError):  # nothing is read yet
+            self._since = since_of(self._last)
+        return self._since
+
+    def _keep_position(self) -> None:
+        """That of a second ago: what was read since may not be in the journal yet, and a line may come twice."""
+        self._kept_at = time.monotonic()
+        before, self._earlier = self._earlier, self._last
+        if before:
+            with suppress(OSError, ValueError):
+                self._keep(since_of(before))
 
     def _process_line(self, stream: int, line: str) -> None:
         now, before = time.monotonic(), self.progress

@@ -248,7 +248,7 @@ def exit_code(docker: DockerReader, container_id: str) -> int | None:
     return None
 
 
-def follow_log(host: Host, container_id: str, since: float) -> Iterator[tuple[int, bytes]]:
+def follow_log(host: Host, container_id: str, since: str) -> Iterator[tuple[int, bytes]]:
     """`lib.dockerd.reader.follow_log`. Raises DockerError, also where docker is not running."""
     if not running(host):
         raise DockerError("docker is away")

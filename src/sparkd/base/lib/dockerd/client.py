@@ -108,9 +108,9 @@ def _one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def open_log(container_id: str, since: float, connect_seconds: float, api: APIClient) -> Response:
+def open_log(container_id: str, since: str, connect_seconds: float, api: APIClient) -> Response:
     url = f"{api.base_url}/v{api.api_version}/containers/{quote(container_id, safe='')}/logs"
-    params = {"follow": "1", "stdout": "1", "stderr": "1", "tail": "all", "since": f"{since:.9f}" if since else "0"}
+    params = {"follow": "1", "stdout": "1", "stderr": "1", "tail": "all", "timestamps": "1", "since": since}
     answer = api.get(url, params=params, stream=True, timeout=(connect_seconds, None))
     status = answer.status_code
     if status != 200:

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -111,10 +112,11 @@ def connect(
     return DockerReader(SdkClient(socket_path, seconds, fixture), seconds)
 
 
-def follow_log(container_id: str, since: float, socket_path: str = SOCKET) -> Iterator[tuple[int, bytes]]:
-    """(stream, bytes) from `since` on (wall clock; 0: all) until the container ends: 1 is stdout, 2 stderr.
+def follow_log(container_id: str, since: str, socket_path: str = SOCKET) -> Iterator[tuple[int, bytes]]:
+    """(stream, stamp and bytes) from `since` on until the container ends: 1 is stdout, 2 stderr.
 
-    It waits for more without a limit. Raises DockerError, also where dockerd stops.
+    `since`: as `since_of` makes it of a piece, which comes again; "0": all. It waits for more without a limit. Raises
+    DockerError, also where dockerd stops.
 
     The SDK's own logs() leaves out the stream number, without which pieces of long lines of both streams would be
     joined, and takes a broken connection for the end of the log.
@@ -125,6 +127,16 @@ def follow_log(container_id: str, since: float, socket_path: str = SOCKET) -> It
     client = SdkClient(socket_path, TIMEOUT_SECONDS)
     with closing(client), docker_errors(TIMEOUT_SECONDS), closing(client.call(work)) as answer:
         yield from frames(answer.raw.read)
+
+
+def since_of(piece: bytes) -> str:
+    """Docker's stamp of a piece, such as 2026-11-27T01:02:03.123456789Z, as a request names it. Raises ValueError."""
+    text = piece.partition(b" ")[0].decode("ascii", "strict")
+    seconds, _, rest = text.partition(".")
+    nanoseconds, zone = rest[:9], rest[9:]
+    if not (len(nanoseconds) == 9 and nanoseconds.isdigit() and zone):
+        raise ValueError(f"{text[:40]!r} is no stamp of docker's")
+    return f"{int(datetime.fromisoformat(seconds + zone).timestamp())}.{nanoseconds}"
 
 
 def frames(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:

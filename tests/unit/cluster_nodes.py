@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 from pydantic import model_validator
 from tests.tree import Tree
+from tests.unit.docker_server import STAMP
 from tests.unit.nodes import KEY, PATIENCE_SECONDS, network
 from tests.unit.rank_records import rank_record
 
@@ -112,6 +113,7 @@ def settings(
     port: int,
     *,
     peer_timeout_seconds: int = 20,
+    agent_return_seconds: int = 15,
     recipe: str = "tiny-cpu-pair",
     stall_seconds: int = 600,
     ready_seconds: int = 3600,
@@ -122,7 +124,7 @@ def settings(
         cluster=ClusterSettings(nodes=tuple(nodes), report_port=port),
         engine=Engine(recipe=recipe, args={"port": api_port}),
         readiness=Readiness.model_construct(stall_seconds=stall_seconds, timeout_seconds=ready_seconds),
-        supervise=Supervise(peer_timeout_seconds=peer_timeout_seconds),
+        supervise=Supervise(peer_timeout_seconds=peer_timeout_seconds, agent_return_seconds=agent_return_seconds),
         observe=Observe(listen=""),
     )
 
@@ -279,8 +281,8 @@ def running(
 ) -> Iterator[tuple[Running, subprocess.Popen[bytes]]]:
     """A rank that is a process of the test, and these log lines; then the log ends, or docker."""
 
-    def follow(_since: float) -> Iterator[tuple[int, bytes]]:
-        yield 1, "".join(f"{line}\n" for line in lines).encode()
+    def follow(_since: str) -> Iterator[tuple[int, bytes]]:
+        yield 1, STAMP + "".join(f"{line}\n" for line in lines).encode()
         if docker_goes:
             raise DockerError("docker is away")
 

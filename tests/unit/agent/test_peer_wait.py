@@ -348,8 +348,8 @@ def test_four_nodes_start_in_any_order_and_end_together_with_one_cause(
         shutdown.join(10)
 
 
-def test_a_node_that_dies_without_a_report_ends_all_others(tree: Tree, port: int) -> None:
-    configured = settings(addresses(3), port)
+def test_a_node_whose_agent_does_not_come_back_ends_all_others(tree: Tree, port: int) -> None:
+    configured = settings(addresses(3), port, agent_return_seconds=6)
     with ExitStack() as stack:
         agents = [stack.enter_context(agent_under_test(tree, rank, configured)) for rank in range(3)]
         for one in agents:
@@ -358,7 +358,10 @@ def test_a_node_that_dies_without_a_report_ends_all_others(tree: Tree, port: int
         until(lambda: all(one.report.phase is Phase.SERVING for one in agents))
         walks[2].stop()
         agents[2].agent.loop.close()
-        assert until(lambda: all(one.report.phase is Phase.FAILED for one in agents[:2])) < 2
+        until(lambda: agents[0].agent.monitor.trouble, 3)
+        assert "the agent of rank 2 on spark3 (127.0.0.3) is away" in agents[0].agent.monitor.trouble
+        assert all(one.report.phase is Phase.SERVING for one in agents[:2])
+        assert until(lambda: all(one.report.phase is Phase.FAILED for one in agents[:2])) < 8
         for walk in walks[:2]:
             error = walk.join()
             assert isinstance(error, PeerLostError)

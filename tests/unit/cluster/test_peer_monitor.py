@@ -305,12 +305,6 @@ RUNNING = report(phase=Phase.SERVING, epoch="e1")
             Cause.PEER_STOPPED,
         ),
         (Contact.ANSWERS, {"epoch": "e2"}, "rank 1 on spark2 (10.0.0.2) belongs to another launch", Cause.PEER_LOST),
-        (
-            Contact.REFUSED,
-            {},
-            "rank 1 on spark2 (10.0.0.2) is gone: 10.0.0.2 refuses connections, its agent ended without a report",
-            Cause.PEER_LOST,
-        ),
         # Its last words say more than the silence or the refusal after them.
         (
             Contact.REFUSED,
@@ -368,11 +362,64 @@ def test_the_rank_counts_whatever_process_has_it() -> None:
 def test_a_standstill_of_this_process_is_no_silence_of_the_others() -> None:
     peers, engine = known(0), Engine()
     resumed_at = [float("-inf")]
-    monitor = PeerMonitor(peers, engine.submit, TIMEOUT_SECONDS, lambda: resumed_at[0])
+    monitor = PeerMonitor(peers, engine.submit, TIMEOUT_SECONDS, resumed_at=lambda: resumed_at[0])
     monitor.track(*(expect_peer(one, "e") for one in monitor.statuses()))
     peers[0].silent(OVER)
     resumed_at[0] = time.monotonic() - 0.1
     monitor.check()
     resumed_at[0] = float("-inf")
     with pytest.raises(PeerLostError, match="has been silent"):
+        monitor.check()
+
+
+def refuse(peer: Known, seconds: float, **changes: object) -> None:
+    said = replace(report(1, phase=Phase.SERVING, epoch="e"), **changes)
+    peer.status = status(Contact.REFUSED, said)
+    peer.silent(seconds)
+
+
+def awaiting(seconds: float = 15.0) -> tuple[Peers, PeerMonitor]:
+    peers, engine = known(1), Engine()
+    monitor = PeerMonitor(peers, engine.submit, TIMEOUT_SECONDS, seconds)
+    monitor.track(*(expect_peer(one, "e") for one in monitor.statuses()))
+    return peers, monitor
+
+
+def test_an_agent_that_is_away_while_its_rank_serves_is_awaited_for_a_while() -> None:
+    peers, monitor = awaiting()
+    refuse(peers[1], 14)
+    monitor.check()
+    assert monitor.trouble.startswith("the agent of rank 1 on spark2 (10.0.0.2) is away, and its rank serves")
+    peers[1].status = status(said=replace(RUNNING, epoch="e", rank_id=""))
+    peers[1].silent(0)
+    monitor.check()
+    assert monitor.trouble == ""
+    refuse(peers[1], 16)
+    with pytest.raises(PeerLostError, match=r"refuses connections, its agent ended .*, and none came for 15 s"):
+        monitor.check()
+
+
+@pytest.mark.parametrize("phase", [one for one in Phase if one not in (Phase.SERVING, Phase.DEGRADED)])
+def test_an_agent_whose_rank_does_not_serve_is_not_awaited(phase: Phase) -> None:
+    peers, monitor = awaiting()
+    refuse(peers[1], 0, phase=phase)
+    with pytest.raises(PeerLostError):
+        monitor.check()
+
+
+def test_no_agent_is_awaited_where_that_is_set_to_0() -> None:
+    peers, monitor = awaiting(0)
+    refuse(peers[1], 0)
+    with pytest.raises(PeerLostError, match=r"its agent ended without a report \("):
+        monitor.check()
+
+
+@pytest.mark.parametrize("contact", [Contact.UNHEARD, Contact.REFUSED])
+def test_another_node_that_was_not_heard_yet_has_time_from_the_taking_over_on(contact: Contact) -> None:
+    peers, monitor = awaiting()
+    peers[1].status = replace(status(contact), report=None)
+    peers[1].heard_at = None
+    monitor.check()
+    monitor._tracked_at -= 16 if contact is Contact.REFUSED else OVER
+    with pytest.raises(PeerLostError):
         monitor.check()

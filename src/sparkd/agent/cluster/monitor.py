@@ -3,9 +3,10 @@
 A rank of tensor parallelism is useless without the others, and vLLM reports no loss: a headless worker never notices
 that its head died, and a head's /health stays 200 without its worker.
 
-An event (an ended rank, another one in its place, a refused connection) ends this rank at once. Silence is tolerated
-for a while, because links are noisy. A serving head first requests a token from the engine: tokens prove that all ranks
-work. A worker, or a head that still loads, has no such proof.
+An event (an ended rank, another one in its place) ends this rank at once. So does a refused connection, unless the
+rank there serves: that outlives an agent that has crashed, and the next one takes it over. Silence is tolerated for a
+while, because links are noisy. A serving head first requests a token from the engine: tokens prove that all ranks work.
+A worker, or a head that still loads, has no such proof.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
     """Why an expected peer is lost; None where it is not. Pure."""
     rank = f"rank {peer.rank} on {peer.name}"
     report = peer.report
-    if report is None:  # only a peer that has reported can be expected
-        return PeerLostError(f"{rank} was never heard", HINT)
+    if report is None:  # this node's agent has just taken its rank over
+        return None
     if report.launch_id != expected.launch_id:
         before = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
         failed = report.last_cause and report.last_cause_code != Cause.AGENT_KILLED
@@ -56,9 +57,6 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
         return PeerLostError(f"{rank} {loss.text}: {report.message}", HINT, cause=loss.cause)
     if report.epoch not in ("", expected.epoch):
         return PeerLostError(f"{rank} belongs to another launch", HINT)
-    if peer.contact is Contact.REFUSED:
-        refused = f"{peer.address} refuses connections, its agent ended without a report"
-        return PeerLostError(f"{rank} is gone: {refused}", HINT)
     return None
 
 
@@ -82,12 +80,15 @@ class PeerMonitor(Struct):
     submit: Callable[[Coroutine[Any, Any, bool]], Outcome[bool]]
     """`MainLoop.start`: its end is news."""
     timeout_seconds: float
+    return_seconds: float = 0.0
+    """How long an agent may be away whose rank serves."""
     resumed_at: Callable[[], float] = lambda: float("-inf")
     """Monotonic, since when this process has listened without a standstill: silence counts from then on."""
     on_check: Callable[[tuple[PeerStatus, ...]], object] = lambda _: None
     trouble: str = ""
     """The current problem while the engine still has time; empty where there is none."""
     _expected: dict[int, ExpectedPeer] = {}
+    _tracked_at: float = 0.0
     _prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
     _proof: Outcome[bool] | None = None
     _proven: bool | None = None
@@ -95,7 +96,11 @@ class PeerMonitor(Struct):
 
     def track(self, *expected: ExpectedPeer) -> None:
         """From now on `check` raises the loss of any of these."""
-        self._expected = {one.rank: one for one in expected}
+        self._expected, self._tracked_at = {one.rank: one for one in expected}, time.monotonic()
+
+    @property
+    def tracked(self) -> tuple[ExpectedPeer, ...]:
+        return tuple(self._expected.values())
 
     def untrack_all(self) -> None:
         self._expected = {}
@@ -119,17 +124,32 @@ class PeerMonitor(Struct):
         self.on_check(peers)
         now = time.monotonic()
         silent: tuple[float, PeerStatus] | None = None
+        away = ""
         for peer in peers:
             if (expected := self._expected.get(peer.rank)) is None:
                 continue
             if loss := find_loss(expected, peer):
                 raise loss
-            seconds = max(0.0, now - max(self.readers[peer.rank].heard_at or now, self.resumed_at()))
-            if silent is None or seconds > silent[0]:
+            heard_at = self.readers[peer.rank].heard_at or self._tracked_at
+            seconds = max(0.0, now - max(heard_at, self.resumed_at()))
+            if peer.contact is Contact.REFUSED:
+                away = away or self._await_agent(peer, seconds)
+            elif silent is None or seconds > silent[0]:
                 silent = seconds, peer
         if silent is not None:
             self._handle_silence(*silent, now)
+        self.trouble = (self.trouble if silent is not None else "") or away
         return peers
+
+    def _await_agent(self, peer: PeerStatus, seconds: float) -> str:
+        """What is reported meanwhile. Raises PeerLostError where no next agent is awaited."""
+        rank = f"rank {peer.rank} on {peer.name}"
+        serves = peer.report is None or phases.answers_requests(peer.report)
+        limit = self.return_seconds if serves else 0.0
+        if seconds >= limit:
+            refused = f"{peer.address} refuses connections, its agent ended without a report"
+            raise PeerLostError(f"{rank} is gone: {refused}" + f", and none came for {limit:.0f} s" * bool(limit), HINT)
+        return f"the agent of {rank} is away, and its rank serves: the next one is awaited for {limit:.0f} s"
 
     def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> None:
         """Where the engine serves, its tokens decide."""

@@ -218,6 +218,8 @@ class HealthMonitor(Struct):
     """Whether any rank compiles a kernel."""
     idle: Callable[[], bool] = bool
     """Whether all ranks have done nothing for IDLE_SECONDS."""
+    troubled: Callable[[], bool] = bool
+    """Whether something else than the engine degrades the service: its begin and its end are checked at once."""
     figures: HealthReport = HealthReport()
     _state: HealthState = field(default_factory=lambda: healthy(time.monotonic()))
     _probing: Outcome[tuple[int | None, Counters | None]] | None = None
@@ -225,11 +227,14 @@ class HealthMonitor(Struct):
     _canary: Outcome[tuple[Completion, float]] | None = None
     """The answer, and its seconds."""
     _probe_at: float = 0.0
+    _was_troubled: bool = False
 
     def run(self) -> Failure:
         """Until the engine is given up."""
         while True:
             now = time.monotonic()
+            if self.troubled() is not self._was_troubled:
+                self._was_troubled, self._probe_at = not self._was_troubled, now
             if self._probing is None and now >= self._probe_at:
                 self._probing, self._probe_sent_at = self.loop.start(self._probe()), now
             if self._probing is not None and self._probing.done():

@@ -162,6 +162,9 @@ class Supervise(Section):
     not report. 0: never, and then a hang that begins while the engine is idle goes unseen."""
     peer_timeout_seconds: int = Field(20, ge=10, le=3600)
     """Silence of another node that counts as lost, in seconds."""
+    agent_return_seconds: int = Field(15, ge=0, le=300)
+    """So long another node's agent may be away while its rank serves: the next one takes that over, and no request is
+    lost. 0: both ranks end at once."""
     proven_seconds: int = Field(600, ge=1, le=86400)
     """A plan that has served for this long has proven itself: failed launches before it are forgiven, and it is kept as
     the last known good one, for `sparkd diff` and `sparkd rollback`."""

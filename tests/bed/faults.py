@@ -103,7 +103,7 @@ def on(side: str) -> list[Fault]:
     """Faults of either node."""
     head = side == HEAD_SIDE
     elsewhere, there = {other(side): (14,)}, other(side)
-    killed_agent = {side: ("agent-killed",)}
+    by_power = {side: ("agent-killed",)}
     table = [
         killed(side, "kill the engine's main process", partial(acts.kill, side, victims.main_of_engine)),
         killed(
@@ -111,10 +111,6 @@ def on(side: str) -> list[Fault]:
             in_ci=head,
         ),
         killed(side, "docker kill", partial(acts.docker_kill, side), in_ci=not head),
-        Fault(
-            "agent", "kill sparkd", side, partial(acts.kill, side, victims.sparkd), elsewhere,
-            {there: ("peer-lost",), **killed_agent}, in_ci=True,
-        ),
         Fault(
             "agent", "kill dockerd", side, partial(acts.kill, side, victims.dockerd),
             {side: (11, 13), **elsewhere}, {side: (DOCKER, "launch-failed"), there: ("peer-failed",)},
@@ -164,7 +160,7 @@ def on(side: str) -> list[Fault]:
         ),
         Fault(
             "power", "power cut", side, partial(acts.cut_power, side), elsewhere,
-            {there: ("peer-silent",), **killed_agent}, stop_seconds=SILENCE_SECONDS, gap_seconds=None,
+            {there: ("peer-silent",), **by_power}, stop_seconds=SILENCE_SECONDS, gap_seconds=None,
             repair=partial(acts.power_on, side), in_ci=not head,
         ),
     ]  # fmt: skip
@@ -177,6 +173,15 @@ def killed(side: str, name: str, cause: Cause, seconds: float = EVENT_SECONDS, i
     codes: Codes = {side: (13,), other(side): (14,)}
     causes: Causes = {side: (OUTSIDE,), other(side): ("peer-failed",)}
     return Fault("process", name, side, cause, codes, causes, stop_seconds=seconds, in_ci=in_ci)
+
+
+def killed_agent(side: str) -> Fault:
+    """One that serves is taken over: `crashes.CRASHES`."""
+    there = other(side)
+    return Fault(
+        "agent", "kill sparkd", side, partial(acts.kill, side, victims.sparkd), {there: (14,)},
+        {there: ("peer-lost",), side: ("agent-killed",)},
+    )  # fmt: skip
 
 
 def differing(side: str, difference: differences.Difference, in_ci: bool) -> Fault:
@@ -229,7 +234,8 @@ OUT_OF_MEMORY = Fault(
 """For a pair whose launch the ledgers still have."""
 WHILE_LOADING: tuple[Fault, ...] = tuple(
     replace(fault, name=f"{fault.name}, while the ranks load")
-    for fault in (*on(HEAD_SIDE), *on(WORKER_SIDE))
+    for side in (HEAD_SIDE, WORKER_SIDE)
+    for fault in (killed_agent(side), *on(side))
     if fault.kind == "agent"
 )
 """One after the other: each hits the pair as it starts after the one before."""

@@ -42,7 +42,7 @@ def test_four_nodes_serve_as_one_engine(cluster: Cluster) -> None:
 def test_all_fall_with_one_that_is_lost_name_it_and_come_back(cluster: Cluster) -> None:
     lost = cluster.members[2]
     before, began = cluster.moment(), time.monotonic()
-    lost.node.kill(victims.sparkd(lost), signal.SIGKILL)
+    lost.node.kill(victims.main_of_engine(lost), signal.SIGKILL)
     stopped, gap = stops(before, began, EVENT_SECONDS + 30)
     assert stopped <= EVENT_SECONDS
     assert gap <= EVENT_SECONDS

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from tests.bed import trial
+from tests.bed import acts, crashes, trial, victims
 from tests.bed.acts import EATER
 from tests.bed.conftest import MakeNode
 from tests.bed.faults import FAULTS, HANGING_LOADS, NOISES, OUT_OF_MEMORY, WHILE_LOADING, Fault, Noise
@@ -24,6 +24,7 @@ from tests.bed.sparkd_node import HEAD, SERVING_SECONDS, WORKER, SparkdNode, com
 from tests.bed.trial import Result
 from tests.unit.lib.test_redaction import CARRIERS, SECRETS
 
+from sparkd.agent.daemon.taking_over import MOST_TAKEN_OVER
 from sparkd.base.status.model import parse
 
 Record = Callable[[Result], None]
@@ -145,7 +146,7 @@ def test_a_pairs_loss_and_its_return_are_one_message_each(serving: Cluster) -> N
     receiver, head, old = Receiver(serving.head.node), serving.head.node.name, serving.worker.main_pid()
     wait_for(lambda: receiver.events[-1:] == [("serving", head)], 20, f"a first message, not {receiver.messages}")
     count = len(receiver.events)
-    serving.worker.node.kill(old, signal.SIGKILL)
+    acts.kill(acts.WORKER_SIDE, victims.main_of_engine, serving)
     wait_for(lambda: serving.worker.main_pid() not in (0, old), 60, "systemd to start the worker again")
     serving.await_serving()
     expected = [("lost", head), ("serving", head)]
@@ -311,6 +312,18 @@ def test_keys_change_while_it_serves(serving: Cluster) -> None:
         assert [peer.contact.value for peer in report.peers] == ["answers"]
     assert serving.moment().agents == before.agents
     assert serving.serves()
+
+
+@pytest.mark.parametrize(
+    "crash", [pytest.param(one, id=one.name, marks=[] if one.in_ci else [pytest.mark.whole]) for one in crashes.CRASHES]
+)
+def test_the_engine_outlives_its_agent_and_no_request_is_lost(serving: Cluster, crash: crashes.Crash) -> None:
+    if any(crashes.count(member) == MOST_TAKEN_OVER for member in serving.members):
+        serving.stop()
+        serving.settle()
+    took, complaints = crashes.run(crash, serving)
+    print(f"{crash.name}: back after {took:.1f} s")
+    assert not complaints, "\n".join(complaints)
 
 
 def in_ci(rows: tuple[Fault, ...] | tuple[Noise, ...]) -> list[object]:

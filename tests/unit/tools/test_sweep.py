@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+from tests.tree import Tree
 from tests.unit.rank_records import rank_record
 
+from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.state.rank_record import KnownRank
-from sparkd.tools.node.sweep import find_orphans
+from sparkd.base.state.rank_record import FILE as RECORD
+from sparkd.base.state.rank_record import GUARD, GUARD_COMM, KnownRank, RankStage
+from sparkd.tools.node import sweep
+from sparkd.tools.node.sweep import find_orphans, is_left
 
 MINE, OTHERS, OLD = "a" * 32, "b" * 32, "c" * 32
 
@@ -67,3 +74,69 @@ def test_a_rank_is_swept_after_the_agent_that_has_it_by_the_record(
     record = rank_record(rank_id="rank", invocation=holder, container_id="c", pid=7)
     owns = None if owner is None else NodeOwner(7, "sparkd run", owner)
     assert find_orphans((made,), owns, KnownRank(record, alive=True), invocation, None) == (made,) * swept
+
+
+@pytest.mark.parametrize(("invocation", "swept"), [("", False), (MINE, True), (OTHERS, False)])
+def test_a_rank_that_another_agent_is_expected_for_is_ended_after_its_own_agent_alone(
+    invocation: str, swept: bool
+) -> None:
+    made = ContainerFacts("c", "sparkd-rank0", (*ours("", MINE).labels, ("io.sparkd.rank-id", "rank")), True, 7, "", "")
+    record = rank_record(rank_id="rank", invocation=MINE, container_id="c", pid=7, stage=RankStage.READY)
+    known = KnownRank(record, alive=True, guarded=True)
+    assert find_orphans((made,), None, known, invocation, None) == (made,) * swept
+
+
+CRASHED = {"SERVICE_RESULT": "signal", "EXIT_CODE": "killed", "EXIT_STATUS": "KILL"}
+FAILED = {"SERVICE_RESULT": "exit-code", "EXIT_CODE": "exited", "EXIT_STATUS": "1"}
+
+
+@pytest.fixture
+def left(tree: Tree) -> Tree:
+    """A node whose agent of MINE has just ended, with a rank that serves."""
+    tree.file("/proc/sys/kernel/random/boot_id", "b1\n")
+    tree.process(400, "bash", start_time=9)
+    tree.process(410, GUARD_COMM)
+    tree.file(GUARD, "0 400 9 77 88 410")
+    record = rank_record(invocation=MINE, boot_id="b1", stage=RankStage.READY, container_id="c", pid=400, start_time=9)
+    tree.file(RECORD.path, RECORD.encode(record))
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("env", "jobs", "expected"),
+    [
+        (CRASHED, "", True),
+        (CRASHED, "No jobs running.", True),
+        ({**CRASHED, "SERVICE_RESULT": "core-dump"}, "", True),
+        ({**CRASHED, "SERVICE_RESULT": "watchdog"}, "", True),
+        ({**CRASHED, "SERVICE_RESULT": "oom-kill"}, "", True),
+        (FAILED, "", True),
+        ({**FAILED, "EXIT_STATUS": "13"}, "", False),
+        ({**CRASHED, "SERVICE_RESULT": "success"}, "", False),
+        ({**CRASHED, "SERVICE_RESULT": "timeout"}, "", False),
+        ({}, "", False),
+        (CRASHED, "12 sparkd-head.service start waiting", True),
+        (CRASHED, "12 sparkd-head.service stop running", False),
+        (CRASHED, "12 sparkd-head.service restart waiting", False),
+        (CRASHED, "12 what is this", False),
+        (CRASHED, None, False),
+    ],
+)
+def test_a_rank_is_left_to_the_next_agent_after_a_crash_alone_and_where_no_stop_is_ordered(
+    left: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], jobs: str | None, expected: bool
+) -> None:
+    """`jobs`: what systemctl lists; None where it fails."""
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f"#!/bin/sh\necho '{jobs}'\n" if jobs is not None else "#!/bin/sh\nexit 1\n")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
+    assert is_left(Host(left.root), MINE, env) is expected
+    assert not is_left(Host(left.root), OTHERS, env)
+
+
+def test_a_rank_that_no_guard_has_is_not_left(left: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "_is_started_again", lambda: True)
+    assert is_left(Host(left.root), MINE, CRASHED)
+    left.file(GUARD, "")
+    assert not is_left(Host(left.root), MINE, CRASHED)

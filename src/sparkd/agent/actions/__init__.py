@@ -43,7 +43,7 @@ from sparkd.base.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import Whose, read_rank, whose
+from sparkd.base.state.rank_record import LOCK_VARIABLE, LOG_POSITION, Whose, read_rank, whose
 
 if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers
@@ -75,7 +75,7 @@ def acquire_lock(host: Host, owner: NodeOwner) -> int:
     """The lock's file descriptor, held until it is closed. Raises BlockedError (exit 10) naming another owner."""
     lock = Path(host.files.real(OWNER_LOCK))
     refuse_shared(lock.parent)
-    fd = open_lock(lock)
+    fd = _take_handed_lock(lock) or open_lock(lock)
     os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
     deadline = time.monotonic() + LOCK_SECONDS
     while not try_lock(fd):
@@ -95,6 +95,17 @@ def acquire_lock(host: Host, owner: NodeOwner) -> int:
     except OSError:  # a full /run ends no agent: without an account, the lock alone shows who the owner is
         _remove_account(host)
     return fd
+
+
+def _take_handed_lock(lock: Path) -> int:
+    """As it was held before a reload; 0 where none was handed on. The variable is of this process alone."""
+    handed = os.environ.pop(LOCK_VARIABLE, "")
+    with suppress(OSError, ValueError):
+        fd = int(handed)
+        if fd > 2 and os.path.samestat(os.fstat(fd), lock.lstat()):
+            os.set_inheritable(fd, False)
+            return fd
+    return 0
 
 
 def _remove_account(host: Host) -> None:
@@ -117,6 +128,11 @@ class Actions:
     def acquire(cls, host: Host, loop: MainLoop, owner: NodeOwner) -> Actions:
         """Raises BlockedError (exit 10) naming another owner."""
         return cls(host, loop, owner, acquire_lock(host, owner))
+
+    def keep_lock_over_exec(self) -> int:
+        """Its file descriptor."""
+        os.set_inheritable(self._lock_fd, True)
+        return self._lock_fd
 
     def release(self) -> None:
         _remove_account(self._host)
@@ -199,8 +215,15 @@ class Actions:
 
     def write_rank(self, record: RankRecord) -> None:
         """Raises OSError."""
-        path = self._private_file(RANK_FILE.path)
-        files.write(path, RANK_FILE.encode(record), RANK_FILE.mode, durable=False)
+        self.write_private(RANK_FILE.path, RANK_FILE.encode(record))
+
+    def write_private(self, path: str, text: str) -> None:
+        """A file in /run for root alone. Raises OSError."""
+        files.write(self._private_file(path), text, 0o600, durable=False)
+
+    def keep_log_position(self, position: str) -> None:
+        """For the thread that reads the rank's log. Raises OSError."""
+        self.write_private(LOG_POSITION, position)
 
     def forget_rank(self) -> None:
         """Its container is gone. Raises OSError."""
@@ -331,16 +354,16 @@ class Actions:
 
         return history.write(self._host.files, row)
 
-    def read_past(self, end: End, recipe: str, rank: int) -> tuple[Past, bool]:
+    def read_past(self, end: End | None, recipe: str, rank: int) -> tuple[Past, bool]:
         """The history, once its open launches have this end where that can be written; and as `keep_row`.
 
-        Raises OSError where it can't be read.
+        `end` None: they are under way. Raises OSError where it can't be read.
         """
         from sparkd.agent.actions import history
 
         replaced = False
         with suppress(OSError):
-            replaced = history.close_open(self._host.files, end)
+            replaced = end is not None and history.close_open(self._host.files, end)
         return history.read_past(self._host.files, recipe, rank), replaced
 
     def write_run(self, name: str, text: str) -> None:

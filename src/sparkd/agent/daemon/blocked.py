@@ -77,7 +77,7 @@ def stamp_configuration(root: str | os.PathLike[str]) -> object:
 
 def _stamp(paths: Iterable[Path]) -> object:
     found = {}
-    for path in paths:
+    for path in sorted(paths):
         with suppress(OSError):
             stat = path.stat()
             found[path] = stat.st_ino, stat.st_size, stat.st_mtime_ns

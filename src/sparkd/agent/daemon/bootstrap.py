@@ -17,6 +17,7 @@ from msgspec.structs import asdict, replace
 
 from sparkd import __version__
 from sparkd.agent.actions import Actions
+from sparkd.agent.actions.processes import Rank
 from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.cluster.service import Cluster, join_cluster, start_status_server
 from sparkd.agent.daemon.admission import Admission, Backoff
@@ -32,8 +33,9 @@ from sparkd.agent.daemon.proving import ProvingPeriod
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.daemon.switching import Switching, begin_switch, stamp_switch, waiting_limit
+from sparkd.agent.daemon.taking_over import LeftRank, find_left, first_report, open_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
-from sparkd.base.config import load_with_origins
+from sparkd.base.config import Settings, load_with_origins
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.processes import read_process
@@ -41,6 +43,7 @@ from sparkd.base.lib.endings import Ending
 from sparkd.base.lib.errors import (
     AddressAwaitedError,
     AwaitedError,
+    BlockedError,
     ExitCode,
     HeadAwaitedError,
     HeadRefusedError,
@@ -75,18 +78,29 @@ def build_agent(
     Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node or the
     configuration changes meanwhile, StopRequested.
     """
-    configured_at = stamp_configuration(root)
-    loaded = load_with_origins(env, root)
-    config = loaded.settings
-    log.configure(as_json=config.log.format == "json", level=config.log.level)
-    host = Host(root)
+    configured_at, host = stamp_configuration(root), Host(root)
+    owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation_id(env) or uuid.uuid4().hex)
     log.bind(node=host.name())
     events = log.events(Redaction())
     loop.listen()
+    hint = "nothing is to be done: it is ended, and another one is started"
+    left = find_left(
+        host, role, owner.invocation, lambda reason: events.warning("engine.rank.refused", reason=reason, hint=hint)
+    )
+    if left is not None:
+        settings = left.kept.configured
+        log.configure(as_json=settings.log.format == "json", level=settings.log.level)
+        actions = Actions.acquire(host, loop, owner)
+        base = Base(settings, host, actions, loop, notifier, journal, log, configured_at, object())
+        if (rank := open_rank(host, left)) is not None:
+            return _take_over(base, left, rank)
+        actions.release()
+    loaded = load_with_origins(env, root)
+    config = loaded.settings
+    log.configure(as_json=config.log.format == "json", level=config.log.level)
     place = None
     with suppress(AwaitedError):  # before the lock: a unit of the wrong role changes nothing
         place = resolve_context(config, role, host)
-    owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation_id(env) or uuid.uuid4().hex)
     actions = Actions.acquire(host, loop, owner)
     if reason := actions.set_aside_rank():
         events.warning("state.read.failed", reason=reason)
@@ -94,11 +108,7 @@ def build_agent(
     begun, switch_seen = begin_switch(config, host, actions, events)
     if place is not None and place.switch != begun:
         place = None
-    notify: Sink | None = None
-    if config.notify.ways:
-        from sparkd.agent.daemon.notify import start_notifications
-
-        notify = start_notifications(host, config.notify, events)
+    notify = _start_notifications(config, host, events)
     base = Base(config, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify)
     agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(begun))
     last = agent.store.require_launches().last_exit
@@ -112,8 +122,32 @@ def build_agent(
     return agent
 
 
-def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Agent:
-    """The agent in its place: serving its report and reading the other nodes. `owner_uid`: of the key file."""
+def _start_notifications(config: Settings, host: Host, events: Events) -> Sink | None:
+    if not config.notify.ways:
+        return None
+    from sparkd.agent.daemon.notify import start_notifications
+
+    return start_notifications(host, config.notify, events)
+
+
+def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
+    """Raises BlockedError (exit 10) where the node lacks what may come back: the next process tries it again."""
+    events = base.log.events(Redaction())
+    base = replace(base, notify=_start_notifications(base.settings, base.host, events))
+    try:
+        agent = assemble(base, left.kept.context, left=left)
+    except AwaitedError as error:
+        raise BlockedError(error.reason, error.hint) from None
+    take_over(agent, left, rank)
+    follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
+    return agent
+
+
+def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank | None = None) -> Agent:
+    """The agent in its place: serving its report and reading the other nodes. `owner_uid`: of the key file.
+
+    `left`: the rank that it is to take over.
+    """
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
     secrets = read_secrets(node.plan)
@@ -126,11 +160,14 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Agent:
     if (last := history.last_cause) is not None:
         hint = "" if last.code == ExitCode.PEER_LOST else last.hint  # the other node has what is to be done
         first = replace(first, last_cause=str(last), last_cause_code=last.cause, last_hint=hint)
+    if left is not None:
+        first = first_report(left, first)
     reporter = Reporter(first, (*_sinks(base), *cluster.sinks), redact)
     monitor = PeerMonitor(
         cluster.readers,
         loop.start,
         node.settings.supervise.peer_timeout_seconds,
+        node.settings.supervise.agent_return_seconds,
         lambda: loop.resumed_at,
         partial(_report_peers, reporter, events),
     )

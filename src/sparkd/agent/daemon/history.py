@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 
 from msgspec.structs import replace
@@ -23,7 +24,7 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, describe_slower_load, last_load
 from sparkd.base.state.launch_history import KILLED, End
 from sparkd.base.status.figures import ActivityReport
-from sparkd.base.status.model import FindingReport, utc_now
+from sparkd.base.status.model import FindingReport, seconds_since, utc_now
 
 COLD_START_SECONDS = "cold_start_seconds"
 """In a recipe's `expect`: its source's time from the start to the first completion."""
@@ -52,11 +53,22 @@ class LaunchRow:
 
     def recall(self, last: End | None) -> None:
         """Read what this process is compared with. `last`: the end of the one before, which may have left a launch."""
-        agent = self._agent
         killed = End(KILLED, at=utc_now(), cause=Cause.AGENT_KILLED)
         if last is not None and last.code is None:  # it may be known how its machine ended
             killed = replace(killed, reason=last.reason)
-        end = killed if last is None or last.code is None else last
+        self._read_past(killed if last is None or last.code is None else last)
+
+    def resume(self, rank_id: str) -> None:
+        """The launch of an agent before this one, which is under way."""
+        self._read_past(None)
+        own = [one for one in self.past.launches if one.id == rank_id and one.end is None]
+        if own:
+            self._launch = own[-1]
+            age = seconds_since(self._launch.at, datetime.now(UTC)) or 0.0
+            self._served_since = self._clock() - max(0.0, age - (self._launch.load_seconds or 0.0))
+
+    def _read_past(self, end: End | None) -> None:
+        agent = self._agent
         work = partial(agent.actions.read_past, end, agent.plan.recipe, agent.context.rank)
         try:
             self.past, replaced = agent.loop.beside(work, WAIT_SECONDS, "reading the history", shielded=True)

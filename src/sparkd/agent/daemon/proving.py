@@ -98,9 +98,14 @@ class ProvingPeriod:
         self._proven_at: float | None = None
         """Monotonic, while it serves."""
 
-    def begin(self) -> None:
-        """The engine serves from now on."""
+    def begin(self, *, again: bool = False) -> None:
+        """The engine serves from now on. `again`: under an agent before this one it did so already, perhaps for long
+        enough.
+        """
         agent = self._agent
+        if again and agent.store.read_launches().open is None:
+            self.proven = True
+            return
         self._proven_at = time.monotonic() + agent.settings.supervise.proven_seconds
         filled: tuple[str, ...] | None = None
         with suppress(OSError):  # a disk that fails or hangs ends no engine that serves

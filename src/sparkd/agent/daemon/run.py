@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 from sparkd.agent.daemon.blocked import retry_while_blocked
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.inquest import find_causes
+from sparkd.agent.daemon.kept_rank import keep_rank
 from sparkd.agent.daemon.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.daemon.proving import try_out
+from sparkd.agent.daemon.reloading import ReloadRequested, raise_if_requested, reload
 from sparkd.agent.daemon.serving import follow_head, make_ready, serve
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.startup import await_docker, check_image, fingerprint, launch, watch
@@ -34,6 +36,8 @@ def run(agent: Agent) -> ExitCode:
     try:
         with find_causes(agent):
             launch_and_serve(agent)
+    except ReloadRequested:
+        reload(agent)
     except StopRequested as request:
         shutdown_on_request(agent, agent.rank.running, request)
         return ExitCode.GOOD
@@ -57,6 +61,7 @@ def endings(agent: Agent) -> tuple[Ending, ...]:
         Ending(partial(_check_peers, agent), until=Stage.INQUEST),
         Ending(agent.rank.raise_if_ended),
         Ending(agent.rank.raise_if_halted),
+        Ending(partial(raise_if_requested, agent)),
     )
 
 
@@ -67,12 +72,16 @@ def _check_peers(agent: Agent) -> None:
 
 def launch_and_serve(agent: Agent) -> NoReturn:
     """Until one of `endings` raises, or a step fails."""
-    running = retry_while_blocked(agent, start)
+    running = agent.rank.running  # of the agent before this one
+    if running is None:
+        running = retry_while_blocked(agent, start)
+        if agent.context.is_head:
+            make_ready(agent, running)
+            try_out(agent, running)
+            keep_rank(agent, running)
     if not agent.context.is_head:
         follow_head(agent, running)
-    gpu = make_ready(agent, running)
-    try_out(agent, running)
-    serve(agent, running, gpu)
+    serve(agent, running)
 
 
 def start(agent: Agent) -> Running:

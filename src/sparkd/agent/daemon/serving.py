@@ -17,6 +17,7 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.history import expected_load
+from sparkd.agent.daemon.kept_rank import keep_rank
 from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower, make_warm, note_warmth
@@ -44,7 +45,7 @@ DOCKER_AWAY_SECONDS = 0.2
 """Between looks for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
 
 
-def make_ready(agent: Agent, running: Running) -> GpuThrottleMonitor | None:
+def make_ready(agent: Agent, running: Running) -> None:
     """Follow the load until the first completion, then report to systemd."""
     _begin_load(agent)
     monitor, gpu = _load_monitor(agent, running), _gpu_watch(agent)
@@ -82,7 +83,6 @@ def make_ready(agent: Agent, running: Running) -> GpuThrottleMonitor | None:
     agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)
     agent.run_aside("prune", partial(_prune, agent, running.rank.image_id))
-    return gpu
 
 
 def _prune(agent: Agent, image_id: str) -> None:
@@ -94,14 +94,14 @@ def _prune(agent: Agent, image_id: str) -> None:
                 agent.events.info("cache.folder.removed", path=one.path)
 
 
-def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoReturn:
-    served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
+def serve(agent: Agent, running: Running) -> NoReturn:
+    served, gpu = f"{agent.plan.served_name} on port {agent.plan.api_port}", _gpu_watch(agent)
     agent.phase.enter(Phase.SERVING, served)
-    agent.proving.begin()
+    agent.proving.begin(again=running.taken_over)
     watch_hang(agent, running, gpu)
     watch_page_cache = page_cache_watch(agent, agent.actions.drop_page_cache)
     endpoint, meter = agent.endpoint(running), ActivityMeter()
-    report_smoke_test = start_smoke_test(agent, running)
+    report_smoke_test = start_smoke_test(agent, running) if not running.taken_over else lambda: None
     agent.monitor.prove_by(partial(_makes_token, endpoint))
 
     def on_check(trouble: str, counters: Counters | None) -> None:
@@ -128,6 +128,7 @@ def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoR
         gpu.computes if gpu is not None else bool,
         partial(_compiles, agent, running, KernelGrowth(agent)),
         partial(group_is_idle, agent, running),
+        lambda: bool(agent.monitor.trouble),
     )
     failure = monitor.run()
     if isinstance(failure, EngineDeadError):
@@ -138,7 +139,8 @@ def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoR
 
 def follow_head(agent: Agent, running: Running) -> NoReturn:
     """A worker's rank has no endpoint: its phase is the one that its head reports."""
-    _begin_load(agent)
+    if not running.ready:
+        _begin_load(agent)
     agent.loop.extend_timeout(False)
     gpu, monitor = _gpu_watch(agent), _load_monitor(agent, running)
     watch_page_cache = page_cache_watch(agent, agent.actions.drop_page_cache)
@@ -151,12 +153,15 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
         if report is not None:
             warmth.follow(report.engine, running)
         if report is None or not answers_requests(report):
-            with_gpu(agent, "", gpu)
-            _follow_load(agent, running, monitor)
+            if not running.ready:  # else its head has just come back, and has not been heard yet
+                with_gpu(agent, "", gpu)
+                _follow_load(agent, running, monitor)
         else:
             if not running.ready:
                 _mark_ready(agent, running)
-                agent.proving.begin()
+                keep_rank(agent, running)
+            if running.hang is None:
+                agent.proving.begin(again=running.taken_over)
                 watch_hang(agent, running, gpu)
             _show_head(agent, running, head.name, report, gpu)
             report_idle(agent, running, report)
@@ -177,9 +182,10 @@ def _is_idle(activity: ActivityReport | None) -> bool:
 
 def _show_head(agent: Agent, running: Running, name: str, report: NodeReport, gpu: GpuThrottleMonitor | None) -> None:
     served = f"rank {agent.context.rank} of the engine that {name} serves"
-    degraded = report.phase is Phase.DEGRADED
+    degraded, away = report.phase is Phase.DEGRADED, agent.monitor.trouble
     trouble = f"; it is {'degraded: ' * degraded}{report.message}" if degraded or report.draining else ""
-    phase = Phase.DEGRADED if degraded else Phase.SERVING
+    trouble = f"; {away}" if away else trouble
+    phase = Phase.DEGRADED if degraded or away else Phase.SERVING
     agent.phase.enter(phase, with_gpu(agent, served + trouble + _note_kernels(agent, running), gpu))
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from sparkd.agent.actions.processes import Rank
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
 from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
@@ -172,17 +173,24 @@ def launch(agent: Agent) -> Running:
         with suppress(OSError):
             agent.actions.forget_rank()
         raise
-    open_log = partial(docker.follow_log, agent.host, rank.container_id)
-    forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
-    log = LogReader(open_log, forwarder, agent.journal.put, agent.events, agent.loop.wake)
-    running = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop)
-    agent.rank.take(running)
+    running = take_rank(agent, rank, record)
     running.note(
         container_id=rank.container_id,
         started_at=rank.started_at,
         pid=rank.pid,
         start_time=rank.start_time,
     )
+    return running
+
+
+def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0") -> Running:
+    """From now on it is this agent's. `since`: position in its log."""
+    open_log = partial(docker.follow_log, agent.host, rank.container_id)
+    forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
+    put, wake, keep = agent.journal.put, agent.loop.wake, agent.actions.keep_log_position
+    log = LogReader(open_log, forwarder, put, agent.events, wake, since, keep)
+    running = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop)
+    agent.rank.take(running)
     return running
 
 
@@ -227,9 +235,7 @@ def _read_compile_jobs(agent: Agent) -> int:
 def watch(agent: Agent, running: Running) -> None:
     """Start the threads that watch the rank. Raises OSError, with some of them started."""
     rank = running.rank
-    running.guard_memory(agent.settings.memory.floor_mib << 20, agent.events)
-    running.log.start()
-    _watch_compilers(agent, running)
+    start_threads(agent, running)
     with suppress(TimeoutError, BlockingIOError):
         look = partial(docker.pid_without_live_restore, agent.host)
         running.note(dockerd_pid=agent.loop.beside(look, DOCKER_SECONDS, "docker's live-restore"))
@@ -244,6 +250,13 @@ def watch(agent: Agent, running: Running) -> None:
     agent.events.info(
         "engine.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
     )
+
+
+def start_threads(agent: Agent, running: Running) -> None:
+    """Raises OSError, with some of them started."""
+    running.guard_memory(agent.settings.memory.floor_mib << 20, agent.events)
+    running.log.start()
+    _watch_compilers(agent, running)
 
 
 def _watch_compilers(agent: Agent, running: Running) -> None:

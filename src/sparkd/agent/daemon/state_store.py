@@ -96,6 +96,11 @@ class StateStore:
         """The same for the rank's own record, in /run."""
         return self._try_to_write(RANK_FILE.name, partial(self._actions.write_rank, record), RANK_FILE.folder)
 
+    def write_private(self, file: StateFile[Content], value: Content) -> bool:
+        """The same: what else of the rank the next process needs."""
+        write = partial(self._actions.write_private, file.path, file.encode(value))
+        return self._try_to_write(file.name, write, file.folder)
+
     def exchange(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         """The same, where the file still holds `before`. `after` None: remove it."""
         return self._try_to_write(file.name, partial(self._actions.exchange_state, file, before, after))

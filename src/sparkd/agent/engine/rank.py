@@ -97,6 +97,8 @@ class Running:
         """None until clients are served."""
         self.objects = (0, 0)
         """Of its builds under way: how many files are compiled, and of how many."""
+        self.taken_over = False
+        """From an agent before this one."""
         self.loaded_seconds: float | None = None
         """From its start to its engine's first completion."""
         self.ready = False
@@ -253,7 +255,12 @@ class Running:
     def mark_ready(self) -> None:
         self.mark_loaded()
         self.ready = True
-        self.note(stage=RankStage.READY)
+
+    def take_over(self, **changes: object) -> None:
+        """From the agent before this one, which has crashed. `changes`: of the record."""
+        self.mark_ready()
+        self.taken_over = True
+        self.note(**changes)
 
     @property
     def seconds(self) -> float:

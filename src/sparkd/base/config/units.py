@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from hashlib import sha256
 from pathlib import PurePosixPath
 from string import Template
 
@@ -64,6 +65,13 @@ def unit_name(role: str) -> str:
 def render(role: str) -> str:
     """The full unit, as the package ships it: for the configuration's defaults."""
     return _fill("sparkd.service.in", {"role": role, "unit": unit_name(role), **_values(Settings())})
+
+
+def digest_service(role: str, settings: Settings) -> str:
+    """Of what stands in [Service] of the unit, and of the drop-in that these settings need."""
+    drop_in = next(one.text for one in dropins(settings) if one.role == role)
+    lines = [one for text in (render(role), drop_in) for one in parse_assignments(text) if one.section == "Service"]
+    return sha256(repr(lines).encode()).hexdigest()
 
 
 def package_units() -> dict[str, str]:

@@ -61,6 +61,10 @@ class Endings:
         """The signal's number. Safe in a signal handler."""
         self._stop_signal = number
 
+    @property
+    def stop_requested(self) -> bool:
+        return bool(self._stop_signal)
+
     def fail(self, error: BaseException) -> None:
         """The first one counts."""
         if self._failure is None:

@@ -33,6 +33,7 @@ Result = TypeVar("Result", covariant=True)
 Work = Callable[[], T] | Coroutine[Any, Any, T]
 """A call that may hang, or a coroutine."""
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SLICE_SECONDS = 10.0
 STILL_SECONDS = 2.0
 """Longer than any step between two waits, on a machine that is not starved."""
@@ -70,6 +71,8 @@ class MainLoop:
         self._fed_at = float("-inf")
         self._extends = True
         self._stopping = False
+        self.reload_requested = False
+        """By SIGHUP."""
         self._turned_at = time.monotonic()
         self.resumed_at = float("-inf")
         """Monotonic, when the loop last turned again after it had stood still: nobody could be heard meanwhile."""
@@ -91,12 +94,21 @@ class MainLoop:
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        # No reason to end: changed configuration is seen without it. Not SIG_IGN, which programs would inherit.
-        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
+        # Not SIG_IGN, which programs would inherit.
+        signal.signal(signal.SIGHUP, self._on_hangup)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # after a reload
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._endings.request_stop(number)
         self.wake()
+
+    def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
+        self.reload_requested = True
+        self.wake()
+
+    @property
+    def stop_requested(self) -> bool:
+        return self._endings.stop_requested
 
     def end_by(self, *endings: Ending) -> None:
         """From now on these end a wait, after a stop and a task's bug; of several, the first in order."""

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from sparkd.base.config import Settings
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.additions import HCAS
+from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import DATA_SIZE, JsonValue, parse_count
 from sparkd.base.vllm.flag import parse_json
 
 if TYPE_CHECKING:
-    from sparkd.base.recipes.schema import Container, Lines
+    from sparkd.base.recipes.schema import Lines
+
+    Assert = str | Lines
+else:
+    Assert = Any  # msgspec reads no such union
 
 PLAN_SCHEMA = 5
 """Part of the digest, so that sparkd versions that plan differently never agree."""
@@ -88,7 +93,7 @@ class LaunchPlan(Struct, frozen=True):
     """Kernel settings that the recipe recommends. They are not part of the digest."""
     kv_cache_tokens: int | None = None
     """Expected size of the KV cache; None if the recipe gives none or the settings change it."""
-    asserts: tuple[str | Lines, ...] = ()
+    asserts: tuple[Assert, ...] = ()
     """Requirements on the image, checked in a container of its own."""
     image_build: str = ""
     """How the recipe says that its image is built. Empty for another image, and for one that a registry has."""

@@ -24,7 +24,7 @@ from sparkd.base.state.file import StateFile
 class RankStage(Enum):
     STARTING = "starting"
     READY = "ready"
-    """It has completed a prompt."""
+    """It serves, and what the next agent needs to take it over is written."""
     ENDING = "ending"
     """Its process ends it: since before the first signal."""
 
@@ -57,10 +57,19 @@ class RankRecord(Struct, frozen=True):
     """At the start; empty where containers outlive their dockerd."""
     segments: Mapping[str, Identity] = field(default_factory=dict)
     """Shared memory of its own, by path, and what is left of ranks before it in this boot."""
+    taken_over: tuple[float, ...] = ()
+    """When agents took it over whose predecessor had crashed, in seconds since boot."""
 
 
 FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
+LOG_POSITION = f"{FILE.folder}/log-position"
+"""Up to which its log is in the journal, as docker is given it."""
 
+LOCK_VARIABLE = "SPARKD_LOCK_FD"
+"""The node's lock, as the program before a reload hands it on."""
+GUARD = "/run/sparkd-guard/rank"
+"""By which a killer finds the rank of the one before it: floor, rank, agent and itself; a process as pid and start."""
+GUARD_COMM = "sparkd-guard"
 RECORD_HINT = "the next start of the agent sets that file aside"
 
 
@@ -72,6 +81,13 @@ class KnownRank(Struct, frozen=True):
     """Whether its process lives."""
     error: str = ""
     """Why it can't be read."""
+    guarded: bool = False
+    """Whether a guard outside of the agent ends it where no agent comes back."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether it may outlive its agent: it serves, and ends by itself where no other agent takes it over."""
+        return self.record is not None and self.record.stage is RankStage.READY and self.alive and self.guarded
 
     def of(self, container: ContainerFacts) -> RankRecord | None:
         """The record, where the container's label names its rank."""
@@ -108,7 +124,16 @@ def read_rank(host: Host) -> KnownRank:
     except OSError as error:
         return KnownRank(error=f"{FILE.path} can't be read: {error.strerror or error}")
     alive = process is not None and not process.dead and process.start_time == record.start_time
-    return KnownRank(record, alive)
+    return KnownRank(record, alive, guarded=alive and _is_guarded(host.files, record))
+
+
+def _is_guarded(files: Files, record: RankRecord) -> bool:
+    with suppress(OSError, ValueError):
+        _, rank, began, _, _, guard = map(int, files.text(GUARD, limit=256).split())
+        process = read_process(files, guard)
+        lives = process is not None and not process.dead and process.comm == GUARD_COMM
+        return lives and (rank, began) == (record.pid, record.start_time)
+    return False
 
 
 def left_segments(host: Host) -> dict[str, Identity]:
@@ -131,17 +156,21 @@ def read_boot_id(files: Files) -> str:
 
 
 class Whose(Enum):
-    """The owner's: the process that owns the node has it, or has made it. An orphan: no living process has it."""
+    """The owner's: the process that owns the node has it, or has made it. An orphan: no living process has it.
+
+    Left: its agent has crashed, and the next one is to take it over.
+    """
 
     OWNERS = "owners"
     ORPHAN = "orphan"
+    LEFT = "left"
     UNKNOWN = "unknown"
 
 
 def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) -> Whose:
     """Of a container of sparkd's. Only an orphan may be ended by others than its own agent."""
     if owner is None:
-        return Whose.ORPHAN
+        return Whose.LEFT if known.stays and known.proves(container) else Whose.ORPHAN
     if not owner.invocation:
         return Whose.UNKNOWN  # who holds the lock is not known
     if known.holder(container) == owner.invocation:

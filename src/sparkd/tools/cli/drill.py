@@ -41,7 +41,8 @@ def drill(args: argparse.Namespace) -> None:
     before = read_serving(host)
     target, load = find_target(args.fault, host, before), expected_seconds(host)
     lasts = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
-    print(f"{FAULTS[args.fault]}: {target.title}, pid {target.pid}. The endpoint is gone for {lasts}.", flush=True)
+    outcome = "The engine is to serve on." if args.fault == "agent" else f"The endpoint is gone for {lasts}."
+    print(f"{FAULTS[args.fault]}: {target.title}, pid {target.pid}. {outcome}", flush=True)
     if not args.yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to confirm on", f"sudo sparkd drill {args.fault} --yes")
     if not args.yes and console.prompt("begin? [y/N] ").strip().lower() not in ("y", "yes"):
@@ -50,6 +51,9 @@ def drill(args: argparse.Namespace) -> None:
     print("    0.0 s  killed", flush=True)
     limit_seconds = max(LEAST_SECONDS, LOADS * (load or 0))
     seconds, after = follow(before, host, limit_seconds, lambda line: print(line, flush=True))
+    if after.launch_id == before.launch_id:
+        print(f"the next agent has the rank after {seconds:.1f} s, and the engine served on\nnothing is to be done")
+        return
     print(f"serves again after {seconds:.1f} s" + (f"; the load before took {load:.1f} s" if load else ""))
     print(f"reported cause: {sanitize(after.last_cause, 1000) or 'none: the agent has not noticed an end'}")
     print("nothing is to be done")

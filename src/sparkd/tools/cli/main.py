@@ -34,6 +34,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("bench", "bench", "measure how fast the endpoint answers, beside the recipe's figures and the usual ones"),
     ("fabric", "fabric", "measure how fast the ports between the nodes are"),
     ("history", "history", "show the launches on this node, and what was measured of each"),
+    ("reload", "run", "let the agent become the installed program, while its engine serves on"),
     ("sweep", "run", "stop the container of an agent that is gone"),
     ("units", "setup", "render, install, check or remove what systemd runs"),
     ("recipe", "recipe", "list, show and check recipes"),

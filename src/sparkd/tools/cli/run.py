@@ -1,4 +1,4 @@
-"""`sparkd run` and `sparkd sweep`: what the units start.
+"""`sparkd run`, `sparkd reload` and `sparkd sweep`: what the units start.
 
 systemd runs `sweep` after every end of the unit (ExecStopPost=) with the invocation id of the agent that has just
 ended. By hand it stops every container of sparkd's whose owner is gone.
@@ -32,6 +32,19 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=ROLES, help="only containers of this role")
     parser.set_defaults(run=sweep)
+
+
+def add_reload(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(
+        run=reload_agent, as_root=("only root may signal the agent", "sudo systemctl reload sparkd-head")
+    )
+
+
+def reload_agent(_args: argparse.Namespace) -> None:
+    from sparkd.base.host import Host
+    from sparkd.tools.node.reload import reload
+
+    reload(Host(), print)
 
 
 def run_agent(args: argparse.Namespace) -> int:
@@ -86,6 +99,10 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
 def sweep(args: argparse.Namespace) -> int:
     from sparkd.base.host import Host
     from sparkd.base.lib.systemd import invocation_id
-    from sparkd.tools.node.sweep import sweep
+    from sparkd.tools.node.sweep import is_left, sweep
 
-    return sweep(Host(), invocation_id(os.environ), args.role, print)
+    host, invocation = Host(), invocation_id(os.environ)
+    if invocation and is_left(host, invocation, os.environ):
+        print("the agent has crashed, and its engine serves: it is left to the next agent, or ends in a minute")
+        return ExitCode.GOOD
+    return sweep(host, invocation, args.role, print)

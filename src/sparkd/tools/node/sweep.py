@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from sparkd.base.host import Host, docker
 from sparkd.base.host.docker import LABEL, ContainerFacts
 from sparkd.base.host.owner import NodeOwner
+from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.lib.errors import ExitCode, LaunchError
 from sparkd.base.state.rank_record import RECORD_HINT, KnownRank, Whose, read_rank, whose
+
+CRASHES = ("signal", "core-dump", "watchdog", "oom-kill")
+"""Results of a service, by systemd.exec(5), after which the next agent may take its rank over."""
+JOBS_SECONDS = 5.0
+LEFT = "it serves; its agent is expected back, and ends it after `systemctl stop`. Without an agent it ends in a minute"
+
+
+def is_left(host: Host, invocation: str, env: Mapping[str, str]) -> bool:
+    """Whether the agent of `invocation` has crashed, and its rank is for the next one. Any doubt ends it.
+
+    `env`: of ExecStopPost=.
+    """
+    known, result = read_rank(host), env.get("SERVICE_RESULT", "")
+    failed = result == "exit-code" and env.get("EXIT_STATUS") == str(int(ExitCode.BUG))
+    own = known.record is not None and known.record.invocation == invocation
+    return own and known.stays and (result in CRASHES or failed) and _is_started_again()
+
+
+def _is_started_again() -> bool:
+    """Whether no stop of the agent is ordered, nor a restart, which is to end the rank too."""
+    command = ("systemctl", "list-jobs", "--no-legend", "--plain", *OWN_UNITS)
+    with suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=JOBS_SECONDS, check=True).stdout
+        jobs = [words for words in map(str.split, listed.splitlines()) if words and words[0].isdigit()]
+        return all(words[2:3] in (["start"], ["reload"]) for words in jobs)
+    return False
 
 
 def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], None]) -> ExitCode:
@@ -30,6 +59,10 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
     known = read_rank(host)
     orphans = find_orphans(facts.containers, owner, known, invocation, role)
     code = _end(host, orphans, show) if orphans else ExitCode.GOOD
+    if not invocation:
+        for one in facts.containers:
+            if one.ours and whose(one, owner, known) is Whose.LEFT:
+                show(f"container {one.name} ({one.id[:12]}) is left alone: {LEFT}")
     unknown = [one for one in facts.containers if one.ours and whose(one, owner, known) is Whose.UNKNOWN]
     if unknown and known.error:
         raise LaunchError(f"{unknown[0].name} is left alone: {known.error}", RECORD_HINT)
@@ -39,13 +72,16 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
 def find_orphans(
     containers: tuple[ContainerFacts, ...], owner: NodeOwner | None, known: KnownRank, invocation: str, role: str | None
 ) -> tuple[ContainerFacts, ...]:
-    """Those whose agent is gone: the agent of `invocation`; where it is empty, any but the owner."""
+    """Those whose agent is gone: the agent of `invocation`; where it is empty, any but the owner, and of a rank that
+    another agent is expected for.
+    """
+    ended = (Whose.ORPHAN, Whose.LEFT) if invocation else (Whose.ORPHAN,)
     return tuple(
         one
         for one in containers
         if one.ours
         and (role is None or one.label(f"{LABEL}role") == role)
-        and whose(one, owner, known) is Whose.ORPHAN
+        and whose(one, owner, known) in ended
         and (not invocation or known.holder(one) == invocation)
     )
 

@@ -152,11 +152,14 @@ class Killer:
         pid = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         self._watch(descriptors[0], int(said))
         self._own(_open_process(pid))
-        if self._kept:
-            with suppress(OSError, ValueError, IndexError):
-                rank = int(_read(f"/proc/self/fdinfo/{self._rank}").partition("\nPid:")[2].split()[0])
-                _write(self._kept, f"{self._floor_bytes} {rank} {_start_time(rank)} {pid} {_start_time(pid)}\n")
+        with suppress(OSError, ValueError, IndexError):
+            rank = int(_read(f"/proc/self/fdinfo/{self._rank}").partition("\nPid:")[2].split()[0])
+            self._keep(rank, _start_time(rank), pid, _start_time(pid))
         self.send(self._lock)
+
+    def _keep(self, *processes: int) -> None:
+        if self._kept:
+            _write(self._kept, " ".join(map(str, (self._floor_bytes, *processes, os.getpid()))))
 
     def _watch(self, rank: int, floor_bytes: int) -> None:
         if self._meter is None:
@@ -176,12 +179,14 @@ class Killer:
     def _resume(self) -> None:
         """Watch the rank of the process before this one, which was killed. Raises OSError, ValueError."""
         try:
-            floor_bytes, rank, rank_began, owner, owner_began = map(int, _read(self._kept).split())
+            floor_bytes, rank, rank_began, owner, owner_began, _ = map(int, _read(self._kept).split())
         except (OSError, ValueError):  # nothing was watched
             return
         if (descriptor := _open_process(rank, rank_began)) >= 0:
             self._watch(descriptor, floor_bytes)
             self._own(_open_process(owner, owner_began))
+            with suppress(OSError):
+                self._keep(rank, rank_began, owner, owner_began)
 
 
 def _open_process(pid: int, start_time: int | None = None) -> int:

@@ -1,0 +1,107 @@
+"""rank-plan.json: what the next agent needs to take a rank over that serves, whatever is configured by then."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from functools import partial
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.agent.cluster.monitor import ExpectedPeer
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.config import Settings, units
+from sparkd.base.plan.agreement import Agreement
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state.file import VERSION, StateFile
+from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.state.rank_record import RankStage
+from sparkd.base.state.shared_config import Kept
+from sparkd.base.state.switch import Switch
+
+if TYPE_CHECKING:
+    from sparkd.agent.daemon.context import Agent
+    from sparkd.agent.engine.rank import Running
+
+
+SERVICE_SECONDS = 5.0
+
+
+class KeptRank(Struct, frozen=True):
+    """Beside the record, written once it serves."""
+
+    rank_id: str
+    name: str
+    """Of its container."""
+    image_id: str
+    plan: LaunchPlan
+    """As by `without_launch`."""
+    settings: Settings
+    configured: Settings
+    recipe: Recipe
+    agreement: Agreement
+    peers: tuple[ExpectedPeer, ...]
+    stamp: str
+    """Of the configuration, as this rank's agent had read it."""
+    service: str
+    """Of its unit, by `units.digest_service`; empty where that could not be read."""
+    switch: Switch | None = None
+    followed: Kept | None = None
+
+    @property
+    def context(self) -> NodeContext:
+        return NodeContext(self.plan, self.settings, self.recipe, self.configured, self.switch, self.followed)
+
+
+class _File(StateFile[KeptRank], frozen=True):
+    def encode(self, value: KeptRank) -> str:
+        """Defaults are left out: a version that does not know their keys can read it."""
+        dump = partial(_dump, exclude_defaults=True)
+        return json.dumps({"schema": VERSION, **msgspec.to_builtins(value, enc_hook=dump)}) + "\n"
+
+
+def _dump(model: Settings | Recipe, *, exclude_defaults: bool) -> object:
+    return model.model_dump(mode="json", by_alias=True, exclude_defaults=exclude_defaults)
+
+
+FILE = _File("rank-plan.json", KeptRank, folder=RANK_FILE.folder)
+
+
+def without_launch(plan: LaunchPlan) -> LaunchPlan:
+    """Without what only a launch needs: the container's mounts, and what the recipe asserts of its image."""
+    return replace(plan, asserts=(), container=plan.container.model_copy(update={"volumes": ()}))
+
+
+def keep_rank(agent: Agent, running: Running) -> None:
+    """It serves: from now on it may outlive this agent, unless /run is full, or not writable."""
+    context, rank, service = agent.context, running.rank, ""
+    with suppress(OSError):
+        read = partial(units.digest_service, context.role, context.configured)
+        service = agent.loop.beside(read, SERVICE_SECONDS, "the unit")
+    kept = KeptRank(
+        running.record.rank_id,
+        rank.name,
+        rank.image_id,
+        without_launch(context.plan),
+        context.settings,
+        context.configured,
+        context.recipe,
+        agent.agreed.agreement,
+        agent.monitor.tracked,
+        digest_stamp(agent.configured_at),
+        service,
+        agent.switching.switch,
+        context.followed,
+    )
+    if agent.store.write_private(FILE, kept):
+        running.note(stage=RankStage.READY)
+
+
+def digest_stamp(stamp: object) -> str:
+    """Of `stamp_configuration`."""
+    return sha256(repr(stamp).encode()).hexdigest()

@@ -1,0 +1,154 @@
+"""A rank that serves outlives an agent that crashes: the next one takes it over, as it is.
+
+No preflight, no launch, no configuration: the rank continues by the plan that it was started with, in its epoch. What
+is configured counts at the next restart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd import __version__
+from sparkd.agent.actions.processes import Rank
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.head_config import share_config
+from sparkd.agent.daemon.kept_rank import FILE, KeptRank, digest_stamp
+from sparkd.agent.daemon.startup import start_threads, take_rank
+from sparkd.base.host import Host
+from sparkd.base.host.cgroups import read_group
+from sparkd.base.host.processes import GONE, read_process
+from sparkd.base.lib.errors import SparkdError
+from sparkd.base.plan import agreement
+from sparkd.base.plan.agreement import PLAN_PATH
+from sparkd.base.state.rank_record import LOG_POSITION, KnownRank, RankRecord, read_rank
+from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report
+
+MOST_TAKEN_OVER, WITHIN_SECONDS = 2, 600.0
+"""A third crash in that time ends the rank: a bug must not take it over for ever."""
+CHANGED = "configuration"
+
+
+class LeftRank(Struct, frozen=True):
+    """A rank whose agent has crashed."""
+
+    record: RankRecord
+    kept: KeptRank
+    report: NodeReport | None
+    """The last of that agent."""
+
+
+def find_left(host: Host, role: str, invocation: str, refuse: Callable[[str], object]) -> LeftRank | None:
+    """`invocation`: of this process; the same as the rank's after a reload. `refuse` gets the reason where one that
+    serves can't be taken over.
+    """
+    known = read_rank(host)
+    if (record := known.record) is None or not known.stays:
+        return None
+    faults = list[str]()
+    kept = FILE.read(host.files, faults.append)
+    if reason := _find_reason(known, kept, role, invocation, host.uptime_seconds(), faults):
+        refuse(reason)
+        return None
+    assert kept is not None
+    report = parse(read_report(host.files))
+    return LeftRank(record, kept, report if report is not None and report.rank_id == record.rank_id else None)
+
+
+def _find_reason(
+    known: KnownRank, kept: KeptRank | None, role: str, invocation: str, now: float, faults: list[str]
+) -> str:
+    """Why it can't be taken over; empty where it can. `now`: seconds since boot."""
+    assert known.record is not None
+    if kept is None:
+        return faults[0] if faults else f"{FILE.path} is missing"
+    if kept.rank_id != known.record.rank_id:
+        return f"{FILE.path} is of another rank"
+    if kept.context.role != role:
+        return f"it is a {kept.context.role}'s"
+    if invocation != known.record.invocation and len(_lately(known.record, now)) >= MOST_TAKEN_OVER:
+        return f"its agents have crashed {MOST_TAKEN_OVER + 1} times within {WITHIN_SECONDS / 60:.0f} minutes"
+    return ""
+
+
+def _lately(record: RankRecord, now: float) -> tuple[float, ...]:
+    return tuple(at for at in record.taken_over if now - at < WITHIN_SECONDS)
+
+
+def open_rank(host: Host, left: LeftRank) -> Rank | None:
+    """Proven by its process alone, also while docker is away; None where that has ended."""
+    record = left.record
+    try:
+        pidfd = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return None
+    with suppress(*GONE):
+        # Looked at second: a pid that is held by a descriptor is not used again.
+        found = read_process(host.files, record.pid)
+        group = read_group(host.files, record.pid)
+        if found is not None and (found.start_time, group.container_id) == (record.start_time, record.container_id):
+            name, image = left.kept.name, left.kept.image_id
+            return Rank(record.container_id, name, image, record.pid, pidfd, record.start_time, record.started_at)
+    os.close(pidfd)
+    return None
+
+
+def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
+    """`first`: of this process, as of any. With what the agent before this one knew of the rank."""
+    record, last = left.record, left.report
+    first = replace(
+        first,
+        phase=Phase.SERVING,
+        epoch=record.epoch,
+        transport=record.transport,
+        plan_digest=left.kept.agreement.digest,
+        rank_id=record.rank_id,
+    )
+    if last is None:
+        engine = replace(first.engine, container_id=record.container_id, image=left.kept.image_id)
+        return replace(first, engine=engine)
+    same: Mapping[str, object] = {
+        name: getattr(last, name)
+        for name in ("versions", "config_digest", "findings", "engine", "memory", "smoke_passed", "message")
+    }
+    return replace(first, **same)
+
+
+def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
+    """From now on the rank is this agent's. Raises OSError where it can't be watched."""
+    host, record = agent.host, left.record
+    since = "0"
+    with suppress(OSError):
+        since = host.files.text(LOG_POSITION, limit=64).strip() or since
+    rank.watch(agent.loop)
+    running = take_rank(agent, rank, record, since)
+    running.log.begin_serving()
+    now, reloaded = host.uptime_seconds(), record.invocation == agent.incarnation
+    crashes = (*_lately(record, now), *(() if reloaded else (now,)))
+    running.take_over(invocation=agent.incarnation, taken_over=crashes)
+    agent.agreed.keep(left.kept.agreement)
+    agent.launch_row.resume(record.rank_id)
+    start_threads(agent, running)
+    agent.log.bind(epoch=record.epoch)
+    agent.monitor.track(*left.kept.peers)
+    agent.cluster.publish(PLAN_PATH, agreement.dump_values(left.kept.agreement.values))
+    if agent.context.is_head:
+        with suppress(SparkdError):  # what a worker gets that is started again
+            share_config(agent)
+    agent.loop.report_ready()
+    if reloaded:
+        agent.events.info("agent.reload.ended", version=__version__, hint="")
+    else:
+        reason = "the agent before this one ended, and its engine serves on"
+        hint = f"nothing is to be done; how that one ended: journalctl -u sparkd-{agent.context.role}"
+        agent.events.warning("engine.rank.taken_over", container=rank.container_id[:12], reason=reason, hint=hint)
+    if digest_stamp(agent.configured_at) != left.kept.stamp:
+        reason = "it has changed since this engine was started, and counts at the next restart"
+        hint = f"sudo systemctl restart sparkd-{agent.context.role}"
+        agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)
+        agent.reporter.replace_finding(CHANGED, FindingReport(CHANGED, "warn", f"the configuration: {reason}", hint))
+    agent.reporter.publish()

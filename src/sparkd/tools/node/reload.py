@@ -1,0 +1,61 @@
+"""What `systemctl reload` of an agent runs: first whether this program could take the rank over, then the reload."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from sparkd import __version__
+from sparkd.agent.daemon.taking_over import find_left
+from sparkd.base.config import units
+from sparkd.base.host import Host
+from sparkd.base.host.owner import OWNER_FILE, NodeOwner, read_account
+from sparkd.base.lib.errors import BlockedError, NotReadyError
+from sparkd.base.status.model import IN_SERVICE, PATH, NodeReport, read_living_report
+
+WAIT_SECONDS = 30.0
+POLL_SECONDS = 0.1
+UNCHANGED = "nothing has changed: the agent continues as it is"
+
+
+def reload(host: Host, show: Callable[[str], None]) -> None:
+    """Returns once the new program has the rank. Raises BlockedError (exit 10) where nothing has happened,
+    NotReadyError where it has not come up.
+    """
+    owner, report = read_account(host.files), read_living_report(host.files)
+    if owner is None or report is None or owner.pid != report.pid or report.phase not in IN_SERVICE:
+        raise BlockedError(f"no agent that serves runs here; {UNCHANGED}", "systemctl restart ends a load, too")
+    refused = list[str]()
+    left = find_left(host, report.role, owner.invocation, refused.append)
+    if left is None:
+        reason = refused[0] if refused else "no guard would end its rank if this went wrong"
+        raise BlockedError(f"{reason}; {UNCHANGED}", f"systemctl restart sparkd-{report.role}")
+    before = _written(host)
+    os.kill(owner.pid, signal.SIGHUP)
+    _await(host, owner, before)
+    show(f"sparkd {report.version} became sparkd {__version__}; the engine served on")
+    if left.kept.service != units.digest_service(report.role, left.kept.configured):
+        show(f"[Service] of its unit has changed, which counts at the next: systemctl restart sparkd-{report.role}")
+
+
+def _await(host: Host, owner: NodeOwner, before: tuple[int, ...]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        report, now = read_living_report(host.files), _written(host)
+        if now[0] != before[0] and now[1] >= now[0] and _serves(report, owner):
+            return
+        time.sleep(POLL_SECONDS)
+    reason = f"the agent has not taken its rank over within {WAIT_SECONDS:.0f} s"
+    raise NotReadyError(reason, "sparkd status; journalctl -u 'sparkd-*' -n 50")
+
+
+def _serves(report: NodeReport | None, owner: NodeOwner) -> bool:
+    return report is not None and report.pid == owner.pid and report.phase in IN_SERVICE
+
+
+def _written(host: Host) -> tuple[int, ...]:
+    """When the account of the node's owner and the report were written: a new program writes the account first."""
+    return tuple(Path(host.files.real(path)).stat().st_mtime_ns for path in (OWNER_FILE, PATH))

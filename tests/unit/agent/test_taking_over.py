@@ -1,0 +1,168 @@
+"""Which rank the next agent takes over, and what it knows of it then."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.rank_records import rank_record
+
+from sparkd.agent.cluster.monitor import ExpectedPeer
+from sparkd.agent.daemon.kept_rank import FILE, KeptRank, without_launch
+from sparkd.agent.daemon.taking_over import (
+    MOST_TAKEN_OVER,
+    WITHIN_SECONDS,
+    LeftRank,
+    find_left,
+    first_report,
+    open_rank,
+)
+from sparkd.base.cluster.membership import make_context, node_of_rank
+from sparkd.base.config import Engine, Settings
+from sparkd.base.host import Host
+from sparkd.base.lib import recipes_dir
+from sparkd.base.plan.agreement import Agreement
+from sparkd.base.state.rank_record import FILE as RECORD
+from sparkd.base.state.rank_record import GUARD, GUARD_COMM, RankRecord, RankStage
+from sparkd.base.status.model import NodeReport, Phase
+
+BOOT, PID, BEGAN, GUARD_PID = "b1", 4000, 900, 4100
+ALONE = ("tiny-cpu", "nemotron-3-super-nvfp4")
+RECIPES = sorted(path.stem for path in recipes_dir().glob("*.yaml"))
+
+
+def kept_rank(recipe: str = "tiny-cpu", nodes: tuple[str, ...] = (), rank: int = 0) -> KeptRank:
+    settings = Settings().model_copy(update={"engine": Engine(recipe=recipe)})
+    if nodes:
+        settings = settings.model_copy(update={"cluster": settings.cluster.model_copy(update={"nodes": nodes})})
+    place = replace(node_of_rank(settings, rank), interface="eth0", hcas=("a", "b"))
+    context = make_context(settings, Host(), place=place)
+    agreed = Agreement({"image": "i"}, "d" * 64)
+    peers = (ExpectedPeer(1, "launch", "e"),)
+    parts = (
+        without_launch(context.plan),
+        context.settings,
+        context.configured,
+        context.recipe,
+        agreed,
+        peers,
+        "stamp",
+        "unit",
+    )
+    return KeptRank("rank", "sparkd-rank0", "sha256:i", *parts)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_kept_comes_back_as_it_was(recipe: str) -> None:
+    kept = kept_rank(recipe, () if recipe in ALONE else ("10.0.0.1", "10.0.0.2"))
+    assert FILE.decode(FILE.encode(kept).encode()) == kept
+
+
+def test_a_version_that_knows_fewer_keys_can_read_it_unless_they_are_set() -> None:
+    text = FILE.encode(kept_rank())
+    assert "agent_return_seconds" not in text, "a default"
+    with pytest.raises(ValueError, match="Settings"):
+        FILE.decode(text.replace('"settings": {', '"settings": {"later": {"key": 1}, ').encode())
+
+
+@pytest.fixture
+def node(tree: Tree) -> Tree:
+    """On which a rank serves, and no agent runs."""
+    tree.file("/proc/sys/kernel/random/boot_id", f"{BOOT}\n")
+    tree.file("/proc/uptime", "5000.0 1.0\n")
+    tree.process(PID, "bash", start_time=BEGAN)
+    tree.process(GUARD_PID, GUARD_COMM)
+    tree.file(GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID}")
+    put(tree, record())
+    tree.file(FILE.path, FILE.encode(kept_rank()))
+    return tree
+
+
+def record(**changes: object) -> RankRecord:
+    served = {"boot_id": BOOT, "stage": RankStage.READY, "container_id": "c" * 64, "pid": PID, "start_time": BEGAN}
+    return rank_record(**{**served, **changes})
+
+
+def put(tree: Tree, one: RankRecord) -> None:
+    tree.file(RECORD.path, RECORD.encode(one))
+
+
+def find(tree: Tree, role: str = "head") -> tuple[bool, list[str]]:
+    refused = list[str]()
+    return find_left(Host(tree.root), role, "new", refused.append) is not None, refused
+
+
+def test_a_rank_that_serves_is_taken_over(node: Tree) -> None:
+    assert find(node) == (True, [])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stage": RankStage.STARTING},
+        {"stage": RankStage.ENDING},
+        {"boot_id": "another"},
+        {"pid": 4001},
+        {"start_time": BEGAN + 1},
+    ],
+)
+def test_another_one_is_not_even_mentioned(node: Tree, changes: dict[str, object]) -> None:
+    put(node, record(**changes))
+    assert find(node) == (False, [])
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (GUARD, ""),
+        (GUARD, "junk"),
+        (GUARD, f"0 {PID} {BEGAN + 1} 77 88 {GUARD_PID}"),
+        (GUARD, f"0 {PID} {BEGAN} 77 88 {PID}"),
+        (GUARD, f"0 {PID} {BEGAN} 77 88 1"),
+    ],
+)
+def test_one_that_no_guard_would_end_is_not_taken_over(node: Tree, path: str, text: str) -> None:
+    node.file(path, text)
+    assert find(node) == (False, [])
+
+
+def test_a_rank_of_another_role_or_with_other_papers_is_refused_with_the_reason(node: Tree) -> None:
+    assert find(node, "worker") == (False, ["it is a head's"])
+    node.file(FILE.path, FILE.encode(replace(kept_rank(), rank_id="another")))
+    assert find(node) == (False, [f"{FILE.path} is of another rank"])
+    node.file(FILE.path, "{}")
+    assert find(node) == (False, [f"{FILE.path} can't be read: it is no object of schema 1"])
+    os.unlink(node.root / FILE.path[1:])
+    assert find(node) == (False, [f"{FILE.path} is missing"])
+
+
+def test_the_third_crash_in_ten_minutes_ends_it(node: Tree) -> None:
+    put(node, record(taken_over=(5000 - WITHIN_SECONDS - 1, 4999.0)))
+    assert find(node) == (True, [])
+    put(node, record(taken_over=(4998.0, 4999.0)))
+    assert find(node) == (False, [f"its agents have crashed {MOST_TAKEN_OVER + 1} times within 10 minutes"])
+
+
+def test_its_process_is_opened_only_where_that_is_in_the_recorded_container() -> None:
+    """This very process is in no container."""
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    own = record(pid=os.getpid(), start_time=int(stat[19]))
+    left = LeftRank(own, kept_rank(), None)
+    before = len(os.listdir("/proc/self/fd"))
+    assert open_rank(Host(), left) is None
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_first_report_has_what_the_agent_before_knew_of_the_rank() -> None:
+    left = LeftRank(record(epoch="e", transport="rdma"), kept_rank(), None)
+    first = NodeReport("spark1", "head", 0, Phase.PREFLIGHT, "now", "", "new", "1.0")
+    made = first_report(left, first)
+    assert (made.phase, made.epoch, made.transport) == (Phase.SERVING, "e", "rdma")
+    assert (made.plan_digest, made.rank_id, made.incarnation) == ("d" * 64, "rank", "new")
+    assert (made.engine.container_id, made.engine.image) == ("c" * 64, "sha256:i")
+    last = replace(made, incarnation="old", versions={"driver": "1"}, smoke_passed=True, message="it serves")
+    again = first_report(replace(left, report=last), first)
+    assert (again.incarnation, again.versions, again.smoke_passed) == ("new", {"driver": "1"}, True)

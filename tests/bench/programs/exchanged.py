@@ -36,7 +36,7 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
 
     from sparkd.agent.cluster.client import PeerReader, Source
     from sparkd.agent.cluster.service import PeerApi
-    from sparkd.agent.daemon.bootstrap import initial_status
+    from sparkd.agent.daemon.assembly import initial_status
     from sparkd.base.cluster.auth import KeyRing
     from sparkd.base.host import Host
     from sparkd.base.lib.http_server import HttpServer

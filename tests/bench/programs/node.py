@@ -24,7 +24,7 @@ import sparkd.agent.daemon.run  # noqa: F401 - the memory that an agent has befo
 from sparkd.agent.actions import files
 from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.cluster.service import join_cluster
-from sparkd.agent.daemon.bootstrap import initial_status
+from sparkd.agent.daemon.assembly import initial_status
 from sparkd.base.cluster.membership import NodeContext, node_of_rank
 from sparkd.base.config import Settings
 from sparkd.base.host import Host

@@ -4,6 +4,7 @@ run ends, judged by its error and by what was seen beside it.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +22,6 @@ from sparkd.agent.engine.rank import (
     UNKNOWN_CODE,
     MachineFacts,
     Running,
-    names_other_rank,
 )
 from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import (
@@ -54,6 +54,9 @@ SILENCE_SECONDS = 10.0
 
 T = TypeVar("T")
 
+_OTHER_RANK = re.compile(r"by peer|timed? ?out|remote process|NCCL|gloo", re.IGNORECASE)
+"""What a rank logs when another one is gone: gloo's `Connection closed by peer`, NCCL's `remote process exited`."""
+
 
 @contextmanager
 def find_causes(agent: Agent) -> Iterator[None]:
@@ -83,7 +86,7 @@ def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
     oom = _look(agent, running.find_oom_kill, (False, ""), KILLS_SECONDS, "the kernel's kills")
     cause, text = running.find_cause(code, MachineFacts(docker_ended, *oom))
     reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
-    if agent.context.peers and cause is Cause.ENGINE_ERROR and names_other_rank(text):
+    if agent.context.peers and cause is Cause.ENGINE_ERROR and _names_other_rank(text):
         running.kill(LOST_GRACE_SECONDS)
         _raise_if_peer_lost(agent, reason)
     return EngineEndedError(reason, "" if running.ready else "its log: the lines above, marked engine|", cause=cause)
@@ -229,3 +232,8 @@ def count_end(launches: LaunchHistory, end: End, counted_as: str, boot_id: str) 
     if end.code in _COUNTED and end.cause not in _BY_OTHERS and launches.open is not None:
         launches = launches.record_failure(counted_as, end)
     return launches.record_end(boot_id, end)
+
+
+def _names_other_rank(reason: str) -> bool:
+    """Whether an engine's words may mean that another rank ended first."""
+    return _OTHER_RANK.search(reason) is not None

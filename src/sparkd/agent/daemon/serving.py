@@ -152,28 +152,32 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
         look_for_key(agent)
         if report is not None:
             warmth.follow(report.engine, running)
-        if report is None or not answers_requests(report):
-            if not running.ready:  # else its head has just come back, and has not been heard yet
-                with_gpu(agent, "", gpu)
-                _follow_load(agent, running, monitor)
-        else:
-            if not running.ready:
-                _mark_ready(agent, running)
-                keep_rank(agent, running)
-            if running.hang is None:
-                agent.proving.begin(again=running.taken_over)
-                watch_hang(agent, running, gpu)
+        if report is not None and answers_requests(report):
+            _begin_service(agent, running, gpu)
             _show_head(agent, running, head.name, report, gpu)
             report_idle(agent, running, report)
             agent.proving.tick()
             running.follow_segments()
             watch_page_cache(_is_idle(report.activity))
+        elif not running.ready:  # else its head's agent is away, or has just come back
+            with_gpu(agent, "", gpu)
+            _follow_load(agent, running, monitor)
         alarmed = running.record.dockerd_pid and running.log.broken_off_at is not None
         agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds)
         if alarmed:
             _raise_if_docker_ended_it(agent, running)
         if running.log.progress.worker_died:
             raise EngineDeadError("a process of the rank has died")
+
+
+def _begin_service(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> None:
+    """Of a worker, once."""
+    if not running.ready:
+        _mark_ready(agent, running)
+        keep_rank(agent, running)
+    if running.hang is None:
+        agent.proving.begin(again=running.taken_over)
+        watch_hang(agent, running, gpu)
 
 
 def _is_idle(activity: ActivityReport | None) -> bool:

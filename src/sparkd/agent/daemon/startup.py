@@ -185,10 +185,9 @@ def launch(agent: Agent) -> Running:
 
 def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0") -> Running:
     """From now on it is this agent's. `since`: position in its log."""
-    open_log = partial(docker.follow_log, agent.host, rank.container_id)
+    follow, keep = partial(docker.follow_log, agent.host, rank.container_id), agent.actions.keep_log_position
     forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
-    put, wake, keep = agent.journal.put, agent.loop.wake, agent.actions.keep_log_position
-    log = LogReader(open_log, forwarder, put, agent.events, wake, since, keep)
+    log = LogReader(follow, forwarder, agent.journal.put, agent.events, agent.loop.wake, since, keep)
     running = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop)
     agent.rank.take(running)
     return running
@@ -247,9 +246,8 @@ def watch(agent: Agent, running: Running) -> None:
         reason = "files of kernels without a byte, as after a power cut"
         hint = "nothing is to be done: they are compiled again"
         agent.events.warning("cache.kernels.cleared", count=rank.torn_kernels, reason=reason, hint=hint)
-    agent.events.info(
-        "engine.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
-    )
+    short = rank.container_id[:12]
+    agent.events.info("engine.container.started", name=rank.name, container=short, image=agent.plan.image)
 
 
 def start_threads(agent: Agent, running: Running) -> None:

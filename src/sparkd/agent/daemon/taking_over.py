@@ -129,7 +129,9 @@ def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
     running.log.begin_serving()
     now, reloaded = host.uptime_seconds(), record.invocation == agent.incarnation
     crashes = (*_lately(record, now), *(() if reloaded else (now,)))
-    running.take_over(invocation=agent.incarnation, taken_over=crashes)
+    running.mark_ready()
+    running.taken_over = True
+    running.note(invocation=agent.incarnation, taken_over=crashes)
     agent.agreed.keep(left.kept.agreement)
     agent.launch_row.resume(record.rank_id)
     start_threads(agent, running)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -55,9 +54,6 @@ KILLED_CODE, TERMINATED_CODE = "137", "143"
 """128 and SIGKILL, SIGTERM."""
 DOCKER_ENDED = "dockerd was stopped or restarted, and ended its containers; live-restore in daemon.json would keep them"
 UNKNOWN_CODE = "unknown (docker does not report it)"
-
-_OTHER_RANK = re.compile(r"by peer|timed? ?out|remote process|NCCL|gloo", re.IGNORECASE)
-"""What a rank logs when another one is gone: gloo's `Connection closed by peer`, NCCL's `remote process exited`."""
 
 
 class MachineFacts(NamedTuple):
@@ -256,12 +252,6 @@ class Running:
         self.mark_loaded()
         self.ready = True
 
-    def take_over(self, **changes: object) -> None:
-        """From the agent before this one, which has crashed. `changes`: of the record."""
-        self.mark_ready()
-        self.taken_over = True
-        self.note(**changes)
-
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._started_at
@@ -320,8 +310,3 @@ class Running:
                     return str(code)
                 time.sleep(0.02)
         return UNKNOWN_CODE
-
-
-def names_other_rank(reason: str) -> bool:
-    """Whether an engine's words may mean that another rank ended first."""
-    return _OTHER_RANK.search(reason) is not None

@@ -1,0 +1,170 @@
+"""The agent in its place: serving its report, reading the other nodes, with all that its steps use."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+
+from msgspec.structs import asdict, replace
+
+from sparkd import __version__
+from sparkd.agent.cluster.monitor import PeerMonitor
+from sparkd.agent.cluster.service import Cluster, join_cluster, start_status_server
+from sparkd.agent.daemon.admission import Admission, Backoff
+from sparkd.agent.daemon.agreed import Agreed, PlanDifferences
+from sparkd.agent.daemon.context import Agent, Base, Context, OwnRank, PhaseReport
+from sparkd.agent.daemon.head_config import HeadFollower
+from sparkd.agent.daemon.history import LaunchRow
+from sparkd.agent.daemon.proving import ProvingPeriod
+from sparkd.agent.daemon.run import endings
+from sparkd.agent.daemon.state_store import StateStore
+from sparkd.agent.daemon.switching import Switching
+from sparkd.agent.daemon.taking_over import LeftRank, first_report
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.host import Host
+from sparkd.base.host.processes import read_process
+from sparkd.base.lib.errors import (
+    ExitCode,
+)
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.redaction import Redaction
+from sparkd.base.lib.text import Redactor
+from sparkd.base.plan.fingerprint import read_secrets
+from sparkd.base.plan.model import Node
+from sparkd.base.state import launch_history
+from sparkd.base.state.rank_record import read_boot_id
+from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
+from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
+from sparkd.base.vllm.args import API_KEY
+
+
+def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank | None = None) -> Agent:
+    """The agent in its place: serving its report and reading the other nodes. `owner_uid`: of the key file.
+
+    `left`: the rank that it is to take over.
+    """
+    host, actions, loop = base.host, base.actions, base.loop
+    base.log.bind(rank=node.rank)
+    secrets = read_secrets(node.plan)
+    redact = Redaction(secrets.values())
+    events = base.log.events(redact)
+    cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid)
+    first = initial_status(node, host, actions.owner.invocation)
+    history = launch_history.read_history(host.files)
+    first = replace(first, rank_id=uuid.uuid4().hex, restarts=history.restarts(datetime.now(UTC)))
+    if (last := history.last_cause) is not None:
+        hint = "" if last.code == ExitCode.PEER_LOST else last.hint  # the other node has what is to be done
+        first = replace(first, last_cause=str(last), last_cause_code=last.cause, last_hint=hint)
+    if left is not None:
+        first = first_report(left, first)
+    reporter = Reporter(first, (*report_sinks(base), *cluster.sinks), redact)
+    monitor = PeerMonitor(
+        cluster.readers,
+        loop.start,
+        node.settings.supervise.peer_timeout_seconds,
+        node.settings.supervise.agent_return_seconds,
+        lambda: loop.resumed_at,
+        partial(_report_peers, reporter, events),
+    )
+    serve_observers(base, reporter, events)
+    store, rank = StateStore(host, actions, loop, events), OwnRank()
+    context = Context(
+        **asdict(replace(base, settings=node.settings)),
+        context=node,
+        events=events,
+        redact=redact,
+        redact_line=Redactor(secrets.values()),
+        reporter=reporter,
+        monitor=monitor,
+        cluster=cluster,
+        boot_id=read_boot_id(host.files),
+        rank_id=first.rank_id,
+        api_key=secrets.get(API_KEY),
+        store=store,
+        rank=rank,
+        phase=PhaseReport(host, reporter, events, rank, node.settings.memory.floor_mib << 20),
+        follower=make_follower(base, node.plan.node, cluster, events, owner_uid, node.followed.digest)
+        if node.followed
+        else None,
+    )
+    agent = equip(context)
+    loop.end_by(*endings(agent))
+    return agent
+
+
+def equip(context: Context) -> Agent:
+    """With what the steps of its run leave to later ones."""
+    agreed = Agreed(context.host, context.loop, context.plan, context.reporter)
+    switching = Switching(context)
+    return Agent(
+        **{name: getattr(context, name) for name in Context.__struct_fields__},
+        agreed=agreed,
+        admission=Admission(context),
+        backoff=Backoff(context),
+        differences=PlanDifferences(context, agreed),
+        switching=switching,
+        launch_row=LaunchRow(context, agreed),
+        proving=ProvingPeriod(context, agreed, switching),
+    )
+
+
+def make_follower(
+    base: Base, place: Node, cluster: Cluster, events: Events, owner_uid: int, digest: str = ""
+) -> HeadFollower:
+    head = cluster.readers[0]
+    return HeadFollower(base.settings, place, base.host, base.actions, base.loop, head, events, digest, owner_uid)
+
+
+def _report_peers(reporter: Reporter, events: Events, peers: tuple[PeerStatus, ...]) -> None:
+    """Put the other nodes into the report, and log each change of contact."""
+    before = {one.rank: one.contact for one in reporter.report.peers}
+    reporter.update(peers=peers)
+    for one in peers:
+        if before.get(one.rank) not in (None, one.contact):
+            events.info("cluster.contact.changed", node=one.name, contact=one.contact.value, said=one.said)
+
+
+def serve_observers(base: Base, reporter: Reporter, events: Events) -> None:
+    show = base.settings.observe, base.host.files, lambda: reporter.published, base.loop.keepalive_age
+    start_status_server(*show, base.loop.spawn, events)
+
+
+def report_sinks(base: Base) -> tuple[Sink, ...]:
+    def to_file(published: Published) -> None:
+        # A full /run ends no run: STATUS= and the journal have the same.
+        with suppress(OSError):
+            base.actions.write_run("report.json", published.text)
+
+    def to_systemd(published: Published) -> None:
+        base.notifier.status(status_line(published.report))
+
+    return to_file, to_systemd, *([base.notify] if base.notify is not None else [])
+
+
+def initial_status(node: NodeContext, host: Host, invocation: str) -> NodeReport:
+    address = node.plan.node.address if node.peers else ""
+    unplaced = unplaced_status(node.role, host, invocation)
+    return replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address, recipe=node.recipe.name)
+
+
+def unplaced_status(
+    role: str, host: Host, invocation: str, message: str = "", phase: Phase = Phase.AWAITING_PEERS
+) -> NodeReport:
+    """Before the rank is known."""
+    stat = read_process(host.files, "self")
+    return NodeReport(
+        node=host.name(),
+        role=role,
+        rank=UNKNOWN_RANK,
+        phase=phase,
+        since=utc_now(),
+        epoch="",
+        incarnation=invocation,
+        version=__version__,
+        message=message,
+        pid=os.getpid(),
+        start_time=stat.start_time if stat else 0,
+    )

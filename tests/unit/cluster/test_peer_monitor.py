@@ -394,8 +394,18 @@ def test_an_agent_that_is_away_while_its_rank_serves_is_awaited_for_a_while() ->
     peers[1].silent(0)
     monitor.check()
     assert monitor.trouble == ""
-    refuse(peers[1], 16)
+    refuse(peers[1], 20)
+    monitor.check()
+    monitor._tracked_at -= 100
+    monitor._refused_at[1] -= 16
     with pytest.raises(PeerLostError, match=r"refuses connections, its agent ended .*, and none came for 15 s"):
+        monitor.check()
+
+
+def test_a_machine_that_was_silent_before_it_refuses_has_restarted() -> None:
+    peers, monitor = awaiting()
+    refuse(peers[1], 26)
+    with pytest.raises(PeerLostError, match="refuses connections"):
         monitor.check()
 
 
@@ -420,6 +430,6 @@ def test_another_node_that_was_not_heard_yet_has_time_from_the_taking_over_on(co
     peers[1].status = replace(status(contact), report=None)
     peers[1].heard_at = None
     monitor.check()
-    monitor._tracked_at -= 16 if contact is Contact.REFUSED else OVER
+    monitor._tracked_at -= 26 if contact is Contact.REFUSED else OVER
     with pytest.raises(PeerLostError):
         monitor.check()

@@ -76,14 +76,25 @@ def test_a_rank_is_swept_after_the_agent_that_has_it_by_the_record(
     assert find_orphans((made,), owns, KnownRank(record, alive=True), invocation, None) == (made,) * swept
 
 
-@pytest.mark.parametrize(("invocation", "swept"), [("", False), (MINE, True), (OTHERS, False)])
-def test_a_rank_that_another_agent_is_expected_for_is_ended_after_its_own_agent_alone(
-    invocation: str, swept: bool
+@pytest.mark.parametrize(
+    ("invocation", "role", "swept"),
+    [
+        pytest.param("", None, False, id="by hand"),
+        pytest.param("", "head", False, id="by hand, of its role"),
+        pytest.param(MINE, None, True, id="its own agent's end"),
+        pytest.param(OTHERS, None, False, id="of a unit that names no role"),
+        pytest.param(OTHERS, "worker", False, id="another role's"),
+        pytest.param(OTHERS, "head", True, id="the next agent's, which had not yet taken it over"),
+    ],
+)
+def test_a_rank_that_another_agent_is_expected_for_is_ended_after_an_agent_of_its_role_alone(
+    invocation: str, role: str | None, swept: bool
 ) -> None:
     made = ContainerFacts("c", "sparkd-rank0", (*ours("", MINE).labels, ("io.sparkd.rank-id", "rank")), True, 7, "", "")
     record = rank_record(rank_id="rank", invocation=MINE, container_id="c", pid=7, stage=RankStage.READY)
     known = KnownRank(record, alive=True, guarded=True)
-    assert find_orphans((made,), None, known, invocation, None) == (made,) * swept
+    for owner in (None, NodeOwner(9, "sparkd preflight", "d" * 32)):
+        assert find_orphans((made,), owner, known, invocation, role) == (made,) * swept
 
 
 CRASHED = {"SERVICE_RESULT": "signal", "EXIT_CODE": "killed", "EXIT_STATUS": "KILL"}
@@ -97,7 +108,8 @@ def left(tree: Tree) -> Tree:
     tree.process(400, "bash", start_time=9)
     tree.process(410, GUARD_COMM)
     tree.file(GUARD, "0 400 9 77 88 410")
-    record = rank_record(invocation=MINE, boot_id="b1", stage=RankStage.READY, container_id="c", pid=400, start_time=9)
+    served = {"stage": RankStage.READY, "container_id": "c", "pid": 400, "start_time": 9}
+    record = rank_record(invocation=MINE, boot_id="b1", role="head", **served)
     tree.file(RECORD.path, RECORD.encode(record))
     return tree
 
@@ -111,6 +123,7 @@ def left(tree: Tree) -> Tree:
         ({**CRASHED, "SERVICE_RESULT": "watchdog"}, "", True),
         ({**CRASHED, "SERVICE_RESULT": "oom-kill"}, "", True),
         (FAILED, "", True),
+        ({**FAILED, "EXIT_STATUS": "10"}, "", True),
         ({**FAILED, "EXIT_STATUS": "13"}, "", False),
         ({**CRASHED, "SERVICE_RESULT": "success"}, "", False),
         ({**CRASHED, "SERVICE_RESULT": "timeout"}, "", False),
@@ -131,12 +144,13 @@ def test_a_rank_is_left_to_the_next_agent_after_a_crash_alone_and_where_no_stop_
     systemctl.write_text(f"#!/bin/sh\necho '{jobs}'\n" if jobs is not None else "#!/bin/sh\nexit 1\n")
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
-    assert is_left(Host(left.root), MINE, env) is expected
-    assert not is_left(Host(left.root), OTHERS, env)
+    assert is_left(Host(left.root), "head", env) is expected
+    assert not is_left(Host(left.root), "worker", env)
+    assert not is_left(Host(left.root), None, env)
 
 
 def test_a_rank_that_no_guard_has_is_not_left(left: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_is_started_again", lambda: True)
-    assert is_left(Host(left.root), MINE, CRASHED)
+    assert is_left(Host(left.root), "head", CRASHED)
     left.file(GUARD, "")
-    assert not is_left(Host(left.root), MINE, CRASHED)
+    assert not is_left(Host(left.root), "head", CRASHED)

@@ -34,7 +34,16 @@ from sparkd.agent.preflight.fixes import (
 )
 from sparkd.base.host import caches, disks, docker, docker_config
 from sparkd.base.host.files import Files
-from sparkd.base.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, NodeOwner, read_account
+from sparkd.base.host.owner import (
+    FIND_HOLDER,
+    HANDED,
+    OWNER_FILE,
+    OWNER_LOCK,
+    UNNAMED,
+    Handed,
+    NodeOwner,
+    read_account,
+)
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.base.lib.errors import BlockedError, LaunchError
@@ -43,7 +52,7 @@ from sparkd.base.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import LOCK_VARIABLE, LOG_POSITION, Whose, read_rank, whose
+from sparkd.base.state.rank_record import LOG_POSITION, RankStage, Whose, read_rank, whose
 
 if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers
@@ -71,11 +80,11 @@ DISK_SECONDS = 10.0
 """For the disk of the model, which may be a file server."""
 
 
-def acquire_lock(host: Host, owner: NodeOwner) -> int:
+def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> int:
     """The lock's file descriptor, held until it is closed. Raises BlockedError (exit 10) naming another owner."""
     lock = Path(host.files.real(OWNER_LOCK))
     refuse_shared(lock.parent)
-    fd = _take_handed_lock(lock) or open_lock(lock)
+    fd = _take_over_lock(lock, handed) or open_lock(lock)
     os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
     deadline = time.monotonic() + LOCK_SECONDS
     while not try_lock(fd):
@@ -97,14 +106,12 @@ def acquire_lock(host: Host, owner: NodeOwner) -> int:
     return fd
 
 
-def _take_handed_lock(lock: Path) -> int:
-    """As it was held before a reload; 0 where none was handed on. The variable is of this process alone."""
-    handed = os.environ.pop(LOCK_VARIABLE, "")
-    with suppress(OSError, ValueError):
-        fd = int(handed)
-        if fd > 2 and os.path.samestat(os.fstat(fd), lock.lstat()):
-            os.set_inheritable(fd, False)
-            return fd
+def _take_over_lock(lock: Path, handed: Handed | None) -> int:
+    """As it was held before a reload; 0 where none was handed on."""
+    with suppress(OSError):
+        if handed is not None and os.path.samestat(os.fstat(handed.lock_fd), lock.lstat()):
+            os.set_inheritable(handed.lock_fd, False)
+            return handed.lock_fd
     return 0
 
 
@@ -125,14 +132,14 @@ class Actions:
         self._lock_fd = lock_fd
 
     @classmethod
-    def acquire(cls, host: Host, loop: MainLoop, owner: NodeOwner) -> Actions:
+    def acquire(cls, host: Host, loop: MainLoop, owner: NodeOwner, handed: Handed | None = None) -> Actions:
         """Raises BlockedError (exit 10) naming another owner."""
-        return cls(host, loop, owner, acquire_lock(host, owner))
+        return cls(host, loop, owner, acquire_lock(host, owner, handed))
 
-    def keep_lock_over_exec(self) -> int:
-        """Its file descriptor."""
+    def hand_on(self) -> dict[str, str]:
+        """The variable for the program that replaces this one."""
         os.set_inheritable(self._lock_fd, True)
-        return self._lock_fd
+        return {HANDED: f"{self._lock_fd} {self.owner.invocation}"}
 
     def release(self) -> None:
         _remove_account(self._host)
@@ -228,6 +235,13 @@ class Actions:
     def forget_rank(self) -> None:
         """Its container is gone. Raises OSError."""
         self._act(partial(forget_rank, self._host), WRITE_SECONDS, "the record of the rank")
+
+    def disown_rank(self) -> None:
+        """A rank that this process does not take over is nobody's, also where it was its own before a reload."""
+        record = read_rank(self._host).record
+        if record is not None and record.stage is RankStage.READY:
+            with suppress(OSError):  # then preflight blocks
+                self.write_rank(replace(record, stage=RankStage.ENDING, invocation=""))
 
     def set_aside_rank(self) -> str:
         """Rename a record that can't be read, and return why. Of who has the lock: no other process has a rank."""

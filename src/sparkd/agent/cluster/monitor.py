@@ -25,6 +25,8 @@ from sparkd.base.status.model import Contact, PeerStatus
 
 PROOF_SHARE = 0.25
 """Of the timeout: the last part of the silence, in which the engine must make a token."""
+LATE_SECONDS = 10.0
+"""From the last answer of an agent to the first refusal after its crash: an answer is held for 5 s."""
 RETRY_SECONDS = 1.0
 """After a failed proof, while there is time."""
 HINT = "sparkd starts again and awaits it"
@@ -89,6 +91,8 @@ class PeerMonitor(Struct):
     """The current problem while the engine still has time; empty where there is none."""
     _expected: dict[int, ExpectedPeer] = {}
     _tracked_at: float = 0.0
+    _refused_at: dict[int, float] = {}
+    """By rank, since when its node refuses connections."""
     _prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
     _proof: Outcome[bool] | None = None
     _proven: bool | None = None
@@ -133,8 +137,11 @@ class PeerMonitor(Struct):
             heard_at = self.readers[peer.rank].heard_at or self._tracked_at
             seconds = max(0.0, now - max(heard_at, self.resumed_at()))
             if peer.contact is Contact.REFUSED:
-                away = away or self._await_agent(peer, seconds)
-            elif silent is None or seconds > silent[0]:
+                since = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_at)
+                away = away or self._await_agent(peer, max(now - since, seconds - LATE_SECONDS))
+                continue
+            self._refused_at.pop(peer.rank, None)
+            if silent is None or seconds > silent[0]:
                 silent = seconds, peer
         if silent is not None:
             self._handle_silence(*silent, now)

@@ -38,7 +38,6 @@ from sparkd.base.state import launch_history
 from sparkd.base.state.rank_record import read_boot_id
 from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
 from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
-from sparkd.base.vllm.args import API_KEY
 
 
 def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank | None = None) -> Agent:
@@ -48,7 +47,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     """
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
-    secrets = read_secrets(node.plan)
+    secrets = left.kept.secrets if left is not None else read_secrets(node.plan)
     redact = Redaction(secrets.values())
     events = base.log.events(redact)
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid)
@@ -82,7 +81,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
         cluster=cluster,
         boot_id=read_boot_id(host.files),
         rank_id=first.rank_id,
-        api_key=secrets.get(API_KEY),
+        secrets=secrets,
         store=store,
         rank=rank,
         phase=PhaseReport(host, reporter, events, rank, node.settings.memory.floor_mib << 20),
@@ -147,7 +146,9 @@ def report_sinks(base: Base) -> tuple[Sink, ...]:
 def initial_status(node: NodeContext, host: Host, invocation: str) -> NodeReport:
     address = node.plan.node.address if node.peers else ""
     unplaced = unplaced_status(node.role, host, invocation)
-    return replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address, recipe=node.recipe.name)
+    awaits = node.settings.supervise.agent_return_seconds
+    placed = replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address, recipe=node.recipe.name)
+    return replace(placed, awaits_agents_seconds=awaits)
 
 
 def unplaced_status(

@@ -25,16 +25,17 @@ from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.page_cache import restore_readahead
 from sparkd.agent.daemon.switching import begin_switch, stamp_switch, waiting_limit
-from sparkd.agent.daemon.taking_over import LeftRank, find_left, open_rank, take_over
+from sparkd.agent.daemon.taking_over import LeftRank, find_left, open_rank, own_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
 from sparkd.base.config import Settings, load_with_origins
 from sparkd.base.host import Host
-from sparkd.base.host.owner import NodeOwner
-from sparkd.base.lib.endings import Ending
+from sparkd.base.host.owner import NodeOwner, take_handed
+from sparkd.base.lib.endings import Ending, Stage
 from sparkd.base.lib.errors import (
     AddressAwaitedError,
     AwaitedError,
     BlockedError,
+    ConfigError,
     HeadAwaitedError,
     HeadRefusedError,
     NotReadyError,
@@ -62,8 +63,9 @@ def build_agent(
     Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node or the
     configuration changes meanwhile, StopRequested.
     """
-    configured_at, host = stamp_configuration(root), Host(root)
-    owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation_id(env) or uuid.uuid4().hex)
+    configured_at, host, handed = stamp_configuration(root), Host(root), take_handed(os.environ)
+    invocation = invocation_id(env) or (handed.invocation if handed else "") or uuid.uuid4().hex
+    owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation)
     log.bind(node=host.name())
     events = log.events(Redaction())
     loop.listen()
@@ -74,18 +76,20 @@ def build_agent(
     if left is not None:
         settings = left.kept.configured
         log.configure(as_json=settings.log.format == "json", level=settings.log.level)
-        actions = Actions.acquire(host, loop, owner)
+        actions = Actions.acquire(host, loop, owner, handed)
         base = Base(settings, host, actions, loop, notifier, journal, log, configured_at, object())
         if (rank := open_rank(host, left)) is not None:
             return _take_over(base, left, rank)
         actions.release()
+        handed = None
     loaded = load_with_origins(env, root)
     config = loaded.settings
     log.configure(as_json=config.log.format == "json", level=config.log.level)
     place = None
     with suppress(AwaitedError):  # before the lock: a unit of the wrong role changes nothing
         place = resolve_context(config, role, host)
-    actions = Actions.acquire(host, loop, owner)
+    actions = Actions.acquire(host, loop, owner, handed)
+    actions.disown_rank()
     if reason := actions.set_aside_rank():
         events.warning("state.read.failed", reason=reason)
     note_machine_end(host, actions, loop, events)
@@ -116,14 +120,17 @@ def _start_notifications(config: Settings, host: Host, events: Events) -> Sink |
 
 def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
     """Raises BlockedError (exit 10) where the node lacks what may come back: the next process tries it again."""
+    left = own_rank(base, left)
+    base.loop.enter(Stage.END)  # what would end it is acted on once it is this agent's
     events = base.log.events(Redaction())
     base = replace(base, notify=_start_notifications(base.settings, base.host, events))
     try:
         agent = assemble(base, left.kept.context, left=left)
-    except AwaitedError as error:
+    except ConfigError as error:
         raise BlockedError(error.reason, error.hint) from None
     take_over(agent, left, rank)
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
+    base.loop.enter(Stage.RUN)
     return agent
 
 

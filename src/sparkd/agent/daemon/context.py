@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -28,6 +28,7 @@ from sparkd.base.status.model import MemoryReport, Phase
 from sparkd.base.status.phases import may_follow
 from sparkd.base.status.publisher import Reporter, Sink
 from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.args import API_KEY
 
 if TYPE_CHECKING:
     from sparkd.agent.daemon.admission import Admission, Backoff
@@ -70,7 +71,8 @@ class Context(Base, frozen=True, kw_only=True):
     boot_id: str
     rank_id: str
     """Of the one rank that it launches. A head's is also the epoch."""
-    api_key: str | None
+    secrets: Mapping[str, str]
+    """Of the engine, by name."""
     store: StateStore
     rank: OwnRank
     phase: PhaseReport
@@ -80,6 +82,10 @@ class Context(Base, frozen=True, kw_only=True):
     @property
     def plan(self) -> LaunchPlan:
         return self.context.plan
+
+    @property
+    def api_key(self) -> str | None:
+        return self.secrets.get(API_KEY)
 
     @property
     def incarnation(self) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.agent.cluster.monitor import ExpectedPeer
@@ -50,6 +51,8 @@ class KeptRank(Struct, frozen=True):
     """Of the configuration, as this rank's agent had read it."""
     service: str
     """Of its unit, by `units.digest_service`; empty where that could not be read."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """As the engine has them: their files may hold others since."""
     switch: Switch | None = None
     followed: Kept | None = None
 
@@ -95,6 +98,7 @@ def keep_rank(agent: Agent, running: Running) -> None:
         agent.monitor.tracked,
         digest_stamp(agent.configured_at),
         service,
+        agent.secrets,
         agent.switching.switch,
         context.followed,
     )

@@ -16,7 +16,7 @@ from sparkd.agent.engine.rank import Running
 from sparkd.base.host import caches, docker_image
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import NotReadyError
-from sparkd.base.state import known_good
+from sparkd.base.state import known_good, launch_history
 from sparkd.base.status.model import FindingReport, utc_now
 from sparkd.base.vllm import smoke
 
@@ -103,9 +103,10 @@ class ProvingPeriod:
         enough.
         """
         agent = self._agent
-        if again and agent.store.read_launches().open is None:
-            self.proven = True
-            return
+        with suppress(OSError):
+            if again and agent.store.read(launch_history.read_history).open is None:
+                self.proven = True
+                return
         self._proven_at = time.monotonic() + agent.settings.supervise.proven_seconds
         filled: tuple[str, ...] | None = None
         with suppress(OSError):  # a disk that fails or hangs ends no engine that serves

@@ -16,7 +16,7 @@ from typing import NoReturn
 from sparkd.agent.daemon.context import Agent
 from sparkd.base.lib.endings import Stage, StopRequested
 from sparkd.base.lib.main_loop import SIGNALS
-from sparkd.base.state.rank_record import LOCK_VARIABLE, RankStage
+from sparkd.base.state.rank_record import read_rank
 
 FLUSH_SECONDS = 5.0
 
@@ -26,19 +26,26 @@ class ReloadRequested(StopRequested):
 
 
 def raise_if_requested(agent: Agent) -> None:
-    """Raises ReloadRequested."""
-    running = agent.rank.running
-    if not agent.loop.reload_requested or running is None or running.record.stage is not RankStage.READY:
+    """Raises ReloadRequested where the next program can take the rank over."""
+    if not agent.loop.reload_requested:
         return
     agent.loop.reload_requested = False
-    if Path(sys.argv[0]).is_absolute() and os.access(sys.argv[0], os.X_OK):
+    known = read_rank(agent.host)
+    if known.record is None or known.record.invocation != agent.incarnation or not known.stays:
+        reason = "no rank serves here that a guard has"
+    elif not (Path(sys.argv[0]).is_absolute() and os.access(sys.argv[0], os.X_OK)):
+        reason = f"{sys.argv[0]} can't be executed"
+    else:
         raise ReloadRequested("SIGHUP")
     hint = f"nothing has changed; systemctl restart sparkd-{agent.context.role} ends the engine, too"
-    agent.events.warning("agent.reload.failed", reason=f"{sys.argv[0]} can't be executed", hint=hint)
+    agent.events.warning("agent.reload.failed", reason=reason, hint=hint)
 
 
 def reload(agent: Agent) -> NoReturn:
-    """Raises OSError where the program can't be executed: the next agent takes the rank over, as after a crash."""
+    """Raises RankEndedError; OSError where the program can't be executed: the next agent takes the rank over, as after
+    a crash.
+    """
+    agent.rank.raise_if_ended()
     agent.loop.enter(Stage.END)
     agent.events.info("agent.reload.started", hint="")
     agent.loop.keepalive()
@@ -47,5 +54,4 @@ def reload(agent: Agent) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if agent.loop.stop_requested:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-    lock = agent.actions.keep_lock_over_exec()
-    os.execve(sys.argv[0], sys.argv, {**os.environ, LOCK_VARIABLE: str(lock)})  # noqa: S606  # the own program
+    os.execve(sys.argv[0], sys.argv, {**os.environ, **agent.actions.hand_on()})  # noqa: S606  # the own program

@@ -35,9 +35,10 @@ def run(agent: Agent) -> ExitCode:
     """Bring this node's rank into service and monitor it. Returns the exit code."""
     try:
         with find_causes(agent):
-            launch_and_serve(agent)
-    except ReloadRequested:
-        reload(agent)
+            try:
+                launch_and_serve(agent)
+            except ReloadRequested:
+                reload(agent)
     except StopRequested as request:
         shutdown_on_request(agent, agent.rank.running, request)
         return ExitCode.GOOD

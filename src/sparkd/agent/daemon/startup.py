@@ -8,18 +8,16 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.agent.actions.processes import Rank
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
-from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
-from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
-from sparkd.base.host import caches, docker, docker_image, infiniband, meminfo, versions
+from sparkd.base.host import docker, docker_image, infiniband, meminfo, versions
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.shm import Identity
 from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
@@ -36,7 +34,6 @@ from sparkd.base.state.history import count_short_loads
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.state.rank_record import RankRecord, left_segments
 from sparkd.base.status.model import Phase, utc_now
-from sparkd.base.vllm.log_lines import LogForwarder
 
 DOCKER_SECONDS = 10.0
 COUNT_SECONDS = 2.0
@@ -162,6 +159,7 @@ def launch(agent: Agent) -> Running:
     plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
     of_agent = (agent.rank_id, agent.incarnation, agent.boot_id)
     record = RankRecord(*of_agent, agent.plan.digest, epoch, transport, segments=_find_left_segments(agent))
+    record = replace(record, role=agent.context.role)
     agent.actions.write_rank(record)
     with suppress(OSError):
         count = partial(meminfo.oom_kills, agent.host.files)
@@ -180,16 +178,6 @@ def launch(agent: Agent) -> Running:
         pid=rank.pid,
         start_time=rank.start_time,
     )
-    return running
-
-
-def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0") -> Running:
-    """From now on it is this agent's. `since`: position in its log."""
-    follow, keep = partial(docker.follow_log, agent.host, rank.container_id), agent.actions.keep_log_position
-    forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
-    log = LogReader(follow, forwarder, agent.journal.put, agent.events, agent.loop.wake, since, keep)
-    running = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop)
-    agent.rank.take(running)
     return running
 
 
@@ -248,36 +236,6 @@ def watch(agent: Agent, running: Running) -> None:
         agent.events.warning("cache.kernels.cleared", count=rank.torn_kernels, reason=reason, hint=hint)
     short = rank.container_id[:12]
     agent.events.info("engine.container.started", name=rank.name, container=short, image=agent.plan.image)
-
-
-def start_threads(agent: Agent, running: Running) -> None:
-    """Raises OSError, with some of them started."""
-    running.guard_memory(agent.settings.memory.floor_mib << 20, agent.events)
-    running.log.start()
-    _watch_compilers(agent, running)
-
-
-def _watch_compilers(agent: Agent, running: Running) -> None:
-    floor_bytes = agent.settings.memory.floor_mib << 20
-    running.compilers = CompilerWatch(
-        short_bytes=RESERVE_BYTES + 2 * floor_bytes if floor_bytes and agent.plan.container.gpus == "all" else 0,
-        ended=running.rank.ended,
-        processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
-        available_bytes=lambda: agent.host.meminfo().available_bytes,
-        signal=partial(agent.actions.pause_process, running.rank.container_id),
-        events=agent.events,
-    )
-    agent.run_aside("compilers", running.compilers.run)
-    agent.run_aside("objects", partial(_count_objects, agent, running))
-
-
-def _count_objects(agent: Agent, running: Running) -> None:
-    """Until the rank has ended. A thread of its own: its disk may hang, and the other one watches memory."""
-    while not running.rank.ended.wait(5.0):
-        if running.compiler_count:
-            with suppress(OSError, ValueError):
-                names = (one.name for one in agent.plan.caches)
-                running.objects = caches.count_objects(agent.host.files, running.rank.image_id, names)
 
 
 IMAGE_HINT = "look at: systemctl status docker, free -g"

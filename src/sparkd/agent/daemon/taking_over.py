@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from sparkd import __version__
 from sparkd.agent.actions.processes import Rank
-from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.context import Agent, Base
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.kept_rank import FILE, KeptRank, digest_stamp
-from sparkd.agent.daemon.startup import start_threads, take_rank
+from sparkd.agent.daemon.own_rank import start_threads, take_rank
+from sparkd.agent.daemon.page_cache import begin_restore
 from sparkd.base.host import Host
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.processes import GONE, read_process
@@ -40,6 +41,8 @@ class LeftRank(Struct, frozen=True):
     kept: KeptRank
     report: NodeReport | None
     """The last of that agent."""
+    reloaded: bool = False
+    """The agent is the same process, with another program."""
 
 
 def find_left(host: Host, role: str, invocation: str, refuse: Callable[[str], object]) -> LeftRank | None:
@@ -97,6 +100,18 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
     return None
 
 
+def own_rank(base: Base, left: LeftRank) -> LeftRank:
+    """From now on the record names this process: first of all, so that a crash from here on is counted, and that a stop
+    ends the rank. Raises OSError.
+    """
+    record, now = left.record, base.host.uptime_seconds()
+    mine = base.actions.owner.invocation
+    crashes = (*_lately(record, now), *(() if record.invocation == mine else (now,)))
+    record = replace(record, invocation=mine, taken_over=crashes)
+    base.actions.write_rank(record)
+    return replace(left, record=record, reloaded=left.record.invocation == mine)
+
+
 def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
     """`first`: of this process, as of any. With what the agent before this one knew of the rank."""
     record, last = left.record, left.report
@@ -107,6 +122,9 @@ def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
         transport=record.transport,
         plan_digest=left.kept.agreement.digest,
         rank_id=record.rank_id,
+        last_cause="",
+        last_cause_code="",
+        last_hint="",
     )
     if last is None:
         engine = replace(first.engine, container_id=record.container_id, image=left.kept.image_id)
@@ -125,13 +143,11 @@ def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
     with suppress(OSError):
         since = host.files.text(LOG_POSITION, limit=64).strip() or since
     rank.watch(agent.loop)
-    running = take_rank(agent, rank, record, since)
+    age_seconds = host.uptime_seconds() - rank.start_time / os.sysconf("SC_CLK_TCK")
+    running = take_rank(agent, rank, record, since, age_seconds)
     running.log.begin_serving()
-    now, reloaded = host.uptime_seconds(), record.invocation == agent.incarnation
-    crashes = (*_lately(record, now), *(() if reloaded else (now,)))
     running.mark_ready()
     running.taken_over = True
-    running.note(invocation=agent.incarnation, taken_over=crashes)
     agent.agreed.keep(left.kept.agreement)
     agent.launch_row.resume(record.rank_id)
     start_threads(agent, running)
@@ -142,7 +158,7 @@ def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
         with suppress(SparkdError):  # what a worker gets that is started again
             share_config(agent)
     agent.loop.report_ready()
-    if reloaded:
+    if left.reloaded:
         agent.events.info("agent.reload.ended", version=__version__, hint="")
     else:
         reason = "the agent before this one ended, and its engine serves on"
@@ -153,4 +169,5 @@ def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
         hint = f"sudo systemctl restart sparkd-{agent.context.role}"
         agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)
         agent.reporter.replace_finding(CHANGED, FindingReport(CHANGED, "warn", f"the configuration: {reason}", hint))
+    begin_restore(agent)  # that one may have been killed before it could
     agent.reporter.publish()

@@ -113,6 +113,9 @@ class CompilerWatch(Struct):
         """The oldest first."""
         present = [one for one in self.processes() if not one.dead]
         found = [one for one in present if one.comm in COMPILERS]
+        if self._seen_at == float("-inf"):  # those that an agent before this one has stopped
+            now = time.monotonic()
+            self.held = {(one.pid, one.start_time): now for one in found if one.state == "T"}
         others = {one.pid for one in present if one.comm not in COMPILERS}
         if not others <= self.pids and len(self.pids) < MOST_PIDS:
             self.pids |= others

@@ -39,17 +39,18 @@ class LogReader:
         wake: Callable[[], None],
         since: str = "0",
         keep: Callable[[str], object] = lambda _: None,
+        written: Callable[[], bool] = lambda: True,
     ) -> None:
         """`follow(since)` opens the log as `dockerd.reader.follow_log`, raising DockerError.
 
         `wake` is called at each step, at the first error, and when docker goes away; `keep` once a second at most, with
-        a position up to which all is read: from there on another process continues.
+        a position up to which all is read, and `written`: from there on another process continues.
         """
         self._follow = follow
         self._forwarder = forwarder
         self._put = put
         self._events = events
-        self._since, self._keep = since, keep
+        self._since, self._keep, self._written = since, keep, written
         self._last = b""
         """The piece that was read last, with its stamp."""
         self._kept_at, self._earlier = time.monotonic(), b""
@@ -116,8 +117,10 @@ class LogReader:
         return self._since
 
     def _keep_position(self) -> None:
-        """That of a second ago: what was read since may not be in the journal yet, and a line may come twice."""
+        """That of a second ago, once all of that time is in the journal: a line may come twice, and none is lost."""
         self._kept_at = time.monotonic()
+        if not self._written():
+            return
         before, self._earlier = self._earlier, self._last
         if before:
             with suppress(OSError, ValueError):

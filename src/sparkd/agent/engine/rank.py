@@ -78,8 +78,9 @@ class Running:
         keep: Callable[[RankRecord], object],
         host: Host,
         loop: MainLoop,
+        age_seconds: float = 0.0,
     ) -> None:
-        """`keep` writes the record."""
+        """`keep` writes the record. `age_seconds`: since the rank's start."""
         self.rank = rank
         self.log = log
         self.record = record
@@ -104,7 +105,7 @@ class Running:
         self._keep = keep
         self._host = host
         self._loop = loop
-        self._started_at = time.monotonic()
+        self._started_at = time.monotonic() - age_seconds
         self._page_cache: PageCacheRelease | None = None
         """None where nothing is released."""
         self._api: ApiOwner | None = None

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import MutableMapping
 from contextlib import suppress
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.json import decode
@@ -21,6 +23,21 @@ from sparkd.base.lib.text import sanitize
 OWNER_LOCK, OWNER_FILE = "/run/sparkd/hands.lock", "/run/sparkd/owner.json"
 UNNAMED = f"the process that holds {OWNER_LOCK}, which {OWNER_FILE} does not name"
 FIND_HOLDER = f"see which it is: fuser -v {OWNER_LOCK}"
+
+
+HANDED = "RELOADED_SPARKD"
+"""Variable by which a program hands the lock and its invocation to the one that replaces it in the same process."""
+
+
+class Handed(NamedTuple):
+    lock_fd: int
+    invocation: str
+
+
+def take_handed(env: MutableMapping[str, str]) -> Handed | None:
+    """None where nothing was handed on. The variable is for no other process."""
+    number, _, invocation = env.pop(HANDED, "").partition(" ")
+    return Handed(int(number), invocation) if number.isdigit() and int(number) > 2 else None
 
 
 class NodeOwner(Struct, frozen=True):

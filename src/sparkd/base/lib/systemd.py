@@ -31,6 +31,8 @@ class Journal:
         self._dropped = 0
         self._closed = False
         self._written_bytes = 0
+        self._waits = False
+        """The writer has nothing to write."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
@@ -47,6 +49,12 @@ class Journal:
             self._lines.append(line)
             self._queued_bytes += len(line)
             self._changed.notify()
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was queued is written."""
+        with self._changed:
+            return not self._lines and self._waits
 
     def close(self, seconds: float, patience_seconds: float = math.inf) -> None:
         """Write what is queued, for at most `seconds`; give up once nothing could be written for `patience_seconds`."""
@@ -69,8 +77,10 @@ class Journal:
     def _batch(self) -> bytes:
         """Waits for lines; empty once the journal is closed."""
         with self._changed:
+            self._waits = not self._lines
             while not self._lines and not self._closed:
                 self._changed.wait()
+            self._waits = False
             batch = bytearray()
             while self._lines and len(batch) < (64 << 10):
                 batch += self._lines.popleft()

@@ -39,7 +39,8 @@ class Node(Struct, frozen=True):
 
 
 class Secret(Struct, frozen=True):
-    """Environment variable `name` holds the content of `file`. The container reads it at launch; no copy is kept.
+    """Environment variable `name` holds the content of `file`. The container reads it at launch; while that serves, a
+    copy for the next agent is in a folder of root's below /run.
 
     Without a file it counts in the agreement alone: it is one that only another node needs.
     """

@@ -57,6 +57,7 @@ class RankRecord(Struct, frozen=True):
     """At the start; empty where containers outlive their dockerd."""
     segments: Mapping[str, Identity] = field(default_factory=dict)
     """Shared memory of its own, by path, and what is left of ranks before it in this boot."""
+    role: str = ""
     taken_over: tuple[float, ...] = ()
     """When agents took it over whose predecessor had crashed, in seconds since boot."""
 
@@ -65,8 +66,6 @@ FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
 LOG_POSITION = f"{FILE.folder}/log-position"
 """Up to which its log is in the journal, as docker is given it."""
 
-LOCK_VARIABLE = "SPARKD_LOCK_FD"
-"""The node's lock, as the program before a reload hands it on."""
 GUARD = "/run/sparkd-guard/rank"
 """By which a killer finds the rank of the one before it: floor, rank, agent and itself; a process as pid and start."""
 GUARD_COMM = "sparkd-guard"
@@ -158,7 +157,7 @@ def read_boot_id(files: Files) -> str:
 class Whose(Enum):
     """The owner's: the process that owns the node has it, or has made it. An orphan: no living process has it.
 
-    Left: its agent has crashed, and the next one is to take it over.
+    Left: its agent has crashed, and the next one is to take it over; one that does not says so in the record.
     """
 
     OWNERS = "owners"
@@ -169,8 +168,10 @@ class Whose(Enum):
 
 def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) -> Whose:
     """Of a container of sparkd's. Only an orphan may be ended by others than its own agent."""
+    if known.stays and known.proves(container) and (owner is None or known.holder(container) != owner.invocation):
+        return Whose.LEFT
     if owner is None:
-        return Whose.LEFT if known.stays and known.proves(container) else Whose.ORPHAN
+        return Whose.ORPHAN
     if not owner.invocation:
         return Whose.UNKNOWN  # who holds the lock is not known
     if known.holder(container) == owner.invocation:

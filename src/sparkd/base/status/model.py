@@ -188,6 +188,8 @@ class NodeReport(Struct, frozen=True):
     """Of the agent, in clock ticks since boot: a pid may be reused."""
     rank_id: str = ""
     """Of the rank that it launches; empty until it is placed."""
+    awaits_agents_seconds: int = 0
+    """How long this node awaits the agent of another rank that serves; 0 of an earlier version, which does not."""
     launches: int | None = None
     """On this node, by all agents before this one; None where the history is not readable."""
     ends: Mapping[str, int] = field(default_factory=dict)

@@ -102,7 +102,7 @@ def sweep(args: argparse.Namespace) -> int:
     from sparkd.tools.node.sweep import is_left, sweep
 
     host, invocation = Host(), invocation_id(os.environ)
-    if invocation and is_left(host, invocation, os.environ):
+    if invocation and is_left(host, args.role, os.environ):
         print("the agent has crashed, and its engine serves: it is left to the next agent, or ends in a minute")
         return ExitCode.GOOD
     return sweep(host, invocation, args.role, print)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from sparkd import __version__
-from sparkd.agent.daemon.taking_over import find_left
+from sparkd.agent.daemon.taking_over import LeftRank, find_left
 from sparkd.base.config import units
 from sparkd.base.host import Host
 from sparkd.base.host.owner import OWNER_FILE, NodeOwner, read_account
@@ -18,6 +20,8 @@ from sparkd.base.status.model import IN_SERVICE, PATH, NodeReport, read_living_r
 
 WAIT_SECONDS = 30.0
 POLL_SECONDS = 0.1
+LEAST_SECONDS = 10
+"""That the other nodes must wait for an agent: a reload takes less than one, on a machine at its limit some."""
 UNCHANGED = "nothing has changed: the agent continues as it is"
 
 
@@ -28,27 +32,52 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
     owner, report = read_account(host.files), read_living_report(host.files)
     if owner is None or report is None or owner.pid != report.pid or report.phase not in IN_SERVICE:
         raise BlockedError(f"no agent that serves runs here; {UNCHANGED}", "systemctl restart ends a load, too")
-    refused = list[str]()
-    left = find_left(host, report.role, owner.invocation, refused.append)
-    if left is None:
-        reason = refused[0] if refused else "no guard would end its rank if this went wrong"
-        raise BlockedError(f"{reason}; {UNCHANGED}", f"systemctl restart sparkd-{report.role}")
-    before = _written(host)
-    os.kill(owner.pid, signal.SIGHUP)
-    _await(host, owner, before)
+    left = _find_rank(host, owner, report)
+    try:
+        pidfd = os.pidfd_open(owner.pid)
+    except ProcessLookupError:
+        raise BlockedError(f"the agent has just ended; {UNCHANGED}", "sparkd status") from None
+    try:
+        again = read_account(host.files)
+        if again is None or (again.pid, again.start_time) != (owner.pid, owner.start_time):
+            raise BlockedError(f"another agent has just begun; {UNCHANGED}", "try it again")
+        before = _written(host)
+        signal.pidfd_send_signal(pidfd, signal.SIGHUP)
+        _await(host, owner, pidfd, before)
+    finally:
+        os.close(pidfd)
     show(f"sparkd {report.version} became sparkd {__version__}; the engine served on")
     if left.kept.service != units.digest_service(report.role, left.kept.configured):
         show(f"[Service] of its unit has changed, which counts at the next: systemctl restart sparkd-{report.role}")
 
 
-def _await(host: Host, owner: NodeOwner, before: tuple[int, ...]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
+def _find_rank(host: Host, owner: NodeOwner, report: NodeReport) -> LeftRank:
+    """Raises BlockedError where a reload would lose it."""
+    restart, refused = f"systemctl restart sparkd-{report.role}", list[str]()
+    left = find_left(host, report.role, owner.invocation, refused.append)
+    if left is None:
+        reason = refused[0] if refused else "no guard would end its rank if this went wrong"
+        raise BlockedError(f"{reason}; {UNCHANGED}", restart)
+    for peer in report.peers:
+        if peer.living is None:
+            raise BlockedError(f"{peer.name} does not answer; {UNCHANGED}", "sparkd status; then try it again")
+        if (seconds := peer.living.awaits_agents_seconds) < LEAST_SECONDS:
+            reason = f"{peer.name} awaits another node's agent for {seconds} s, of {LEAST_SECONDS} that are needed"
+            raise BlockedError(f"{reason}; {UNCHANGED}", f"its sparkd is {peer.living.version}; {restart}")
+    return left
+
+
+def _await(host: Host, owner: NodeOwner, pidfd: int, before: tuple[int, ...]) -> None:
+    ended, deadline = select.poll(), time.monotonic() + WAIT_SECONDS
+    ended.register(pidfd, select.POLLIN)
+    reason = f"the agent has not taken its rank over within {WAIT_SECONDS:.0f} s"
     while time.monotonic() < deadline:
         report, now = read_living_report(host.files), _written(host)
-        if now[0] != before[0] and now[1] >= now[0] and _serves(report, owner):
+        if now and now[0] != before[0] and now[1] >= now[0] and _serves(report, owner):
             return
-        time.sleep(POLL_SECONDS)
-    reason = f"the agent has not taken its rank over within {WAIT_SECONDS:.0f} s"
+        if ended.poll(POLL_SECONDS * 1000):  # systemd starts the next one once this command has ended
+            reason = "the agent ended, and the next one takes its rank over, or starts another"
+            break
     raise NotReadyError(reason, "sparkd status; journalctl -u 'sparkd-*' -n 50")
 
 
@@ -58,4 +87,6 @@ def _serves(report: NodeReport | None, owner: NodeOwner) -> bool:
 
 def _written(host: Host) -> tuple[int, ...]:
     """When the account of the node's owner and the report were written: a new program writes the account first."""
-    return tuple(Path(host.files.real(path)).stat().st_mtime_ns for path in (OWNER_FILE, PATH))
+    with suppress(FileNotFoundError):
+        return tuple(Path(host.files.real(path)).stat().st_mtime_ns for path in (OWNER_FILE, PATH))
+    return ()

@@ -17,17 +17,19 @@ from sparkd.base.state.rank_record import RECORD_HINT, KnownRank, Whose, read_ra
 CRASHES = ("signal", "core-dump", "watchdog", "oom-kill")
 """Results of a service, by systemd.exec(5), after which the next agent may take its rank over."""
 JOBS_SECONDS = 5.0
-LEFT = "it serves; its agent is expected back, and ends it after `systemctl stop`. Without an agent it ends in a minute"
+LEFT = "it serves, and its agent is expected back; without one it ends in a minute: nothing is to be done"
+RETRIED = tuple(str(int(code)) for code in (ExitCode.BUG, ExitCode.BLOCKED))
+"""Exit statuses of an agent that has not ended its rank: a bug, and one that could not take it over yet."""
 
 
-def is_left(host: Host, invocation: str, env: Mapping[str, str]) -> bool:
-    """Whether the agent of `invocation` has crashed, and its rank is for the next one. Any doubt ends it.
+def is_left(host: Host, role: str | None, env: Mapping[str, str]) -> bool:
+    """Whether the agent of the role has crashed, and its rank is for the next one. Any doubt ends it.
 
     `env`: of ExecStopPost=.
     """
     known, result = read_rank(host), env.get("SERVICE_RESULT", "")
-    failed = result == "exit-code" and env.get("EXIT_STATUS") == str(int(ExitCode.BUG))
-    own = known.record is not None and known.record.invocation == invocation
+    failed = result == "exit-code" and env.get("EXIT_STATUS") in RETRIED
+    own = known.record is not None and known.record.role == role
     return own and known.stays and (result in CRASHES or failed) and _is_started_again()
 
 
@@ -72,17 +74,19 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
 def find_orphans(
     containers: tuple[ContainerFacts, ...], owner: NodeOwner | None, known: KnownRank, invocation: str, role: str | None
 ) -> tuple[ContainerFacts, ...]:
-    """Those whose agent is gone: the agent of `invocation`; where it is empty, any but the owner, and of a rank that
-    another agent is expected for.
+    """Those whose agent is gone: the agent of `invocation`; where it is empty, any but the owner.
+
+    A rank that the next agent is expected for is one after the end of an agent of its role alone.
     """
-    ended = (Whose.ORPHAN, Whose.LEFT) if invocation else (Whose.ORPHAN,)
+
+    def is_orphan(one: ContainerFacts) -> bool:
+        has, ended = whose(one, owner, known), known.holder(one) == invocation
+        if has is Whose.LEFT:
+            return bool(invocation) and (ended or role is not None)
+        return has is Whose.ORPHAN and (not invocation or ended)
+
     return tuple(
-        one
-        for one in containers
-        if one.ours
-        and (role is None or one.label(f"{LABEL}role") == role)
-        and whose(one, owner, known) in ended
-        and (not invocation or known.holder(one) == invocation)
+        one for one in containers if one.ours and (role is None or one.label(f"{LABEL}role") == role) and is_orphan(one)
     )
 
 

@@ -124,6 +124,9 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         if container.whose is Whose.UNKNOWN:
             hint = f"if nobody needs it: docker rm --force {quote(container.name)}"
             return unknown(f"{what} has the label of this node's rank, and is not what was started as that", hint)
+        if container.whose is Whose.LEFT:
+            hint = "nothing is to be done: the next agent takes it over; without one it ends in a minute"
+            return block(f"{what} serves, and its agent has just crashed", hint)
         if owner is not None and container.whose is Whose.OWNERS:
             reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
             return block(reason, owner.hint)

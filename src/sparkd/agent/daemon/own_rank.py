@@ -1,0 +1,57 @@
+"""The rank of this agent: from its launch on, or from an agent before this one; and the threads that watch it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+from sparkd.agent.actions.processes import Rank
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
+from sparkd.agent.engine.log_reader import LogReader
+from sparkd.agent.engine.rank import Running
+from sparkd.base.host import caches, docker
+from sparkd.base.state.rank_record import RankRecord
+from sparkd.base.vllm.log_lines import LogForwarder
+
+
+def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float = 0.0) -> Running:
+    """From now on it is this agent's. `since`: position in its log."""
+    follow, keep = partial(docker.follow_log, agent.host, rank.container_id), agent.actions.keep_log_position
+    forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
+    log = LogReader(
+        follow, forwarder, agent.journal.put, agent.events, agent.loop.wake, since, keep, lambda: agent.journal.idle
+    )
+    running = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop, age_seconds)
+    agent.rank.take(running)
+    return running
+
+
+def start_threads(agent: Agent, running: Running) -> None:
+    """Raises OSError, with some of them started."""
+    running.guard_memory(agent.settings.memory.floor_mib << 20, agent.events)
+    running.log.start()
+    _watch_compilers(agent, running)
+
+
+def _watch_compilers(agent: Agent, running: Running) -> None:
+    floor_bytes = agent.settings.memory.floor_mib << 20
+    running.compilers = CompilerWatch(
+        short_bytes=RESERVE_BYTES + 2 * floor_bytes if floor_bytes and agent.plan.container.gpus == "all" else 0,
+        ended=running.rank.ended,
+        processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
+        available_bytes=lambda: agent.host.meminfo().available_bytes,
+        signal=partial(agent.actions.pause_process, running.rank.container_id),
+        events=agent.events,
+    )
+    agent.run_aside("compilers", running.compilers.run)
+    agent.run_aside("objects", partial(_count_objects, agent, running))
+
+
+def _count_objects(agent: Agent, running: Running) -> None:
+    """Until the rank has ended. A thread of its own: its disk may hang, and the other one watches memory."""
+    while not running.rank.ended.wait(5.0):
+        if running.compiler_count:
+            with suppress(OSError, ValueError):
+                names = (one.name for one in agent.plan.caches)
+                running.objects = caches.count_objects(agent.host.files, running.rank.image_id, names)

@@ -34,6 +34,11 @@ class Machine:
     """The disk that it starts from; and what is its own: what it changes of it, sockets, console."""
     peer: str
     """The machine at the other end of its two cables."""
+    options: tuple[str, ...] = ()
+    """More of QEMU's."""
+    kernel_options: str = ""
+    ends_at_reset: bool = True
+    """False: it starts again by itself, as real ones do; memory, devices and their state stay."""
     _process: subprocess.Popen[bytes] | None = None
     _agent: Channel | None = None
     _monitor: Channel | None = field(default=None, repr=False)
@@ -84,11 +89,11 @@ class Machine:
         kernel = (
             f"root=/dev/vda rw console=ttyS0 quiet panic=-1 net.ifnames=0 TERM=dumb "
             f"systemd.hostname={self.name} systemd.machine_id={machine_id} systemd.getty_auto=no "
-            "systemd.default_timeout_start_sec=600 systemd.default_device_timeout_sec=600"
+            f"systemd.default_timeout_start_sec=600 systemd.default_device_timeout_sec=600 {self.kernel_options}"
         )
         return words([
             "qemu-system-x86_64", "-nodefaults", "-display", "none", "-machine", "q35", "-accel", "tcg",
-            "-cpu", "Nehalem", "-m", str(MEMORY_MIB), "-no-reboot",
+            "-cpu", "Nehalem", "-m", str(MEMORY_MIB), *["-no-reboot"] * self.ends_at_reset,
             "-kernel", self.base / disk.KERNEL, "-initrd", self.base / disk.RAM_DISK, "-append", kernel,
             "-drive", f"file={image},format=qcow2,if=virtio",
             "-device", "pcie-root-port,id=slot2,chassis=2",
@@ -98,7 +103,7 @@ class Machine:
             "-device", "virtio-serial",
             "-chardev", f"socket,id=agent,path={self._at('agent')},server=on,wait=off",
             "-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
-            *self._cables(),
+            *self._cables(), *self.options,
         ])  # fmt: skip
 
     def _cables(self) -> list[str]:

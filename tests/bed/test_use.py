@@ -317,7 +317,9 @@ def test_a_slower_image_goes_back_and_a_faster_one_stays(spark: SparkdNode) -> N
         'to keep it for good, in sparkd.toml under [engine]: recipe = "tiny-cpu", image = "sparkd-test/second:1"',
     ]
     assert (running(), json.loads(node.read(SWITCH))["to"]["until"]) == (first, "")
-    assert "until" not in node.run("sparkd", "status").stdout, "the trial's end is not the plan's"
+    wait_for(
+        lambda: "until" not in node.run("sparkd", "status").stdout, 10, "the trial's end to be gone from the report"
+    )
 
 
 @pytest.mark.whole

@@ -109,9 +109,9 @@ class ImageTrial:
             baseline, _ = measure()
         wanted, until = self._switch.to, time_after(longest_step(self._config, self._switch.drain_seconds))
         trial = replace(self._switch, to=wanted and replace(wanted, until=until))
-        write_switch(before, trial, self._host)
         stays = False
         try:
+            write_switch(before, trial, self._host)
             self._show(f"trying {label(trial.to)}; Ctrl-C goes back")
             fault = follow(trial, self._host, self._show) or self._find_fault(baseline)
             if not fault:
@@ -127,7 +127,7 @@ class ImageTrial:
             return "it does not serve: sparkd status"
         try:
             if faults := smoke_twice():
-                return sanitize(f"smoke: {'; '.join(faults)}")
+                return f"smoke: {sanitize('; '.join(faults))}; whether the plan before passes it: sudo sparkd smoke"
             _, rate = measure(baseline)
         except SparkdError as error:
             return sanitize(error.reason)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.bed import engine_image
 from tests.bed.conftest import MakeNode
 from tests.bed.messages import Receiver
 from tests.bed.pair import Cluster
@@ -59,6 +60,32 @@ for path in pathlib.Path("/srv/models/garbage").glob("*.safetensors"):
     start = 8 + struct.unpack("<Q", data[:8])[0]
     path.write_bytes(data[:start] + struct.pack("<f", float("nan")) * ((len(data) - start) // 4))
 """
+CORE = "/usr/local/lib/python3.11/dist-packages/vllm/v1/engine/core.py"
+MAKE_IMAGES = f"""\
+docker tag {engine_image.NAME} sparkd-test/second:1
+docker create --name made {engine_image.NAME} true
+docker cp made:{CORE} /root/core.py
+cat >>/root/core.py <<'END'
+
+
+def slowed(step):
+    import time
+
+    def wait(self):
+        time.sleep(0.1)
+        return step(self)
+
+    return wait
+
+
+EngineCore.step = slowed(EngineCore.step)
+EngineCore.step_with_batch_queue = slowed(EngineCore.step_with_batch_queue)
+END
+docker cp /root/core.py made:{CORE}
+docker commit made sparkd-test/slow:1
+docker rm made
+"""
+"""Of the tiny engine: `second` is the same image by another name; in `slow` each token takes 0.1 s more."""
 CLIENT = """\
 import http.client, json, sys, time
 body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 40, "ignore_eos": True})
@@ -186,6 +213,9 @@ def test_what_is_missing_is_said_and_nothing_changes(spark: SparkdNode) -> None:
     assert refused.returncode == 10
     assert "/srv/models/nowhere" in refused.stderr
     assert "sparkd model pull missing" in refused.stderr
+    refused = node.run("sparkd", "use", "--image", "nowhere/missing:1", check=False)
+    assert refused.returncode == 10
+    assert "docker pull nowhere/missing:1" in refused.stderr
     rows = {line.split()[0]: line for line in node.run("sparkd", "use", "--list").stdout.splitlines()}
     assert rows["short"].split()[1:] == ["in", "force"]
     assert rows["tiny-cpu"].split()[1:] == ["yes"]
@@ -254,6 +284,58 @@ def test_a_ladder_continues_after_an_interrupt_and_a_power_cut(spark: SparkdNode
     wait_for(lambda: not chosen(spark), 60, "the way back from the last step")
     spark.await_serving()
     assert node.run("test", "-e", "/var/lib/sparkd/tune-recipe.json", check=False).returncode == 1
+
+
+@pytest.mark.whole
+def test_a_slower_image_goes_back_and_a_faster_one_stays(spark: SparkdNode) -> None:
+    node, figures = spark.node, r"\d+ requests at once: [\d.]+ tokens/s \(.*\); [\d.]+ tokens/s \(.*\) before, 20"
+
+    def running() -> str:
+        (name,) = spark.containers()
+        return node.run("docker", "inspect", "--format", "{{.Image}}", name).stdout.strip()
+
+    node.sh(MAKE_IMAGES)
+    first = running()
+    used = node.run("sparkd", "use", "--image", "sparkd-test/slow:1", check=False, timeout=2 * USE_SECONDS)
+    print(used.stdout, used.stderr)
+    assert used.returncode == 12
+    assert re.search(figures, used.stdout), used
+    assert (
+        "sparkd: slower beyond the spread of both, and by 3%\nthis node runs, or is on the way to: what" in used.stderr
+    )
+    wait_for(lambda: not chosen(spark), 60, "the way back")
+    spark.await_serving()
+    assert running() == first
+    node.run("sparkd", "use", "--image", "sparkd-test/slow:1", "--no-bench", timeout=USE_SECONDS)
+    assert running() != first
+    used = node.run("sparkd", "use", "--image", "sparkd-test/second:1", timeout=2 * USE_SECONDS)
+    print(used.stdout, used.stderr)
+    assert re.search(figures, used.stdout), used
+    assert used.stdout.splitlines()[-3:] == [
+        "recipe tiny-cpu with image sparkd-test/second:1 is in force",
+        "back to the image before: sudo sparkd use --image sparkd-test/slow:1",
+        'to keep it for good, in sparkd.toml under [engine]: recipe = "tiny-cpu", image = "sparkd-test/second:1"',
+    ]
+    assert (running(), json.loads(node.read(SWITCH))["to"]["until"]) == (first, "")
+    wait_for(
+        lambda: "until" not in node.run("sparkd", "status").stdout, 10, "the trial's end to be gone from the report"
+    )
+
+
+@pytest.mark.whole
+def test_an_interrupted_trial_of_an_image_goes_back(spark: SparkdNode) -> None:
+    node = spark.node
+    if chosen(spark):
+        node.run("sparkd", "use", "--end", timeout=USE_SECONDS)
+    node.sh(f"docker tag {engine_image.NAME} sparkd-test/second:1")
+    node.sh("setsid sparkd use --image sparkd-test/second:1 >/root/image.log 2>&1 &")
+    wait_for(lambda: reached(spark, "loading"), USE_SECONDS, "the new image to load")
+    assert json.loads(node.read(SWITCH))["to"]["until"] > "2026", "it ends by itself"
+    for process in node.found(r"sparkd use"):
+        process.send(signal.SIGHUP)
+    wait_for(lambda: "on the way to: what is configured" in node.read("/root/image.log"), 30, "the way back")
+    spark.await_serving()
+    assert not chosen(spark)
 
 
 MOMENTS = {
@@ -330,7 +412,7 @@ def test_a_pair_changes_by_one_command_on_the_head(pair: Cluster) -> None:
 
 
 @pytest.mark.whole
-def test_a_worker_without_the_weights_is_named_and_nothing_changes(pair: Cluster) -> None:
+def test_a_worker_without_the_weights_or_the_image_is_named_and_nothing_changes(pair: Cluster) -> None:
     head, before = pair.head.node, pair.moment()
     refused = head.run("sparkd", "use", "other-pair", check=False)
     assert refused.returncode == 10
@@ -340,6 +422,10 @@ def test_a_worker_without_the_weights_is_named_and_nothing_changes(pair: Cluster
     assert rows["tiny-cpu-pair"].split()[1:] == ["yes"]
     assert "the model other is not in its" in rows["other-pair"]
     assert "the head chooses" in pair.worker.node.run("sparkd", "use", "short-pair", check=False).stderr
+    head.run("docker", "tag", engine_image.NAME, "sparkd-test/second:1")
+    refused = head.run("sparkd", "use", "--image", "sparkd-test/second:1", check=False)
+    assert refused.returncode == 10
+    assert "image sparkd-test/second:1 is not there (sparkd image sync sparkd-test/second:1)" in refused.stderr
     assert pair.moment().agents == before.agents
 
 

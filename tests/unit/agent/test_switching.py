@@ -205,6 +205,10 @@ def test_a_node_that_is_blocked_with_a_rollback_starts_again_with_another_one(st
 def test_a_plan_whose_time_is_over_is_left_and_more_time_keeps_it(started: AgentUnderTest) -> None:
     agent = run_by(started, put(started, Stage.IN_FORCE, until=FAR_AHEAD))
     awaits_end(agent.switching, started, 0.1)
+    for until, shown in (("2998-01-01T00:00:00+00:00", "recipe new until 2998-01-01 00:00 UTC"), ("", "recipe new")):
+        put(started, Stage.IN_FORCE, until=until)
+        awaits_end(agent.switching, started, 1.5)
+        assert [one.reason for one in started.report.findings] == [f"instead of {CONFIGURED}, {shown} is in force"]
     put(started, Stage.IN_FORCE, until=LONG_AGO)
     with pytest.raises(SwitchRequested, match=f"leaving for {CONFIGURED}"):
         awaits_end(agent.switching, started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 
 import pytest
@@ -16,12 +17,14 @@ from tests.unit.plans import configured
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import Cause, ConfigError, UsageError
+from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, UsageError
 from sparkd.base.lib.text import parse_time
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.node.switching import (
+    choose_recipe,
+    exchange_image,
     find_outcome,
     follow,
     follow_agent,
@@ -50,7 +53,17 @@ def test_times(text: str, seconds: int | None) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("a", "--list"), ("a", "--end"), ("--end", "--for", "2h"), ("a", "--for", "x"), ("a", "--drain", "2d")],
+    [
+        ("a", "--image", "i:2"),
+        ("a", "--no-bench"),
+        ("--image", "i:2", "--for", "1s"),
+        (),
+        ("a", "--list"),
+        ("a", "--end"),
+        ("--end", "--for", "2h"),
+        ("a", "--for", "x"),
+        ("a", "--drain", "2d"),
+    ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(words: tuple[str, ...]) -> None:
     done = sparkd("use", *words)
@@ -145,17 +158,86 @@ def test_more_time_is_no_switch(tree: Tree) -> None:
     recipe_file(tree, "other")
     host = Host(tree.root)
     in_force = put(tree, switch(Stage.IN_FORCE, load_chosen("other", 0, CONFIG, host)))
-    assert make_switch("other", 0, 60, in_force, CONFIG, host) is None
-    longer = make_switch("other", 3600, 60, in_force, CONFIG, host)
+    assert make_switch(choose_recipe("other", 0, CONFIG, host), 60, in_force, CONFIG, host) is None
+    longer = make_switch(choose_recipe("other", 3600, CONFIG, host), 60, in_force, CONFIG, host)
     assert longer is not None
     assert longer.to is not None
     assert (longer.stage, longer.chosen_at, bool(longer.to.until)) == (Stage.IN_FORCE, in_force.chosen_at, True)
 
 
+def runs_image(tree: Tree, running: str, **named: str) -> None:
+    """The engine that serves runs this image; docker has these names: `i_1` is i:1."""
+    tree.dockerd()
+    for name, identity in named.items():
+        image = {"Id": identity, "Architecture": "arm64", "Os": "linux", "Config": {}}
+        tree.docker(f"/images/{name.replace('_', ':')}/json", image)
+    tree.process(HEAD.pid, "sparkd", start_time=HEAD.start_time)
+    tree.file("/run/sparkd/report.json", dump(replace(HEAD, engine=replace(HEAD.engine, image=running))))
+
+
+def test_the_image_alone_is_exchanged_and_the_plan_in_force_comes_back(tree: Tree) -> None:
+    recipe_file(tree, "mine")
+    recipe_file(tree, "other", args={"max-model-len": 64})
+    runs_image(tree, "sha256:1", i_1="sha256:1", i_2="sha256:1")
+    host = Host(tree.root)
+    made = exchange_image("i:2", 0, CONFIG, host)
+    assert made is not None
+    assert (made.recipe.name, made.label, made.until) == ("mine", "recipe mine with image i:2", "")
+    assert membership.make_context(CONFIG, host, made).plan.image == "i:2"
+    assert made.engine.model_copy(update={"image": ""}) == CONFIG.engine
+    assert exchange_image("i:1", 0, CONFIG, host) is None
+    put(tree, switch(Stage.IN_FORCE, load_chosen("other", 0, CONFIG, host)))
+    made = exchange_image("i:2", 60, CONFIG, host)
+    assert made is not None
+    assert (made.recipe.name, made.engine.recipe, bool(made.until)) == ("other", "other", True)
+    in_force = put(tree, switch(Stage.IN_FORCE, made))
+    assert make_switch(exchange_image("i:2", 0, CONFIG, host), 60, in_force, CONFIG, host) == replace(
+        in_force, to=replace(made, until="")
+    )
+
+
+def test_a_rollback_runs_its_image_by_its_id_so_its_name_is_another_one(tree: Tree) -> None:
+    recipe_file(tree, "mine")
+    runs_image(tree, "sha256:1", i_1="sha256:2")
+    pinned = replace(load_chosen("mine", 0, CONFIG, Host(tree.root)), image_id="sha256:1", proven="2026-01-01")
+    put(tree, switch(Stage.IN_FORCE, pinned))
+    made = exchange_image("i:1", 0, CONFIG, Host(tree.root))
+    assert made is not None
+    assert (made.engine.image, made.image_id, made.proven) == ("i:1", "", "")
+
+
+@pytest.mark.parametrize(
+    ("ref", "named", "hint"),
+    [
+        ("i:1", {"i_1": "sha256:2"}, "docker tag i:1 i:1-new && docker tag sha256:1 i:1; then: .* --image i:1-new"),
+        ("i:2", {"i_1": "sha256:2"}, "docker tag i:1 i:1-new && docker tag sha256:1 i:1; then: .* --image i:2"),
+        ("i:2", {}, "docker tag sha256:1 i:1; then: sudo sparkd use --image i:2"),
+    ],
+)
+def test_a_name_that_is_another_image_now_is_no_way_back(
+    tree: Tree, ref: str, named: dict[str, str], hint: str
+) -> None:
+    recipe_file(tree, "mine")
+    runs_image(tree, "sha256:1", **named)
+    with pytest.raises(BlockedError, match="no way back") as refused:
+        exchange_image(ref, 0, CONFIG, Host(tree.root))
+    assert re.fullmatch(hint, refused.value.hint)
+
+
+def test_an_image_is_refused_while_the_plan_changes_and_where_it_is_none(tree: Tree) -> None:
+    recipe_file(tree, "mine")
+    with pytest.raises(UsageError, match="--image A B: must be an image"):
+        exchange_image("A B", 0, CONFIG, Host(tree.root))
+    put(tree, switch(Stage.TRYING, chosen("new")))
+    with pytest.raises(BlockedError, match="on the way to recipe new"):
+        exchange_image("i:2", 0, CONFIG, Host(tree.root))
+
+
 def test_what_is_configured_needs_no_file(tree: Tree) -> None:
     recipe_file(tree, "mine")
-    for name in (None, "mine"):
-        assert make_switch(name, 0, 60, None, CONFIG, Host(tree.root)) is None
+    host = Host(tree.root)
+    for to in (None, choose_recipe("mine", 0, CONFIG, host)):
+        assert make_switch(to, 60, None, CONFIG, host) is None
 
 
 def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None:

@@ -196,7 +196,9 @@ class Switching:
         if found is not None and is_new and found.stage in (Stage.DRAINING, Stage.RETURNING):
             raise SwitchRequested(found)
         if found is not None and self.switch is not None and found.chosen_at == self.switch.chosen_at:
-            self.switch = found  # with more or less time
+            differs, self.switch = found != self.switch, found  # with more or less time
+            if differs:
+                self._report_switch()
         elif found != self.switch and self._agent.reporter.report.phase is Phase.BLOCKED:
             raise OutdatedPlanError("another plan was chosen", "sparkd restarts with it")
 
@@ -234,9 +236,12 @@ class Switching:
         if not self._advance(Event.WORKS):
             return
         agent.events.info("switch.plan.applied", plan=agent.plan.digest[:12], recipe=agent.plan.recipe, hint="")
-        found = self.switch.findings if self.switch is not None else ()
-        others = (one for one in agent.reporter.report.findings if one.id != "use")
-        agent.reporter.update(findings=(*found, *others))
+        self._report_switch()
+
+    def _report_switch(self) -> None:
+        reporter, found = self._agent.reporter, self.switch.findings if self.switch is not None else ()
+        others = (one for one in reporter.report.findings if one.id not in ("use", "rollback"))
+        reporter.update(findings=(*found, *others))
 
     def interrupt(self) -> None:
         """A stop is requested: a try is not over by it."""

@@ -80,7 +80,8 @@ _IMAGE = re.compile(
 _LONGEST_NAME, _LONGEST_IMAGE = 255, 512
 
 
-def _image(raw: str) -> str:
+def check_image(raw: str) -> str:
+    """Raises ValueError where it is neither a reference nor empty."""
     match = _IMAGE.fullmatch(raw) if len(raw) <= _LONGEST_IMAGE else None
     if raw and (match is None or len(match[1]) > _LONGEST_NAME):
         raise ValueError("must be an image, such as name:tag or name@sha256:…; only a registry has capital letters")
@@ -131,7 +132,7 @@ ImageNames = Annotated[tuple[ImageName, ...], Strict(False), AfterValidator(_dis
 AllowedMount = Annotated[str, AfterValidator(_allowed_mount)]
 AllowedMounts = Annotated[tuple[AllowedMount, ...], Strict(False), AfterValidator(_distinct)]
 InterfaceOrEmpty = Annotated[str, matching(r"[A-Za-z0-9._@-]{0,15}", "the name of a network interface")]
-ImageOrEmpty = Annotated[str, AfterValidator(_image)]
+ImageOrEmpty = Annotated[str, AfterValidator(check_image)]
 Hca = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._:-]*", "the name of an RDMA device, such as rocep1s0f0")]
 Hcas = Annotated[tuple[Hca, ...], Strict(False), AfterValidator(_distinct)]
 CheckId = Annotated[str, matching(r"[a-z0-9][a-z0-9._-]*", "the id of a check, such as page-cache")]

@@ -53,7 +53,8 @@ class Chosen(Struct, frozen=True):
     @property
     def label(self) -> str:
         if not self.proven:
-            return f"recipe {self.recipe.name}" + (f" until {format_utc(self.until)}" if self.until else "")
+            image = f" with image {self.engine.image}" if self.engine.image else ""
+            return f"recipe {self.recipe.name}{image}" + (f" until {format_utc(self.until)}" if self.until else "")
         return f"the plan that was good on {format_utc(self.proven)} (recipe {self.recipe.name}, plan {self.plan[:12]})"
 
     @property

@@ -1,5 +1,5 @@
 """`sparkd diff` and `rollback`: what differs from the last known good start, and the way back to one. `sparkd use`:
-another recipe, by one command on the head, and the way back by itself where it does not serve.
+another recipe or image, by one command on the head, and the way back by itself where it does not serve.
 
 A rollback is one file of state, which the next start reads: it ends nothing, and works while an agent loops or is down.
 `use` checks before it changes anything, then writes the switch, which the running agent sees:
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -22,9 +22,11 @@ from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, ExitCode, U
 from sparkd.base.lib.text import Table, parse_time, sanitize
 from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
 from sparkd.base.state.known_good import Entry, format_utc
-from sparkd.base.state.switch import label
+from sparkd.base.state.switch import CONFIGURED, Stage, Switch, label
 from sparkd.base.status.model import read_living_report
 from sparkd.tools.cli import console
+from sparkd.tools.measure.image_trial import ImageTrial
+from sparkd.tools.measure.measuring import catch_ends, only_one
 from sparkd.tools.node.known_good import (
     DIGITS,
     as_json,
@@ -35,7 +37,16 @@ from sparkd.tools.node.known_good import (
     read_known_good,
     roll_back,
 )
-from sparkd.tools.node.switching import follow, list_usable, make_switch, read_choice, refuse_worker, write_switch
+from sparkd.tools.node.switching import (
+    choose_recipe,
+    exchange_image,
+    follow,
+    list_usable,
+    make_switch,
+    read_choice,
+    refuse_worker,
+    write_switch,
+)
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
 
@@ -123,6 +134,8 @@ def add_use(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print which recipes could be used now, and why others not")
     form.add_argument("--end", action="store_true", help="go back to what is configured")
+    form.add_argument("--image", metavar="REF", default="", help="try another image for the recipe in force")
+    parser.add_argument("--no-bench", action="store_true", help="with --image: compare no speed, smoke-test only")
     parser.add_argument("--for", dest="time", metavar="TIME", help="such as 2h: then it goes back by itself")
     parser.add_argument("--drain", metavar="TIME", default="60s", help="for requests that run (60s)")
     parser.epilog = "The new plan is what an edit of engine.recipe would make: the section `engine` holds for it too."
@@ -141,10 +154,15 @@ def use(args: argparse.Namespace) -> int:
         console.show([list_usable(config, host)])
         return ExitCode.GOOD
     before = read_choice(host)
-    switch = make_switch(None if args.end else args.recipe, span, drain, before, config, host)
+    to = choose_recipe(args.recipe, span, config, host) if args.recipe else None
+    to = exchange_image(args.image, span, config, host) if args.image else to
+    switch = make_switch(to, drain, before, config, host)
     if switch is None:
-        print("what is configured holds already" if args.end else f"recipe {args.recipe} is in force already")
+        what = f"image {args.image}" if args.image else f"recipe {args.recipe}"
+        print("what is configured holds already" if args.end else f"{what} is in force already")
         return ExitCode.GOOD
+    if args.image and not args.no_bench:
+        return _try_image(args.image, switch, before, config, host)
     write_switch(before, switch, host)
     if read_living_report(host.files) is None:
         print(f"{label(switch.to)} holds from the next start on: systemctl start sparkd-head")
@@ -153,16 +171,53 @@ def use(args: argparse.Namespace) -> int:
     if why := follow(switch, host, partial(print, flush=True)):
         print(f"sparkd: {why}", file=sys.stderr)
         return ExitCode.NOT_READY
-    print(f"{label(switch.to)} is in force")
+    print("\n".join(_describe_outcome(switch, args.image)))
     return ExitCode.GOOD
+
+
+def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings, host: Host) -> int:
+    if switch.stage is not Stage.DRAINING:
+        keep = f"sudo sparkd use --image {ref} --no-bench keeps it, sudo sparkd use --end goes back"
+        raise UsageError(
+            f"{label(before.to if before else None)} is in force already: there is no other to compare", keep
+        )
+    with only_one():
+        catch_ends()
+        try:
+            fault = ImageTrial(switch, config, host, partial(print, flush=True)).run(before)
+        except KeyboardInterrupt:
+            fault = "interrupted"
+    if not fault:
+        print("\n".join(_describe_outcome(switch, ref)))
+        return ExitCode.GOOD
+    now = read_choice(host)
+    back = f"this node runs, or is on the way to: {label(now.chosen if now else None)}; sparkd status"
+    print(f"sparkd: {fault}\n{back}", file=sys.stderr)
+    return 130 if fault == "interrupted" else ExitCode.NOT_READY
+
+
+def _describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
+    """`ref`: of an image that was exchanged."""
+    to, before = switch.to, switch.before
+    yield f"{label(to)} is in force"
+    if to is None or not ref:
+        return
+    if before is not None and before.recipe == to.recipe and not before.proven:
+        yield f"back to the image before: sudo sparkd use --image {before.engine.image or before.recipe.image.ref}"
+    else:
+        yield f"back to {CONFIGURED}: sudo sparkd use --end"
+    recipe = "" if before is None else f'recipe = "{to.engine.recipe}", '
+    yield f'to keep it for good, in sparkd.toml under [engine]: {recipe}image = "{ref}"'
 
 
 def _read_times(args: argparse.Namespace) -> tuple[int, int]:
     """Seconds of --for and --drain. Raises UsageError, also for words that do not go together."""
-    if bool(args.recipe) + args.list + args.end != 1:
-        raise UsageError("a recipe, --list or --end is needed", "sparkd use --list")
-    if args.time and not args.recipe:
-        raise UsageError("--for is the time of a recipe", "sparkd use RECIPE --for 2h")
+    if bool(args.recipe) + bool(args.image) + args.list + args.end != 1:
+        raise UsageError("a recipe, --image, --list or --end is needed", "sparkd use --list")
+    if args.time and not (args.recipe or args.image):
+        raise UsageError("--for is the time of a recipe or an image", "sparkd use RECIPE --for 2h")
+    if args.no_bench and not args.image:
+        raise UsageError("--no-bench is for --image alone", "sudo sparkd use --image REF --no-bench")
     drain = parse_time("--drain", args.drain, 0, LONGEST_DRAIN_SECONDS)
     span = parse_time("--for", args.time, SHORTEST_USE_SECONDS, LONGEST_USE_SECONDS) if args.time else 0
     return span, drain

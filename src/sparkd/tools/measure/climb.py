@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from msgspec import Struct
@@ -20,10 +19,9 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError
 from sparkd.base.lib.text import sanitize, size
-from sparkd.base.state import switch
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
-from sparkd.base.status.model import IN_SERVICE, utc_now
+from sparkd.base.status.model import utc_now
 from sparkd.tools.measure.bench import Wanted
 from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
 from sparkd.tools.measure.measuring import look, run, start_result
@@ -31,12 +29,14 @@ from sparkd.tools.measure.soak import Sample
 from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
 from sparkd.tools.node.switching import (
     await_end,
+    await_service,
     explain_findings,
     findings_of,
     follow,
-    follow_agent,
+    go_back,
     read_choice,
     refuse_blocked,
+    time_after,
     write_switch,
 )
 
@@ -109,12 +109,8 @@ class Climb:
 
     def __exit__(self, *_error: object) -> None:
         """Back from a step, never from what somebody else has chosen. Raises UsageError."""
-        while (found := read_choice(self._host)) and self._has_step(found) and found.stage is not Stage.RETURNING:
-            with files.usage_error(f"{switch.FILE.path} can't be changed", "sparkd use --end"):
-                # Without effect where the agent has just written a step of its own.
-                files.exchange(self._host.files, switch.FILE, found, replace(found, stage=Stage.RETURNING))
-        now = label(found.chosen if found else None)
-        self._show(f"this node runs, or is on the way to: {now}; sparkd status")
+        now = go_back(self._host, self._has_step)
+        self._show(f"this node runs, or is on the way to: {label(now)}; sparkd status")
 
     def _has_step(self, found: Switch) -> bool:
         """Of this ladder: no other recipe has the name, and nothing else of this name an end."""
@@ -148,8 +144,7 @@ class Climb:
         waits = now.switch is not None and now.switch.stage is not Stage.IN_FORCE
         if not knob and now.plan.digest == base.plan.digest and not waits:
             return ""  # no load is needed
-        span = _ready_seconds(config) + AWAITED_SECONDS + DRAIN_SECONDS + MEASURE_SECONDS
-        until = (datetime.now(UTC) + timedelta(seconds=span)).isoformat(timespec="seconds")
+        until = time_after(longest_step(config, DRAIN_SECONDS))
         engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
         to = Chosen(apply(self._base.recipe, self.tuning.name, values), engine, until=until)
         try:
@@ -198,15 +193,12 @@ class Climb:
         return one
 
     def _test(self, step: tuple[str, Value]) -> Measured:
-        began, patience = time.monotonic(), _ready_seconds(self._config)
-        for report in follow_agent(self._host):
-            if report is not None and report.phase in IN_SERVICE:
-                break
-            if time.monotonic() - began > patience:
-                return Measured(*step, fault="it does not serve")
-        else:
+        serves = await_service(self._host, ready_seconds(self._config))
+        if serves is None:
             raise BlockedError("no agent runs any more", f"systemctl start sparkd-head; {AGAIN}")
-        if faults := _smoke():
+        if not serves:
+            return Measured(*step, fault="it does not serve")
+        if faults := smoke_twice():
             return Measured(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
         load = (self.tuning.at_once,)
         wanted = Wanted(load, (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=time.time_ns())
@@ -234,12 +226,17 @@ class Climb:
         self.tuning = tuning or self.tuning
 
 
-def _ready_seconds(config: Settings) -> int:
+def longest_step(config: Settings, drain: int) -> int:
+    """Seconds, until it ends by itself."""
+    return ready_seconds(config) + AWAITED_SECONDS + drain + MEASURE_SECONDS
+
+
+def ready_seconds(config: Settings) -> int:
     """The longest load that is waited for, with its kernels."""
     return config.readiness.timeout_seconds + config.readiness.warm_seconds
 
 
-def _smoke() -> list[str]:
+def smoke_twice() -> list[str]:
     """Faults of its answers, where two tries in a row have some: healthy models write an odd one now and then."""
     for _ in range(2):
         with open_endpoint(CONNECTIONS) as served:

@@ -202,7 +202,11 @@ def name_step(knob: str, value: Value) -> str:
 def describe(one: Measured) -> str:
     if one.fault or one.rate is None:
         return f"bad: {one.fault or 'no figure'}"
-    return f"{one.rate.median:.1f} tokens/s ({one.rate.low:.1f} to {one.rate.high:.1f})"
+    return describe_rate(one.rate)
+
+
+def describe_rate(rate: Spread) -> str:
+    return f"{rate.median:.1f} tokens/s ({rate.low:.1f} to {rate.high:.1f})"
 
 
 def render(base: Recipe, name: str, at: Position, measured: Iterable[Measured], at_once: int, made: str) -> str:

@@ -69,7 +69,7 @@ def keep(row: Row) -> None:
 
 def only_one() -> AbstractContextManager[None]:
     """Two would measure each other's load."""
-    return files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench` or `tune-recipe`")
+    return files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`")
 
 
 def catch_ends() -> None:

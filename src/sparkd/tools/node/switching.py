@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from sparkd.agent.actions import files
 from sparkd.agent.cluster.inventory import Inventories, find_missing_elsewhere, request_inventories
 from sparkd.agent.preflight.check import Finding
 from sparkd.agent.preflight.runner import build_checks, downgraded, examine, uncleared
@@ -18,6 +19,7 @@ from sparkd.agent.preflight.runner import chosen as without_skipped
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.membership import NodeContext, check_inputs
 from sparkd.base.config import Settings
+from sparkd.base.config.types import check_image
 from sparkd.base.host import Host, docker, docker_image
 from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
@@ -28,7 +30,7 @@ from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import End
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
-from sparkd.base.status.model import NodeReport, Phase, parse, read_living_report, read_report, utc_now
+from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, parse, read_living_report, read_report, utc_now
 from sparkd.base.status.publisher import status_line
 from sparkd.tools.node.dry_run import NextStart
 
@@ -53,8 +55,6 @@ def image_id(host: Host, ref: str) -> str | None:
 
 def write_switch(before: Switch | None, after: Switch | None, host: Host) -> None:
     """For the next start, or the agent that runs. Raises UsageError where it can't be written, or changes meanwhile."""
-    from sparkd.agent.actions import files
-
     with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
         if not files.exchange(host.files, FILE, before, after):
             raise UsageError(f"{FILE.path} has changed meanwhile: nothing is changed", "run it again")
@@ -90,8 +90,44 @@ def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
     for file in loaded.files:
         if file.parent != recipes_dir():
             refuse_writable(host.files, str(file), "recipe")
-    until = (datetime.now(UTC) + timedelta(seconds=span)).isoformat(timespec="seconds") if span else ""
-    return Chosen(loaded.recipe, engine, until=until)
+    return Chosen(loaded.recipe, engine, until=time_after(span) if span else "")
+
+
+def time_after(seconds: int) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="seconds")
+
+
+def exchange_image(ref: str, span: int, config: Settings, host: Host) -> Chosen | None:
+    """The plan in force with another image; None where that is what is configured.
+
+    Raises UsageError where `ref` is no image, BlockedError where there is no way back.
+    """
+    try:
+        check_image(ref)
+    except ValueError as error:
+        raise UsageError(f"--image {sanitize(ref, 60)}: {error}") from None
+    now = membership.current_switch(config, host)
+    if now is not None and now.stage is not Stage.IN_FORCE:
+        raise BlockedError(f"this node is on the way to {label(now.chosen)}", "sparkd status")
+    chosen, until = now.to if now is not None else None, time_after(span) if span else ""
+    plan = membership.make_context(config, host, chosen).plan
+    if not plan.image_id:
+        _refuse_moved_name(plan.image, ref, host)
+        if ref == plan.image:
+            return chosen and replace(chosen, until=until)
+    base = chosen or load_chosen(config.engine.recipe, 0, config, host)
+    return Chosen(base.recipe, base.engine.model_copy(update={"image": ref}), until=until)
+
+
+def _refuse_moved_name(name: str, ref: str, host: Host) -> None:
+    """Raises BlockedError where the name of the image that runs is another one's now, as after a docker pull."""
+    report, named = read_living_report(host.files), image_id(host, name)
+    running = report.engine.image if report is not None else ""
+    if not running or named in (running, None):
+        return
+    keep, wanted = f"docker tag {name} {name}-new && " * bool(named), f"{name}-new" if ref == name else ref
+    reason = f"{name} is not the image that runs any more: there would be no way back to that"
+    raise BlockedError(reason, f"{keep}docker tag {running} {name}; then: sudo sparkd use --image {wanted}")
 
 
 def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str, ...] = ()) -> tuple[Finding, ...]:
@@ -109,16 +145,18 @@ def explain_findings(found: Iterable[Finding]) -> Iterator[str]:
         yield f"{one.id}: {one.verdict.reason}{f' ({one.verdict.hint})' * bool(one.verdict.hint)}"
 
 
-def make_switch(
-    name: str | None, span: int, drain: int, found: Switch | None, config: Settings, host: Host
-) -> Switch | None:
-    """The switch to a recipe, or to what is configured; None where that holds. Raises what keeps the node from it.
+def choose_recipe(name: str, span: int, config: Settings, host: Host) -> Chosen | None:
+    """None where it is what is configured."""
+    return None if name == config.engine.recipe and not span else load_chosen(name, span, config, host)
+
+
+def make_switch(to: Chosen | None, drain: int, found: Switch | None, config: Settings, host: Host) -> Switch | None:
+    """The switch to a plan, or to what is configured; None where that holds. Raises what keeps the node from it.
 
     `found`: the choice that the file has now.
     """
     replaces = membership.fingerprint_config(config, host)
     now = found if found is not None and found.replaces == replaces else None
-    to = None if name in (None, config.engine.recipe) and not span else load_chosen(name or "", span, config, host)
     node = membership.make_context(config, host, to)
     if now is None and to is None:
         return None
@@ -173,6 +211,29 @@ def follow_agent(host: Host) -> Iterator[NodeReport | None]:
         alive_at = time.monotonic() if report is not None else alive_at
         yield report
         time.sleep(POLL_SECONDS)
+
+
+def await_service(host: Host, seconds: float) -> bool | None:
+    """Whether the engine serves by then; None where no agent runs any more."""
+    began = time.monotonic()
+    for report in follow_agent(host):
+        if report is not None and report.phase in IN_SERVICE:
+            return True
+        if time.monotonic() - began > seconds:
+            return False
+    return None
+
+
+def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
+    """As the time of the caller's plan would end it; what somebody else has chosen holds. Returns what is to run.
+
+    Raises UsageError.
+    """
+    while (found := read_choice(host)) and is_own(found) and found.stage is not Stage.RETURNING:
+        with files.usage_error(f"{FILE.path} can't be changed", "sparkd use --end"):
+            # Without effect where the agent has just written a step of its own.
+            files.exchange(host.files, FILE, found, replace(found, stage=Stage.RETURNING))
+    return found.chosen if found else None
 
 
 def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:

@@ -1,0 +1,144 @@
+"""`sparkd use --image`: the plan in force with another image, kept unless that is slower than the one before.
+
+The trial is a switch with an end, so the agent goes back by itself where this command, or the node, is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError, NotReadyError, SparkdError
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state.history import Launch, Row
+from sparkd.base.state.known_good import find_differences, format_utc
+from sparkd.base.state.switch import Chosen, Stage, Switch, label
+from sparkd.base.status.model import NodeReport, read_living_report
+from sparkd.tools.measure.bench import Result, Wanted
+from sparkd.tools.measure.climb import (
+    ANSWER_TOKENS,
+    DEFAULT_CONCURRENCY,
+    PROMPT_TOKENS,
+    RUNS,
+    longest_step,
+    ready_seconds,
+    smoke_twice,
+)
+from sparkd.tools.measure.figures import Spread
+from sparkd.tools.measure.ladder import LEAST_SHARE, describe_rate, is_faster
+from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, keep, make_row, read_rows, run, start_result
+from sparkd.tools.measure.past import find_runs
+from sparkd.tools.node.served import open_endpoint
+from sparkd.tools.node.switching import await_service, follow, go_back, read_choice, time_after, write_switch
+
+FEWEST_BATCHES = 3
+"""Of a bench in the history: fewer show no spread."""
+
+
+def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Result | None:
+    """The last bench of the plan that runs, on the node as it is, with its largest number of requests alone. Pure."""
+    launches = {row.id: row for row in rows if isinstance(row, Launch)}
+    now = launches.get(report.launch_id) if report is not None else None
+    for past in reversed(find_runs(rows)):
+        same_plan = report is not None and past.result.plan == report.plan_digest
+        if now is None or past.launch is None or not same_plan or find_differences(past.launch.facts, now.facts):
+            continue
+        levels = [
+            level
+            for level in past.result.levels
+            if level.output_tokens_per_second
+            and not (level.failed or level.compiled)
+            and level.requests >= FEWEST_BATCHES * level.concurrency
+        ]
+        if levels:
+            return replace(past.result, levels=(max(levels, key=lambda level: level.concurrency),))
+    return None
+
+
+def measure(like: Result | None = None) -> tuple[Result, Spread]:
+    """A short bench, under the load of that one. Raises SparkdError where requests fail, KeyboardInterrupt."""
+    with open_endpoint(MOST_AT_ONCE) as served:
+        at_once = max(expected_levels(served.node.recipe), default=DEFAULT_CONCURRENCY)
+        wanted = Wanted((at_once,), (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=0)
+        if like is not None:
+            level = like.levels[0]
+            load = {"prompt_tokens": like.prompt_tokens, "answer_tokens": like.answer_tokens}
+            wanted = replace(wanted, concurrency=(level.concurrency,), staggered=level.arrivals != "static", **load)
+        for _ in range(2):  # once more where kernels were compiled meanwhile
+            wanted = replace(wanted, seed=time.time_ns())
+            found = run(served, wanted, start_result(served, wanted), warms=True)
+            if found.interrupted or not any(level.compiled for level in found.levels):
+                break
+    if found.interrupted:
+        raise KeyboardInterrupt
+    measured = found.levels[0] if found.levels else None
+    rate = measured.output_tokens_per_second if measured else None
+    fault = found.fault or (measured.fault if measured else "no answer")
+    if fault or rate is None:
+        raise NotReadyError(f"bench: {sanitize(fault or 'no figure')}", "sparkd status")
+    keep(make_row(found, served))
+    return found, rate
+
+
+def compare(baseline: Result, rate: Spread) -> tuple[str, str]:
+    """Both figures, and the fault of the new one. Pure."""
+    level = baseline.levels[0]
+    usual = level.output_tokens_per_second
+    before = f"{describe_rate(usual)} before, {format_utc(baseline.made)}" if usual else "not known before"
+    slower = f"slower beyond the spread of both, and by {LEAST_SHARE:.0%}" if is_faster(usual, rate) else ""
+    return f"{level.concurrency} requests at once: {describe_rate(rate)}; {before}", slower
+
+
+class ImageTrial:
+    def __init__(self, switch: Switch, config: Settings, host: Host, show: Callable[[str], None]) -> None:
+        """`switch`: to the plan that is to stay."""
+        self._switch, self._config, self._host, self._show = switch, config, host, show
+
+    def run(self, before: Switch | None) -> str:
+        """Why the plan before is in force again, or on its way; empty once the new one stays.
+
+        `before`: what the file has. Raises SparkdError, KeyboardInterrupt: as where it is slower.
+        """
+        baseline = find_baseline(read_rows(self._host), read_living_report(self._host.files))
+        if baseline is None:
+            self._show(f"measuring {label(self._switch.before)} first")
+            baseline, _ = measure()
+        wanted, until = self._switch.to, time_after(longest_step(self._config, self._switch.drain_seconds))
+        trial = replace(self._switch, to=wanted and replace(wanted, until=until))
+        stays = False
+        try:
+            write_switch(before, trial, self._host)
+            self._show(f"trying {label(trial.to)}; Ctrl-C goes back")
+            fault = follow(trial, self._host, self._show) or self._find_fault(baseline)
+            if not fault:
+                self._keep(trial.to)
+                stays = True
+            return fault
+        finally:
+            if not stays:
+                go_back(self._host, lambda found: (found.chosen_at, found.to) == (trial.chosen_at, trial.to))
+
+    def _find_fault(self, baseline: Result) -> str:
+        if not await_service(self._host, ready_seconds(self._config)):
+            return "it does not serve: sparkd status"
+        try:
+            if faults := smoke_twice():
+                return f"smoke: {sanitize('; '.join(faults))}; whether the plan before passes it: sudo sparkd smoke"
+            _, rate = measure(baseline)
+        except SparkdError as error:
+            return sanitize(error.reason)
+        figures, fault = compare(baseline, rate)
+        self._show(figures)
+        return fault
+
+    def _keep(self, tried: Chosen | None) -> None:
+        """Raises BlockedError where somebody has chosen meanwhile."""
+        found, to = read_choice(self._host), self._switch.to
+        if found is None or to is None or (found.stage, found.to) != (Stage.IN_FORCE, tried):
+            chosen = label(found.chosen if found else None)
+            raise BlockedError(f"somebody has chosen {chosen} meanwhile, or it went back", "sparkd status")
+        write_switch(found, replace(found, to=to, back=found.back if to.until else ()), self._host)

@@ -1,0 +1,148 @@
+"""`sparkd use --image`: which bench is the one before, what is slower, and that a trial which is not kept goes back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.known_good_entries import RECIPE, SETTINGS
+from tests.unit.node_reports import HEAD
+from tests.unit.plans import configured
+
+from sparkd.agent.actions import history
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.state.history import Bench, Launch, Row
+from sparkd.base.state.known_good import Facts
+from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
+from sparkd.base.status.model import Phase, dump
+from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.figures import Level, Spread
+from sparkd.tools.measure.image_trial import ImageTrial, compare, find_baseline
+
+RATE = Spread(100, 95, 105)
+LEVELS = tuple(Level(number, "static", 3 * number, 0, RATE, None, None, None, None) for number in (1, 4, 2))
+RESULT = Result("2026-11-23T10:00:00.000+00:00", "n", "tiny", "tiny", HEAD.plan_digest, "1", 128, 128, levels=LEVELS)
+
+
+def rows(result: Result = RESULT, kernel: str = "6.1") -> tuple[Row, ...]:
+    """A bench of an earlier launch, and the launch that runs."""
+    then, now = (Facts({}, {"kernel": version}, {}) for version in (kernel, "6.1"))
+    before = Launch("before", "2026-11-23", 0, "d", "tiny", then)
+    bench = Bench("b", result.made, before.id, "tiny", msgspec.Raw(msgspec.json.encode(result)))
+    return before, bench, replace(before, id=HEAD.launch_id, facts=now)
+
+
+def test_the_last_bench_of_the_very_plan_counts_under_its_largest_load() -> None:
+    slow = replace(RESULT, plan="e")
+    found = find_baseline((*rows(), *rows(slow)), HEAD)
+    assert found == replace(RESULT, levels=(LEVELS[1],))
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        (),
+        rows()[:2],
+        rows(replace(RESULT, plan="e")),
+        rows(kernel="6.2"),
+        rows(replace(RESULT, levels=(replace(LEVELS[0], failed=1),))),
+        rows(replace(RESULT, levels=(replace(LEVELS[0], compiled=1),))),
+        rows(replace(RESULT, levels=(replace(LEVELS[1], requests=8),))),
+        rows(replace(RESULT, levels=(replace(LEVELS[0], output_tokens_per_second=None),))),
+    ],
+    ids=["none", "of no known launch", "plan", "kernel", "failed", "cold", "two batches", "no rate"],
+)
+def test_what_is_not_to_be_compared_is_measured_again(known: tuple[Row, ...]) -> None:
+    assert find_baseline(known, HEAD) is None
+    assert find_baseline(rows(), None) is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "slower"),
+    [
+        (Spread(80, 75, 85), True),
+        (Spread(98, 96, 120), False),
+        (Spread(93, 92, 94.9), True),
+        (Spread(93, 91, 96), False),
+        (Spread(200, 190, 210), False),
+    ],
+)
+def test_slower_is_beyond_the_spread_and_both_figures_are_named(rate: Spread, slower: bool) -> None:
+    figures, fault = compare(replace(RESULT, levels=LEVELS[1:2]), rate)
+    assert figures.startswith(f"4 requests at once: {rate.median:.1f} tokens/s (")
+    assert figures.endswith("; 100.0 tokens/s (95.0 to 105.0) before, 2026-11-23 10:00 UTC")
+    assert bool(fault) is slower
+
+
+TO = Chosen(RECIPE, SETTINGS.engine.model_copy(update={"image": "i:2"}))
+SWITCH = Switch("f", Stage.DRAINING, TO, (), 0, 60, "2026-11-27")
+
+
+def trial(tree: Tree, meanwhile: object = None) -> ImageTrial:
+    """On a node that serves and has a bench of this plan. `meanwhile`: what becomes of the choice once it is shown."""
+    tree.process(HEAD.pid, "sparkd", start_time=HEAD.start_time)
+    tree.file("/run/sparkd/report.json", dump(replace(HEAD, phase=Phase.SERVING)))
+    for row in rows():
+        history.write(Host(tree.root).files, row)
+
+    def show(line: str) -> None:
+        if not line.startswith("trying "):
+            return
+        if isinstance(meanwhile, BaseException):
+            raise meanwhile
+        found = in_file(tree)
+        assert found is not None
+        put(tree, replace(found, stage=meanwhile) if isinstance(meanwhile, Stage) else meanwhile)
+
+    return ImageTrial(SWITCH, configured(), Host(tree.root), show)
+
+
+def put(tree: Tree, found: object) -> None:
+    assert isinstance(found, Switch)
+    tree.file(FILE.path, FILE.encode(found))
+
+
+def in_file(tree: Tree) -> Switch | None:
+    return FILE.read(Host(tree.root).files, pytest.fail)
+
+
+def test_an_interrupt_goes_back_and_the_trial_would_end_by_itself(tree: Tree) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trial(tree, KeyboardInterrupt()).run(None)
+    found = in_file(tree)
+    assert found is not None
+    assert found.to is not None
+    assert (found.stage, found.to.is_same_plan(TO), bool(found.to.until)) == (Stage.RETURNING, True, True)
+
+
+def test_what_is_in_force_and_cannot_be_tested_goes_back(tree: Tree) -> None:
+    """The machine that runs the tests has no agent."""
+    assert trial(tree, Stage.IN_FORCE).run(None)
+    found = in_file(tree)
+    assert found is not None
+    assert found.stage is Stage.RETURNING
+
+
+def test_what_a_person_chose_meanwhile_holds(tree: Tree) -> None:
+    other = replace(SWITCH, chosen_at="2026-11-28", stage=Stage.IN_FORCE, to=replace(TO, image_id="sha256:" + "1" * 64))
+    with pytest.raises(BlockedError, match="somebody has chosen"):
+        trial(tree, other)._keep(TO)
+    assert in_file(tree) is None
+    put(tree, other)
+    with pytest.raises(BlockedError, match="somebody has chosen"):
+        trial(tree)._keep(TO)
+    assert in_file(tree) == other
+
+
+@pytest.mark.parametrize("until", ["", "2999-01-01T00:00:00+00:00"])
+def test_what_is_kept_loses_the_end_of_its_trial_and_with_it_the_way_back(tree: Tree, until: str) -> None:
+    tried, before = replace(TO, until="2998-01-01T00:00:00+00:00"), replace(TO, image_id="")
+    put(tree, replace(SWITCH, stage=Stage.IN_FORCE, to=tried, back=(before,)))
+    made = trial(tree)
+    made._switch = replace(SWITCH, to=replace(TO, until=until))
+    made._keep(tried)
+    found = in_file(tree)
+    assert found is not None
+    assert (found.to, found.back) == (replace(TO, until=until), (before,) if until else ())

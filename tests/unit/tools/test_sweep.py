@@ -76,14 +76,15 @@ def test_a_rank_is_swept_after_the_agent_that_has_it_by_the_record(
     assert find_orphans((made,), owns, KnownRank(record, alive=True), invocation, None) == (made,) * swept
 
 
+@pytest.mark.parametrize("owner", [None, NodeOwner(8, "sparkd run --role head", OTHERS)], ids=["none", "the next one"])
 @pytest.mark.parametrize(("invocation", "swept"), [("", False), (MINE, True), (OTHERS, False)])
 def test_a_rank_that_another_agent_is_expected_for_is_ended_after_its_own_agent_alone(
-    invocation: str, swept: bool
+    owner: NodeOwner | None, invocation: str, swept: bool
 ) -> None:
     made = ContainerFacts("c", "sparkd-rank0", (*ours("", MINE).labels, ("io.sparkd.rank-id", "rank")), True, 7, "", "")
     record = rank_record(rank_id="rank", invocation=MINE, container_id="c", pid=7, stage=RankStage.READY)
     known = KnownRank(record, alive=True, guarded=True)
-    assert find_orphans((made,), None, known, invocation, None) == (made,) * swept
+    assert find_orphans((made,), owner, known, invocation, None) == (made,) * swept
 
 
 CRASHED = {"SERVICE_RESULT": "signal", "EXIT_CODE": "killed", "EXIT_STATUS": "KILL"}

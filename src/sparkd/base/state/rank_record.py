@@ -158,7 +158,7 @@ def read_boot_id(files: Files) -> str:
 class Whose(Enum):
     """The owner's: the process that owns the node has it, or has made it. An orphan: no living process has it.
 
-    Left: its agent has crashed, and the next one is to take it over.
+    Left: its agent has crashed, and the next one is to take it over, or to end it: no other command may.
     """
 
     OWNERS = "owners"
@@ -169,11 +169,14 @@ class Whose(Enum):
 
 def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) -> Whose:
     """Of a container of sparkd's. Only an orphan may be ended by others than its own agent."""
+    left = known.stays and known.proves(container)
     if owner is None:
-        return Whose.LEFT if known.stays and known.proves(container) else Whose.ORPHAN
+        return Whose.LEFT if left else Whose.ORPHAN
     if not owner.invocation:
         return Whose.UNKNOWN  # who holds the lock is not known
     if known.holder(container) == owner.invocation:
         contradicted = container.rank_id and known.record is not None and not known.proves(container)
         return Whose.UNKNOWN if contradicted else Whose.OWNERS
+    if left and not owner.is_agent:
+        return Whose.LEFT
     return Whose.UNKNOWN if container.rank_id and known.error else Whose.ORPHAN

@@ -61,7 +61,7 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
     code = _end(host, orphans, show) if orphans else ExitCode.GOOD
     if not invocation:
         for one in facts.containers:
-            if one.ours and whose(one, owner, known) is Whose.LEFT:
+            if one.ours and _whose(one, owner, known) is Whose.LEFT:
                 show(f"container {one.name} ({one.id[:12]}) is left alone: {LEFT}")
     unknown = [one for one in facts.containers if one.ours and whose(one, owner, known) is Whose.UNKNOWN]
     if unknown and known.error:
@@ -81,9 +81,15 @@ def find_orphans(
         for one in containers
         if one.ours
         and (role is None or one.label(f"{LABEL}role") == role)
-        and whose(one, owner, known) in ended
+        and _whose(one, owner, known) in ended
         and (not invocation or known.holder(one) == invocation)
     )
+
+
+def _whose(one: ContainerFacts, owner: NodeOwner | None, known: KnownRank) -> Whose:
+    """An owner may be the next agent, which has not taken the rank over yet: it does that, or ends it."""
+    found = whose(one, owner, known)
+    return Whose.LEFT if found is Whose.ORPHAN and known.stays and known.proves(one) else found
 
 
 def _end(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:

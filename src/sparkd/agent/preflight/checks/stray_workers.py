@@ -127,6 +127,9 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         if owner is not None and container.whose is Whose.OWNERS:
             reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
             return block(reason, owner.hint)
+        if container.whose is Whose.LEFT:
+            reason = f"{what} serves, and its agent, which has crashed, is expected back"
+            return block(reason, "nothing is to be done: look again in a minute: sparkd preflight --dry-run")
         state = f"still runs and holds {size(held)}" if container.running else "is left over"
         fix = RemoveContainer(container.id, container.name, frees_bytes=held)
         if identity(fix) in self.tried:

@@ -58,6 +58,7 @@ class Crash:
     ranks: tuple[int, ...]
     """Of the nodes whose agents it is done to."""
     back_seconds: float = BACK_SECONDS
+    """Longer where docker is stopped or started, or an image made, in that time."""
     new_pid: bool = True
     in_ci: bool = False
     kills: int = 1
@@ -196,8 +197,8 @@ LIVE_RESTORE = (
     Crash("dockerd restarted on the head", restart_docker, (0,), 20, new_pid=False, kills=0, after=log_is_followed),
     Crash("dockerd restarted on the worker", restart_docker, (1,), 20, new_pid=False, kills=0, after=log_is_followed),
     Crash("dockerd restarted on both", restart_docker, (0, 1), 30, new_pid=False, kills=0, after=log_is_followed),
-    Crash("kill -9 of the head's agent without dockerd", kill_without_docker, (0,), after=start_docker),
-    Crash("kill -9 of the worker's agent without dockerd", kill_without_docker, (1,), after=start_docker),
+    Crash("kill -9 of the head's agent without dockerd", kill_without_docker, (0,), 20, after=start_docker),
+    Crash("kill -9 of the worker's agent without dockerd", kill_without_docker, (1,), 20, after=start_docker),
 )
 
 

@@ -120,7 +120,7 @@ def test_live_restore_is_proposed_where_it_is_off_and_docker_would_start_with_it
     engine(tree, **info)
     verdict = Docker(uses_gpu=False).run(Host(tree.root))[1]
     assert verdict.level is Level.OK
-    assert ("live-restore is off" in verdict.reason, verdict.hint == docker_config.KEEP_CONTAINERS) == (proposed,) * 2
+    assert ("live-restore is off" in verdict.reason, "sparkd init --plan" in verdict.hint) == (proposed,) * 2
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class Docker(Check[DockerEngineFacts], frozen=True):
             return warn("docker is away: a launch waits for it", hint)
         version = f"docker {facts.version}"
         ends = "; its restart ends the engine: live-restore is off" * facts.may_keep
-        remedy = docker_config.KEEP_CONTAINERS * facts.may_keep
+        remedy = "sudo sparkd init --plan   # shows how to turn it on" * facts.may_keep
         if not self.uses_gpu:
             return ok(f"{version}; the plan uses no GPU{ends}", remedy)
         if not facts.gpu_ways:

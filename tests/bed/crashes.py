@@ -197,8 +197,8 @@ LIVE_RESTORE = (
     Crash("dockerd restarted on the head", restart_docker, (0,), 20, new_pid=False, kills=0, after=log_is_followed),
     Crash("dockerd restarted on the worker", restart_docker, (1,), 20, new_pid=False, kills=0, after=log_is_followed),
     Crash("dockerd restarted on both", restart_docker, (0, 1), 30, new_pid=False, kills=0, after=log_is_followed),
-    Crash("kill -9 of the head's agent without dockerd", kill_without_docker, (0,), 20, after=start_docker),
-    Crash("kill -9 of the worker's agent without dockerd", kill_without_docker, (1,), 20, after=start_docker),
+    Crash("kill -9 of the head's agent without dockerd", kill_without_docker, (0,), 30, after=start_docker),
+    Crash("kill -9 of the worker's agent without dockerd", kill_without_docker, (1,), 30, after=start_docker),
 )
 
 

@@ -1,8 +1,11 @@
-"""What an engine outlives: an agent that crashes or is reloaded, on either node or on both, under streaming clients."""
+"""What an engine outlives, under streaming clients: an agent that crashes or is reloaded, and dockerd's restart where
+live-restore is on; on either node, or on both.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
 import signal
 import subprocess
 import time
@@ -23,6 +26,10 @@ BACK_SECONDS = 8.0
 shares two cores with two engines under load), and the looks themselves.
 """
 QUIET_SECONDS = 2.0
+LOG_SECONDS = 20.0
+"""For a line to come through docker's pipe, a dockerd that has just started, and the next try to follow the log."""
+AWAY = "/run/marks"
+"""Of the lines that were logged while dockerd was away."""
 
 
 @dataclass
@@ -51,8 +58,13 @@ class Crash:
     ranks: tuple[int, ...]
     """Of the nodes whose agents it is done to."""
     back_seconds: float = BACK_SECONDS
+    """Longer where docker is stopped or started, or an image made, in that time."""
     new_pid: bool = True
     in_ci: bool = False
+    kills: int = 1
+    """How often each of these agents is killed."""
+    after: Callable[[SparkdNode], object] = lambda _: None
+    """Once all is back, while the clients still stream."""
 
 
 def kill(member: SparkdNode) -> None:
@@ -72,6 +84,97 @@ def reload(member: SparkdNode) -> None:
     member.node.run("systemctl", "reload", member.unit)
 
 
+def kill_twice(member: SparkdNode) -> None:
+    """The second time while the next one takes the rank over."""
+    old = member.main_pid()
+    kill(member)
+    wait_for(lambda: member.main_pid() not in (0, old), 20, "the next agent", pause=0.005)
+    kill(member)
+
+
+def kill_twice_late(member: SparkdNode) -> None:
+    """The second time once the next one has the node's lock, which is before the rank is its own."""
+    old = member.main_pid()
+    kill(member)
+
+    def owner() -> int:
+        return int(json.loads(member.node.read("/run/sparkd/owner.json"))["pid"])
+
+    wait_for(lambda: owner() != old, 30, "the next agent to have the lock", pause=0.005)
+    kill(member)
+
+
+def kill_beside_sweeps(member: SparkdNode) -> None:
+    member.node.sh(
+        "(for _ in $(seq 20); do sparkd sweep & sparkd sweep & sparkd sweep; done; wait) >/run/sweeps 2>&1 &"
+    )
+    time.sleep(2)
+    kill(member)
+
+
+def sweeps_left_it(member: SparkdNode) -> None:
+    wait_for(lambda: not member.node.pids("sparkd sweep"), 60, "the sweeps to end")
+    said = member.node.read("/run/sweeps")
+    assert "stopped and removed" not in said and "Traceback" not in said, said
+    print(f"{said.count('is left alone')} sweeps left it alone")
+
+
+def recipe_image(member: SparkdNode) -> str:
+    name = json.loads(member.node.run("sparkd", "plan", "--json").stdout)["image"]
+    assert isinstance(name, str)
+    return name
+
+
+def kill_beside_another_image(member: SparkdNode) -> None:
+    """Which has the recipe's name from the moment of the crash on."""
+    name = recipe_image(member)
+    member.node.sh(f"docker tag {name} bed-kept:1; tar -cT /dev/null | docker import - bed-other:1")
+    kill(member)
+    member.node.run("docker", "tag", "bed-other:1", name)
+
+
+def give_the_image_back(member: SparkdNode) -> None:
+    member.node.sh(f"docker tag bed-kept:1 {recipe_image(member)} && docker rmi bed-kept:1 bed-other:1")
+
+
+def log_line(member: SparkdNode) -> str:
+    """A line that the engine logs now, whether or not there is a dockerd."""
+    mark = f"mark-{secrets.token_hex(4)}"
+    pid = json.loads(member.node.read("/run/sparkd/private/rank.json"))["pid"]
+    member.node.sh(f"echo {mark} >/proc/{pid}/fd/1; echo {mark} >>{AWAY}")
+    return mark
+
+
+def log_is_followed(member: SparkdNode) -> None:
+    """Each line that was logged meanwhile has come, and so does the next."""
+    log_line(member)
+    marks = member.node.read(AWAY).split()
+    wait_for(lambda: all(one in member.node.journal(member.unit) for one in marks), LOG_SECONDS, f"the lines {marks}")
+    member.node.run("rm", AWAY)
+    kept = json.loads(member.node.read("/run/sparkd/private/rank.json"))["dockerd_pid"]
+    assert not kept, "an end would be laid on the dockerd that is gone"
+
+
+def restart_docker(member: SparkdNode) -> None:
+    """A line is logged while it is away."""
+    member.node.run("systemctl", "restart", "--no-block", "docker")
+    wait_for(lambda: member.show("ActiveState", "docker") == "activating", 20, "dockerd to be away")
+    log_line(member)
+    wait_for(lambda: member.show("ActiveState", "docker") == "active", 60, "the next dockerd")
+
+
+def kill_without_docker(member: SparkdNode) -> None:
+    member.node.run("systemctl", "stop", "docker.socket", "docker.service", timeout=60)
+    kill(member)
+    log_line(member)
+
+
+def start_docker(member: SparkdNode) -> None:
+    log_line(member)
+    member.node.run("systemctl", "start", "docker.socket", "docker.service", timeout=60)
+    log_is_followed(member)
+
+
 CRASHES = (
     Crash("kill -9 of the head's agent", kill, (0,), in_ci=True),
     Crash("kill -9 of the worker's agent", kill, (1,), in_ci=True),
@@ -80,6 +183,22 @@ CRASHES = (
     Crash("the watchdog of the worker's agent", stop_until_the_watchdog, (1,), back_seconds=35 + BACK_SECONDS),
     Crash("reload of the head's agent", reload, (0,), new_pid=False, in_ci=True),
     Crash("reload of both agents", reload, (0, 1), new_pid=False),
+)
+
+
+TAKING_OVER = (
+    Crash("a second kill -9 while the head's rank is taken over", kill_twice, (0,), 2 * BACK_SECONDS, kills=2),
+    Crash("a second kill -9 while the worker's rank is taken over", kill_twice, (1,), 2 * BACK_SECONDS, kills=2),
+    Crash("a second kill -9 once the next agent has the lock", kill_twice_late, (0,), 3 * BACK_SECONDS, kills=2),
+    Crash("sweeps by hand beside kill -9", kill_beside_sweeps, (0,), 4 * BACK_SECONDS, after=sweeps_left_it),
+    Crash("another image beside kill -9", kill_beside_another_image, (0,), 3 * BACK_SECONDS, after=give_the_image_back),
+)
+LIVE_RESTORE = (
+    Crash("dockerd restarted on the head", restart_docker, (0,), 20, new_pid=False, kills=0, after=log_is_followed),
+    Crash("dockerd restarted on the worker", restart_docker, (1,), 20, new_pid=False, kills=0, after=log_is_followed),
+    Crash("dockerd restarted on both", restart_docker, (0, 1), 30, new_pid=False, kills=0, after=log_is_followed),
+    Crash("kill -9 of the head's agent without dockerd", kill_without_docker, (0,), 30, after=start_docker),
+    Crash("kill -9 of the worker's agent without dockerd", kill_without_docker, (1,), 30, after=start_docker),
 )
 
 
@@ -111,6 +230,8 @@ def run(crash: Crash, cluster: Cluster) -> tuple[float, list[str]]:
 
         wait_for(back, crash.back_seconds + 60, f"every agent to be back\n{cluster.describe()}")
         took = time.monotonic() - began
+        for member in members:
+            crash.after(member)
         time.sleep(QUIET_SECONDS)
     complaints = [f"{one} of {streams.requests} requests" for one in streams.wrong]
     if any(not process.alive for rank in before.ranks for process in rank):

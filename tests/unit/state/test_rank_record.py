@@ -16,8 +16,10 @@ ID, OTHER_ID = "a" * 64, "b" * 64
 STARTED = rank_record(container_id=ID, pid=60, start_time=100, segments={"/dev/shm/psm_0123abcd": (1, 2)})
 AGENT, NEXT = NodeOwner(50, "sparkd run --role head", "agent"), NodeOwner(51, "sparkd run --role head", "next")
 NOBODY, NAMELESS = None, NodeOwner(0, "", "")
+BY_HAND = NodeOwner(52, "sparkd preflight", "by hand")
 NONE, BROKEN = KnownRank(), KnownRank(error="rank.json can't be read: it is no object of schema 1")
 KNOWN = KnownRank(STARTED, alive=True)
+STAYS = KnownRank(replace(STARTED, stage=RankStage.READY), alive=True, guarded=True)
 
 
 def container(invocation: str = "agent", rank_id: str = "rank", full_id: str = ID, pid: int = 60) -> ContainerFacts:
@@ -40,6 +42,12 @@ def known(alive: bool = True, **changes: object) -> KnownRank:
         pytest.param(container(), NEXT, KNOWN, Whose.ORPHAN, id="the agent that has it is gone"),
         pytest.param(container(), NOBODY, KNOWN, Whose.ORPHAN, id="nobody owns the node"),
         pytest.param(container(), NAMELESS, KNOWN, Whose.UNKNOWN, id="the owner is not known"),
+        # It serves, and its agent has crashed.
+        pytest.param(container(), NOBODY, STAYS, Whose.LEFT, id="left for the next agent"),
+        pytest.param(container(), BY_HAND, STAYS, Whose.LEFT, id="beside a command of a person's"),
+        pytest.param(container(), NEXT, STAYS, Whose.ORPHAN, id="the next agent may end it"),
+        pytest.param(container(full_id=OTHER_ID), BY_HAND, STAYS, Whose.ORPHAN, id="a copy of it"),
+        pytest.param(container(), BY_HAND, KNOWN, Whose.ORPHAN, id="one that loads, beside a person's command"),
         # Labels can be copied.
         pytest.param(container(full_id=OTHER_ID), AGENT, KNOWN, Whose.UNKNOWN, id="both labels copied"),
         pytest.param(container("x", full_id=OTHER_ID), AGENT, KNOWN, Whose.UNKNOWN, id="the rank's label copied"),

@@ -13,7 +13,7 @@ from msgspec import convert
 from tests.machines.areas import docker, healthy, model
 from tests.tree import Tree
 
-from sparkd.base.host import Host
+from sparkd.base.host import Host, docker_config
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.cli.main import main
@@ -96,6 +96,14 @@ def test_what_the_node_has_is_said_in_a_dozen_lines(spark: Tree, run: Run) -> No
     assert "Cut (model.safetensors is " in models
     assert "Small (whole, 0 MiB)" in models
     assert len(lines) < 24
+
+
+def test_live_restore_is_proposed_by_a_command_that_is_shown_whole(spark: Tree, run: Run) -> None:
+    small(spark)
+    spark.docker("/info", {"Runtimes": {"nvidia": {}}, "LiveRestoreEnabled": False, "Swarm": {"LocalNodeState": ""}})
+    first, second = run(plan=True).splitlines()[1:3]
+    assert first.endswith("; its restart ends the engine: live-restore is off")
+    assert second.endswith(f"to have it outlive that, without a restart now: {docker_config.KEEP_CONTAINERS}")
 
 
 @pytest.mark.parametrize("options", [{"nodes": 2}, {"recipe": "deepseek-v4-flash-balanced"}, {"yes": False}])

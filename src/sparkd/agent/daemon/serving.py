@@ -113,6 +113,8 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         agent.phase.enter(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, message, gpu))
         agent.proving.tick()
         running.follow_segments()
+        if _is_alarmed(running):
+            _is_ended_by_docker(agent, running)  # here only to note one that keeps it: the rank's end comes by itself
         report_smoke_test()
         watch_page_cache(_is_idle(activity))
 
@@ -162,10 +164,10 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
         elif not running.ready:  # else its head's agent is away, or has just come back
             with_gpu(agent, "", gpu)
             _follow_load(agent, running, monitor)
-        alarmed = running.record.dockerd_pid and running.log.broken_off_at is not None
+        alarmed = _is_alarmed(running)
         agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds)
-        if alarmed:
-            _raise_if_docker_ended_it(agent, running)
+        if alarmed and _is_ended_by_docker(agent, running):
+            raise EngineDeadError("the engine is dead")
         if running.log.progress.worker_died:
             raise EngineDeadError("a process of the rank has died")
 
@@ -193,8 +195,13 @@ def _show_head(agent: Agent, running: Running, name: str, report: NodeReport, gp
     agent.phase.enter(phase, with_gpu(agent, served + trouble + _note_kernels(agent, running), gpu))
 
 
-def _raise_if_docker_ended_it(agent: Agent, running: Running) -> None:
-    """Where another dockerd runs than at the launch. Raises EngineDeadError."""
+def _is_alarmed(running: Running) -> bool:
+    """Whether the dockerd may be gone whose end would end the rank."""
+    return bool(running.record.dockerd_pid) and running.log.broken_off_at is not None
+
+
+def _is_ended_by_docker(agent: Agent, running: Running) -> bool:
+    """Whether another dockerd runs than at the launch, and ends the rank. One that keeps it is noted."""
 
     def look() -> tuple[bool, bool]:
         replaced = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
@@ -202,10 +209,10 @@ def _raise_if_docker_ended_it(agent: Agent, running: Running) -> None:
 
     with suppress(TimeoutError, BlockingIOError):  # it is looked at again
         replaced, keeps = agent.loop.beside(look, DOCKER_LOOK_SECONDS, "looking at dockerd")
-        if replaced and not keeps:
-            raise EngineDeadError("the engine is dead")
-        if replaced:
+        if keeps:
             running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
+        return replaced and not keeps
+    return False
 
 
 def _gpu_watch(agent: Agent) -> GpuThrottleMonitor | None:

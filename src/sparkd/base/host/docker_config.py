@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 from itertools import chain, pairwise
@@ -22,6 +23,13 @@ T = TypeVar("T")
 
 DAEMON_JSON = "/etc/docker/daemon.json"
 DATA_ROOT = "/var/lib/docker"
+KEEP_CONTAINERS = (
+    "sudo python3 -c 'import json, pathlib; "
+    f'f = pathlib.Path("{DAEMON_JSON}"); f.parent.mkdir(exist_ok=True); n = f.with_suffix(".new"); '
+    'd = json.loads(f.read_text()) if f.exists() else {}; d["live-restore"] = True; '
+    "n.write_text(json.dumps(d, indent=4)); n.replace(f)' && sudo systemctl reload docker"
+)
+"""Turns live-restore on, without a restart, and leaves the file's other keys. One that is not valid stays as it is."""
 
 RUNTIME = "the runtime nvidia"
 HOOK = "nvidia-container-runtime-hook"
@@ -84,6 +92,8 @@ class Engine(Struct, frozen=True):
     runtimes: tuple[str, ...]
     cdi_folders: tuple[str, ...]
     """Folders of CDI specifications; empty before Docker 25, which was the first to read them."""
+    may_keep: bool
+    """Whether its restart ends the containers, and live-restore would keep them: a node of a swarm can't have that."""
 
 
 class GpuAccess(Enum):
@@ -100,8 +110,19 @@ def read_engine(reader: DockerReader) -> Engine:
         case {"Version": str(version)}, {"Runtimes": dict(runtimes), **rest}:
             names = tuple(sorted(sanitize(str(name), 40) for name in runtimes))
             folders = rest.get("CDISpecDirs")
-            return Engine(sanitize(version, 40), names, tuple(map(str, folders)) if isinstance(folders, list) else ())
+            cdi = tuple(map(str, folders)) if isinstance(folders, list) else ()
+            return Engine(
+                sanitize(version, 40), names, cdi, rest.get("LiveRestoreEnabled") is False and _is_alone(rest)
+            )
     raise DockerError("docker does not say its version and its runtimes")
+
+
+def _is_alone(info: Mapping[object, object]) -> bool:
+    """Whether it is in no swarm."""
+    match info.get("Swarm"):
+        case {"LocalNodeState": str(state)}:
+            return state in ("", "inactive")
+    return False
 
 
 def find_gpu_access(files: Files, engine: Engine) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from ipaddress import ip_address
 from msgspec import Struct
 
 from sparkd.agent.cluster.inventory import Inventory, read_inventory
-from sparkd.agent.preflight.check import Verdict
+from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.docker import Docker
 from sparkd.base.config import Settings
-from sparkd.base.host import CachedHost, Host
+from sparkd.base.host import CachedHost, Host, docker_config
 from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import sanitize, size
 from sparkd.tools.node.fabric_ports import FabricPort, read_names, read_ports
@@ -68,7 +68,10 @@ def take_survey(settings: Settings, host: Host) -> Survey:
 
 def describe(survey: Survey) -> Iterator[tuple[str, str]]:
     yield "node", survey.hardware
-    yield "docker", f"{survey.docker.reason}" + (f" -> {survey.docker.hint}" if survey.docker.hint else "")
+    optional = survey.docker.level is Level.OK
+    yield "docker", survey.docker.reason + f" -> {survey.docker.hint}" * bool(survey.docker.hint and not optional)
+    if survey.docker.hint and optional:
+        yield "", f"to have it outlive that, without a restart now: {docker_config.KEEP_CONTAINERS}"
     shown = set[str]()
     for port in survey.ports:
         if port.link.name not in shown:  # as the twin of another

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
@@ -96,6 +100,63 @@ def test_a_row_that_a_users_socket_name_forges_is_no_error(tree: Tree) -> None:
     assert not docker.running(Host(tree.root))
     table.write_bytes(forged + b"0: 2 0 00010000 1 1 700 /run/docker.sock\n")
     assert docker.running(Host(tree.root))
+
+
+@pytest.mark.parametrize(
+    ("info", "proposed"),
+    [
+        ({"LiveRestoreEnabled": False, "Swarm": {"LocalNodeState": "inactive"}}, True),
+        ({"LiveRestoreEnabled": True, "Swarm": {"LocalNodeState": "inactive"}}, False),
+        ({"LiveRestoreEnabled": False, "Swarm": {"LocalNodeState": "active"}}, False),
+        ({"LiveRestoreEnabled": False, "Swarm": {"LocalNodeState": "error"}}, False),
+        ({"LiveRestoreEnabled": False}, False),
+        ({"Swarm": {"LocalNodeState": "inactive"}}, False),
+    ],
+)
+def test_live_restore_is_proposed_where_it_is_off_and_docker_would_start_with_it(
+    tree: Tree, info: dict[str, object], proposed: bool
+) -> None:
+    """dockerd does not start with it on a node of a swarm."""
+    engine(tree, **info)
+    verdict = Docker(uses_gpu=False).run(Host(tree.root))[1]
+    assert verdict.level is Level.OK
+    assert ("live-restore is off" in verdict.reason, "sparkd init --plan" in verdict.hint) == (proposed,) * 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, {"live-restore": True}),
+        ('{"runtimes": {"nvidia": {"path": "x"}}, "live-restore": false}',
+         {"runtimes": {"nvidia": {"path": "x"}}, "live-restore": True}),
+    ],
+)  # fmt: skip
+def test_the_command_that_turns_live_restore_on_keeps_what_else_the_file_has(
+    tmp_path: Path, before: str | None, after: dict[str, object]
+) -> None:
+    file = tmp_path / "docker/daemon.json"
+    if before is not None:
+        file.parent.mkdir()
+        file.write_text(before)
+    assert turn_on(file).returncode == 0
+    assert json.loads(file.read_text()) == after
+    assert [one.name for one in file.parent.iterdir()] == ["daemon.json"]
+
+
+@pytest.mark.parametrize("text", ["", '{"runtimes": ', "[]"])
+def test_the_command_leaves_a_file_that_is_not_valid_as_it_is_and_docker_too(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "daemon.json"
+    file.write_text(text)
+    done = turn_on(file)
+    assert done.returncode != 0 and "reloaded" not in done.stdout
+    assert file.read_text() == text
+
+
+def turn_on(file: Path) -> subprocess.CompletedProcess[str]:
+    """By the command that is shown, on another file."""
+    shown = docker_config.KEEP_CONTAINERS.replace(docker_config.DAEMON_JSON, str(file)).replace("sudo ", "")
+    command = shown.replace("systemctl reload docker", "echo reloaded")
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, check=False)
 
 
 def ways(tree: Tree) -> tuple[str, ...]:

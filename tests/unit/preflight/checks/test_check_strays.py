@@ -14,7 +14,7 @@ from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
-from sparkd.base.state.rank_record import FILE, RankRecord
+from sparkd.base.state.rank_record import FILE, GUARD, GUARD_COMM, RankRecord, RankStage
 
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"
@@ -325,6 +325,14 @@ def test_a_rank_belongs_to_the_agent_that_has_it_by_the_record(tree: Tree) -> No
     assert reason.endswith("owns this node: pid 40 (sparkd run --role head)")
     orphan = judged(tree, recorded(tree, replace(started, invocation="dead")))
     assert [fix.kind for fix in orphan.fixes] == ["remove-container"]
+
+
+def test_a_rank_that_its_agent_is_expected_back_for_is_left_alone_by_hand(tree: Tree) -> None:
+    tree.process(10, "tini", start_time=100, cgroup=CGROUP, namespace_pid=1)
+    tree.process(30, GUARD_COMM)
+    tree.file(GUARD, "0 10 100 77 88 30")
+    record = rank_record(invocation="dead", container_id=ID, pid=10, start_time=100, stage=RankStage.READY)
+    expect(judged(tree, recorded(tree, record)), Level.BLOCK, "is expected back", clears=False, fixes=())
 
 
 def test_what_contradicts_the_record_is_named_and_never_touched(tree: Tree) -> None:

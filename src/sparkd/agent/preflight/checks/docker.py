@@ -37,6 +37,8 @@ class DockerEngineFacts(Struct, frozen=True):
     version: str = ""
     runtimes: tuple[str, ...] = ()
     gpu_ways: tuple[str, ...] = ()
+    may_keep: bool = False
+    """As of `docker_config.Engine`."""
 
 
 class Docker(Check[DockerEngineFacts], frozen=True):
@@ -53,7 +55,7 @@ class Docker(Check[DockerEngineFacts], frozen=True):
         if found is None:
             return DockerEngineFacts(False, installed)
         ways = docker_config.find_gpu_access(host.files, found) if self.uses_gpu else ()
-        return DockerEngineFacts(True, installed, "", found.version, found.runtimes, ways)
+        return DockerEngineFacts(True, installed, "", found.version, found.runtimes, ways, found.may_keep)
 
     def judge(self, facts: DockerEngineFacts) -> Verdict:
         if facts.error:
@@ -62,13 +64,15 @@ class Docker(Check[DockerEngineFacts], frozen=True):
             hint = "systemctl start docker" if facts.installed else "install docker: there is no docker.service"
             return warn("docker is away: a launch waits for it", hint)
         version = f"docker {facts.version}"
+        ends = "; its restart ends the engine: live-restore is off" * facts.may_keep
+        remedy = "sudo sparkd init --plan   # shows how to turn it on" * facts.may_keep
         if not self.uses_gpu:
-            return ok(f"{version}; the plan uses no GPU")
+            return ok(f"{version}; the plan uses no GPU{ends}", remedy)
         if not facts.gpu_ways:
             reason = f"{version} has no way to the GPU: no runtime nvidia, no hook, no CDI specification"
             hint = "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker"
             return block(reason, f"{hint} && systemctl restart docker")
-        return ok(f"{version}; to the GPU by {', '.join(facts.gpu_ways)}")
+        return ok(f"{version}; to the GPU by {', '.join(facts.gpu_ways)}{ends}", remedy)
 
 
 class ImageFacts(Struct, frozen=True):

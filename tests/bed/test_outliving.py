@@ -1,0 +1,92 @@
+"""A rank outlives its agent also where more goes wrong at that moment, and its dockerd where live-restore is on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from tests.bed import crashes
+from tests.bed.conftest import MakeNode
+from tests.bed.crashes import LIVE_RESTORE, TAKING_OVER, Crash
+from tests.bed.pair import Cluster
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import SparkdNode
+
+from sparkd.agent.daemon.taking_over import MOST_TAKEN_OVER
+from sparkd.base.host import docker_config
+
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture(scope="module")
+def cluster(make_node: MakeNode, package: Path) -> Cluster:
+    """Installed and configured, nothing started."""
+    made = Cluster.of([make_node("trixie"), make_node("trixie")])
+    made.install(package)
+    made.configure("agent_return_seconds = 40 # two crashes one after the other, on two cores that others use too\n")
+    return made
+
+
+@pytest.fixture
+def serving(cluster: Cluster) -> Cluster:
+    cluster.settle()
+    return cluster
+
+
+@pytest.fixture
+def live_restore(serving: Cluster) -> Cluster:
+    """As `sparkd init` says how to turn it on, beside ranks that were started without it."""
+    for member in serving.members:
+        member.node.sh(docker_config.KEEP_CONTAINERS.replace("sudo ", ""))
+        on = "docker info --format '{{.LiveRestoreEnabled}}'"
+        wait_for(lambda: "true" in member.node.sh(on).stdout, 10, "live-restore")  # noqa: B023
+    return serving
+
+
+def outlives(crash: Crash, serving: Cluster) -> None:
+    if any(crashes.count(member) + crash.kills > MOST_TAKEN_OVER for member in serving.members):
+        serving.stop()
+        serving.settle()
+    took, complaints = crashes.run(crash, serving)
+    print(f"{crash.name}: back after {took:.1f} s")
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in TAKING_OVER])
+def test_the_engine_outlives_more_than_one_fault_and_no_request_is_lost(serving: Cluster, crash: Crash) -> None:
+    outlives(crash, serving)
+
+
+def guards(member: SparkdNode) -> list[int]:
+    return member.node.pids("^sparkd-guard$")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_guard_killed_with_its_agent_leaves_no_rank_without_a_guard(serving: Cluster, rank: int) -> None:
+    """Taken over, or ended and started again."""
+    member, before = serving.members[rank], serving.moment()
+    old, (guard,) = member.main_pid(), guards(member)
+    member.node.sh(f"kill -KILL {old} {guard}")
+    wait_for(lambda: member.main_pid() not in (0, old) and guards(member) not in ([], [guard]), 20, "both to be back")
+    serving.await_serving()
+    wait_for(lambda: member.phase() == "serving", 20, "this node to serve")
+    pid = json.loads(member.node.read("/run/sparkd/private/rank.json"))["pid"]
+    _, watched, _, agent, _, by = map(int, member.node.read("/run/sparkd-guard/rank").split())
+    assert (watched, agent, [by]) == (pid, member.main_pid(), guards(member))
+    print("taken over" if not before.gone(rank) else "ended, and started again")
+
+
+def test_a_reboot_right_after_the_agents_end_serves_again(serving: Cluster) -> None:
+    before = serving.moment()
+    serving.head.node.kill(serving.head.main_pid(), signal.SIGKILL)
+    serving.head.node.run("systemctl", "reboot", check=False)
+    wait_for(lambda: before.gone(0), 90, "the end of its rank")
+    serving.head.node.wait_booted()
+    print(f"serves {serving.await_serving():.1f} s after the boot")
+
+
+@pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in LIVE_RESTORE])
+def test_the_engine_outlives_its_dockerd_and_its_log_is_followed_again(live_restore: Cluster, crash: Crash) -> None:
+    outlives(crash, live_restore)

@@ -12,8 +12,9 @@ from pydantic.fields import FieldInfo
 from sparkd.base.config.reference import describe, format_line
 from sparkd.base.config.settings import Settings
 from sparkd.base.config.types import Section
+from sparkd.base.host.kernel_events import KINDS, Effect
 from sparkd.base.recipes.schema import Limit, Lines, Recipe, Volume
-from sparkd.base.vllm.known_errors import GAP, KERNEL_TABLE, TABLE, KnownError
+from sparkd.base.vllm.known_errors import GAP, TABLE, KnownError
 from sparkd.tools.cli.main import COMMANDS, build_parser
 
 _MARKUP = re.compile(r"[\\<>*_\[\]]")
@@ -120,10 +121,21 @@ def _default(info: FieldInfo) -> str:
 
 def symptoms() -> str:
     """Of troubleshooting.md: every known error, by its message."""
-    kinds = (("In the engine's lines", TABLE), ("In the kernel's log", KERNEL_TABLE))
-    return "\n".join(f"## {title}\n\n{''.join(_symptom(one) for one in table)}" for title, table in kinds)
+    engine = "".join(_symptom(one) for one in TABLE)
+    effects = (effect for kind in KINDS.values() for effect in (*kind.codes.values(), kind))
+    kernel = "".join(map(_kernel_symptom, effects))
+    return f"## In the engine's lines\n\n{engine}\n## In the kernel's log\n\n{KERNEL_INTRODUCTION}\n\n{kernel}\n"
 
 
 def _symptom(known: KnownError) -> str:
     shown = " or ".join(f"`{pattern.replace(GAP, ' … ').strip()}`" for pattern in known.patterns)
     return f"### {shown}\n\nMeans: {known.meaning}.\n\nDo: {known.remedy}.\n\nKnown from: {known.source}.\n\n"
+
+
+KERNEL_INTRODUCTION = """Each message, its `action` in the event `kernel.message.logged`, and what to do.
+`journalctl -k -b | sparkd explain` names those that are there."""
+
+
+def _kernel_symptom(effect: Effect) -> str:
+    meaning = effect.meaning.replace("{code}", "…").replace("{device}", "…")
+    return f"- {meaning}: `{effect.action}`; {effect.hint}\n"

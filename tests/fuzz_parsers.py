@@ -38,7 +38,7 @@ from sparkd.base.host import (
     weights,
 )
 from sparkd.base.host.journal import Line, Lines, parse_line
-from sparkd.base.host.kernel_events import parse_event
+from sparkd.base.host.kernel_events import parse_event, parse_printed
 from sparkd.base.lib.dockerd.reader import DockerError, frames
 from sparkd.base.lib.errors import SparkdError
 from sparkd.base.lib.redaction import Redaction
@@ -456,9 +456,8 @@ def parsers(root: Path) -> dict[str, Parser]:
             engine_log, (*logs, cubic, b"(" * 16_384, b"CPU KV cache size: " + b"9" * 4400 + b" tokens\n")
         ),
         "docker frames": Parser(docker_frames, (b"\1\0\0\0\0\0\0\5hello\2\0\0\0\0\0\0\3abc",), (DockerError,)),
-        "known errors": Parser(
-            text(explain), (b"[  12.3] NVRM: Xid (PCI:0000:01:00): 119, x", b"port: 29501 EADDRINUSE")
-        ),
+        "known errors": Parser(text(explain), (b"port: 29501 EADDRINUSE",)),
+        "printed kernel log": Parser(text(parse_printed), (b"[  12.3] NVRM: Xid (PCI:0000:01:00): 119, x",)),
         "kernel log": Parser(
             kernel_line,
             (

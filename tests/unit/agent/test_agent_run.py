@@ -357,7 +357,9 @@ def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world
     assert (last.code, last.phase, last.cause) == (ExitCode.ENGINE_ENDED, "serving", "engine-ended")
     assert last.reason.endswith("its log says last: RuntimeError: CUDA out of memory, boom")
     assert last.hint == "", "a client may have said it"
-    assert " cause=engine-ended " in next(line for line in journal.splitlines() if "agent.run.failed" in line)
+    assert " cause=engine-ended action=none " in next(
+        line for line in journal.splitlines() if "agent.run.failed" in line
+    )
     assert f"DELETE /containers/{CONTAINER}" in world.requests
 
 
@@ -480,7 +482,7 @@ def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(ghost: Wo
     assert phases(journal) == ["blocked", "launching", "loading", "serving", "stopping", "stopped"]
     (blocked_line,) = [line for line in journal.splitlines() if line.startswith("<3>agent.run.blocked")]
     assert f"{SCRIPT} does not exist (engine.script)" in blocked_line
-    assert " cause=blocked " in blocked_line
+    assert " cause=blocked action=inspect " in blocked_line
     assert any(
         re.match(rf"STATUS=blocked: script-paths: {SCRIPT}.*; since \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", one)
         for one in said()

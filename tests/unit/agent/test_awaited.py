@@ -52,7 +52,7 @@ class Late:
         def watch() -> None:
             for awaited, act in acts:
                 until(lambda: awaited in str(self.report()["message"]))  # noqa: B023
-                assert self.report()["phase"] == "blocked"
+                assert (self.report()["phase"], self.report()["action"]) == ("blocked", "inspect")
                 act()
 
         thread = threading.Thread(target=watch)

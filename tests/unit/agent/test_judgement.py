@@ -8,14 +8,19 @@ from sparkd.agent.daemon.inquest import Evidence, count_end, judge_end
 from sparkd.agent.engine.culprits import Culprit
 from sparkd.agent.engine.load_progress import LAST_WORDS
 from sparkd.base.lib.errors import (
+    ACTIONS,
+    Action,
     BlockedError,
     Cause,
+    ConfigError,
     EngineEndedError,
     LaunchError,
     MemoryGuardError,
+    NeedsPersonError,
     PeerLostError,
     SparkdError,
     StalledError,
+    UsageError,
 )
 from sparkd.base.state.launch_history import LaunchHistory
 from sparkd.base.status.model import Phase
@@ -90,3 +95,27 @@ def test_only_a_launch_that_fails_by_itself_counts_against_its_plan(
     assert sum(launched.failures.values()) == failures
     assert launched.last_exit == end
     assert count_end(LaunchHistory(), end, "plan", "boot").failures == {}, "nothing was launched"
+
+
+def test_each_cause_has_one_action() -> None:
+    assert list(ACTIONS) == list(Cause), "in the order of the causes, none left out"
+
+
+@pytest.mark.parametrize("error", [UsageError, ConfigError, NeedsPersonError])
+def test_an_end_that_no_unit_is_started_after_requires_a_person(error: type[SparkdError]) -> None:
+    assert ACTIONS[error.usual_cause] is Action.INSPECT
+
+
+@pytest.mark.parametrize(
+    ("error", "evidence", "action"),
+    [
+        (NeedsPersonError("the driver leaks", action=Action.REBOOT), Evidence(), "reboot"),
+        (NeedsPersonError("five launches failed"), Evidence(), "inspect"),
+        (StalledError("no token"), Evidence(), "none"),
+        (StalledError("no token"), HUNG, "restart"),
+    ],
+)
+def test_the_action_is_of_the_cause_unless_it_is_known_better(
+    error: SparkdError, evidence: Evidence, action: str
+) -> None:
+    assert judge_end(error, evidence, Phase.BLOCKED, AT).action == action

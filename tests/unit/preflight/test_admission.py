@@ -22,7 +22,7 @@ from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.base.host.gpu import NO_GPU, GpuFacts
-from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, LaunchError, NeedsPersonError
+from sparkd.base.lib.errors import Action, BlockedError, ConfigError, ExitCode, LaunchError, NeedsPersonError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.lib.text import GIB
@@ -294,7 +294,7 @@ def test_memory_that_stays_away_needs_a_person_once_it_has_settled(machine: Mach
     with pytest.raises(NeedsPersonError) as refused:
         machine.gate().admit()
     assert refused.value.code is ExitCode.NEEDS_PERSON
-    assert refused.value.hint == "reboot this node"
+    assert (refused.value.hint, refused.value.action) == ("reboot this node", Action.REBOOT)
     assert machine.waited_seconds == 60
     assert all("waiting for memory since" in one for one in machine.waits)
 

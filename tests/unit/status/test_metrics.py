@@ -34,11 +34,11 @@ def test_what_a_serving_head_does() -> None:
         ("kv_cache_used_ratio", {}, 0.41),
         ("gpu_clock_hertz", {}, 2.41e9),
         ("gpu_busy_ratio", {}, 0.94),
-        ("findings", {"id": "page-cache", "level": "warn"}, 1),
-        ("restarts_last_day", {"cause": "peer-lost"}, 1),
+        ("findings", {"id": "page-cache", "level": "warn", "action": ""}, 1),
+        ("restarts_last_day", {"cause": "peer-lost", "action": "none"}, 1),
         ("launches_total", {}, 12),
-        ("ends_total", {"cause": "memory-guard"}, 1),
-        ("ends_total", {"cause": "bug"}, 0),
+        ("ends_total", {"cause": "memory-guard", "action": "none"}, 1),
+        ("ends_total", {"cause": "bug", "action": "none"}, 0),
         ("memory_floor_bytes", {}, 512 << 20),
         ("memory_guard", {"state": "watching"}, 1),
         ("memory_guard", {"state": "failed"}, 0),
@@ -64,7 +64,7 @@ def test_labels_of_closed_sets_take_no_value_from_outside(name: str) -> None:
     assert {one["phase"] for one in labels if "phase" in one} <= {one.value for one in Phase}
     assert {one["state"] for one in labels if "state" in one} <= set(GUARD_STATES)
     assert {one["level"] for one in labels if "level" in one} <= {"ok", "warn", "block", "unknown", "skipped", OTHER}
-    assert found["sparkd_restarts_last_day", frozenset({("cause", OTHER)})] == 3
+    assert found["sparkd_restarts_last_day", frozenset({("cause", OTHER), ("action", "")})] == 3
 
 
 def test_without_a_history_there_are_no_totals() -> None:
@@ -79,12 +79,20 @@ def test_the_present_phase_counts_into_the_time_of_its_name() -> None:
 
 
 def test_the_cause_of_an_end_is_there_on_the_node_and_on_the_others() -> None:
-    report = replace(page_reports.serving(), phase=Phase.FAILED, cause="needs-person")
-    assert values(report)["sparkd_failed", frozenset({("cause", "needs-person")})] == 1
-    there = values(page_reports.pair(page_reports.serving(), replace(report, cause="from a later version")))
-    labels = {("address", "10.0.0.2"), ("rank", "1"), ("cause", OTHER)}
+    report = replace(page_reports.serving(), phase=Phase.FAILED, cause="needs-person", action="reboot")
+    assert values(report)["sparkd_failed", frozenset({("cause", "needs-person"), ("action", "reboot")})] == 1
+    there = values(page_reports.pair(page_reports.serving(), replace(report, cause="from a later version", action="x")))
+    labels = {("address", "10.0.0.2"), ("rank", "1"), ("cause", OTHER), ("action", OTHER)}
     assert there["sparkd_peer_failed", frozenset(labels)] == 1
     assert "sparkd_failed" not in {name for name, _ in there}
+
+
+def test_what_a_blocked_node_requires_is_there_for_it_and_for_each_finding() -> None:
+    finding = FindingReport("gpu", "block", "", "", "reboot")
+    found = values(replace(page_reports.serving(), phase=Phase.BLOCKED, action="reboot", findings=(finding,)))
+    assert found["sparkd_blocked", frozenset({("action", "reboot")})] == 1
+    assert found["sparkd_findings", frozenset({("id", "gpu"), ("level", "block"), ("action", "reboot")})] == 1
+    assert "sparkd_blocked" not in {name for name, _ in values(page_reports.serving())}
 
 
 def test_there_are_no_more_findings_than_a_report_of_another_node_may_have() -> None:

@@ -99,6 +99,15 @@ def test_what_to_do_about_the_last_cause_is_shown_for_every_node() -> None:
     assert "hint        last cause: drink tea" in rows(replace(HEAD, peers=(), last_hint="drink tea"))
 
 
+def test_the_action_that_is_required_is_shown_and_none_is_no_work() -> None:
+    assert "down; action: inspect" in "\n".join(
+        rows(replace(HEAD, peers=(), phase=Phase.FAILED, message="down", action="inspect"))
+    )
+    ended = replace(HEAD, peers=(), last_action="reboot", last_hint="sudo reboot")
+    assert "hint        last cause: reboot: sudo reboot" in rows(ended)
+    assert not [row for row in rows(replace(HEAD, peers=(), last_action="none")) if row.startswith("hint")]
+
+
 def test_a_cause_is_cut_on_a_terminal_and_whole_without_one() -> None:
     long = replace(HEAD, message="", last_cause="x" * 1500)
     assert "x" * 1500 in rows(long)[0]

@@ -76,7 +76,7 @@ class Admission:
         switch = self._agent.context.switch
         chosen = switch.findings if switch is not None else ()
         judged = ((f.id, f.verdict) for f in findings)
-        reports = (FindingReport(name, one.level.value, one.reason, one.hint, one.action) for name, one in judged)
+        reports = (FindingReport(name, one.level.value, one.reason, one.hint, one.required) for name, one in judged)
         self._agent.reporter.update(findings=(*chosen, *reports))
         show_unproven(self._agent)
 

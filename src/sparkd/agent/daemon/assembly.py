@@ -26,9 +26,7 @@ from sparkd.agent.daemon.taking_over import LeftRank, first_report
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
-from sparkd.base.lib.errors import (
-    ExitCode,
-)
+from sparkd.base.lib.errors import ExitCode, find_action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import Redactor
@@ -56,7 +54,8 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     first = replace(first, rank_id=uuid.uuid4().hex, restarts=history.restarts(datetime.now(UTC)))
     if (last := history.last_cause) is not None:
         hint = "" if last.code == ExitCode.PEER_LOST else last.hint  # the other node has what is to be done
-        first = replace(first, last_cause=str(last), last_cause_code=last.cause, last_hint=hint)
+        action = last.action or find_action(last.cause)
+        first = replace(first, last_cause=str(last), last_cause_code=last.cause, last_action=action, last_hint=hint)
     if left is not None:
         first = first_report(left, first)
     reporter = Reporter(first, (*report_sinks(base), *cluster.sinks), redact)

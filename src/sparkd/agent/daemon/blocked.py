@@ -121,10 +121,11 @@ class _Blocked:
         blocker = error.checks or (error.reason,)
         if before.phase is not Phase.BLOCKED or self._blocker != blocker:
             self._blocker, self._since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-            agent.events.error("agent.run.blocked", cause=error.cause.value, reason=error.reason, hint=error.hint)
-            agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}")
+            named = {"cause": error.cause.value, "action": error.action.value}
+            agent.events.error("agent.run.blocked", **named, reason=error.reason, hint=error.hint)
+            agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action)
             log_differences(agent)
-        agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}")
+        agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action)
 
     def raise_if_outdated(self) -> None:
         """Raises OutdatedPlanError where the configuration, or a file that it names, is another one now."""

@@ -161,6 +161,7 @@ def _await_agent(
             phase = Phase.AWAITING_PEERS if fabric else Phase.BLOCKED
             events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
             report = unplaced_status(role, base.host, base.actions.owner.invocation, message, phase)
+            report = replace(report, action="" if fabric else awaited.action)
             Reporter(report, report_sinks(base)).publish()
         if time.monotonic() > deadline:
             raise NotReadyError(f"awaited for {limit_seconds:.0f} s: {awaited.reason}", awaited.hint)
@@ -193,7 +194,9 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
         base.loop.report_ready()  # as any worker that stands by
 
     def report(phase: Phase, message: str) -> None:
-        reporter.update(phase=phase, message=message, peers=tuple(one.status for one in cluster.readers.values()))
+        action = awaited.action if phase is Phase.BLOCKED else ""
+        peers = tuple(one.status for one in cluster.readers.values())
+        reporter.update(phase=phase, message=message, action=action, peers=peers)
 
     while True:
         await_head(follower, awaited, report)

@@ -127,13 +127,14 @@ class PhaseReport:
         self._rank = rank
         self._floor_bytes = floor_bytes
 
-    def enter(self, phase: Phase, message: str = "", *, draining: bool = False) -> None:
-        """Enter a phase, or report a new message in the current one. `draining`: requests still run."""
+    def enter(self, phase: Phase, message: str = "", *, draining: bool = False, action: str = "") -> None:
+        """Enter a phase, or report a new message in the current one. `draining`: requests still run. `action`: that is
+        required."""
         before = self._reporter.report.phase
         ended = phase in (Phase.BLOCKED, Phase.FAILED)
         if ended and self.failed_in is None:
             self.failed_in = before
-        self._reporter.update(phase=phase, message=message, draining=draining, memory=self.memory())
+        self._reporter.update(phase=phase, message=message, draining=draining, action=action, memory=self.memory())
         if not may_follow(before, phase):
             hint = "the engine is not touched; please report this"
             self._events.error("agent.phase.unexpected", before=before.value, phase=phase.value, hint=hint)

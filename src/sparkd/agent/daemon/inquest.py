@@ -25,6 +25,7 @@ from sparkd.agent.engine.rank import (
 )
 from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import (
+    ACTIONS,
     Cause,
     EngineDeadError,
     EngineEndedError,
@@ -224,7 +225,8 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
         hint = known.hint
     if evidence.frame:
         reason = f"{reason}; it was in {evidence.frame}"
-    return End(reason, int(error.code), hint, phase.value, at, cause)
+    action = error.action if cause is error.cause else ACTIONS[cause]
+    return End(reason, int(error.code), hint, phase.value, at, cause, action)
 
 
 def count_end(launches: LaunchHistory, end: End, counted_as: str, boot_id: str) -> LaunchHistory:

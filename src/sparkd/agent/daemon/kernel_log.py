@@ -15,7 +15,8 @@ from contextlib import suppress
 from functools import partial
 
 from sparkd.base.host import Host, kernel
-from sparkd.base.host.kernel_events import Action, Event, parse_event
+from sparkd.base.host.kernel_events import Event, parse_event
+from sparkd.base.lib.errors import Action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
 from sparkd.base.status.model import FindingReport

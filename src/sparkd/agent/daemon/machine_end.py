@@ -21,7 +21,8 @@ from sparkd.base.host import Host
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.journal import BootLine, read_last_boot
 from sparkd.base.host.kernel import Record
-from sparkd.base.host.kernel_events import Action, parse_event
+from sparkd.base.host.kernel_events import parse_event
+from sparkd.base.lib.errors import Action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.text import sanitize

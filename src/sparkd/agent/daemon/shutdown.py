@@ -110,11 +110,10 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     evidence = replace(looks.evidence(), frame=stacks.frame if stacks is not None else "")
     judged = judge_end(error, evidence, failed_in, utc_now())
     end = agent.switching.end_try(judged)
-    agent.events.error(
-        "agent.run.failed", code=end.code, cause=str(end.cause), phase=end.phase, reason=end.reason, hint=end.hint
-    )
+    named = {"cause": str(end.cause), "action": end.action, "phase": end.phase}
+    agent.events.error("agent.run.failed", code=end.code, **named, reason=end.reason, hint=end.hint)
     message = f"{end.reason} ({end.hint})" if end.hint else end.reason
-    agent.reporter.update(cause=str(end.cause), message=message, peers=agent.monitor.statuses())
+    agent.reporter.update(cause=str(end.cause), action=end.action, message=message, peers=agent.monitor.statuses())
     agent.reporter.publish()
     leaves_at = max(reported_at + LAST_REPORT_SECONDS, time.monotonic() + GOODBYE_SECONDS)
     clear_rank(agent, running)

@@ -20,7 +20,7 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.endings import StopRequested
-from sparkd.base.lib.errors import AwaitedError, Cause, ConfigError, ExitCode, NotReadyError, OutdatedPlanError
+from sparkd.base.lib.errors import Action, AwaitedError, Cause, ConfigError, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.state import launch_history
@@ -261,7 +261,9 @@ class Switching:
         if not self._advance(Event.FAILED):
             return end
         reason, hint = f"{describe_return(before)}: {end.reason}", end.hint or RETURNS_HINT
-        return replace(end, reason=reason, hint=hint, cause=Cause.SWITCH_FAILED)
+        # The plan before is launched next, unless the machine itself needs something first.
+        action = end.action if end.action in (Action.REBOOT, Action.POWER_CYCLE) else Action.NONE
+        return replace(end, reason=reason, hint=hint, cause=Cause.SWITCH_FAILED, action=action)
 
     def _advance(self, event: Event) -> bool:
         """Whether the step was taken: not where somebody has chosen again meanwhile, or it can't be written."""

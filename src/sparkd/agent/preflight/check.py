@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from sparkd.agent.preflight.fixes import EndProcess, Fix
 from sparkd.base.host import Host
+from sparkd.base.lib.errors import Action
 from sparkd.base.plan.inputs import CheckInputs
 
 F = TypeVar("F")
@@ -53,12 +54,17 @@ class Verdict(Struct, frozen=True):
     clears: bool = False
     shortage_bytes: int = 0
     needs_person: bool = False
-    action: str = ""
-    """An `Action`, where the kernel's log requires one."""
+    action: Action | None = None
+    """Where it is known better than by `required`."""
     awaits: str = ""
     """What may come by itself and clear this, such as "docker": preflight waits for it. Empty: nothing."""
     offers: tuple[tuple[EndProcess, ...], ...] = ()
     """Processes that only a person may have ended, by `sparkd preflight --fix PID`: each with what descends from it."""
+
+    @property
+    def required(self) -> str:
+        """An `Action`; empty where nothing blocks and none is known."""
+        return self.action or (Action.INSPECT if self.level.blocks else "")
 
 
 ok = partial(Verdict, Level.OK)

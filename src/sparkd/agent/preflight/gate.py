@@ -24,7 +24,7 @@ from sparkd.agent.preflight.runner import (
 )
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError, NeedsPersonError, SparkdError
+from sparkd.base.lib.errors import Action, BlockedError, NeedsPersonError, SparkdError
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.plan.inputs import MemorySample
@@ -71,9 +71,10 @@ class Admission(Struct, frozen=True):
         first = blocked[0]
         others = f"; and {len(blocked) - 1} more: {', '.join(one.id for one in blocked[1:])}" if blocked[1:] else ""
         reason = f"{first.id}: {first.verdict.reason}{others}"
+        action = Action(first.verdict.required)
         if first.verdict.needs_person:
-            return NeedsPersonError(reason, first.verdict.hint)
-        return BlockedError(reason, first.verdict.hint, tuple(one.id for one in blocked))
+            return NeedsPersonError(reason, first.verdict.hint, action=action)
+        return BlockedError(reason, first.verdict.hint, tuple(one.id for one in blocked), action)
 
 
 def decision(finding: Finding) -> tuple[object, ...]:
@@ -220,6 +221,7 @@ class Gate(Struct):
                 verdict=verdict.level.value,
                 reason=verdict.reason,
                 hint=verdict.hint,
+                action=verdict.required,
                 needs_person=verdict.needs_person,
                 seconds=finding.seconds,
             )

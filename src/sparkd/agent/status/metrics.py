@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from sparkd.base.host.kernel_events import COUNTED
-from sparkd.base.lib.errors import Cause
+from sparkd.base.lib.errors import Action, Cause, find_action
 from sparkd.base.status.bounds import ITEMS_LIMIT
 from sparkd.base.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport
 from sparkd.base.status.model import Contact, MemoryReport, NodeReport, Phase, seconds_since
@@ -24,6 +24,7 @@ LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")
 PHASES, CONTACTS = ([one.value for one in each] for each in (Phase, Contact))
 CAUSES = frozenset(map(str, Cause))
+ACTIONS = frozenset((*map(str, Action), ""))
 OTHER = "other"
 """Instead of a label's value that this version does not know: a label takes no values from outside."""
 DAY_SECONDS = 24 * 3600
@@ -54,9 +55,10 @@ def families(report: NodeReport, now: datetime) -> Iterator[Family]:
     yield _value("smoke_passed", documentation, report.smoke_passed)
     yield from _declared(HealthReport, report.health)
     yield from _declared(GpuReport, report.gpu)
-    found = Counter((one.id, one.level if one.level in LEVELS else OTHER) for one in report.findings[:ITEMS_LIMIT])
-    findings = (({"id": id_, "level": level}, count) for (id_, level), count in found.items())
-    yield _gauge("findings", "Findings of preflight and of the watch since then, by id and level.", findings)
+    levels = ((one, one.level if one.level in LEVELS else OTHER) for one in report.findings[:ITEMS_LIMIT])
+    found = Counter((one.id, level, _action(one.action)) for one, level in levels)
+    findings = (({"id": id_, "level": level, "action": action}, count) for (id_, level, action), count in found.items())
+    yield _gauge("findings", "Findings of preflight and of the watch since then, by id, level and action.", findings)
     yield _gauge("restarts_last_day", "Ends that nobody requested, in the day before this agent.", _ends(report, now))
     documentation = "Launches of the engine on this node before this agent."
     yield _counter("launches", documentation, [({}, report.launches)])
@@ -74,8 +76,10 @@ def _phases(report: NodeReport, now: datetime) -> Iterator[Family]:
     spent[report.phase.value] += passed or 0
     times = (({"phase": phase}, max(0.0, seconds)) for phase, seconds in spent.items() if phase in PHASES)
     yield _counter("phase_time_seconds", "Time in each phase, of this agent.", times)
-    ended = [({"cause": _cause(report.cause)}, 1)] if report.cause else []
-    yield _gauge("failed", "1 for the cause of the end that the agent is about to come to.", ended)
+    ended = [({"cause": _cause(report.cause), "action": _action(report.action)}, 1)] if report.cause else []
+    yield _gauge("failed", "1 for the cause of the end that the agent is about to come to, and its action.", ended)
+    blocked = [({"action": _action(report.action)}, 1)] if report.phase is Phase.BLOCKED else []
+    yield _gauge("blocked", "1 for the action that is required where the node is blocked.", blocked)
 
 
 def _declared(part: type[Figures], figures: Figures | None) -> Iterator[Family]:
@@ -97,7 +101,7 @@ def _ends(report: NodeReport, now: datetime) -> Samples:
     for one in report.restarts:
         if (age := seconds_since(one.last, now)) is not None and age < DAY_SECONDS:
             counts[_cause(one.cause)] += one.count
-    return (({"cause": cause}, count) for cause, count in counts.items())
+    return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
 
 
 def _all_ends(report: NodeReport) -> Samples:
@@ -105,7 +109,7 @@ def _all_ends(report: NodeReport) -> Samples:
     counts = dict.fromkeys((*map(str, Cause), OTHER), 0)
     for cause, count in report.ends.items():
         counts[_cause(cause)] += max(0, count)
-    return (({"cause": cause}, count) for cause, count in counts.items())
+    return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
 
 
 def _kernel_messages(report: NodeReport) -> Samples:
@@ -124,8 +128,10 @@ def _peers(report: NodeReport) -> Iterator[Family]:
     yield _gauge("peer_clock_ahead_seconds", "How far the clock of another node is ahead of this one's.", ahead)
     phases = (sample for one, labels in heard for sample in _states("phase", PHASES, one.phase.value, labels))
     yield _gauge("peer_phase", "1 for the last known phase of another node.", phases)
-    ended = (({**labels, "cause": _cause(one.cause)}, 1) for one, labels in heard if one.cause)
-    yield _gauge("peer_failed", "1 for the cause of the end in the last report of another node.", ended)
+    ended = (
+        ({**labels, "cause": _cause(one.cause), "action": _action(one.action)}, 1) for one, labels in heard if one.cause
+    )
+    yield _gauge("peer_failed", "1 for the cause of the end in the last report of another node, and its action.", ended)
 
 
 def _states(label: str, states: Iterable[str], at: str, labels: Mapping[str, str] | None = None) -> Samples:
@@ -135,6 +141,11 @@ def _states(label: str, states: Iterable[str], at: str, labels: Mapping[str, str
 
 def _cause(text: str) -> str:
     return text if text in CAUSES else OTHER
+
+
+def _action(text: str) -> str:
+    """Empty where none is known, as in a report of an earlier version."""
+    return text if text in ACTIONS else OTHER
 
 
 @cache

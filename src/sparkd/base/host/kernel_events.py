@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field, toml
 
 from sparkd.base.host.kernel import Record
 from sparkd.base.lib import read_data
+from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import sanitize
 
 LINE_LIMIT = 1000
 """Characters that are searched: a message is printed in pieces of at most that."""
 DEVICE_LIMIT = 40
 Text = Annotated[str, Meta(min_length=1)]
-
-
-class Action(StrEnum):
-    """What a message requires."""
-
-    NONE = "none"
-    RESTART = "restart"
-    """Of the engine, which sparkd does where it ends."""
-    REBOOT = "reboot"
-    POWER_CYCLE = "power-cycle"
-    INSPECT = "inspect"
-    """By a person: no restart helps, and none is needed now."""
 
 
 class Effect(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,3 +81,14 @@ def parse_event(record: Record) -> Event | None:
             device = sanitize(groups.get("device") or "", DEVICE_LIMIT)
             return Event(name, device, code, 1, round(record.seconds, 3), sanitize(record.text))
     return None
+
+
+_DATE = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
+_PREFIX = re.compile(rf"(?:\[(?:[ \d.]{{1,20}}|{_DATE})\] |[^|()]{{0,80}}\bkernel: |(?=NVRM: ))")
+"""As dmesg, dmesg -T and journalctl -k print it, or a line of the driver alone; never one of the engine's lines."""
+
+
+def parse_printed(line: str) -> Event | None:
+    """A line of the kernel's log as a program printed it."""
+    prefix = _PREFIX.match(line)
+    return parse_event(Record(0, 0.0, line[prefix.end() :])) if prefix else None

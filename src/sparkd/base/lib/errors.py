@@ -1,7 +1,8 @@
-"""Errors, each with its exit code and the code of its cause."""
+"""Errors, each with its exit code, the code of its cause, and the action that is required."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import ClassVar, Final
 
@@ -64,18 +65,76 @@ class Cause(StrEnum):
     OWN_ADDRESS_GONE = "own-address-gone"
 
 
+class Action(StrEnum):
+    """What an end, a finding or a message of the kernel's log requires."""
+
+    NONE = "none"
+    """Of a person: what is to be done, sparkd does by itself."""
+    RESTART = "restart"
+    """Of the engine, after a message of the kernel's log: sparkd does so where it ends. After an end, of the unit that
+    the hint names, by a person."""
+    REBOOT = "reboot"
+    POWER_CYCLE = "power-cycle"
+    INSPECT = "inspect"
+    """By a person, who has to look or to change something: no restart helps."""
+
+
+ACTIONS: Mapping[Cause, Action] = {
+    Cause.BUG: Action.NONE,
+    Cause.USAGE: Action.INSPECT,
+    Cause.CONFIGURATION: Action.INSPECT,
+    Cause.BLOCKED: Action.INSPECT,
+    Cause.PLAN_OUTDATED: Action.NONE,
+    Cause.NEEDS_PERSON: Action.INSPECT,
+    Cause.STOP_REQUESTED: Action.NONE,
+    Cause.SWITCH: Action.NONE,
+    Cause.SWITCH_FAILED: Action.NONE,
+    Cause.AGENT_KILLED: Action.NONE,
+    Cause.SYSTEM_ERROR: Action.INSPECT,
+    Cause.LAUNCH_FAILED: Action.INSPECT,
+    Cause.IMAGE_MISSING: Action.INSPECT,
+    Cause.DOCKER_HUNG: Action.RESTART,
+    Cause.DOCKER_RESTARTED: Action.NONE,
+    Cause.NOT_READY: Action.NONE,
+    Cause.LOAD_STALLED: Action.NONE,
+    Cause.ENGINE_ERROR: Action.NONE,
+    Cause.ENGINE_ENDED: Action.NONE,
+    Cause.ENGINE_STALLED: Action.NONE,
+    Cause.ENGINE_STOPPED: Action.NONE,
+    Cause.KILLED_FROM_OUTSIDE: Action.NONE,
+    Cause.KERNEL_OOM: Action.NONE,
+    Cause.MEMORY_GUARD: Action.NONE,
+    Cause.MEMORY_TAKEN: Action.NONE,
+    Cause.PORT_TAKEN: Action.NONE,
+    Cause.PEER_FAILED: Action.NONE,
+    Cause.PEER_STOPPED: Action.NONE,
+    Cause.PEER_LOST: Action.NONE,
+    Cause.PEER_SILENT: Action.NONE,
+    Cause.OWN_ADDRESS_GONE: Action.INSPECT,
+}
+"""None: the next start, which is sparkd's, may serve. After five that failed in a row the cause is `needs-person`."""
+
+
+def find_action(cause: str) -> str:
+    """Empty for a cause that this version does not know."""
+    return next((action.value for known, action in ACTIONS.items() if known == cause), "")
+
+
 class SparkdError(Exception):
     """Readable by a person: what was found and needed (`reason`), and what to do (`hint`). Values do not change."""
 
     code: ClassVar[ExitCode] = ExitCode.BUG
     usual_cause: ClassVar[Cause] = Cause.BUG
 
-    def __init__(self, reason: str, hint: str = "", *, cause: Cause | None = None) -> None:
-        """`cause`: where it is known better than by the class."""
+    def __init__(
+        self, reason: str, hint: str = "", *, cause: Cause | None = None, action: Action | None = None
+    ) -> None:
+        """`cause`: where it is known better than by the class; `action`: better than by the cause."""
         super().__init__(reason)
         self.reason: Final = reason
         self.hint: Final = hint
         self.cause: Final = cause or self.usual_cause
+        self.action: Final = action or ACTIONS[self.cause]
 
     def __str__(self) -> str:
         return f"{self.reason} ({self.hint})" if self.hint else self.reason
@@ -115,9 +174,9 @@ class BlockedError(SparkdError):
     code = ExitCode.BLOCKED
     usual_cause = Cause.BLOCKED
 
-    def __init__(self, reason: str, hint: str = "", checks: tuple[str, ...] = ()) -> None:
+    def __init__(self, reason: str, hint: str = "", checks: tuple[str, ...] = (), action: Action | None = None) -> None:
         """`checks`: ids of those that block; empty where none does."""
-        super().__init__(reason, hint)
+        super().__init__(reason, hint, action=action)
         self.checks: Final = checks
 
 

@@ -60,6 +60,8 @@ class End(Struct, frozen=True):
     """UTC, ISO 8601."""
     cause: str = ""
     """A `Cause`; empty in files of earlier versions. Text, because a later version may know more of them."""
+    action: str = ""
+    """An `Action`, where it is known better than by the cause."""
 
     def __str__(self) -> str:
         return self.reason if self.code is None else f"{self.reason} (exit {self.code})"

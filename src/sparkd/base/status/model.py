@@ -56,7 +56,7 @@ class FindingReport(Struct, frozen=True):
     reason: str
     hint: str
     action: str = ""
-    """An `Action` of sparkd.base.host.kernel_events; empty where `hint` alone says what to do."""
+    """An `Action` of sparkd.base.lib.errors: of what blocks, and of what the kernel's log requires."""
 
 
 class MemoryReport(Figures, frozen=True):
@@ -162,6 +162,8 @@ class NodeReport(Struct, frozen=True):
     message: str = ""
     cause: str = ""
     """Of a run that failed: a `Cause` of sparkd.base.lib.errors."""
+    action: str = ""
+    """What that, or what blocks, requires: an `Action` of sparkd.base.lib.errors."""
     draining: bool = False
     """In the phase `stopping`: the requests that run still get their time."""
     recipe: str = ""
@@ -169,6 +171,8 @@ class NodeReport(Struct, frozen=True):
     """Why the agent before this one ended."""
     last_cause_code: str = ""
     """The same as a `Cause` of sparkd.base.lib.errors."""
+    last_action: str = ""
+    """What it required, as `action`."""
     last_hint: str = ""
     """What to do about it."""
     findings: tuple[FindingReport, ...] = ()

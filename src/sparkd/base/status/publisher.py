@@ -50,6 +50,7 @@ class Changes(TypedDict, total=False):
     phase: Phase
     message: str
     cause: str
+    action: str
     draining: bool
     last_cause: str
     findings: tuple[FindingReport, ...]

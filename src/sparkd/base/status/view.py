@@ -10,6 +10,7 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import GIB, sanitize
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import (
@@ -150,6 +151,7 @@ def _place(node: str, address: str) -> str:
 
 def cause(report: NodeReport) -> str:
     message = "" if report.phase in (Phase.LOADING, Phase.SERVING) else sanitize(report.message, TEXT_LIMIT)
+    message = "; ".join(filter(None, (message, report.action and f"action: {name(report.action)}")))
     return _with_last(message, sanitize(report.last_cause, TEXT_LIMIT))
 
 
@@ -161,14 +163,19 @@ def _notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
     """Findings that are not good: this node's, then those of the nodes that are known, which are named."""
     bad = [(prefix, finding) for one, prefix in known for finding in one.findings if finding.level != "ok"]
     notes = [Note(name(one.level), f"{prefix}{name(one.id)}: {_finding(one)}") for prefix, one in bad]
-    hints = [(prefix, one.last_hint) for one, prefix in known if one.last_hint]
-    return (*notes, *(Note("hint", f"{prefix}last cause: {sanitize(hint, TEXT_LIMIT)}") for prefix, hint in hints))
+    hints = [(prefix, todo) for one, prefix in known if (todo := _todo(one.last_action, one.last_hint))]
+    return (*notes, *(Note("hint", f"{prefix}last cause: {todo}") for prefix, todo in hints))
 
 
 def _finding(one: FindingReport) -> str:
-    todo = ": ".join(filter(None, (name(one.action), sanitize(one.hint, TEXT_LIMIT))))
-    hint = f" ({todo})" if todo else ""
-    return sanitize(one.reason, TEXT_LIMIT) + hint
+    todo = _todo(one.action, one.hint)
+    return sanitize(one.reason, TEXT_LIMIT) + (f" ({todo})" if todo else "")
+
+
+def _todo(action: str, hint: str) -> str:
+    """Empty where neither says that anything is to be done."""
+    word = "" if action == Action.NONE else name(action)
+    return ": ".join(filter(None, (word, sanitize(hint, TEXT_LIMIT))))
 
 
 def _restarts(restarts: tuple[RestartReport, ...], view: View) -> list[str]:

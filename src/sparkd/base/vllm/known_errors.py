@@ -1,13 +1,12 @@
-"""Errors that others have met, of known-errors.toml: lines of the engine, NCCL or the kernel, their meaning and remedy.
+"""Errors that others have met, of known-errors.toml: lines of the engine and of NCCL, their meaning and remedy.
 
 A client can make the engine log any text. So a line is cut before the search, the search is for plain words in order,
-and no text of the line goes into an answer. No remedy does harm where the line was forged: what only the kernel logs is
-not searched for in the engine's lines.
+and no text of the line goes into an answer. No remedy does harm where the line was forged: messages of the kernel stand
+in kernel-log.toml, and the engine's lines are not searched for them.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from msgspec import Meta, Struct, toml
@@ -39,24 +38,18 @@ class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KnownErrors(Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the file, each list in the order of the search."""
+    """Content of the file, in the order of the search."""
 
     engine: tuple[KnownError, ...]
-    kernel: tuple[KnownError, ...]
 
 
-_KNOWN = toml.decode(read_data("known-errors.toml"), type=KnownErrors)
-TABLE, KERNEL_TABLE = _KNOWN.engine, _KNOWN.kernel
-_DATE = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
-_KERNEL_LINE = re.compile(rf"(?:\[(?:[ \d.]{{1,20}}|{_DATE})\] |[^|()]{{0,80}}\bkernel: )?NVRM: ")
-"""As dmesg, dmesg -T and journalctl -k print it; never one of the engine's lines."""
+TABLE = toml.decode(read_data("known-errors.toml"), type=KnownErrors).engine
 
 
 def explain(line: str) -> KnownError | None:
     """The first entry that fits."""
     line = line[:LINE_LIMIT]
-    table = KERNEL_TABLE if _KERNEL_LINE.match(line) else TABLE
-    return next((one for one in table if any(_found(pattern, line) for pattern in one.patterns)), None)
+    return next((one for one in TABLE if any(_found(pattern, line) for pattern in one.patterns)), None)
 
 
 def _found(pattern: str, line: str) -> bool:

@@ -19,6 +19,7 @@ from sparkd.agent.cluster.logs import Entry, Marks, NodeLog, merge, open_logs
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Query
+from sparkd.base.host.kernel_events import parse_printed
 from sparkd.base.lib.errors import BlockedError, UsageError
 from sparkd.base.lib.log import PRIORITIES
 from sparkd.base.lib.text import Table, parse_time, sanitize
@@ -133,6 +134,7 @@ def parse_since(text: str, now: datetime) -> datetime:
 CHUNK_BYTES = 1 << 16
 SHOWN = 200
 """Characters of a line."""
+KERNEL_TABLE = "sparkd's table of the kernel's messages"
 NOTHING = "no error that sparkd knows; it may still be one"
 
 
@@ -153,13 +155,19 @@ def render_explanations(lines: Iterable[str]) -> Iterator[str]:
     """Each known error once, at its first line, with a count of its lines."""
     seen: dict[KnownError, tuple[str, int]] = {}
     for line in lines:
-        if (known := explain(line)) is not None:
+        if (known := _explain_kernel(line) or explain(line)) is not None:
             first, count = seen.get(known, (line, 0))
             seen[known] = first, count + 1
     for known, (line, count) in seen.items():
         times = f" ({count} lines)" if count > 1 else ""
         yield f"{sanitize(line.strip(), SHOWN)}{times}"
         yield f"  means: {known.meaning}\n  do:    {known.remedy}\n  known: {known.source}"
+
+
+def _explain_kernel(line: str) -> KnownError | None:
+    if (event := parse_printed(line)) is None:
+        return None
+    return KnownError((event.kind,), event.reason, f"{event.effect.action}: {event.effect.hint}", KERNEL_TABLE)
 
 
 def _stdin_lines() -> Iterator[str]:

@@ -93,7 +93,8 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
     Notifier().status(redact(str(error)))
     events = log.events(redact)
     for line in error.reason.splitlines():
-        events.error("agent.run.refused", code=int(error.code), cause=error.cause.value, reason=line, hint=error.hint)
+        named = {"code": int(error.code), "cause": error.cause.value, "action": error.action.value}
+        events.error("agent.run.refused", **named, reason=line, hint=error.hint)
 
 
 def sweep(args: argparse.Namespace) -> int:

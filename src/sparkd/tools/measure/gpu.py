@@ -24,7 +24,7 @@ from sparkd.base.host.gpu import GpuClocks, read_clocks
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import read_data, start_thread
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
-from sparkd.base.lib.errors import BlockedError, LaunchError
+from sparkd.base.lib.errors import Action, BlockedError, LaunchError
 from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.tools.measure.measuring import report_progress
 
@@ -179,4 +179,4 @@ def _compare(
         return warn(reason, f"is its clock limited (nvidia-smi -lgc)? Else {POWER_CYCLE}, {AGAIN}")
     if mhz is not None and mhz >= MHZ[1]:
         return warn(reason, f"the clock is right: has the image a torch for this GPU? Else another image, {AGAIN}")
-    return block(reason, f"{POWER_CYCLE}, {AGAIN}", needs_person=True)
+    return block(reason, f"{POWER_CYCLE}, {AGAIN}", needs_person=True, action=Action.POWER_CYCLE)

@@ -45,7 +45,9 @@ def sick(trouble: Trouble, error: str = "it is sick") -> GpuCheckFacts:
 )
 def test_a_gpu_that_answers_is_needed(facts: GpuCheckFacts, level: Level, needs_person: bool, words: str) -> None:
     awaits = AWAITED if facts.trouble is Trouble.HUNG else ""  # it may come round, a lost GPU does not
-    expect(Gpu().judge(facts), level, said=words, needs_person=needs_person, awaits=awaits)
+    word = {Trouble.HUNG: "power-cycle", Trouble.LOST: "power-cycle", Trouble.RESET: "reboot"}.get(facts.trouble)
+    required = word or ("inspect" if level.blocks else "")
+    expect(Gpu().judge(facts), level, said=words, needs_person=needs_person, awaits=awaits, required=required)
 
 
 def test_preflight_waits_for_a_driver_that_does_not_answer(tree: Tree) -> None:

@@ -97,7 +97,7 @@ OLD = MemorySample(uptime_seconds=940, available_bytes=20 * GIB)
 
 
 def test_memory_that_the_driver_keeps_needs_a_person_once_it_has_settled() -> None:
-    expect(check(OLD).judge(STUCK), Level.BLOCK, needs_person=True, hint="reboot this node")
+    expect(check(OLD).judge(STUCK), Level.BLOCK, needs_person=True, hint="reboot this node", required="reboot")
 
 
 @pytest.mark.parametrize(

@@ -406,6 +406,7 @@ def test_a_stray_asleep_in_the_kernel_is_tried_first_and_needs_a_person_then(tre
     assert "state D" in first.reason
     again = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
     assert (again.fixes, again.needs_person, again.hint) == ((), True, "reboot this node")
+    assert (first.required, again.required) == ("inspect", "reboot")
 
 
 def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:

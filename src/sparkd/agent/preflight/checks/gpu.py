@@ -8,18 +8,19 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unkno
 from sparkd.agent.preflight.checks.kernel import DRIVERS, find_known_bad
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.gpu import AWAITED, Trouble
+from sparkd.base.lib.errors import Action
 
 GB10 = "GB10"
 POWER_CYCLE = "power-cycle this node: shut down, unplug it for 60 s"
+LOAD = "modprobe nvidia; where it fails: dkms status, dmesg"
 OPEN_MODULES = "install the open kernel modules (nvidia-driver-580-open on Ubuntu), then reboot"
 _REMEDIES = {
-    Trouble.HUNG: (POWER_CYCLE, True),
-    Trouble.LOST: (POWER_CYCLE, True),
-    Trouble.RESET: ("reboot this node", True),
-    Trouble.MISMATCH: ("reboot this node, so that the kernel loads the driver that was installed", True),
-    Trouble.NOT_LOADED: ("modprobe nvidia; where it fails: dkms status, dmesg", False),
+    Trouble.HUNG: (POWER_CYCLE, Action.POWER_CYCLE),
+    Trouble.LOST: (POWER_CYCLE, Action.POWER_CYCLE),
+    Trouble.RESET: ("reboot this node", Action.REBOOT),
+    Trouble.MISMATCH: ("reboot this node, so that the kernel loads the driver that was installed", Action.REBOOT),
 }
-"""And whether a person is needed."""
+"""What only a person can do."""
 
 
 class GpuCheckFacts(Struct, frozen=True):
@@ -72,8 +73,9 @@ def _troubled(trouble: Trouble, reason: str) -> Verdict:
     if trouble is Trouble.FORBIDDEN:
         return unknown(reason, "run as root")
     awaits = AWAITED if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
-    hint, needs_person = _REMEDIES.get(trouble, ("look at: nvidia-smi, dmesg", False))
-    return block(reason, hint, needs_person=needs_person, awaits=awaits)
+    if remedy := _REMEDIES.get(trouble):
+        return block(reason, remedy[0], needs_person=True, awaits=awaits, action=remedy[1])
+    return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi, dmesg")
 
 
 def _unseen(facts: GpuCheckFacts) -> Verdict:

@@ -90,9 +90,9 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
                     continue
             effect, reason = event.effect, event.reason + _format_time(facts, event)
             if effect.preflight == "block":
-                yield block(reason, effect.hint, needs_person=True, action=effect.action.value)
+                yield block(reason, effect.hint, needs_person=True, action=effect.action)
             elif effect.preflight == "warn" and _recent(facts, event):
-                yield warn(reason, effect.hint, action=effect.action.value)
+                yield warn(reason, effect.hint, action=effect.action)
 
 
 def _good(facts: KernelLogFacts) -> str:

@@ -16,6 +16,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.gpu import AWAITED, NO_GPU, GpuFacts
 from sparkd.base.host.meminfo import FreeMemory, Swap
+from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.inputs import CheckInputs, MemoryNeed, MemorySample
@@ -124,7 +125,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             # Memory of an engine that has just ended comes back over some seconds.
             return short(reason, "waiting for memory to come back", awaits="memory")
         reason = f"{reason}; no process uses the GPU, so its driver holds the memory of one that is gone"
-        return short(reason, "reboot this node", needs_person=True)
+        return short(reason, "reboot this node", needs_person=True, action=Action.REBOOT)
 
     def _unchanged(self, facts: MemoryFacts) -> bool:
         if (earlier := self.earlier) is None or facts.uptime_seconds - earlier.uptime_seconds < self.settle_seconds:

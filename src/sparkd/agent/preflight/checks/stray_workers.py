@@ -25,6 +25,7 @@ from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer, 
 from sparkd.base.host import Host
 from sparkd.base.host.owner import FIND_HOLDER, UNNAMED, NodeOwner
 from sparkd.base.host.processes import ProcessTable
+from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state.rank_record import RECORD_HINT, Whose, read_rank, whose
@@ -175,7 +176,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
             names = ", ".join(f"pid {one.pid} ({one.comm})" for one in asleep)
             reason = f"{names} sleeps in the kernel (state D) and can't be ended"
             # A driver that gives memory back may hold it for a while: it is waited for first.
-            return block(reason, "reboot this node", needs_person=True, awaits=f"{names} to end")
+            return _reboot(reason, f"{names} to end")
         if stuck:
             reason = f"an orphaned engine does not end: {_words(facts, engine)}"
             return block(reason, f"look at: cat /proc/{stuck[0].pid}/stack")
@@ -196,7 +197,11 @@ def _stuck_container(inside: list[Engine], reason: str) -> Verdict:
     if not asleep:
         return block(reason, "look at: systemctl status docker")
     reason = f"{reason}: pid {asleep[0].pid} ({asleep[0].comm}) sleeps in the kernel (state D)"
-    return block(reason, "reboot this node", needs_person=True, awaits=f"pid {asleep[0].pid} to end")
+    return _reboot(reason, f"pid {asleep[0].pid} to end")
+
+
+def _reboot(reason: str, awaits: str) -> Verdict:
+    return block(reason, "reboot this node", needs_person=True, action=Action.REBOOT, awaits=awaits)
 
 
 def _words(facts: StrayFacts, engine: Engine) -> str:

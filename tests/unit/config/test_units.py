@@ -49,7 +49,8 @@ def words(unit: str, key: str) -> list[str]:
 def test_unit_runs_its_role_and_sweeps_after_it(role: str) -> None:
     unit = units.render(role)
     assert lines(unit, "ExecStart") == [f"/usr/bin/sparkd run --role {role}"]
-    assert lines(unit, "ExecStopPost") == ["/usr/bin/sparkd sweep"]
+    assert lines(unit, "ExecStopPost") == [f"/usr/bin/sparkd sweep --role {role}"]
+    assert lines(unit, "ExecReload") == ["/usr/bin/sparkd reload"]
     assert "$" not in unit
 
 

@@ -45,7 +45,7 @@ def known(alive: bool = True, **changes: object) -> KnownRank:
         # It serves, and its agent has crashed.
         pytest.param(container(), NOBODY, STAYS, Whose.LEFT, id="left for the next agent"),
         pytest.param(container(), BY_HAND, STAYS, Whose.LEFT, id="beside a command of a person's"),
-        pytest.param(container(), NEXT, STAYS, Whose.ORPHAN, id="the next agent may end it"),
+        pytest.param(container(), NEXT, STAYS, Whose.LEFT, id="the next agent has begun"),
         pytest.param(container(full_id=OTHER_ID), BY_HAND, STAYS, Whose.ORPHAN, id="a copy of it"),
         pytest.param(container(), BY_HAND, KNOWN, Whose.ORPHAN, id="one that loads, beside a person's command"),
         # Labels can be copied.

@@ -54,12 +54,8 @@ class NodeOwner(Struct, frozen=True):
     @property
     def hint(self) -> str:
         """For who wants its place. Commands other than the agent end by themselves."""
-        agent = not self.command or self.is_agent
+        agent = not self.command or self.command.startswith("sparkd run")
         return "stop that first: systemctl stop sparkd-head sparkd-worker" if agent else "it ends by itself: try again"
-
-    @property
-    def is_agent(self) -> bool:
-        return self.command.startswith("sparkd run")
 
 
 def read_owner(files: Files) -> NodeOwner | None:

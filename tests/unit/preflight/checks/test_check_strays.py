@@ -332,7 +332,7 @@ def test_a_rank_that_its_agent_is_expected_back_for_is_left_alone_by_hand(tree: 
     tree.process(30, GUARD_COMM)
     tree.file(GUARD, "0 10 100 77 88 30")
     record = rank_record(invocation="dead", container_id=ID, pid=10, start_time=100, stage=RankStage.READY)
-    expect(judged(tree, recorded(tree, record)), Level.BLOCK, "is expected back", clears=False, fixes=())
+    expect(judged(tree, recorded(tree, record)), Level.BLOCK, "its agent has just crashed", clears=False, fixes=())
 
 
 def test_what_contradicts_the_record_is_named_and_never_touched(tree: Tree) -> None:

@@ -51,6 +51,8 @@ def kept_rank(recipe: str = "tiny-cpu", nodes: tuple[str, ...] = (), rank: int =
         peers,
         "stamp",
         "unit",
+        frozenset({"1(EngineCore pid=9) "}),
+        {"VLLM_API_KEY": "k"},
     )
     return KeptRank("rank", "sparkd-rank0", "sha256:i", *parts)
 

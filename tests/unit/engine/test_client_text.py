@@ -168,9 +168,13 @@ def follow(frames: list[tuple[int, bytes]], _since: str) -> Iterator[tuple[int, 
 
 
 def read(
-    frames: list[tuple[int, bytes]], events: Recorded, done: str, forwarder: LogForwarder | None = None
+    frames: list[tuple[int, bytes]],
+    events: Recorded,
+    done: str,
+    forwarder: LogForwarder | None = None,
+    sources: frozenset[str] | None = None,
 ) -> LogReader:
-    """A reader that has read `done`."""
+    """A reader that has read `done`. `sources`: of an engine that another agent has seen load."""
     read_lines: list[str] = []
     reader = LogReader(
         partial(follow, frames),
@@ -179,6 +183,8 @@ def read(
         events,
         lambda: None,
     )
+    if sources is not None:
+        reader.resume(sources)
     reader.start()
     deadline = time.monotonic() + 10
     while not any(done in one for one in read_lines):
@@ -260,3 +266,11 @@ def test_a_cause_that_continues_for_ever_is_bounded() -> None:
     for _ in range(1000):
         progress = advance_progress(progress, "x" * 1000 + " Last error:", 0.0)
     assert len(progress.cause) <= 4096
+
+
+def test_the_end_of_an_engine_that_was_taken_over_is_proven_by_the_sources_that_its_load_had() -> None:
+    end = [(1, WORKER_KILLED.encode() + b"\nend-of-log\n")]
+    loaded = read([(1, LOADED), (1, WORKER_KILLED.encode() + b"\nend-of-log\n")], Recorded(), "end-of-log")
+    assert loaded.progress.worker_died
+    assert read(end, Recorded(), "end-of-log", sources=loaded.progress.sources).progress.worker_died
+    assert not read(end, Recorded(), "end-of-log", sources=frozenset()).progress.worker_died

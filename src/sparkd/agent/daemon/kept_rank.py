@@ -51,6 +51,8 @@ class KeptRank(Struct, frozen=True):
     """Of the configuration, as this rank's agent had read it."""
     service: str
     """Of its unit, by `units.digest_service`; empty where that could not be read."""
+    sources: frozenset[str] = frozenset()
+    """Of its log, as in LoadProgress: without them no line of a serving engine proves why it ended."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """As the engine has them: their files may hold others since."""
     switch: Switch | None = None
@@ -98,6 +100,7 @@ def keep_rank(agent: Agent, running: Running) -> None:
         agent.monitor.tracked,
         digest_stamp(agent.configured_at),
         service,
+        running.log.progress.sources,
         agent.secrets,
         agent.switching.switch,
         context.followed,

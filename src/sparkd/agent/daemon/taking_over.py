@@ -145,7 +145,7 @@ def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
     rank.watch(agent.loop)
     age_seconds = host.uptime_seconds() - rank.start_time / os.sysconf("SC_CLK_TCK")
     running = take_rank(agent, rank, record, since, age_seconds)
-    running.log.begin_serving()
+    running.log.resume(left.kept.sources)
     running.mark_ready()
     running.taken_over = True
     agent.agreed.keep(left.kept.agreement)

@@ -69,6 +69,11 @@ class LogReader:
         """From now on a client's text may begin a line."""
         self._serving = True
 
+    def resume(self, sources: frozenset[str]) -> None:
+        """Before the start: of an engine that serves, with the sources that another process has seen."""
+        self.begin_serving()
+        self.progress = replace(self.progress, serving=True, sources=sources)
+
     def stop(self, seconds: float) -> None:
         """Read to the end of an ended container's log, for at most this long."""
         self._stop.set()

@@ -26,7 +26,7 @@ _FIRING = threading.Lock()
 ABOVE_FLOOR_KIB, BELOW_FLOOR_KIB = 560 << 10, 100 << 10
 """MemAvailable: so close to the floor of 512 MiB, the guard looks every 20 ms."""
 _AVAILABLE = re.compile(rb"MemAvailable: *\d+ kB")
-_FAILED = re.compile(r"agent\.run\.failed code=(\d+) cause=(\S+) phase=(\S+) ")
+_FAILED = re.compile(r"agent\.run\.failed code=(\d+) cause=(\S+) action=\S+ phase=(\S+) ")
 
 
 class End(NamedTuple):

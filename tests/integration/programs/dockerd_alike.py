@@ -179,7 +179,8 @@ class Handler(BaseHTTPRequestHandler):
             line = container.log[number]
             if not line:
                 break
-            frame = bytes([1, 0, 0, 0]) + len(line).to_bytes(4, "big") + line
+            piece = f"2026-11-27T01:02:03.{number:09}Z ".encode() + line
+            frame = bytes([1, 0, 0, 0]) + len(piece).to_bytes(4, "big") + piece
             self.wfile.write(b"%x\r\n%s\r\n" % (len(frame), frame))
         time.sleep(self.daemon.hang.get("logs", 0))
         self.wfile.write(b"0\r\n\r\n")

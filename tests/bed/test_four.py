@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.bed import victims
 from tests.bed.conftest import MakeNode
+from tests.bed.faults import COOLING_SECONDS
 from tests.bed.pair import Cluster
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import complete
@@ -56,4 +57,4 @@ def test_all_fall_with_one_that_is_lost_name_it_and_come_back(cluster: Cluster) 
         assert lost.node.fabric_address in line, f"{member.node.name} says: {line}"
     engine = cluster.head.engine_seconds(before.cursors[0])
     assert engine is not None
-    assert took <= engine + RECOVERY_SECONDS
+    assert took <= engine + COOLING_SECONDS + RECOVERY_SECONDS

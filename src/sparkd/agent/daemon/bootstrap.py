@@ -25,7 +25,7 @@ from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.page_cache import restore_readahead
 from sparkd.agent.daemon.switching import begin_switch, stamp_switch, waiting_limit
-from sparkd.agent.daemon.taking_over import LeftRank, find_left, open_rank, own_rank, take_over
+from sparkd.agent.daemon.taking_over import LeftRank, find_left, note_owner, open_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
 from sparkd.base.config import Settings, load_with_origins
 from sparkd.base.host import Host
@@ -120,7 +120,7 @@ def _start_notifications(config: Settings, host: Host, events: Events) -> Sink |
 
 def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
     """Raises BlockedError (exit 10) where the node lacks what may come back: the next process tries it again."""
-    left = own_rank(base, left)
+    left = note_owner(base, left)
     base.loop.enter(Stage.END)  # what would end it is acted on once it is this agent's
     events = base.log.events(Redaction())
     base = replace(base, notify=_start_notifications(base.settings, base.host, events))

@@ -66,12 +66,11 @@ class KeptRank(Struct, frozen=True):
 class _File(StateFile[KeptRank], frozen=True):
     def encode(self, value: KeptRank) -> str:
         """Defaults are left out: a version that does not know their keys can read it."""
-        dump = partial(_dump, exclude_defaults=True)
-        return json.dumps({"schema": VERSION, **msgspec.to_builtins(value, enc_hook=dump)}) + "\n"
+        return json.dumps({"schema": VERSION, **msgspec.to_builtins(value, enc_hook=_dump)}) + "\n"
 
 
-def _dump(model: Settings | Recipe, *, exclude_defaults: bool) -> object:
-    return model.model_dump(mode="json", by_alias=True, exclude_defaults=exclude_defaults)
+def _dump(model: Settings | Recipe) -> object:
+    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 FILE = _File("rank-plan.json", KeptRank, folder=RANK_FILE.folder)

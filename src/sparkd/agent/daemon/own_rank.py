@@ -1,4 +1,6 @@
-"""The rank of this agent: from its launch on, or from an agent before this one; and the threads that watch it."""
+"""The rank of this agent: from its launch on, or from an agent before this one; the threads that watch it, and
+whether its docker has ended it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,11 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running
-from sparkd.base.host import caches, docker
+from sparkd.base.host import caches, docker, docker_config
 from sparkd.base.state.rank_record import RankRecord
 from sparkd.base.vllm.log_lines import LogForwarder
+
+DOCKER_LOOK_SECONDS = 3.0
 
 
 def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float = 0.0) -> Running:
@@ -55,3 +59,23 @@ def _count_objects(agent: Agent, running: Running) -> None:
             with suppress(OSError, ValueError):
                 names = (one.name for one in agent.plan.caches)
                 running.objects = caches.count_objects(agent.host.files, running.rank.image_id, names)
+
+
+def is_alarmed(running: Running) -> bool:
+    """Whether the dockerd may be gone whose end would end the rank."""
+    return bool(running.record.dockerd_pid) and running.log.broken_off_at is not None
+
+
+def is_ended_by_docker(agent: Agent, running: Running) -> bool:
+    """Whether another dockerd runs than at the launch, and ends the rank. One that keeps it is noted."""
+
+    def look() -> tuple[bool, bool]:
+        replaced = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
+        return replaced, replaced and docker_config.keeps_containers(agent.host)
+
+    with suppress(TimeoutError, BlockingIOError):  # it is looked at again
+        replaced, keeps = agent.loop.beside(look, DOCKER_LOOK_SECONDS, "looking at dockerd")
+        if keeps:
+            running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
+        return replaced and not keeps
+    return False

@@ -18,6 +18,7 @@ from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.history import expected_load
 from sparkd.agent.daemon.kept_rank import keep_rank
+from sparkd.agent.daemon.own_rank import is_alarmed, is_ended_by_docker
 from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower, make_warm, note_warmth
@@ -28,7 +29,6 @@ from sparkd.agent.engine.load_monitor import LoadMonitor, pace_seconds
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.engine.readiness import ReadinessStage
-from sparkd.base.host import docker, docker_config
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.status.figures import ActivityReport, GpuReport
@@ -40,7 +40,6 @@ COUNTERS_SECONDS = 1.0
 """/metrics takes 5 ms."""
 FOLLOW_SECONDS = 5.0
 """Changes of the head and of the rank wake the loop; this is for the steps of the engine."""
-DOCKER_LOOK_SECONDS = 3.0
 DOCKER_AWAY_SECONDS = 0.2
 """Between looks for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
 
@@ -113,8 +112,8 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         agent.phase.enter(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, message, gpu))
         agent.proving.tick()
         running.follow_segments()
-        if _is_alarmed(running):
-            _is_ended_by_docker(agent, running)  # here only to note one that keeps it: the rank's end comes by itself
+        if is_alarmed(running):
+            is_ended_by_docker(agent, running)  # here only to note one that keeps it: the rank's end comes by itself
         report_smoke_test()
         watch_page_cache(_is_idle(activity))
 
@@ -164,9 +163,9 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
         elif not running.ready:  # else its head's agent is away, or has just come back
             with_gpu(agent, "", gpu)
             _follow_load(agent, running, monitor)
-        alarmed = _is_alarmed(running)
+        alarmed = is_alarmed(running)
         agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds)
-        if alarmed and _is_ended_by_docker(agent, running):
+        if alarmed and is_ended_by_docker(agent, running):
             raise EngineDeadError("the engine is dead")
         if running.log.progress.worker_died:
             raise EngineDeadError("a process of the rank has died")
@@ -193,26 +192,6 @@ def _show_head(agent: Agent, running: Running, name: str, report: NodeReport, gp
     trouble = f"; {away}" if away else trouble
     phase = Phase.DEGRADED if degraded or away else Phase.SERVING
     agent.phase.enter(phase, with_gpu(agent, served + trouble + _note_kernels(agent, running), gpu))
-
-
-def _is_alarmed(running: Running) -> bool:
-    """Whether the dockerd may be gone whose end would end the rank."""
-    return bool(running.record.dockerd_pid) and running.log.broken_off_at is not None
-
-
-def _is_ended_by_docker(agent: Agent, running: Running) -> bool:
-    """Whether another dockerd runs than at the launch, and ends the rank. One that keeps it is noted."""
-
-    def look() -> tuple[bool, bool]:
-        replaced = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
-        return replaced, replaced and docker_config.keeps_containers(agent.host)
-
-    with suppress(TimeoutError, BlockingIOError):  # it is looked at again
-        replaced, keeps = agent.loop.beside(look, DOCKER_LOOK_SECONDS, "looking at dockerd")
-        if keeps:
-            running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
-        return replaced and not keeps
-    return False
 
 
 def _gpu_watch(agent: Agent) -> GpuThrottleMonitor | None:

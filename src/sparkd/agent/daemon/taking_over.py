@@ -100,7 +100,7 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
     return None
 
 
-def own_rank(base: Base, left: LeftRank) -> LeftRank:
+def note_owner(base: Base, left: LeftRank) -> LeftRank:
     """From now on the record names this process: first of all, so that a crash from here on is counted, and that a stop
     ends the rank. Raises OSError.
     """
@@ -164,10 +164,12 @@ def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
         reason = "the agent before this one ended, and its engine serves on"
         hint = f"nothing is to be done; how that one ended: journalctl -u sparkd-{agent.context.role}"
         agent.events.warning("engine.rank.taken_over", container=rank.container_id[:12], reason=reason, hint=hint)
+    changed = None
     if digest_stamp(agent.configured_at) != left.kept.stamp:
         reason = "it has changed since this engine was started, and counts at the next restart"
         hint = f"sudo systemctl restart sparkd-{agent.context.role}"
         agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)
-        agent.reporter.replace_finding(CHANGED, FindingReport(CHANGED, "warn", f"the configuration: {reason}", hint))
+        changed = FindingReport(CHANGED, "warn", f"the configuration: {reason}", hint)
+    agent.reporter.replace_finding(CHANGED, changed)
     begin_restore(agent)  # that one may have been killed before it could
     agent.reporter.publish()

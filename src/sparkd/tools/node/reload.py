@@ -49,6 +49,8 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
     show(f"sparkd {report.version} became sparkd {__version__}; the engine served on")
     if left.kept.service != units.digest_service(report.role, left.kept.configured):
         show(f"[Service] of its unit has changed, which counts at the next: systemctl restart sparkd-{report.role}")
+    else:
+        show("nothing is to be done")
 
 
 def _find_rank(host: Host, owner: NodeOwner, report: NodeReport) -> LeftRank:

@@ -44,6 +44,7 @@ FAULTS = {
     "slow-load": replace(page_reports.loading(), since=page_reports.ago(1100)),
     "degraded": replace(HEALTHY, phase=Phase.DEGRADED),
     "blocked": replace(HEALTHY, phase=Phase.BLOCKED, findings=(FindingReport("unified-memory", "block", "", ""),)),
+    "reboot": replace(HEALTHY, phase=Phase.BLOCKED, action="reboot"),
     "silent": page_reports.pair(HEALTHY, WORKER, Contact.SILENT),
     "memory": replace(HEALTHY, memory=MemoryReport(119 * GIB, GIB, (), 512 << 20, "watching")),
     "guard": replace(HEALTHY, memory=replace(HEALTHY.memory, guard="failed")),
@@ -56,7 +57,8 @@ FAULTS = {
 CAUSED = {
     "SparkdAgentGone": {"gone"},
     "SparkdNeedsPerson": {"person", "person-there"},
-    "SparkdNotServing": {"person", "slow-load", "blocked"},
+    "SparkdNeedsReboot": {"reboot"},
+    "SparkdNotServing": {"person", "slow-load", "blocked", "reboot"},
     "SparkdLoadSlow": {"slow-load"},
     "SparkdDegraded": {"degraded"},
     "SparkdPreflightBlocks": {"blocked"},
@@ -169,6 +171,7 @@ def test_dashboard_and_alerts_name_only_metrics_that_a_page_has(prometheus: Prom
 SERIES = {
     "SparkdAgentGone": (("up", "1", "0"),),
     "SparkdNeedsPerson": (('sparkd_failed{cause="needs-person"}', "_", "1"),),
+    "SparkdNeedsReboot": (('sparkd_blocked{action="reboot"}', "_", "1"),),
     "SparkdNotServing": (('sparkd_phase{phase="serving"}', "1", "0"),),
     "SparkdLoadSlow": (
         ('sparkd_phase{phase="loading"}', "1", "1"),

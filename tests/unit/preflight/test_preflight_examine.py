@@ -232,7 +232,7 @@ def test_json_has_the_promised_shape() -> None:
     assert (found["schema"], found["node"], found["role"], found["dry_run"]) == (1, "spark1", "head", True)
     assert (found["verdict"], found["needs_person"]) == ("block", False)
     (check,) = found["checks"]
-    assert set(check) == {"id", "level", "reason", "hint", "needs_person", "facts", "fixes", "seconds"}
+    assert set(check) == {"id", "level", "reason", "hint", "needs_person", "action", "facts", "fixes", "seconds"}
     assert check["fixes"][0] == {
         "kind": "end-process", "target": "pid 10 (VLLM::Worker_TP)", "state": "would apply", "note": "",
     }  # fmt: skip

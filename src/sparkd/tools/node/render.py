@@ -83,6 +83,7 @@ def _check(finding: Finding, shown: Shown) -> dict[str, object]:
         "reason": verdict.reason,
         "hint": verdict.hint,
         "needs_person": verdict.needs_person,
+        "action": verdict.required,
         "facts": finding.facts,
         "fixes": [{"kind": s.fix.kind, "target": s.fix.target, "state": s.state, "note": s.note} for s in states],
         "seconds": finding.seconds,

@@ -66,10 +66,10 @@ async def token() -> bool:
 
 
 def tracked(
-    *ranks: int, proves: bool = True, timeout_seconds: float = TIMEOUT_SECONDS
+    *ranks: int, proves: bool = True, timeout_seconds: float = TIMEOUT_SECONDS, return_seconds: float = 0.0
 ) -> tuple[Peers, Engine, PeerMonitor]:
     peers, engine = known(*ranks), Engine()
-    monitor = PeerMonitor(peers, engine.submit, timeout_seconds)
+    monitor = PeerMonitor(peers, engine.submit, timeout_seconds, return_seconds)
     if proves:
         monitor.prove_by(lambda _seconds: token())
     monitor.track(*(expect_peer(one, "e") for one in monitor.statuses()))
@@ -406,6 +406,26 @@ def test_a_machine_that_was_silent_before_it_refuses_has_restarted() -> None:
     peers, monitor = awaiting()
     refuse(peers[1], 26)
     with pytest.raises(PeerLostError, match="refuses connections"):
+        monitor.check()
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_an_agent_that_hung_until_its_watchdog_is_awaited_where_tokens_came(token: bool) -> None:
+    peers, engine, monitor = tracked(1, return_seconds=15)
+    peers[1].silent(LATE)
+    monitor.check()
+    engine.makes(token)
+    monitor.check()
+    refuse(peers[1], LATE)
+    if not token:
+        with pytest.raises(PeerLostError, match="refuses connections"):
+            monitor.check()
+        return
+    monitor.check()
+    assert "is away, and its rank serves" in monitor.trouble
+    monitor._tracked_at -= 100
+    monitor._refused_at[1] -= 16
+    with pytest.raises(PeerLostError, match="none came for 15 s"):
         monitor.check()
 
 

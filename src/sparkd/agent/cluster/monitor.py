@@ -26,7 +26,9 @@ from sparkd.base.status.model import Contact, PeerStatus
 PROOF_SHARE = 0.25
 """Of the timeout: the last part of the silence, in which the engine must make a token."""
 LATE_SECONDS = 10.0
-"""From the last answer of an agent to the first refusal after its crash: an answer is held for 5 s."""
+"""From the last answer of an agent to the first refusal after its crash: an answer is held for 5 s. A machine that was
+silent for longer has restarted, unless the engine made tokens meanwhile: then its agent hung until the watchdog.
+"""
 RETRY_SECONDS = 1.0
 """After a failed proof, while there is time."""
 HINT = "sparkd starts again and awaits it"
@@ -138,7 +140,8 @@ class PeerMonitor(Struct):
             seconds = max(0.0, now - max(heard_at, self.resumed_at()))
             if peer.contact is Contact.REFUSED:
                 since = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_at)
-                away = away or self._await_agent(peer, max(now - since, seconds - LATE_SECONDS))
+                late = 0.0 if self._proven else seconds - LATE_SECONDS
+                away = away or self._await_agent(peer, max(now - since, late))
                 continue
             self._refused_at.pop(peer.rank, None)
             if silent is None or seconds > silent[0]:

@@ -105,9 +105,7 @@ def kill_twice_late(member: SparkdNode) -> None:
 
 
 def kill_beside_sweeps(member: SparkdNode) -> None:
-    member.node.sh(
-        "(for _ in $(seq 20); do sparkd sweep & sparkd sweep & sparkd sweep; done; wait) >/run/sweeps 2>&1 &"
-    )
+    member.node.sh("(for _ in $(seq 8); do sparkd sweep & sparkd sweep & sparkd sweep; done; wait) >/run/sweeps 2>&1 &")
     time.sleep(2)
     kill(member)
 
@@ -151,8 +149,12 @@ def log_is_followed(member: SparkdNode) -> None:
     marks = member.node.read(AWAY).split()
     wait_for(lambda: all(one in member.node.journal(member.unit) for one in marks), LOG_SECONDS, f"the lines {marks}")
     member.node.run("rm", AWAY)
-    kept = json.loads(member.node.read("/run/sparkd/private/rank.json"))["dockerd_pid"]
-    assert not kept, "an end would be laid on the dockerd that is gone"
+
+    def noted() -> bool:
+        """Else an end would be laid on the dockerd that is gone."""
+        return not json.loads(member.node.read("/run/sparkd/private/rank.json"))["dockerd_pid"]
+
+    wait_for(noted, LOG_SECONDS, "the dockerd that keeps the rank to be noted")
 
 
 def restart_docker(member: SparkdNode) -> None:

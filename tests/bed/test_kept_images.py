@@ -50,14 +50,13 @@ def kept_names(node: Node) -> set[str]:
 @pytest.fixture(scope="module", params=["overlay2", pytest.param("containerd", marks=pytest.mark.whole)], autouse=True)
 def saved(node: Node, request: pytest.FixtureRequest) -> str:
     """The archive of an image, for a docker with either of its stores."""
+    node.sh(f"test -e {ARCHIVE} || docker save --output {ARCHIVE} {BUSYBOX}")
     if request.param == "containerd":
         settings = json.loads(node.read(DAEMON))
         del settings["storage-driver"]
         node.write(DAEMON, json.dumps({**settings, "features": {"containerd-snapshotter": True}}))
         node.run("systemctl", "restart", "docker")
         assert "io.containerd.snapshotter" in docker(node, "info --format {{.DriverStatus}}")
-    else:
-        docker(node, f"save --output {ARCHIVE} {BUSYBOX}")
     return ARCHIVE
 
 

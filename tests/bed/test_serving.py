@@ -276,9 +276,7 @@ def test_a_second_bench_is_refused_and_an_ended_one_prints_what_it_has(serving: 
     serving.node.sh(f"setsid sparkd bench {load} >/root/bench 2>&1 &")
     wait_for(lambda: "1 requests at once" in serving.node.read("/root/bench"), 60, "the first figure of sparkd bench")
     second = serving.node.run("sparkd", "bench", check=False)
-    assert (second.returncode, "another `sparkd bench` or `tune-recipe` is under way" in second.stderr) == (2, True), (
-        second
-    )
+    assert (second.returncode, "`tune-recipe` or `use --image` is under way" in second.stderr) == (2, True), second
     for process in serving.node.found(r"sparkd bench --concurrency"):
         process.send(signal.SIGTERM)
     wait_for(lambda: not serving.node.found(r"sparkd bench --concurrency"), 30, "the end of sparkd bench")

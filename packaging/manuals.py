@@ -13,7 +13,8 @@ from sparkd.base.config.reference import describe, format_line
 from sparkd.base.config.settings import Settings
 from sparkd.base.config.types import Section
 from sparkd.base.host.kernel_events import KINDS, Effect
-from sparkd.base.recipes.schema import Limit, Lines, Recipe, Volume
+from sparkd.base.recipes.image import Build, Lines, Step
+from sparkd.base.recipes.schema import Limit, Recipe, Volume
 from sparkd.base.vllm.known_errors import GAP, TABLE, KnownError
 from sparkd.tools.cli.main import COMMANDS, build_parser
 
@@ -90,12 +91,18 @@ def _span(info: FieldInfo) -> str:
 
 def recipe_keys() -> str:
     """Of sparkd-recipe(5): every key with its default, in the order of the schema."""
-    forms = (("container.volumes", Volume), ("container.ulimits", Limit), ("image.assert", Lines))
+    forms: tuple[tuple[str, type[Section]], ...] = (
+        ("container.volumes", Volume),
+        ("container.ulimits", Limit),
+        ("image.assert", Lines),
+    )
+    forms += (("image.build", Build), ("image.build.steps", Step))
     parts = [*_keys(Recipe, "")]
     for key, form in forms:
         parts.append(f"A mapping in `{key}`: {form.__doc__}\n")
         parts += [
-            f"`{name}`\n: {' '.join((info.description or '').split())}\n" for name, info in form.model_fields.items()
+            f"`{info.alias or name}`\n: {' '.join((info.description or '').split())}\n"
+            for name, info in form.model_fields.items()
         ]
     return "\n".join(parts)
 

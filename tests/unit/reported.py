@@ -201,6 +201,7 @@ REPORTS = (
     Report("deepseek-v4-flash-latency", _ECHO, _ECHO_ENV, privileged=True),
     Report("deepseek-v4-flash-throughput", _ECHO + _ECHO_THROUGHPUT, _ECHO_ENV, privileged=True),
     Report("deepseek-v4-flash-balanced", _ECHO + _ECHO_BALANCED, _ECHO_ENV, privileged=True),
+    Report("deepseek-v4-flash-built", _ECHO + _ECHO_BALANCED, _ECHO_ENV, privileged=True),
     Report("deepseek-v4-flash-eugr", _FORUM, _FORUM_ENV, privileged=True),
     Report(
         "deepseek-v4-flash-ray",

@@ -61,6 +61,7 @@ WRITERS = {
     "tools/cli/main.py:main": "/dev/null",
     "tools/cli/main.py:_discard_output": "/dev/null",
     "tools/models/hub.py:_fetch": "behind become_owner",
+    "tools/models/image_build.py:Sources.archive": "in memory",
     "tools/setup/setup_manifest.py:Setup._take_back": "behind files.remove, an empty folder of systemd's",
     "tools/setup/system_config.py:SysctlManager._set": KERNEL,
     "tools/setup/system_config.py:UnitFiles.install": "behind files.remove, an empty folder of systemd's",

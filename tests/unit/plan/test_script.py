@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sparkd.base.plan import script
 from sparkd.base.plan.model import Secret
-from sparkd.base.recipes.schema import Lines
+from sparkd.base.recipes.image import Lines
 from sparkd.base.vllm.args import JsonValue, check_variable_name, command_line
 
 RECORD = """\

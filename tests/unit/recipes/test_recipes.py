@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes import schema
+from sparkd.base.recipes.image import Lines
 from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
 from sparkd.base.recipes.yaml import YamlError, parse_yaml
 
@@ -217,7 +218,7 @@ ASSERTS = HEAD.replace("image: {ref: i}\n", "image:\n  ref: i\n  assert:\n")
 
 def test_an_image_is_checked_by_a_command_or_a_count_of_lines(tmp_path: Path) -> None:
     found = recipe(tmp_path, f"{ASSERTS}  - test -e /x\n  - {{file: /a, pattern: 'x y'}}\n").image.asserts
-    assert found == ("test -e /x", schema.Lines(file="/a", pattern="x y", times=1))
+    assert found == ("test -e /x", Lines(file="/a", pattern="x y", times=1))
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import MsgspecError, Struct
+from msgspec.json import decode
 
-from sparkd.base.host.docker import query, value_of
+from sparkd.base.host.docker import LABEL, query, value_of
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import sanitize
 
@@ -26,6 +29,9 @@ versions of docker only (Hostname, AttachStdin, Tty, Image: gone with API 1.52).
 LABELS = ("org.opencontainers.image.", "org.label-schema.", "com.nvidia.", "maintainer")
 """Prefixes of labels that describe how an image was built. Others can be anything, such as the text of a licence."""
 MOST_LABELS = 24
+BUILT = f"{LABEL}build"
+"""Label of an image that `sparkd image build` has made: a `BuiltFrom` as JSON."""
+LONGEST_BUILT = 64 << 10
 SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
 """Other names that some tools write into an image, and docker accepts."""
 
@@ -42,6 +48,38 @@ class Image(Struct, frozen=True):
     digests: tuple[str, ...]
     """Its names in registries; none for one that was built or imported here."""
     labels: tuple[tuple[str, str], ...]
+
+
+class BuiltFrom(Struct, frozen=True):
+    """What went into an image. docker keeps when, as the image's own date."""
+
+    base: str
+    base_id: str
+    steps: tuple[tuple[str, str], ...]
+    """What each does, and a SHA-256 of that and of the files it copies."""
+
+    def lines(self) -> tuple[str, ...]:
+        """For people, without the digests."""
+        base = f"from {sanitize(self.base)} ({sanitize(self.base_id.removeprefix('sha256:')[:12])})"
+        return base, *(sanitize(step) for step, _ in self.steps)
+
+    def changes(self, before: BuiltFrom) -> Iterator[str]:
+        """What differs from an earlier build."""
+        pairs = zip_longest((self.base_id, *self.steps), (before.base_id, *before.steps))
+        texts = zip_longest(self.lines(), before.lines(), fillvalue="nothing")
+        for number, ((now, then), (shown, shown_before)) in enumerate(zip(pairs, texts, strict=True)):
+            if now != then:
+                was = "with other files" if shown == shown_before else shown_before
+                yield f"{f'step {number}' if number else 'the base'}: {shown}; before: {was}"
+
+
+def read_built(docker: DockerReader, ref: str) -> BuiltFrom | None:
+    """None where there is no such image, or sparkd has not built it. Raises DockerError."""
+    match docker.image(ref):
+        case {"Config": {"Labels": dict() as labels}} if len(text := str(labels.get(BUILT))) <= LONGEST_BUILT:
+            with suppress(MsgspecError):
+                return decode(text, type=BuiltFrom)
+    return None
 
 
 def read_image(docker: DockerReader, ref: str) -> Image | None:

@@ -16,7 +16,7 @@ from sparkd.base.vllm.args import DATA_SIZE, JsonValue, parse_count
 from sparkd.base.vllm.flag import parse_json
 
 if TYPE_CHECKING:
-    from sparkd.base.recipes.schema import Lines
+    from sparkd.base.recipes.image import Lines
 
     Assert = str | Lines
 else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sparkd.base.plan.model import Node, Secret
 
 if TYPE_CHECKING:
-    from sparkd.base.recipes.schema import Lines
+    from sparkd.base.recipes.image import Lines
 
 SCRIPT_FILE = "/run/sparkd/private/launch.sh"
 """In a folder of root's: the image's user has it mounted and may read it, and no other."""

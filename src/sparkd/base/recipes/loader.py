@@ -16,7 +16,8 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import AwaitedError, ConfigError
 from sparkd.base.lib.text import did_you_mean, format_key, read_file
 from sparkd.base.recipes.additions import ADDED_LIMITS, added_env
-from sparkd.base.recipes.schema import TAGS, Recipe
+from sparkd.base.recipes.image import TAGS
+from sparkd.base.recipes.schema import Recipe
 from sparkd.base.recipes.yaml import Document, YamlError, parse_yaml
 from sparkd.base.vllm.args import TABLES, JsonValue
 from sparkd.base.vllm.container_paths import kept_caches

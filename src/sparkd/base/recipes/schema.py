@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Strict, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Strict, model_validator
 
 from sparkd.base.config import types as t
 from sparkd.base.config.types import Section
 from sparkd.base.recipes.additions import ADDED_LIMITS, ADDED_SHM_BYTES
+from sparkd.base.recipes.image import Assertion, Build, BuildForm, Text
 from sparkd.base.vllm.args import check_path, check_text, normalize_flag
 from sparkd.base.vllm.container_paths import check_target
 from sparkd.base.vllm.logprobs import TEXT_LOGPROB
@@ -67,7 +68,6 @@ REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 RepoName = Annotated[str, t.matching(f"({REPO.pattern})?", "ORGANISATION/NAME, as on Hugging Face")]
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 Revision = Annotated[str, t.matching(f"({REVISION.pattern})?", "a branch, a tag or a commit")]
-Text = Annotated[str, AfterValidator(lambda raw: check_text(raw))]
 Words = Annotated[tuple[Text, ...], Strict(False)]
 CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in small letters, such as vllm")]
 Bytes = Annotated[int, Field(ge=1, le=2**50)]
@@ -128,27 +128,6 @@ class Model(Section):
     random_weights: bool = Field(False, description="A model for tests, in whose smoke test known texts are skipped.")
 
 
-class Lines(Section):
-    """Lines of a file in the image that match a pattern: one, where nothing else is said."""
-
-    file: t.AbsolutePath = Field(description="Path in the container.")
-    pattern: Annotated[Text, t.matching(r"[^\n]+", "a pattern of grep's, on one line")] = Field(
-        description="Basic regular expression, as grep has it."
-    )
-    times: int = Field(1, ge=0, le=10_000, description="How many lines match.")
-
-    def __str__(self) -> str:
-        return f"{self.times} line(s) of {self.file} match {self.pattern}"
-
-
-TAGS = COMMAND, LINES = "<command>", "<lines>"
-"""Tags of the two forms of an assertion in pydantic's error locations, which are not part of the written key."""
-Assertion = Annotated[
-    Annotated[Text, Tag(COMMAND)] | Annotated[Lines, Tag(LINES)],
-    Discriminator(lambda raw: LINES if isinstance(raw, Mapping | Lines) else COMMAND),
-]
-
-
 class Image(Section):
     """The container image that the engine runs in."""
 
@@ -162,7 +141,17 @@ class Image(Section):
         description="What the image must fulfil: shell commands that must succeed, or how many lines of a file match a "
         "pattern, which shows a patch that is applied twice. Checked in a container without GPU, network and mounts.",
     )
-    build: Text = Field("", description="How the image is built, where no registry has it: the hint of a missing one.")
+    build: BuildForm = Field(
+        "",
+        description="How the image is built, where no registry has it: `from` and `steps` for `sparkd image build`, or "
+        "a text for a person. The hint of a missing image.",
+    )
+
+    @model_validator(mode="after")
+    def _is_apart(self) -> Image:
+        if isinstance(self.build, Build) and ("@" in self.ref or self.ref == self.build.base):
+            raise t.fault("image.ref", self.ref, "must be a name of its own for the image that image.build makes")
+        return self
 
 
 class Nodes(Section):
@@ -302,6 +291,12 @@ class Recipe(Section):
                 raise t.fault("container.volumes", target, "is mounted twice")
             seen.add(target)
         return self
+
+    @property
+    def image_build(self) -> str:
+        """How its image is built: a command, or what a person is to do; empty where a registry has it."""
+        build = self.image.build
+        return build if isinstance(build, str) else f"sudo sparkd image build {self.name}"
 
 
 def json_schema() -> str:

@@ -39,7 +39,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("units", "setup", "render, install, check or remove what systemd runs"),
     ("recipe", "recipe", "list, show and check recipes"),
     ("model", "model", "check, download or copy the files of a model"),
-    ("image", "model", "copy an image of the engine to the other nodes"),
+    ("image", "model", "build an image of the engine, or copy it to the other nodes"),
     ("config", "config", "show or check the configuration"),
     ("tune", "setup", "show, apply or take back settings of the kernel"),
     ("notify", "notify", "send messages to people, or try whether they arrive"),

@@ -1,9 +1,10 @@
-"""`sparkd model` and `sparkd image`: what the engine needs, checked, downloaded, or copied to the other nodes."""
+"""`sparkd model` and `sparkd image`: what the engine needs, checked, downloaded, built, or copied to other nodes."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ from sparkd.agent.actions import dockerd
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.console import Progress
-from sparkd.tools.models import hub
+from sparkd.tools.models import hub, image_build
 from sparkd.tools.models.image_copy import Image, find_image, send_image
 from sparkd.tools.models.model_files import (
     TOKEN,
@@ -151,6 +153,17 @@ def sync_model(args: argparse.Namespace) -> int:
 
 def add_image(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    build = actions.add_parser(
+        "build",
+        help="build a recipe's image on this node, by its image.build",
+        description="Show what the recipe's image.build does, and on a yes have this node's docker do it, as root and "
+        "with access to the network. The image is checked as the recipe asserts before it gets its name.",
+    )
+    build.add_argument("recipe", help="name or file")
+    build.add_argument("--yes", action="store_true", help="build without a question")
+    build.add_argument("--no-cache", action="store_true", help="repeat steps that docker has done before, too")
+    again = f"sudo {shlex.join(['sparkd', *sys.argv[1:]])}"
+    build.set_defaults(run=build_image, as_root=("only root may build what root's docker runs", again))
     sync = actions.add_parser(
         "sync",
         help="copy an image to the other nodes, or resume that",
@@ -160,6 +173,30 @@ def add_image(parser: argparse.ArgumentParser) -> None:
     sync.add_argument("ref", nargs="?", metavar="IMAGE", help="such as name:tag; the plan's where none is named")
     sync.set_defaults(run=sync_image)
     add_targets(sync)
+
+
+def build_image(args: argparse.Namespace) -> None:
+    host, show = Host(), partial(print, flush=True)
+    word = os.path.abspath(args.recipe) if "/" in args.recipe else args.recipe  # noqa: PTH100 - as choose_repo
+    sources = image_build.read_sources(word, host)
+    show("\n".join(sources.describe()))
+    base, replaced, before = image_build.find_images(sources, host)
+    for change in sources.built_from(base).changes(before) if before else ():
+        show(f"other than in the image that has the name: {change}")
+    if not args.yes and not sys.stdin.isatty():
+        raise UsageError(
+            "a build runs these steps as root", f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
+        )
+    if not args.yes and console.prompt("build it? [y/N] ").strip().lower() not in ("y", "yes"):
+        show("nothing is built; nothing is to be done")
+        return
+    progress = show if console.on_terminal() else lambda _line: None
+    image = image_build.build(sources, base, cached=not args.no_cache, show=progress)
+    image_build.check(sources, image)
+    show("\n".join(image_build.give_name(sources, image, replaced)))
+    if sources.recipe.nodes.max > 1:
+        show(f"sparkd image sync {sources.recipe.image.ref}   # to the other nodes, if any")
+    show("sudo sparkd preflight --dry-run   # says what is left to do")
 
 
 def sync_image(args: argparse.Namespace) -> int:

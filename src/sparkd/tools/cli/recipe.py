@@ -7,11 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from sparkd.base import config
-from sparkd.base.host import CachedHost, Host
+from sparkd.base.host import CachedHost, Host, docker
+from sparkd.base.host.docker_image import read_built
 from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import Table, printable, sanitize
 from sparkd.base.recipes.loader import (
@@ -115,6 +118,11 @@ def show_recipe(args: argparse.Namespace) -> None:
         value, instead = json.dumps(one.value, ensure_ascii=False), json.dumps(one.instead_of, ensure_ascii=False)
         after = "" if one.instead_of is None else f", instead of {sanitize(instead, 60)}"
         print(printable(f"{f'{one.key}: {value}':<60} # {one.by}: {one.where}{after}"))
+    ref, built = loaded.recipe.image.ref, None
+    with suppress(DockerError):  # such as for users other than root
+        built = docker.query(Host(), lambda reader: read_built(reader, ref))
+    for number, line in enumerate(built.lines() if built else ()):
+        print(printable(f"{f'image.built[{number}]: {json.dumps(line)}':<60} # docker: the image that is here"))
 
 
 def _settings() -> config.Loaded | None:

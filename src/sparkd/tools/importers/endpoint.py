@@ -79,7 +79,7 @@ class Bundle(Struct):
         elif self.build:
             yield self.build
         if recipe.image.ref != self.base:
-            yield recipe.image.build
+            yield recipe.image_build
         if model.repo:
             yield shlex.join(["sudo", "sparkd", "model", "pull", path])
         for repo, revision in self.drafts.items():

@@ -14,7 +14,8 @@ from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.recipes.schema import Container, Lines, Recipe
+from sparkd.base.recipes.image import Lines
+from sparkd.base.recipes.schema import Container, Recipe
 
 ADDRESS = "10.0.0.{}"
 """Of the nodes of a trial. They have an interface and an RDMA device, so that each placeholder has a value."""

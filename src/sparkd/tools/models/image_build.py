@@ -1,0 +1,209 @@
+"""A recipe's image, built on this node: what goes in is read and shown first, and what came out is checked."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from shlex import quote
+
+from msgspec import Struct
+from msgspec.json import encode
+
+from sparkd.agent.actions import image_build
+from sparkd.agent.actions.kept_images import image_name
+from sparkd.base.host import Host, docker
+from sparkd.base.host.disks import read_rooms
+from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, read_built, read_image
+from sparkd.base.host.ownership import refuse_writable
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.base.lib.redaction import Redaction
+from sparkd.base.lib.text import printable, sanitize, size
+from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
+from sparkd.base.recipes.image import Build, Step
+from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.models.ssh import require_room
+
+MOST_FILES, MOST_BYTES = 1000, 64 << 20
+"""Of all steps. The largest mod that is published has 30 files and 2 MB; all 150 of one launcher have less than 10."""
+LAST_LINES = 20
+_STEP = re.compile(r"Step (\d{1,3})/(\d{1,3}) : ")
+
+
+class CopiedFile(Struct, frozen=True):
+    content: bytes
+    executable: bool
+
+
+class Sources(Struct, frozen=True):
+    """What a recipe builds its image from, read once."""
+
+    recipe: Recipe
+    build: Build
+    files: tuple[Mapping[str, CopiedFile], ...]
+    """Of each step, by the path beside the recipe's file."""
+
+    def built_from(self, base: Image) -> BuiltFrom:
+        """For the image's label."""
+        steps = []
+        for step, files in zip(self.build.steps, self.files, strict=True):
+            digest = sha256(step.instruction().encode())
+            for name, file in files.items():
+                digest.update(f"\0{name}\0{file.executable}\0{len(file.content)}\0".encode() + file.content)
+            steps.append((_title(step), digest.hexdigest()))
+        return BuiltFrom(self.build.base, base.id, tuple(steps))
+
+    def archive(self, base: Image) -> bytes:
+        """The build context: the Dockerfile, and the files that the recipe names. Owners and times are left out."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            files = {name: file for copied in self.files for name, file in copied.items()}
+            dockerfile = CopiedFile(self.build.dockerfile(base.id).encode(), executable=False)
+            for name, file in {**files, image_build.DOCKERFILE: dockerfile}.items():
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(file.content), 0o755 if file.executable else 0o644
+                tar.addfile(entry, io.BytesIO(file.content))
+        return packed.getvalue()
+
+    def describe(self) -> Iterator[str]:
+        """For the person who confirms it: programs in full."""
+        pin = "" if "@" in self.build.base else "   (not pinned: a tag that may move)"
+        yield f"{self.recipe.image.ref} is built by this node's docker, as root and with access to the network,"
+        yield f"from {self.build.base}{pin}:"
+        for number, (step, files) in enumerate(zip(self.build.steps, self.files, strict=True), 1):
+            first, *more = str(step).splitlines()
+            count = f" ({len(files)} file{'s' * (len(files) > 1)})" if files else ""
+            yield printable(f"{number:>3}  {first}{count}")
+            yield from (printable(f"     {line}") for line in more)
+
+
+def read_sources(word: str, host: Host) -> Sources:
+    """`word`: a recipe's name or absolute path. Raises ConfigError, UsageError."""
+    loaded = load_recipe(word, recipe_folders(Path(host.files.root)))
+    recipe, build = loaded.recipe, loaded.recipe.image.build
+    if not isinstance(build, Build):
+        by_hand = f"by hand: {sanitize(build, 400)}" if build else f"sudo docker pull {recipe.image.ref}"
+        raise UsageError(f"recipe {recipe.name} has no image.build with steps", by_hand)
+    for path in loaded.files:
+        if path.parent != recipes_dir():
+            refuse_writable(host.files, str(path), "recipe")
+    folder = Path(loaded.origins["image.build"].rpartition(": line ")[0]).parent
+    left = [MOST_FILES, MOST_BYTES]
+    files = (dict(_read_files(folder, step.file, left, host)) if step.file else {} for step in build.steps)
+    return Sources(recipe, build, tuple(files))
+
+
+def _read_files(folder: Path, name: str, left: list[int], host: Host) -> Iterator[tuple[str, CopiedFile]]:
+    """A file, or all below a folder, by path below `folder`. Raises ConfigError, AwaitedError.
+
+    Only root may change any of it, so that it stays what was looked at. `left`: files and bytes that may still come.
+    """
+    try:
+        if (folder / name).resolve(strict=True) != folder.resolve() / name:
+            raise ConfigError(f"{folder / name}: a link is on the way to it", "a build copies files, not links")
+        for path in sorted([folder / name, *(folder / name).rglob("*")]):
+            refuse_writable(host.files, str(path), "file")
+            if path.is_dir() and not path.is_symlink():
+                continue
+            inside = str(path.relative_to(folder))
+            if not path.is_file() or path.is_symlink() or not inside.isprintable():
+                raise ConfigError(f"{sanitize(str(path))} is a link, no file, or has an odd name", "leave it out")
+            left[0] -= 1
+            if left[0] < 0:
+                raise ConfigError(f"{folder / name}: more than {MOST_FILES} files to copy", "git is for more")
+            opened = host.files.itself(str(path), left[1])
+            left[1] -= len(opened.content)
+            yield inside, CopiedFile(opened.content, bool(opened.facts.permissions & 0o100))
+    except OSError as error:
+        reason = f"{sanitize(str(error.filename or folder / name))}: {(error.strerror or str(error)).lower()}"
+        raise ConfigError(f"{reason} (at most {size(MOST_BYTES)} are copied)", f"ls -l {quote(str(folder))}") from None
+
+
+def _title(step: Step) -> str:
+    """On one line, for the image's label and for progress."""
+    return sanitize(" ".join(str(step).split()), 160)
+
+
+def find_images(sources: Sources, host: Host) -> tuple[Image, str, BuiltFrom | None]:
+    """The image below; the id of the one that has the name, or empty; what that was built from, if sparkd built it.
+
+    Raises BlockedError, also where there is no room for half of what is below: compilers' files and a second torch.
+    """
+    base, ref = sources.build.base, sources.recipe.image.ref
+
+    def look(reader: DockerReader) -> tuple[Image | None, Image | None, BuiltFrom | None, object]:
+        return read_image(reader, base), read_image(reader, ref), read_built(reader, ref), reader.info()
+
+    try:
+        found = docker.query(host, look)
+    except DockerError as error:
+        raise BlockedError(f"docker does not answer: {sanitize(str(error))}", "systemctl status docker") from None
+    if found is None:
+        raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
+    below, before, built, info = found
+    if below is None:
+        raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
+    root = info.get("DockerRootDir") if isinstance(info, dict) else None
+    (room,) = read_rooms(host, (str(root or "/"),))
+    require_room(room, below.size_bytes // 2, f" to build from {base}", "; docker system df", None)
+    return below, before.id if before else "", built
+
+
+def build(sources: Sources, base: Image, *, cached: bool, show: Callable[[str], None]) -> str:
+    """The image's full id; it has no name yet. Raises BlockedError with the last lines of the step that failed."""
+    steps, at = sources.build.steps, 0
+    labels = {BUILT: encode(sources.built_from(base)).decode()}
+    lines, last = image_build.build(sources.archive(base), labels, cached=cached), deque[str](maxlen=LAST_LINES)
+    try:
+        while True:
+            line = next(lines)
+            began = _STEP.match(line)
+            # Before and after those of the recipe there is one: FROM and LABEL. Other lines may look like them.
+            if began and int(began[1]) == at + 1 and int(began[2]) == len(steps) + 2:
+                at += 1
+                last.clear()
+                if 1 < at < len(steps) + 2:
+                    show(f"step {at - 1} of {len(steps)}: {_title(steps[at - 2])}")
+            elif line.strip():
+                last.append(line)
+    except StopIteration as ended:
+        return str(ended.value)
+    except DockerError as error:
+        redact = Redaction()
+        text = "\n".join(f"  {redact(printable(line))}" for line in last)
+        name = f"step {at - 1} ({_title(steps[at - 2])})" if 1 < at < len(steps) + 2 else "the build"
+        reason = redact(f"{name} failed: {sanitize(str(error), 400)}")
+        hint = "make room: docker system df" if "no space left" in f"{error}{text}" else "correct the recipe's step"
+        raise BlockedError(f"{text}\n{reason}".lstrip("\n"), f"{hint}; the image that has the name stays") from None
+
+
+def check(sources: Sources, image: str) -> None:
+    """Raises BlockedError where the image is not what the recipe asserts."""
+    if not (program := render_asserts(sources.recipe.image.asserts)):
+        return
+    code, log = image_build.check(image, program)
+    if code:
+        fault = Redaction()(sanitize(find_fault(log), 400))
+        found = "is not what the recipe needs" if code == ASSERT_FAILED else f"can't be checked (exit code {code})"
+        look = f"docker run --rm -it --entrypoint bash {image.removeprefix('sha256:')[:12]}"
+        raise BlockedError(f"the new image {found}: {fault}", f"it has no name; look into it: {look}")
+
+
+def give_name(sources: Sources, image: str, before: str) -> Iterator[str]:
+    """Yields what there is to say, once the image has its name. Raises BlockedError."""
+    ref, replaced = sources.recipe.image.ref, before if before != image else ""
+    try:
+        image_build.give_name(image, ref, replaced)
+    except DockerError as error:
+        raise BlockedError(f"docker names no image: {sanitize(str(error))}", "systemctl status docker") from None
+    yield f"{ref} is built: {image.removeprefix('sha256:')[:12]}"
+    if replaced:
+        yield f"the image that had this name stays as {image_name(replaced)}; when nobody needs it:"
+        yield f"sudo docker image rm {image_name(replaced)}"

@@ -1,0 +1,182 @@
+"""`sparkd image build` on a real docker: what it makes, checks and names, and what stays where it fails or is cut."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.bed import Node
+from tests.bed.conftest import MakeNode
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import SparkdNode
+
+from sparkd.agent.actions.kept_images import image_name
+from sparkd.base.host.docker_image import BUILT, BuiltFrom
+
+BASE, MADE = "sparkd-test/base:1", "localhost/made:1"
+FOLDER = "/etc/sparkd/recipes"
+MAKE_BASE = """
+set -e
+mkdir -p /root/base/bin /root/base/tmp
+cp /bin/busybox /bin/bash /root/base/bin/
+chroot /root/base /bin/busybox --install -s /bin
+cp /bin/bash /root/base/bin/bash
+for one in $(ldd /bin/bash | grep -o '/[^ ]*'); do install -D "$one" "/root/base$one"; done
+tar -C /root/base -c . | docker import -c 'ENV PATH=/bin' - "$0"
+"""
+STEPS: list[object] = [
+    {"env": {"GREETING": "hello $PATH"}},
+    {"copy": "made.files", "to": "/opt/made"},
+    {"run": 'cd /opt/made\n./run.sh > result\necho "$GREETING" >> result'},
+]
+ASSERTS: list[object] = ["test -s /opt/made/result", {"file": "/opt/made/result", "pattern": "hello /bin"}]
+
+
+@pytest.fixture(scope="module", params=["overlay2", pytest.param("containerd", marks=pytest.mark.whole)])
+def installed(make_node: MakeNode, package: Path, request: pytest.FixtureRequest) -> Node:
+    node = make_node("trixie")
+    if request.param == "containerd":
+        settings = json.loads(node.read("/etc/docker/daemon.json"))
+        del settings["storage-driver"]
+        node.write("/etc/docker/daemon.json", json.dumps({**settings, "features": {"containerd-snapshotter": True}}))
+        node.run("systemctl", "restart", "docker")
+    SparkdNode(node).install(package)
+    node.run("sh", "-c", MAKE_BASE, BASE)
+    node.run("mkdir", "-p", f"{FOLDER}/made.files")
+    node.write(f"{FOLDER}/made.files/run.sh", "#!/bin/sh\necho made; ls\n")
+    node.run("chmod", "755", f"{FOLDER}/made.files/run.sh")
+    return node
+
+
+def build(node: Node, steps: list[object], *words: str, asserts: list[object] | None = None) -> tuple[int, str]:
+    write(node, steps, ASSERTS if asserts is None else asserts)
+    done = node.run("sparkd", "image", "build", "made", "--yes", *words, check=False, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def write(node: Node, steps: list[object], asserts: list[object]) -> None:
+    image = {"ref": MADE, "build": {"from": BASE, "steps": steps}, "assert": asserts}
+    recipe = {"schema": 1, "name": "made", "model": {"path": "tiny"}, "image": image}
+    node.write(f"{FOLDER}/made.yaml", json.dumps(recipe))
+
+
+def image_id(node: Node, ref: str = MADE) -> str:
+    """Empty where it is not there."""
+    return node.run("docker", "image", "inspect", "--format", "{{.Id}}", ref, check=False).stdout.strip()
+
+
+def containers(node: Node) -> str:
+    return node.run("docker", "container", "ls", "--all", "--quiet").stdout
+
+
+@pytest.fixture
+def made(installed: Node) -> str:
+    """The id of an image with the name."""
+    code, output = build(installed, [*STEPS])
+    assert code == 0, output
+    return image_id(installed)
+
+
+def test_an_image_is_built_checked_named_and_kept(installed: Node, made: str) -> None:
+    result = installed.run("docker", "run", "--rm", "--network", "none", MADE, "cat", "/opt/made/result").stdout
+    assert result == "made\nresult\nrun.sh\nhello /bin\n"
+    assert image_id(installed, image_name(made)) == made, "docker image prune leaves it"
+    assert containers(installed) == ""
+    label = installed.run("docker", "image", "inspect", "--format", f'{{{{index .Config.Labels "{BUILT}"}}}}', MADE)
+    built = BuiltFrom(*json.loads(label.stdout).values())
+    assert (built.base, built.base_id) == (BASE, image_id(installed, BASE))
+    shown = installed.run("sparkd", "recipe", "show", "made").stdout
+    assert f'image.built[0]: "from {BASE} (' in shown
+    assert 'image.built[2]: "copy made.files to /opt/made"' in shown
+
+
+def test_the_same_again_is_the_same_image_and_a_changed_step_is_said(installed: Node, made: str) -> None:
+    code, output = build(installed, [*STEPS])
+    assert (code, image_id(installed)) == (0, made)
+    assert "other than" not in output
+    code, output = build(installed, [*STEPS, {"run": "touch /more"}])
+    assert code == 0
+    assert "step 4: run touch /more; before: nothing" in output
+    assert f"sudo docker image rm {image_name(made)}" in output
+    assert image_id(installed) != made
+    assert image_id(installed, made) == made, "the one that had the name stays"
+
+
+SECRET = "hf_abcdefghijklmnopqrstuvwxyz0123"
+NOISE = f"""\
+for i in $(seq 90); do echo line $i; done
+echo 'Step 1/9 : FROM \x1b[2J'
+echo token={SECRET}
+false
+touch /not-reached"""
+
+
+def test_a_failing_step_shows_its_last_lines_and_nothing_gets_the_name(installed: Node, made: str) -> None:
+    code, output = build(installed, [*STEPS, {"run": NOISE}])
+    assert code == 10
+    assert "sparkd: step 4 (run for i in $(seq 90);" in output
+    assert "returned a non-zero code: 1" in output
+    assert "line 90" in output
+    assert "line 60\n" not in output
+    assert "\x1b" not in output
+    assert SECRET not in output.partition("line 90")[2]
+    assert (image_id(installed), containers(installed)) == (made, "")
+
+
+def test_an_image_that_fails_its_asserts_gets_no_name(installed: Node, made: str) -> None:
+    code, output = build(installed, [*STEPS, {"run": "rm /opt/made/result"}])
+    assert code == 10
+    assert "is not what the recipe needs" in output
+    assert (image_id(installed), containers(installed)) == (made, "")
+
+
+def test_a_build_that_is_cut_leaves_the_name_and_no_container(installed: Node, made: str) -> None:
+    write(installed, [*STEPS, {"run": "sleep 600"}], [])
+    words = installed.entered("sparkd", "image", "build", "made", "--yes")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as building:
+        wait_for(lambda: containers(installed), 120, "the step's container")
+        (pid,) = installed.pids("sparkd image build made")
+        installed.kill(pid, signal.SIGINT)
+        output, _ = building.communicate(timeout=60)
+    assert building.returncode == 130, output
+    wait_for(lambda: not containers(installed), 60, "docker to remove the step's container")
+    assert image_id(installed) == made
+
+
+def test_without_a_yes_or_its_base_nothing_is_built(installed: Node, made: str) -> None:
+    write(installed, [*STEPS, {"run": "touch /other"}], [])
+    done = installed.run("sparkd", "image", "build", "made", check=False)
+    assert (done.returncode, image_id(installed)) == (2, made)
+    assert "run touch /other" in done.stdout, "what would be done is shown"
+    assert "sudo sparkd image build made --yes" in done.stderr
+    installed.run("docker", "tag", BASE, "sparkd-test/hidden:1")
+    installed.run("docker", "image", "rm", BASE)
+    code, output = build(installed, [*STEPS])
+    assert (code, image_id(installed)) == (10, made)
+    assert f"sudo docker pull {BASE}" in output
+    installed.run("docker", "tag", "sparkd-test/hidden:1", BASE)
+
+
+def test_a_step_has_no_network_of_the_nodes_and_no_right_of_a_privileged_one(installed: Node) -> None:
+    look = "grep CapEff /proc/self/status > /look; ls /sys/class/net >> /look; env | grep -i proxy >> /look || true"
+    code, output = build(installed, [{"run": look}], asserts=[])
+    assert code == 0, output
+    found = installed.run("docker", "run", "--rm", MADE, "cat", "/look").stdout
+    assert "CapEff:\t00000000a80425fb" in found, "docker's default"
+    assert "fabric" not in found
+
+
+def test_on_a_terminal_it_awaits_a_yes_and_names_each_step_as_it_begins(installed: Node, made: str) -> None:
+    write(installed, [*STEPS, {"run": "echo 'Step 9/6 : FROM x'; touch /other"}], ASSERTS)
+    command = "TERM=xterm script --quiet --return --command 'sparkd image build made' /dev/null"
+    shown = installed.sh(command, input="no\n").stdout
+    assert "build it? [y/N]" in shown
+    assert "nothing is built" in shown
+    assert image_id(installed) == made
+    shown = installed.sh(command, input="y\n", timeout=300).stdout
+    assert re.findall(r"step (\d) of 4: ", shown) == ["1", "2", "3", "4"]
+    assert image_id(installed) != made

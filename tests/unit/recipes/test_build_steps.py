@@ -1,0 +1,162 @@
+"""`image.build`: what a recipe may say of how its image is built, and the Dockerfile that it becomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.recipes.image import LONGEST_RUN, MOST_STEPS, Build
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.schema import Recipe, json_schema
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+GIT = {"git": "https://github.com/deepseek-ai/DeepGEMM.git", "commit": COMMIT, "to": "/opt/DeepGEMM"}
+HEAD = {"schema": 1, "name": "r", "model": {"path": "m"}}
+
+
+def load(folder: Path, build: object, ref: str = "mine:1") -> Recipe:
+    document = {**HEAD, "image": {"ref": ref, "build": build}}
+    (folder / "r.yaml").write_text(json.dumps(document))  # which is YAML, too
+    return load_recipe(str(folder / "r.yaml"), [folder]).recipe
+
+
+def build(folder: Path, *steps: object) -> Build:
+    made = load(folder, {"from": "base:1", "steps": steps}).image.build
+    assert isinstance(made, Build)
+    return made
+
+
+def test_each_step_is_one_line_whatever_is_in_it(tmp_path: Path) -> None:
+    hostile = "echo a \\\n\nRUN echo b\nFROM scratch # \u2028 \\"
+    env = {"A": 'a "b" \\', "PATH": "/opt/env/bin:$PATH"}
+    made = build(tmp_path, {"run": hostile}, {"copy": "mods/fix", "to": "/workspace/fix"}, {"env": env}, GIT)
+    base, run, copy, variables, git = made.dockerfile("sha256:1").splitlines()
+    assert base == "FROM sha256:1"
+    assert json.loads(run.removeprefix("RUN ")) == ["/bin/bash", "-eo", "pipefail", "-c", hostile]
+    assert json.loads(copy.removeprefix("COPY ")) == ["mods/fix", "/workspace/fix"]
+    assert variables == r'ENV A="a \"b\" \\" PATH="/opt/env/bin:$PATH"'
+    assert json.loads(git.removeprefix("RUN "))[-3:] == ["/opt/DeepGEMM", GIT["git"], COMMIT]
+
+
+@pytest.mark.parametrize(
+    ("step", "needle"),
+    [
+        ({}, "steps.[0] = {}: must be one of: run; copy and to; git, commit and to; env"),
+        ({"run": "a", "env": {"A": "b"}}, "must be one of"),
+        ({"env": {}}, "must be one of"),
+        ({"run": "a", "to": "/x"}, "must be one of"),
+        ({"copy": "x"}, "must be one of"),
+        ({"git": GIT["git"], "to": "/x"}, "must be one of"),
+        ({"run": " "}, "must be commands for bash"),
+        ({"run": "x" * (LONGEST_RUN + 1)}, f"of at most {LONGEST_RUN} letters"),
+        ({"run": "a\0b"}, "NUL"),
+        ({"add": "x"}, "there is no such key"),
+        ({"copy": "../secret", "to": "/x"}, "must be the path of a file or folder beside the recipe's file"),
+        ({"copy": "/etc/shadow", "to": "/x"}, "must be the path"),
+        ({"copy": "a/../../b", "to": "/x"}, "must be the path"),
+        ({"copy": ".ssh/id", "to": "/x"}, "must be the path"),
+        ({"copy": "a*", "to": "/x"}, "must be the path"),
+        ({"copy": "a\n", "to": "/x"}, "must be the path"),
+        ({"copy": "a", "to": "x"}, "must be an absolute path"),
+        ({"copy": "a", "to": "/$HOME"}, "must be a path without $"),
+        ({**GIT, "git": "https://user:secret@github.com/a/b"}, "must be a repository by https"),
+        ({**GIT, "git": "ext::sh -c id"}, "must be a repository by https"),
+        ({**GIT, "git": "--upload-pack=id"}, "must be a repository by https"),
+        ({**GIT, "commit": "main"}, "must be a whole commit"),
+        ({**GIT, "commit": COMMIT[:12]}, "must be a whole commit"),
+        ({"env": {"A B": "c"}}, "must be the name of a variable"),
+        ({"env": {"A": "b\nRUN id"}}, "must be plain letters on one line"),
+    ],
+)
+def test_what_no_step_may_be(tmp_path: Path, step: object, needle: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(tmp_path, step)
+    assert needle in caught.value.reason
+    assert "image.build.steps.[0]" in caught.value.reason, "no tag of the two forms is in the key"
+
+
+@pytest.mark.parametrize(
+    ("made", "ref", "needle"),
+    [
+        ({"from": "base", "steps": []}, "mine", "image.build.steps"),
+        ({"from": "base", "steps": [{"run": "a"}] * (MOST_STEPS + 1)}, "mine", "image.build.steps"),
+        ({"from": "", "steps": [{"run": "a"}]}, "mine", "image.build.from"),
+        ({"from": "a b", "steps": [{"run": "a"}]}, "mine", "image.build.from"),
+        ({"steps": [{"run": "a"}]}, "mine", "image.build.from is missing"),
+        ({"from": "base", "steps": [{"run": "a"}]}, "base", "must be a name of its own"),
+        ({"from": "base", "steps": [{"run": "a"}]}, "mine@sha256:" + "0" * 64, "must be a name of its own"),
+        (7, "mine", "image.build = 7: must be"),
+    ],
+)
+def test_what_no_build_may_be(tmp_path: Path, made: object, ref: str, needle: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, made, ref)
+    assert needle in caught.value.reason
+
+
+def test_the_hint_of_a_missing_image_is_the_command_or_the_text(tmp_path: Path) -> None:
+    steps = {"from": "base", "steps": [{"run": "true"}]}
+    found = [load(tmp_path, one).image_build for one in (steps, "make mine", "")]
+    assert found == ["sudo sparkd image build r", "make mine", ""]
+
+
+def test_a_recipe_that_is_written_out_reads_back_the_same(tmp_path: Path) -> None:
+    recipe = load(tmp_path, {"from": "base", "steps": [GIT, {"run": "true"}, {"copy": "a", "to": "/a"}]})
+    written = recipe.model_dump(mode="json", by_alias=True)
+    assert written["image"]["build"]["steps"][1:] == [{"run": "true"}, {"copy": "a", "to": "/a"}], "no empty keys"
+    assert Recipe.model_validate(written) == recipe
+    assert "steps" in json_schema()
+
+
+ALLOWED = ("protocol.file.allow=always", "user.name=a", "user.email=a@b", "uploadpack.allowReachableSHA1InWant=true")
+
+
+def git(folder: Path, *words: str) -> str:
+    options = [word for one in ALLOWED for word in ("-c", one)]
+    done = subprocess.run(["git", *options, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def commit(folder: Path, text: str) -> str:
+    (folder / "file").write_text(text)
+    git(folder, "add", "--all")
+    git(folder, "commit", "-q", "-m", text)
+    return git(folder, "rev-parse", "HEAD")
+
+
+def allowed() -> Mapping[str, str]:
+    """Repositories in folders instead of by https, for the program of a step."""
+    pairs = [one.split("=") for one in ALLOWED]
+    named = {f"GIT_CONFIG_KEY_{number}": key for number, (key, _) in enumerate(pairs)}
+    values = {f"GIT_CONFIG_VALUE_{number}": value for number, (_, value) in enumerate(pairs)}
+    return {**os.environ, **named, **values, "GIT_CONFIG_COUNT": str(len(pairs))}
+
+
+def test_a_git_step_checks_out_one_commit_with_its_submodules_and_names_one_that_is_gone(tmp_path: Path) -> None:
+    main, below = tmp_path / "main", tmp_path / "below"
+    for folder in (main, below):
+        folder.mkdir()
+        git(folder, "init", "-q")
+    commit(below, "below")
+    git(main, "submodule", "--quiet", "add", str(below), "inner")
+    wanted = commit(main, "wanted")
+    commit(main, "later")
+    (made,) = build(tmp_path, {**GIT, "commit": wanted, "to": str(tmp_path / "out")}).steps
+
+    def run(hash_: str) -> subprocess.CompletedProcess[str]:
+        words = json.loads(made.instruction().removeprefix("RUN "))
+        words[-2:] = [main.as_uri(), hash_]
+        return subprocess.run(words, env=allowed(), capture_output=True, text=True, check=False)
+
+    done = run(wanted)
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / "out" / name).read_text() for name in ("file", "inner/file")] == ["wanted", "below"]
+    done = run(COMMIT)
+    assert done.returncode == 1
+    assert f"does not give commit {COMMIT}: where its branch was rebased the commit is gone" in done.stderr

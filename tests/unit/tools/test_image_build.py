@@ -1,0 +1,183 @@
+"""What goes into a built image: only the files that the recipe names, and what differs from the build before."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.docker_server import STREAM, chunk, dockerd, json_response, plain
+
+from sparkd.agent.actions import image_build as dockers
+from sparkd.base.host import Host
+from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, read_built
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.tools.models import image_build
+from sparkd.tools.models.image_build import Sources, read_sources
+
+BASE = Image("sha256:" + "1" * 64, "arm64", "linux", "", 1000, "", (), (), ())
+
+
+def recipe(folder: Path, *steps: object) -> str:
+    image = {"ref": "mine:1", "build": {"from": "base:1", "steps": steps}}
+    (folder / "r.yaml").write_text(json.dumps({"schema": 1, "name": "r", "model": {"path": "m"}, "image": image}))
+    return str(folder / "r.yaml")
+
+
+def sources(folder: Path, *steps: object) -> Sources:
+    return read_sources(recipe(folder, *steps), Host())
+
+
+@pytest.fixture
+def mod(tmp_path: Path) -> Path:
+    (tmp_path / "mods/fix/.hidden").mkdir(parents=True)
+    (tmp_path / "mods/fix/run.sh").write_text("echo fixed\n")
+    (tmp_path / "mods/fix/run.sh").chmod(0o755)
+    (tmp_path / "mods/fix/.hidden/a.patch").write_text("patch")
+    (tmp_path / "mods/other").write_text("not named")
+    return tmp_path
+
+
+COPY = {"copy": "mods/fix", "to": "/fix"}
+
+
+def test_the_archive_has_what_is_named_and_nothing_of_its_owner(mod: Path) -> None:
+    made = sources(mod, COPY, {"run": "/fix/run.sh"})
+    with tarfile.open(fileobj=io.BytesIO(made.archive(BASE))) as tar:
+        members = {one.name: one for one in tar}
+        dockerfile = tar.extractfile(dockers.DOCKERFILE)
+        assert dockerfile
+        assert dockerfile.read().decode().startswith(f"FROM {BASE.id}\nCOPY ")
+    assert members.keys() == {"mods/fix/run.sh", "mods/fix/.hidden/a.patch", dockers.DOCKERFILE}
+    assert {(one.uid, one.mtime, one.uname) for one in members.values()} == {(0, 0, "")}
+    assert [members[f"mods/fix/{name}"].mode for name in ("run.sh", ".hidden/a.patch")] == [0o755, 0o644]
+    assert made.archive(BASE) == made.archive(BASE)
+
+
+def link(path: Path, target: str) -> None:
+    path.symlink_to(target)
+
+
+def others_may_write(path: Path, _target: str) -> None:
+    path.write_text("x")
+    path.chmod(0o666)
+
+
+def socket(path: Path, _target: str) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "target", "needle"),
+    [
+        (link, "/etc/shadow", "is a link"),
+        (link, "../other", "is a link"),
+        (link, "/proc", "is a link"),
+        (socket, "", "is a link, no file"),
+        (others_may_write, "", "others than root may write to"),
+    ],
+)
+def test_a_folder_with_anything_but_files_of_roots_is_refused(
+    mod: Path, make: Callable[[Path, str], None], target: str, needle: str
+) -> None:
+    make(mod / "mods/fix/bad", target)
+    with pytest.raises(ConfigError, match=needle):
+        sources(mod, COPY)
+
+
+def test_a_link_on_the_way_is_refused_and_so_is_what_is_missing_or_too_much(
+    mod: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mod / "there").symlink_to("/etc")
+    with pytest.raises(ConfigError, match="a link is on the way"):
+        sources(mod, {"copy": "there/hostname", "to": "/x"})
+    with pytest.raises(ConfigError, match="no such file"):
+        sources(mod, {"copy": "missing", "to": "/x"})
+    (mod / "mods/fix/large").write_bytes(bytes(image_build.MOST_BYTES))
+    with pytest.raises(ConfigError, match="at most 64"):
+        sources(mod, COPY)
+    (mod / "mods/fix/large").unlink()
+    for number in range(image_build.MOST_FILES):
+        (mod / f"mods/fix/{number}").touch()
+    with pytest.raises(ConfigError, match="more than 1000 files"):
+        sources(mod, COPY)
+
+
+@pytest.mark.parametrize("build", ["docker build by hand", ""])
+def test_a_recipe_without_steps_says_how_to_get_its_image(tmp_path: Path, build: str) -> None:
+    image = {"ref": "mine:1", "build": build}
+    text = json.dumps({"schema": 1, "name": "r", "model": {"path": "m"}, "image": image})
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_sources(str(tmp_path / "r.yaml"), Host())
+    assert (build or "docker pull mine:1") in caught.value.hint
+
+
+def test_what_is_confirmed_shows_programs_whole_and_no_control_character(mod: Path) -> None:
+    shown = list(sources(mod, {"run": "one\n  two \x1b[2J\x07"}, COPY).describe())
+    assert shown[2:] == ["  1  run one", "       two \\x07", "  2  copy mods/fix to /fix (2 files)"]
+
+
+def test_each_difference_from_the_build_before_is_said(mod: Path) -> None:
+    before = sources(mod, COPY, {"run": "a"}, {"run": "gone"}).built_from(BASE)
+    assert list(before.changes(before)) == []
+    (mod / "mods/fix/run.sh").write_text("echo other\n")
+    now = sources(mod, COPY, {"run": "b"}).built_from(replace(BASE, id="sha256:2"))
+    assert list(now.changes(before)) == [
+        "the base: from base:1 (2); before: from base:1 (111111111111)",
+        "step 1: copy mods/fix to /fix; before: with other files",
+        "step 2: run b; before: run a",
+        "step 3: nothing; before: run gone",
+    ]
+
+
+def run(*messages: object) -> tuple[list[str], str]:
+    """Lines and image of a docker that answers a build with these messages."""
+    pieces = (STREAM, *(chunk(json.dumps(one).encode() + b"\r\n") for one in messages), chunk(b""))
+
+    def answer(request: str) -> Iterable[bytes]:
+        return pieces if plain(request) == "POST /build" else json_response({})
+
+    lines: list[str] = []
+    with dockerd(answer) as path:
+        made = dockers.build(b"", {}, cached=True, socket_path=path)
+        while True:
+            try:
+                lines.append(next(made))
+            except StopIteration as ended:
+                return lines, str(ended.value)
+
+
+def test_the_builders_pieces_become_lines_and_the_last_image_is_the_result() -> None:
+    lines, image = run(
+        {"stream": "Step 1/2"}, {"stream": " : FROM x\nab"}, {"aux": {"ID": "sha256:1"}}, {"stream": "c\n"}
+    )
+    assert (lines, image) == (["Step 1/2 : FROM x", "abc"], "sha256:1")
+
+
+def test_an_error_in_the_stream_is_one_and_odd_messages_are_nothing() -> None:
+    with pytest.raises(DockerError, match="returned a non-zero code: 3"):
+        run({"error": "The command returned a non-zero code: 3", "errorDetail": {"code": 3}})
+    assert run(7, [], {"stream": 7}, {"aux": {}}, {"stream": "x" * 9000 + "\n"}) == (["x" * dockers.LONGEST_LINE], "")
+
+
+def test_a_label_of_somebody_elses_is_bounded_and_escaped() -> None:
+    shown = BuiltFrom("a\x1b[2J", "sha256:" + "x" * 999, (("run \x07" + "y" * 999, "z"),)).lines()
+    assert all(line.isprintable() and len(line) <= 260 for line in shown)
+
+
+@pytest.mark.parametrize("label", [None, "", "7", "{", '{"base": 1}', "x" * 70_000])
+def test_a_label_that_sparkd_did_not_write_is_none(label: str | None) -> None:
+    class Reader(DockerReader):
+        def __init__(self) -> None: ...
+
+        def image(self, ref: str) -> object:
+            return {"Config": {"Labels": None if label is None else {BUILT: label}}}
+
+    assert read_built(Reader(), "mine:1") is None

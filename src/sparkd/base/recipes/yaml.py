@@ -29,6 +29,7 @@ _NUMBER = re.compile(r"-?[1-9][0-9]{0,17}|0|0\.[0-9]{0,3}[1-9]")
 _WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _LONGEST_NUMBER = 300
 _DEEPEST = 50
+_MOST_VALUES = 20_000
 
 
 class YamlError(Exception):
@@ -55,12 +56,20 @@ def parse_yaml(text: str, keeps_text: Callable[[Key], bool]) -> Document:
     return _parse(text, None, lambda node, path, _: _scalar(node, keeps_text(path)))
 
 
-def parse_as_pyyaml(text: str) -> Document:
-    """Parse a mapping as PyYAML does, except that a date stays text. Raises YamlError."""
-    return _parse(text, (1, 1), lambda node, _, reader: _old_scalar(node, reader))
+def parse_as_pyyaml(text: str, *, aliases: bool = False) -> Document:
+    """Parse a mapping as PyYAML does, except that a date stays text. Raises YamlError.
+
+    `aliases`: whether *NAME and << are followed, as compose files have them, for 20,000 values in all.
+    """
+    return _parse(text, (1, 1), lambda node, _, reader: _old_scalar(node, reader), aliases)
 
 
-def _parse(text: str, version: tuple[int, int] | None, scalar: Callable[[ScalarNode, Key, YAML], object]) -> Document:
+def _parse(
+    text: str,
+    version: tuple[int, int] | None,
+    scalar: Callable[[ScalarNode, Key, YAML], object],
+    aliases: bool = False,
+) -> Document:
     """`scalar` converts a scalar, given its path."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError
@@ -83,7 +92,9 @@ def _parse(text: str, version: tuple[int, int] | None, scalar: Callable[[ScalarN
         raise YamlError(1, "is nested too deep") from None
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
-    builder = _Builder(lambda node, path: scalar(node, path, reader), last_wins=version is not None)
+    builder = _Builder(
+        lambda node, path: scalar(node, path, reader), version is not None, _MOST_VALUES if aliases else 0
+    )
     return Document(builder.mapping(root, ()), builder.lines)
 
 
@@ -91,6 +102,9 @@ class _Builder(Struct):
     scalar: Callable[[ScalarNode, Key], object]
     last_wins: bool
     """Whether a key may occur twice."""
+    most: int = 0
+    """Values that there may be where aliases are followed; 0 where none is. Aliases of aliases double themselves."""
+    count: int = 0
     lines: dict[Key, int] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
 
@@ -100,6 +114,9 @@ class _Builder(Struct):
         found: dict[str, object] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
+            if key.tag == f"{_TAG}merge" and self.most:
+                found = {**self._merged(value, (*path, "<<")), **found}
+                continue
             if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
                 raise YamlError(line, "a key must be text; `extends:` of a recipe does what << would")
             name = str(key.value)
@@ -110,11 +127,26 @@ class _Builder(Struct):
             found[name] = self.value(value, inner)
         return found
 
+    def _merged(self, node: Node, path: Key) -> dict[str, object]:
+        value = self.value(node, path)
+        parts = value if isinstance(value, list) else [value]
+        found: dict[str, object] = {}
+        for part in reversed(parts):
+            if not isinstance(part, dict):
+                raise YamlError(node.start_mark.line + 1, "<< needs a mapping")
+            found |= part
+        for key in [key for key in self.lines if key[: len(path)] == path]:
+            self.lines.setdefault((*path[:-1], *key[len(path) + isinstance(value, list) :]), self.lines[key])
+        return found
+
     def value(self, node: Node, path: Key) -> object:
         from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
         line = node.start_mark.line + 1
-        if id(node) in self.seen:
+        self.count += 1
+        if self.most and self.count > self.most:
+            raise YamlError(line, f"its aliases make more than {self.most} values")
+        if id(node) in self.seen and not self.most:
             raise YamlError(line, "an alias (*name) is not followed: write the value out")
         self.seen.add(id(node))
         if len(path) > _DEEPEST:

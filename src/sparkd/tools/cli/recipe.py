@@ -52,9 +52,14 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--memory", type=_gigabytes, metavar="GB", help="memory of a node that it is judged for: 128, or what is given"
     )
-    foreign = actions.add_parser("import", help="make recipes of those of eugr and sparkrun")
+    foreign = actions.add_parser("import", help="make recipes of those of others, and of what starts vLLM today")
     foreign.set_defaults(run=import_recipes)
-    foreign.add_argument("path", metavar="FILE|DIR|URL", help="a URL: of the raw file, by https")
+    foreign.add_argument(
+        "path", nargs="*", metavar="FILE|DIR|URL", help="a URL: of the raw file, by https; -: standard input"
+    )
+    foreign.add_argument("--container", metavar="NAME", help="a container of this machine's docker")
+    foreign.add_argument("--service", default="", metavar="NAME", help="service of a compose file with several")
+    foreign.add_argument("--image", default="", metavar="REF", help="image for a vLLM that runs in none")
     foreign.add_argument(
         "-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="put in another default"
     )

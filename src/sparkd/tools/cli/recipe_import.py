@@ -10,39 +10,75 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from sparkd.base.config import load_settings
+from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import LIMIT_BYTES, read_file, sanitize
 from sparkd.base.recipes.loader import SUFFIX
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.endpoint import ADMINISTRATORS, Place
+from sparkd.tools.importers.forms import Form, form_of_container, read_form
 from sparkd.tools.importers.source import Overrides, parse_overrides
 
 
 def import_recipes(args: argparse.Namespace) -> None:
     """Print or write what can be imported, and print what was left out. Raises ConfigError with every fault."""
+    if bool(args.path) == bool(args.container):
+        raise UsageError("name a file, or --container NAME")
     overrides, place = parse_overrides(args.overrides), _place(args)
-    if "://" in args.path:
+    if "://" in "".join(args.path[:1]):
         _import_url(args, overrides, place)
+        return
+    if started := _read_forms(args, overrides):
+        _show(args, place, convert.import_forms(started, (), place, args.image))
         return
     faults: list[str] = []
     taken: set[str] = set()
-    for path in convert.find_files(Path(args.path)):
+    for path in convert.find_files(Path(args.path[0])):
         try:
             result = convert.import_file(path, overrides, taken, place)
-            if args.write:
-                _write(place, result, args.force)
-            else:
-                print(f"{'---' if taken else ''}\n{result.text}".lstrip("\n"), end="")
+            _show(args, place, result, "---\n" * bool(taken))
         except ConfigError as error:
             faults.append(str(error))
             continue
         taken.add(result.name)
-        _print_open(result, args.write)
     if faults:
         raise ConfigError("\n".join(faults))
+
+
+def _show(args: argparse.Namespace, place: Place, result: convert.Result, before: str = "") -> None:
+    if args.write:
+        _write(place, result, args.force)
+    else:
+        print(before + result.text, end="")
+    _print_open(result, args.write)
+
+
+def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
+    """What the files start together; none for a recipe of another tool. Raises ConfigError."""
+    if args.container:
+        return [form_of_container(args.container, Host())]
+    found: list[Form] = []
+    for name in args.path:
+        path, is_alone = Path(name), args.path == [name] and name != "-"
+        try:
+            if is_alone and (path.is_dir() or not path.exists()):
+                return []
+            text = sys.stdin.read(LIMIT_BYTES) if name == "-" else read_file(path)
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: does not exist") from None
+        except UnicodeDecodeError:
+            raise ConfigError("standard input: is no UTF-8 text") from None
+        shown = Path("standard input") if name == "-" else path
+        if form := read_form(text, shown, overrides, args.service, beside=name != "-"):
+            found.append(form)
+        elif is_alone:
+            return []
+        else:
+            raise ConfigError(f"{shown}: is no command line, script, compose file or unit that starts vLLM")
+    return found
 
 
 def _place(args: argparse.Namespace) -> Place:
@@ -67,8 +103,8 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
 
     if args.write and not args.yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to confirm on", "--yes writes it; without --write it is only shown")
-    text = download_text(args.path)
-    path = Path(unquote(urlsplit(args.path).path).lstrip("/") or "imported")
+    text = download_text(args.path[0])
+    path = Path(unquote(urlsplit(args.path[0]).path).lstrip("/") or "imported")
     result = convert.import_text(text, path, overrides, (), place, beside=None)
     print(result.text, end="", flush=True)
     _print_open(result, args.write)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import prod
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from sparkd.base.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_co
 from sparkd.tools.importers.command import Flag, Serve, exported_variables, is_serve, parse_serve, split_commands
 from sparkd.tools.importers.endpoint import Place, complete
 from sparkd.tools.importers.eugr import read_eugr
+from sparkd.tools.importers.forms import Form, combine, read_form
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.tools.importers.sparkrun import read_sparkrun
@@ -80,18 +81,33 @@ def import_text(
     text: str, path: Path, overrides: Overrides, taken: Collection[str], place: Place, *, beside: Path | None
 ) -> Result:
     """`beside`: the file that the recipe's mods lie beside. Raises ConfigError with `path` and line."""
+    if form := read_form(text, path, overrides, beside=beside is not None):
+        return import_forms([form], taken, place)
     try:
         document = parse_as_pyyaml(text)
     except YamlError as error:
         raise ConfigError(printable(f"{path}: {error}")) from None
     source, name = Source(document), _choose_name(path, taken)
+    return _complete(source, path, beside, place, lambda: _convert(source, name, overrides))
+
+
+def import_forms(forms: list[Form], taken: Collection[str], place: Place, image: str = "") -> Result:
+    """One recipe of what all of them start together, named by its model. Raises ConfigError with file and line."""
+    source, foreign, serve = combine(forms, image)
+    name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken)
+    return _complete(source, Path(forms[0].path), None, place, lambda: _make(source, name, foreign, serve))
+
+
+def _complete(source: Source, path: Path, beside: Path | None, place: Place, make: Callable[[], Recipe]) -> Result:
+    document = source.document
     try:
-        bundle = complete(source, _convert(source, name, overrides), beside, place)
+        bundle = complete(source, make(), beside, place)
     except Unusable as fault:
         raise ConfigError(printable(f"{path}: line {document.line(fault.key)}: {fault.reason}")) from None
     notes = sorted(source.notes, key=lambda note: note.line)
     steps, shown = tuple(bundle.steps()), tuple(printable(f"{path}: line {note.line}: {note.text}") for note in notes)
-    return Result(name, _render(bundle.recipe, path.name, notes, steps), shown, bundle.files, steps)
+    recipe = bundle.recipe
+    return Result(recipe.name, _render(recipe, path.name, notes, steps), shown, bundle.files, steps)
 
 
 def _choose_name(path: Path, taken: Collection[str]) -> str:
@@ -123,6 +139,7 @@ def _render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) 
         ("nodes", recipe.nodes.model_dump(exclude_unset=True)),
         ("args", recipe.args),
         ("env", recipe.env),
+        ("secrets", recipe.secrets),
         ("container", recipe.container.model_dump(exclude_unset=True)),
     ):
         lines += ["", f"{section}:"] if entries else []
@@ -145,6 +162,11 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
         command = _find_serve(source, foreign.command)
     except CommandError as error:
         raise Unusable(COMMAND, f"command: {error}") from None
+    return _make(source, name, foreign, command)
+
+
+def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe:
+    """Raises Unusable."""
     served_name, args = _convert_flags(source, command)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
@@ -165,6 +187,7 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
             "nodes": nodes,
             "args": args,
             "env": _convert_environment(source, {**foreign.env, **command.env}),
+            "secrets": foreign.secrets,
             "container": {key: one for key, one in foreign.container.items() if not is_alone or (key, one) != FABRIC},
         }
     )

@@ -86,6 +86,8 @@ class Bundle(Struct):
             to = ["--to", f"{place.models}/{repo.rpartition('/')[2]}", *["--revision", revision] * bool(revision)]
             yield shlex.join(["sudo", "sparkd", "model", "pull", repo, *to])
         each = "  # on each node" * many
+        for file in recipe.secrets.values():
+            yield f"sudo install -m 600 /dev/stdin {file}  # its value, then Ctrl-D" + "; on each node" * many
         if many:
             files = (str(place.folder / name) for name in beside)
             yield shlex.join(["rsync", "-a", *files, f"root@OTHER:{place.folder}/"]) + "  # for each other node"

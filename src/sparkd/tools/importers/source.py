@@ -111,6 +111,8 @@ class Foreign(Struct, frozen=True):
     """Fewest and most nodes."""
     revision: str = ""
     """Of the model on Hugging Face."""
+    secrets: Mapping[str, str] = {}
+    """File by variable."""
 
 
 class CommandError(Exception):

@@ -1,0 +1,178 @@
+"""Reads a service of a compose file into the options of `docker run` (the Compose Specification)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from sparkd.base.recipes.yaml import Document, Key, YamlError, parse_as_pyyaml
+from sparkd.tools.importers.options import Launch, LaunchError, Option
+from sparkd.tools.importers.shell import Variables, mark
+from sparkd.tools.importers.source import CommandError, Note
+
+_ENV_LINE = re.compile(
+    r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:\s+#.*)?\s*", re.ASCII
+)
+_LISTS = {
+    "volumes": "volume",
+    "devices": "device",
+    "ports": "publish",
+    "cap_add": "cap-add",
+    "security_opt": "security-opt",
+}
+_VALUES = {
+    "ipc": "ipc", "shm_size": "shm-size", "network_mode": "network", "privileged": "privileged", "init": "init",
+    "mem_limit": "memory", "user": "user", "working_dir": "workdir", "gpus": "gpus", "pid": "pid",
+}  # fmt: skip
+_OWN = (
+    "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
+    "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "platform", "runtime", "expose",
+    "stop_grace_period", "build", "env_file",
+)  # fmt: skip
+
+
+def parse_env_file(text: str, variables: Variables) -> dict[str, str]:
+    """Raises CommandError."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if (match := _ENV_LINE.fullmatch(line)) and not line.lstrip().startswith("#"):
+            name, single, double, bare = match.groups()
+            found[name] = single if single is not None else variables.fill(double if double is not None else bare)
+            variables.assign(name, found[name])
+    return found
+
+
+def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping[str, str]) -> list[tuple[str, Launch]]:
+    """The services with an image, or the one that is wanted. Raises LaunchError."""
+    try:
+        document = parse_as_pyyaml(text, aliases=True)
+    except YamlError as error:
+        line, _, reason = str(error).removeprefix("line ").partition(": ")
+        raise LaunchError(int(line), reason) from None
+    services = document.data.get("services")
+    if not isinstance(services, dict):
+        raise LaunchError(document.line(("services",)), "services: must be a mapping")
+    if wanted and wanted not in services:
+        raise LaunchError(document.line(("services",)), f"no service is named {wanted}: {', '.join(services)[:200]}")
+    found = []
+    for name, service in services.items():
+        if wanted in ("", name) and isinstance(service, dict):
+            found.append((name, _Service(document, ("services", name), service, variables, env_file).launch()))
+    return found
+
+
+class _Service:
+    def __init__(
+        self, document: Document, key: Key, data: dict[str, object], variables: Variables, env_file: Mapping[str, str]
+    ) -> None:
+        self.document, self.key, self.data, self.variables, self.env_file = document, key, data, variables, env_file
+
+    def launch(self) -> Launch:
+        launch = Launch(
+            self._line("command" if "command" in self.data else "image"), self._text(self.data.get("image"))
+        )
+        launch.words = self._words("command") or []
+        launch.entrypoint = self._words("entrypoint")
+        if "extends" in self.data:
+            raise LaunchError(self._line("extends"), "extends: write the service out")
+        launch.env = dict(self._environment(launch))
+        launch.options = list(self._options(launch))
+        return launch
+
+    def _line(self, *steps: str) -> int:
+        return self.document.line((*self.key, *steps))
+
+    def _text(self, value: object, *steps: str) -> str:
+        """Filled in, of a scalar. Raises LaunchError."""
+        if isinstance(value, Mapping | list):
+            raise LaunchError(self._line(*steps), f"{'.'.join(steps)}: must be text")
+        if isinstance(value, bool):
+            return str(value).lower()
+        try:
+            return self.variables.fill("" if value is None else str(value))
+        except CommandError as error:
+            raise LaunchError(self._line(*steps), f"{'.'.join(steps)}: {error}") from None
+
+    def _words(self, name: str) -> list[str] | None:
+        value = self.data.get(name)
+        if isinstance(value, list):
+            return [self._text(word, name, f"[{n}]") for n, word in enumerate(value)]
+        try:
+            return None if value is None else shlex.split(self._text(value, name))
+        except ValueError as error:
+            raise LaunchError(self._line(name), f"{name}: {str(error).lower()}") from None
+
+    def _items(self, name: str) -> Iterator[tuple[object, tuple[str, ...]]]:
+        value = self.data.get(name)
+        for n, item in enumerate(value if isinstance(value, list) else [] if value is None else [value]):
+            yield item, (name, f"[{n}]")
+
+    def _environment(self, launch: Launch) -> Iterator[tuple[str, tuple[str, int]]]:
+        for item, steps in self._items("env_file"):
+            if str(item) in (".env", "./.env") and self.env_file:
+                yield from ((name, (value, self._line(*steps))) for name, value in self.env_file.items())
+            else:
+                text = f"env_file: {str(item)[:80]}: not read: write its variables under env, secrets under secrets"
+                launch.notes.append(Note(self._line(*steps), text))
+        value = self.data.get("environment")
+        if isinstance(value, dict):
+            for name, one in value.items():
+                text = (
+                    self.variables.values.get(name, mark(f"${name}"))
+                    if one is None
+                    else self._text(one, "environment", name)
+                )
+                yield name, (text, self._line("environment", name))
+        elif isinstance(value, list):
+            for item, steps in self._items("environment"):
+                name, equals, text = self._text(item, *steps).partition("=")
+                yield name, (text if equals else self.variables.values.get(name, mark(f"${name}")), self._line(*steps))
+
+    def _options(self, launch: Launch) -> Iterator[Option]:
+        for name in self.data:
+            line = self._line(name)
+            if name in _VALUES:
+                value = self.data[name]
+                text = "all" if name == "gpus" else self._text(value, name)
+                if name not in ("privileged", "init") or text == "true":
+                    yield Option(_VALUES[name], text, line)
+            elif name in _LISTS:
+                for item, steps in self._items(name):
+                    yield Option(*self._item(name, item, steps), self._line(*steps))
+            elif name == "ulimits":
+                yield from self._ulimits()
+            elif name == "deploy":
+                yield from self._deploy(launch)
+            elif name not in _OWN and not name.startswith("x-"):
+                launch.notes.append(Note(line, f"{name}: left out: a recipe cannot say it"))
+
+    def _item(self, name: str, item: object, steps: tuple[str, ...]) -> tuple[str, str]:
+        """An entry in docker's short form."""
+        if not isinstance(item, dict):
+            text = self._text(item, *steps)
+            home = self.variables.values.get("HOME", "")
+            return _LISTS[name], home + text[1:] if name == "volumes" and text.startswith("~/") else text
+        parts = {key: self._text(one, *steps) for key, one in item.items() if not isinstance(one, dict | list)}
+        if name == "ports":
+            address = f"{parts['host_ip']}:" if "host_ip" in parts else ""
+            return "publish", f"{address}{parts.get('published', '')}:{parts.get('target', '')}"
+        is_read_only = ",readonly" if parts.get("read_only") == "true" else ""
+        return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + is_read_only
+
+    def _ulimits(self) -> Iterator[Option]:
+        limits = self.data.get("ulimits")
+        for name, limit in limits.items() if isinstance(limits, dict) else ():
+            ends = [limit.get("soft"), limit.get("hard")] if isinstance(limit, dict) else [limit]
+            text = ":".join(self._text(one, "ulimits", name) for one in ends)
+            yield Option("ulimit", f"{name}={text}", self._line("ulimits", name))
+
+    def _deploy(self, launch: Launch) -> Iterator[Option]:
+        deploy = self.data.get("deploy")
+        resources = deploy.get("resources") if isinstance(deploy, dict) else None
+        reserved = resources.get("reservations") if isinstance(resources, dict) else None
+        if isinstance(reserved, dict) and reserved.get("devices"):
+            yield Option("gpus", "all", self._line("deploy"))
+        if isinstance(resources, dict) and resources.get("limits"):
+            text = "deploy.resources.limits: left out: use container.memory_limit_bytes"
+            launch.notes.append(Note(self._line("deploy", "resources", "limits"), text))

@@ -1,0 +1,179 @@
+"""Finds what starts an engine in the commands of a script or a unit: `docker run`, `docker exec`, or vLLM itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from sparkd.base.recipes.yaml import YamlError
+from sparkd.tools.importers.launch import inner_commands, is_ray, program
+from sparkd.tools.importers.options import Launch, LaunchError, Option
+from sparkd.tools.importers.shell import Command, Script, Variables, mark, unknown
+from sparkd.tools.importers.source import CommandError, Note
+
+_SWITCHES = frozenset(
+    ("detach", "interactive", "tty", "rm", "privileged", "init", "no-healthcheck", "oom-kill-disable", "publish-all",
+     "read-only", "sig-proxy", "quiet", "disable-content-trust", "use-api-socket", "replace")
+)  # fmt: skip
+"""Options of `docker run` and `docker exec` that take no value (docker's command line reference)."""
+_LETTERS = {
+    "d": "detach", "i": "interactive", "t": "tty", "q": "quiet", "P": "publish-all", "e": "env", "v": "volume",
+    "p": "publish", "u": "user", "w": "workdir", "h": "hostname", "l": "label", "m": "memory", "c": "cpu-shares",
+    "a": "attach",
+}  # fmt: skip
+_PROGRAMS = ("docker", "podman")
+_SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
+_SPECIFIER = re.compile(r"%[A-Za-z]")
+
+
+def read_script(text: str, variables: Variables) -> list[Launch]:
+    """Raises LaunchError."""
+    script = Script(text, variables)
+    try:
+        return [launch for command in script.read() for launch in _launches(command)]
+    except CommandError as error:
+        raise LaunchError(script.line, str(error)) from None
+
+
+def _launches(command: Command, depth: int = 0) -> Iterator[Launch]:
+    """What the command starts, also where it is a shell's own command."""
+    words, line = command.words, command.lines[0] if command.lines else 1
+    at = next((n for n, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
+    verb = [word for word in words[at + 1 : at + 3] if word != "container"][:1] if at >= 0 else []
+    inner = inner_commands(words, {}, line) if depth < 3 else None
+    if verb in (["run"], ["exec"], ["create"]):
+        launch = _read_docker(words, command.lines, words.index(verb[0], at) + 1, verb[0], command.env)
+        _refuse_block(command, launch.line)
+        yield launch
+    elif inner is not None:
+        for one in inner:
+            one.block, one.env = one.block or command.block, {**command.env, **one.env}
+            yield from _launches(one, depth + 1)
+    elif program(words)[1]:
+        _refuse_block(command, line)
+        env = {name: (value, line) for name, value in command.env.items()}
+        yield Launch(line, words=words, entrypoint=[], env=env)
+    elif is_ray(words):
+        yield Launch(line, notes=[Note(line, "ray start: left out: sparkd joins the nodes itself")])
+
+
+def _refuse_block(command: Command, line: int) -> None:
+    if command.block:
+        raise LaunchError(line, f"what begins in line {command.block} decides whether it runs: write it plainly")
+
+
+def _read_docker(words: list[str], lines: list[int], at: int, verb: str, shell_env: dict[str, str]) -> Launch:
+    launch = Launch(lines[at - 1])
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+        word, line, at = words[at], lines[at], at + 1
+        options, needs_value = _options(word, line)
+        if needs_value:
+            if at >= len(words):
+                raise LaunchError(line, f"{word[:60]} needs a value")
+            options[-1] = options[-1]._replace(value=words[at])
+            at += 1
+        for option in options:
+            _take(launch, option, shell_env)
+    rest = words[at:] or [""]
+    if not rest[0] or "[@]" in unknown(rest[0]):
+        what = f"what {unknown(rest[0])} stands for is not known" if rest[0] else f"docker {verb} names none"
+        raise LaunchError(launch.line, f"{what}, where the {'image' if verb != 'exec' else 'container'} is: write it")
+    launch.image = rest[0] if verb != "exec" else ""
+    launch.words = words[at + 1 :]
+    if verb == "exec":
+        launch.entrypoint = []
+    return launch
+
+
+def _options(word: str, line: int) -> tuple[list[Option], bool]:
+    """The options in one word, and whether the last one's value is the next word."""
+    if word.startswith("--"):
+        name, equals, value = word[2:].partition("=")
+        return [Option(name, value or "true" * (not equals), line)], not equals and name not in _SWITCHES
+    found: list[Option] = []
+    for n, letter in enumerate(word[1:], 1):
+        name = _LETTERS.get(letter, "")
+        if not name:
+            raise LaunchError(line, f"docker's option {word[:60]} is not known: write its long form")
+        if name not in _SWITCHES:
+            value = word[n + 1 :].removeprefix("=")
+            return [*found, Option(name, value, line)], not value
+        found.append(Option(name, "true", line))
+    return found, False
+
+
+def _take(launch: Launch, option: Option, shell_env: dict[str, str]) -> None:
+    if option.name == "env":
+        name, equals, value = option.value.partition("=")
+        launch.env[name] = (value if equals else shell_env.get(name, mark(f"${name}")), option.line)
+    elif option.name == "env-file":
+        text = f"--env-file {option.value[:80]}: not read: write its variables under env, and secrets under secrets"
+        launch.notes.append(Note(option.line, text))
+    elif option.name == "entrypoint":
+        launch.entrypoint = [option.value] if option.value else []
+    else:
+        launch.options.append(option)
+
+
+def is_unit(text: str) -> bool:
+    return any((match := _SECTION.match(line)) and match[1] == "Service" for line in text.splitlines())
+
+
+def read_unit(text: str, variables: Variables) -> list[Launch]:
+    """Of a systemd unit, by the rules of systemd.syntax(7) and systemd.exec(5). Raises LaunchError."""
+    env: dict[str, str] = {}
+    launches: list[Launch] = []
+    notes: list[Note] = []
+    for line, key, value in _settings(text):
+        try:
+            if key == "Environment":
+                for word in shlex.split(value):
+                    name, _, content = word.partition("=")
+                    env[name] = variables.values[name] = _specifiers(content, line)
+            elif key == "EnvironmentFile":
+                notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
+            elif key.startswith("Exec") and key != "ExecStart":
+                if not re.search(r"\b(?:docker|podman)\b.*\b(?:rm|stop|kill|pull)\b", value) and key == "ExecStartPre":
+                    notes.append(Note(line, f"{key}={value[:100]}: not run: do it on the node, or in an image"))
+            elif key == "ExecStart" and value:
+                words = _exec_words(_specifiers(value.lstrip("-@:+!|"), line), variables)
+                launches += _launches(Command(words, [line] * len(words), dict(env)))
+        except (CommandError, ValueError, YamlError) as error:
+            raise LaunchError(line, f"{key}: {str(error).lower()}") from None
+    for launch in launches:
+        launch.notes += notes
+    return launches
+
+
+def _settings(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line, key and value of the section Service."""
+    section, lines = "", iter(enumerate(text.splitlines(), 1))
+    for number, raw in lines:
+        line = raw.strip()
+        if match := _SECTION.match(line):
+            section = match[1]
+        if section != "Service" or not line or line[0] in "#;[":
+            continue
+        while line.endswith("\\"):
+            more = next(lines, (0, ""))[1].strip()
+            line = line[:-1] + " " + (more if not more.startswith(("#", ";")) else "\\")
+        key, _, value = line.partition("=")
+        yield number, key.strip(), value.strip()
+
+
+def _specifiers(text: str, line: int) -> str:
+    """Raises LaunchError: what systemd fills in at the start is not known."""
+    plain = text.replace("%%", "\0")
+    if found := _SPECIFIER.search(plain):
+        raise LaunchError(line, f"{found[0]} is filled in by systemd: write its value")
+    return plain.replace("\0", "%")
+
+
+def _exec_words(text: str, variables: Variables) -> list[str]:
+    """$NAME as a word of its own becomes several words; ${NAME} is a part of one."""
+    found: list[str] = []
+    for word in shlex.split(text):
+        filled = variables.fill(word)
+        found += filled.split() if re.fullmatch(r"\$\w+", word) else [filled]
+    return found

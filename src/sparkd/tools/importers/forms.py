@@ -1,0 +1,126 @@
+"""Command lines, scripts, compose files, units and containers: recognised, and made one foreign recipe."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from msgspec import Struct
+
+from sparkd.base.host import Host
+from sparkd.base.host.docker import query
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.redaction import Redaction
+from sparkd.base.lib.text import printable, read_file, sanitize
+from sparkd.base.recipes.yaml import Document
+from sparkd.tools.importers.command import Serve
+from sparkd.tools.importers.compose import parse_env_file, read_compose
+from sparkd.tools.importers.container import read_container
+from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
+from sparkd.tools.importers.launch import Engine, find_engine, merge
+from sparkd.tools.importers.options import Launch, LaunchError
+from sparkd.tools.importers.shell import Variables
+from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source
+
+_RECIPE = re.compile(r"^(?:recipe_version|model|command|container)[ \t]*:", re.MULTILINE)
+_COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
+_COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]*[ \t]+serve\b|vllm\.entrypoints\.openai")
+
+
+class Form(Struct, frozen=True):
+    """One file with what it starts."""
+
+    path: str
+    kind: str
+    launches: list[tuple[str, Launch]]
+    """By name: a compose file's service, else empty."""
+    folder: str
+
+
+def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *, beside: bool) -> Form | None:
+    """None for a text of another form. `beside`: whether the path is a file's. Raises ConfigError with the line."""
+    is_compose = bool(_COMPOSE.search(text))
+    if not is_compose and (_RECIPE.search(text) or not (is_unit(text) or _COMMAND.search(text))):
+        return None
+    if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
+        raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
+    folder = str(path.absolute().parent) if beside else ""
+    given = {"HOME": str(Path.home()), **({"PWD": folder} if folder else {}), **overrides}
+    variables = Variables(given, frozenset(overrides))
+    try:
+        if is_compose:
+            env_file = _read_env_file(path.parent / ".env", variables) if beside else {}
+            return Form(str(path), "compose", read_compose(text, variables, service, env_file), folder)
+        kind, read = ("systemd unit", read_unit) if is_unit(text) else ("command line", read_script)
+        return Form(str(path), kind, [("", launch) for launch in read(text, variables)], folder)
+    except LaunchError as error:
+        raise _fault(str(path), error.line, str(error)) from None
+
+
+def _read_env_file(path: Path, variables: Variables) -> dict[str, str]:
+    """What docker reads beside a compose file; a link is not followed."""
+    try:
+        return parse_env_file(read_file(path), variables) if path.is_file() and not path.is_symlink() else {}
+    except CommandError as error:
+        raise _fault(str(path), 1, str(error)) from None
+
+
+def form_of_container(name: str, host: Host) -> Form:
+    """Of this machine's docker. Raises ConfigError."""
+    try:
+        launch = query(host, lambda docker: read_container(docker, name))
+    except DockerError as error:
+        raise ConfigError(f"docker: {error}") from None
+    if launch is None:
+        raise ConfigError(printable(f"docker has no container {name[:80]}"), "docker ps -a")
+    return Form(name, "container", [("", launch)], "")
+
+
+def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
+    """The one engine that they start, on as many nodes as files start it. Raises ConfigError with file and line."""
+    engines = _engines(forms, image)
+    if not engines:
+        reason = "starts no vLLM server: neither `vllm serve` nor an image of vLLM with its flags"
+        raise _fault(forms[0].path, 1, reason)
+    for form in forms:
+        if len(names := [name for path, name, _ in engines if path == form.path]) > 1:
+            of = f"services {', '.join(names)}: name one by --service" if any(names) else "commands: keep one of them"
+            raise _fault(form.path, 1, f"vLLM is started by {len(names)} {of}")
+    try:
+        engine = merge([(path, one) for path, _, one in engines])
+    except LaunchError as error:
+        raise _fault(engines[-1][0], error.line, str(error)) from None
+    count = len(engines)
+    nodes = (count, count if count > 1 else None)
+    source = Source(Document({}, {("command",): engine.line}), engine.notes)
+    foreign = Foreign(forms[0].kind, "", engine.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
+    return source, foreign, engine.serve
+
+
+def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
+    """Path, name and engine. One without an image runs in the only container that waits for `docker exec`, if any."""
+    launches = [(form, name, launch) for form in forms for name, launch in form.launches]
+    found: list[tuple[str, str, Engine]] = []
+    waiting: list[Launch] = []
+    for form, name, launch in sorted(launches, key=lambda entry: not entry[2].image):
+        is_bare = not launch.image
+        if is_bare and len(waiting) == 1:
+            launch.image, launch.options = waiting[0].image, waiting[0].options
+            launch.env, launch.notes = {**waiting[0].env, **launch.env}, [*waiting[0].notes, *launch.notes]
+        try:
+            engine = find_engine(launch, form.folder)
+        except LaunchError as error:
+            raise _fault(form.path, error.line, str(error)) from None
+        if engine is None:
+            waiting += [] if is_bare else [launch]
+            continue
+        engine.image = image or engine.image
+        if not engine.image:
+            raise _fault(form.path, engine.line, "names no image to run it in: --image REF names one")
+        found.append((form.path, name, engine))
+    return found
+
+
+def _fault(path: str, line: int, reason: str) -> ConfigError:
+    return ConfigError(printable(f"{path}: line {line}: {Redaction()(reason)}"))

@@ -1,0 +1,179 @@
+"""One way to start a container with an engine, as a command line, a compose file or docker has it, and what it becomes.
+
+Every form is read into the options of `docker run`, each with its line.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.base.lib.redaction import Redaction
+from sparkd.base.recipes.schema import REPO
+from sparkd.base.vllm.args import API_KEY, OWNED
+from sparkd.tools.importers.command import Command as Words
+from sparkd.tools.importers.command import Flag, Serve, parse_serve
+from sparkd.tools.importers.options import Launch, LaunchError, Options
+from sparkd.tools.importers.shell import Command, Script, Variables, shown, unknown
+from sparkd.tools.importers.source import CommandError, Note
+
+SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
+VLLM_SERVE = ("vllm", "serve")
+_SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/openai/api_server\.py")
+_BEFORE = ("exec", "sudo", "nohup", "env", "-E")
+_SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
+_redact = Redaction()
+
+
+class Engine(Struct):
+    """What becomes a recipe."""
+
+    line: int
+    image: str
+    serve: Serve
+    env: dict[str, str]
+    secrets: dict[str, str]
+    container: dict[str, object]
+    notes: list[Note]
+
+
+def program(words: list[str]) -> tuple[tuple[str, ...], int]:
+    """The words that start vLLM's server, and how many words come before its model; none and 0 where nothing does."""
+    for at, word in enumerate(words):
+        if word == "serve" and at and "vllm" in words[at - 1].rpartition("/")[2]:
+            start = next((n for n, one in enumerate(words[:at]) if one not in _BEFORE and "=" not in one), at)
+            return tuple(words[start : at + 1]), at + 1
+        if _SERVER.fullmatch(word):
+            return VLLM_SERVE, at + 1  # the same server; as a module it ignores a model that is no flag's
+    return (), 0
+
+
+def is_ray(words: list[str]) -> bool:
+    return "ray" in words[:2] and "start" in words[:3]
+
+
+def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[Command] | None:
+    """Of `bash -c TEXT`; None for any other command. Raises LaunchError."""
+    while words and words[0] in _BEFORE:
+        words = words[1:]
+    at = next((n for n, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), 0)
+    if not at or not _SHELL.fullmatch(words[0]) or len(words) <= at + 1:
+        return None
+    try:
+        commands = Script(words[at + 1], Variables(dict(env))).read()
+    except CommandError as error:
+        raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
+    for command in commands:
+        command.lines = [line for _ in command.lines]
+    return commands
+
+
+def find_engine(launch: Launch, folder: str) -> Engine | None:
+    """None for a container that starts no vLLM server. `folder`: of relative paths. Raises LaunchError."""
+    commands = _commands(launch)
+    engines = [command for command in commands if program(command.words)[1]]
+    if not engines:
+        return None
+    if len(engines) > 1 or engines[0].block:
+        text = "more than one `vllm serve` may run, or a condition decides whether one does: write one plainly"
+        raise LaunchError(launch.line, text)
+    for other in commands:
+        if is_ray(other.words):
+            launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
+        elif other is not engines[0]:
+            text = f"not run: {_redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"
+            launch.note(launch.line, text)
+    engine = _make_engine(launch, engines[0], folder)
+    given = [*(launch.entrypoint or []), *launch.words][:3]
+    if login := [word for word in given if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]:
+        start = f'exec {shlex.join(engine.serve.entrypoint)} "$@"'  # the image's profile may set PATH
+        engine.serve = replace(engine.serve, entrypoint=("bash", login[0], start, "vllm"))
+    return engine
+
+
+def _commands(launch: Launch) -> list[Command]:
+    words = [*(launch.entrypoint or []), *launch.words]
+    if launch.entrypoint is None and words and re.fullmatch(r"-[a-z]*c", words[0]):
+        words = ["bash", *words]  # of an image whose entrypoint is a shell
+    inner = inner_commands(words, {name: value for name, (value, _) in launch.env.items()}, launch.line)
+    if inner is not None:
+        return inner
+    is_bare = launch.entrypoint is None and "vllm" in launch.image and bool(words) and not program(words)[1]
+    if is_bare and (words[0].startswith(("-", "/models")) or REPO.fullmatch(words[0])):
+        words = [*VLLM_SERVE, *words]  # as vllm/vllm-openai has it
+    return [Command(words)]
+
+
+def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
+    entrypoint, end = program(command.words)
+    try:
+        serve = parse_serve(Words([*VLLM_SERVE, *command.words[end:]]))
+    except CommandError as error:
+        _refuse_unknown(command.words, launch.line)
+        raise LaunchError(launch.line, shown(str(error))) from None
+    options = Options(launch, folder)
+    options.take_env(command.env)
+    flags = tuple(flag for flag in serve.flags if _is_kept(flag, options))
+    ours = {value for flag in serve.flags if flag not in flags for value in flag.values}
+    words = [word for word in command.words if not ours & {word, word.partition("=")[2]}]
+    _refuse_unknown(words, launch.line)
+    container = options.container()
+    flags, model = options.publish(flags), options.on_the_node(serve.model)
+    _refuse_unknown((model, launch.image), launch.line)
+    notes = [Note(note.line, shown(note.text)) for note in launch.notes]
+    found = Serve({}, entrypoint, model, flags)
+    return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
+
+
+def _refuse_unknown(words: Iterable[str], line: int) -> None:
+    for word in words:
+        if missing := unknown(word):
+            name = missing.strip("${}")
+            hint = f", or give -o {name}=VALUE" if name.isidentifier() else ""
+            text = f"what {missing} stands for in {_redact(shown(word))[:60]} is not known: write its value{hint}"
+            raise LaunchError(line, text)
+
+
+def _is_kept(flag: Flag, options: Options) -> bool:
+    stem = flag.name.removeprefix("no-").partition(".")[0]
+    if stem in SECRET_FLAGS:
+        options.take_secret(SECRET_FLAGS[stem], options.launch.line)
+    elif stem not in OWNED and any(_redact(value) != value for value in flag.values):
+        options.launch.note(options.launch.line, f"--{flag.name}: left out: its value looks like a secret")
+    else:
+        return stem not in OWNED
+    return False
+
+
+def merge(engines: list[tuple[str, Engine]]) -> Engine:
+    """One engine of the ranks that several files start; the names are of the files. Raises LaunchError."""
+    name, first = engines[0]
+    for other_name, other in engines[1:]:
+        for key, ours, theirs in (
+            ("image", first.image, other.image),
+            ("entrypoint", shlex.join(first.serve.entrypoint), shlex.join(other.serve.entrypoint)),
+            ("model", first.serve.model, other.serve.model),
+            *_differences("--", _by_name(first.serve.flags), _by_name(other.serve.flags)),
+            *_differences("", first.env, other.env),
+            *_differences("container.", first.container, other.container),
+        ):
+            if ours != theirs:
+                both = f"{key}: {_redact(str(ours))[:80]} in {name}, {_redact(str(theirs))[:80]} in {other_name}"
+                raise LaunchError(other.line, f"{both}: ranks of one engine need the same")
+        first.secrets |= other.secrets
+    return first
+
+
+def _by_name(flags: Iterable[Flag]) -> dict[str, object]:
+    return {flag.name: " ".join(flag.values) or "given" for flag in flags}
+
+
+def _differences(
+    prefix: str, ours: Mapping[str, object], theirs: Mapping[str, object]
+) -> Iterator[tuple[str, object, object]]:
+    for name in {**ours, **theirs}:
+        yield f"{prefix}{name}", ours.get(name, "not given"), theirs.get(name, "not given")

@@ -1,0 +1,204 @@
+"""Options of `docker run` and what a recipe has for them; what it has none for becomes a note with its line."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from msgspec import Struct, field
+from pydantic import ValidationError
+
+from sparkd.base.lib.redaction import Redaction
+from sparkd.base.lib.text import validator_message
+from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
+from sparkd.base.recipes.reach import find_reach
+from sparkd.base.recipes.schema import Container
+from sparkd.base.vllm.args import parse_variables
+from sparkd.base.vllm.container_paths import is_below, kept_caches
+from sparkd.tools.importers.command import Flag
+from sparkd.tools.importers.shell import unknown
+from sparkd.tools.importers.source import Note
+from sparkd.tools.importers.sparkrun import TABLES, convert_option
+
+SECRETS = "/etc/sparkd"
+"""Where the files of secrets are named to be."""
+_OF_RANKS = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
+"""Variables that launchers set on each node."""
+_NAMES = {
+    "net": "network", "device": "devices", "volume": "volumes", "mount": "volumes", "shm-size": "shm_size",
+    "memory": "memory_limit", "security-opt": "security_opt", "cap-add": "cap_add",
+}  # fmt: skip
+_OWN = (
+    "name", "rm", "detach", "interactive", "tty", "restart", "pull", "label", "log-driver", "log-opt", "runtime",
+    "stop-timeout", "stop-signal", "hostname", "platform", "no-healthcheck", "quiet", "expose", "publish",
+)  # fmt: skip
+"""What sparkd sees to itself, or what means nothing on the node's network; `publish` is taken apart from these."""
+_HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
+_PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
+_PORT_OF_VLLM = "8000"
+_redact = Redaction()
+
+
+class LaunchError(Exception):
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+class Option(NamedTuple):
+    name: str
+    """Long form of docker's, without dashes."""
+    value: str
+    line: int
+
+
+class Launch(Struct):
+    line: int
+    image: str = ""
+    words: list[str] = field(default_factory=list)
+    """What the image's entrypoint is given."""
+    entrypoint: list[str] | None = None
+    env: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Value and line."""
+    options: list[Option] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+
+    def note(self, line: int, text: str) -> None:
+        self.notes.append(Note(line, text))
+
+
+class Options(Struct):
+    launch: Launch
+    folder: str
+    """Of relative paths; empty where there is none."""
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+
+    def take_secret(self, name: str, line: int) -> None:
+        self.secrets[name] = f"{SECRETS}/{name.lower()}"
+        self.launch.note(line, f"{name}: its value is not taken: put it into {self.secrets[name]}")
+
+    def take_env(self, inner: dict[str, str]) -> None:
+        """`inner`: what a shell in the container sets."""
+        given = {**self.launch.env, **{name: (value, self.launch.line) for name, value in inner.items()}}
+        for name, (value, line) in given.items():
+            if name in _OF_RANKS:
+                self.launch.note(line, f"{name}: left out: sparkd sets what a node's rank needs")
+            elif is_secret(name, value):
+                if value:
+                    self.take_secret(name, line)
+            elif missing := unknown(value):
+                text = f"{name}: left out: what {missing} stands for is not known: write its value under env"
+                self.launch.note(line, text)
+            else:
+                self.env[name] = value
+
+    def container(self) -> dict[str, object]:
+        """Keys of schema 1's `container`."""
+        found: dict[str, object] = {}
+        for option in self.launch.options:
+            if option.name in _OWN or option.value.startswith("nvidia.com/gpu"):
+                continue
+            converted, reason = self._convert(option)
+            if converted is None:
+                is_path = option.name in ("volume", "mount", "device")
+                printed = (option.value if is_path else _redact(option.value))[:100]
+                self.launch.note(option.line, f"--{option.name} {printed}: left out: {reason}")
+                continue
+            for key, value in converted.items():
+                before = found.get(key)
+                if isinstance(before, list) and isinstance(value, list):
+                    found[key] = [*before, *(item for item in value if item not in before)]
+                elif isinstance(before, dict) and isinstance(value, dict):
+                    found[key] = {**before, **value}
+                else:
+                    found[key] = value
+        if "shm_bytes" in found and "ipc" not in found:
+            found["ipc"] = "private"  # docker's default, and where a size counts
+        return found
+
+    def _convert(self, option: Option) -> tuple[dict[str, object] | None, str]:
+        """The keys, or None and why there are none."""
+        name, value = _NAMES.get(option.name, option.name), option.value
+        if missing := unknown(value):
+            return None, f"what {missing} stands for is not known"
+        if name == "volumes":
+            value, reason = self._volume(option)
+            if reason:
+                return None, reason
+        value = "all" if name == "gpus" else value  # a Spark has one
+        converted: dict[str, object] | None = {"init": True} if name == "init" else convert_option(name, value)
+        try:
+            container = Container.model_validate(converted)
+        except ValidationError as error:
+            own = "ranks use the node's own network" if name == "network" else "a recipe cannot say it"
+            return None, validator_message(error.errors()[0]["msg"]) if converted else TABLES.unused.get(name, own)
+        reaches = [] if name == "privileged" else list(find_reach(container, {}))
+        return (None, reaches[0].reason) if reaches else (converted, "")
+
+    def _volume(self, option: Option) -> tuple[str, str]:
+        """As a recipe has it, or why it is left out."""
+        source, target, mode = split_volume(option)
+        source, target = self._absolute(source), target.rstrip("/")
+        kept = kept_caches({}, {name: value for name, value in self.env.items() if value}, (), gpu=True).values()
+        if not source.startswith("/"):
+            return "", "it is no folder of the node: name one by its absolute path under container.volumes"
+        if _HUB_CACHE.fullmatch(target) or target == self.env.get("HF_HOME", "-"):
+            return "", "sparkd downloads the model and mounts it itself (sparkd model pull)"
+        if target and any(is_below(one, target) or is_below(target, one) for one in kept):
+            return "", "sparkd keeps the compile caches itself"
+        return f"{source}:{target}:{mode}", ""
+
+    def on_the_node(self, model: str) -> str:
+        """The folder of a model that is in a mount: sparkd mounts it by itself."""
+        for option in self.launch.options:
+            if option.name in ("volume", "mount"):
+                source, target, _ = split_volume(option)
+                source, target = self._absolute(source), target.rstrip("/")
+                if target and is_below(model, target) and source.startswith("/"):
+                    return source.rstrip("/") + model[len(target) :]
+        return model
+
+    def _absolute(self, source: str) -> str:
+        if not source.startswith(".") or not self.folder:
+            return source
+        return f"{self.folder}/{source.removeprefix('./').removeprefix('.')}".rstrip("/")
+
+    def publish(self, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
+        """The port of the node becomes the engine's own, since its network is the node's."""
+        if any(option.name in ("net", "network") and option.value == "host" for option in self.launch.options):
+            return flags
+        found = flags
+        for option in self.launch.options:
+            if option.name != "publish":
+                continue
+            port = next((flag.values[-1] for flag in flags if flag.name == "port" and flag.values), _PORT_OF_VLLM)
+            match = _PORT.fullmatch(option.value)
+            if match and match[3] == port and found is flags:
+                given = [Flag("port", (match[2],)), *([Flag("host", (match[1].strip("[]"),))] if match[1] else [])]
+                names = [flag.name for flag in given]
+                found = (*(flag for flag in flags if flag.name not in names), *given)
+            else:
+                text = f"--publish {option.value[:60]}: left out: the engine listens on one port, {port}"
+                self.launch.note(option.line, text)
+        return found
+
+
+def is_secret(name: str, value: str) -> bool:
+    try:
+        parse_variables({name: ""})
+    except ValueError as error:
+        return "secret" in str(error)
+    return _redact.document(value, name) != value
+
+
+def split_volume(option: Option) -> tuple[str, str, str]:
+    """Source, target and mode of --volume and --mount; a source that is no path is docker's own volume."""
+    if option.name == "volume":
+        source, _, rest = option.value.partition(":")
+        target, _, modes = rest.partition(":")
+        return source, target, "ro" if "ro" in modes.split(",") else "rw"
+    parts = dict(part.partition("=")[::2] for part in option.value.split(","))
+    source, target = parts.get("source", parts.get("src", "")), parts.get("target", parts.get("dst", ""))
+    mode = "ro" if {"readonly", "ro"} & parts.keys() else "rw"
+    return source if parts.get("type") == "bind" else "", target or parts.get("destination", ""), mode

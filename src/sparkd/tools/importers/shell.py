@@ -1,0 +1,311 @@
+"""Reads the plain commands of a shell script, with its variables filled in. Runs nothing.
+
+A value that only a shell or its user knows stays in the words as a mark, which `unknown` finds: it matters only where
+the value is used.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct, field
+
+from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.tools.importers.source import CommandError
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_NO_BREAK = "\u00a0"
+_MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}?")
+_USE = re.compile(
+    r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
+)
+_TOKEN = re.compile(
+    r"(?P<joined>\\\r?\n)|(?P<end>&&|\|\||;;?|\||&(?!>)|\r?\n|[()])|(?P<blank>[ \t\r])|\\(?P<escaped>[\s\S]?)"
+    r"|'(?P<single>[^']*)'|(?P<double>\")|(?P<bare>[\w=./:,@%+{}\[\]-]+|[\s\S])"
+)
+_REDIRECT = re.compile(r"(?:[0-9]{0,2}|&)(?:<<<|>>|>|<(?!<))(?P<to>&[0-9-])?")
+_HERE_DOCUMENT = re.compile(r"[0-9]?<<-?[ \t]*['\"\\]?(\w+)['\"]?")
+_ARRAY = re.compile(r"\"?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\1\[[@*]\]\}\"?)?\})\"?", re.ASCII)
+"""All words of a list; of what a script is given there are none."""
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=([\s\S]*)", re.ASCII)
+_DECLARING = ("export", "declare", "readonly", "local", "typeset")
+_OPENING = ("if", "for", "while", "until", "case", "select", "{", "function")
+_CLOSING = ("fi", "done", "esac", "}")
+_WITHIN = ("then", "do", "else", "elif", "!", "time")
+_DEEPEST = 8
+_MOST_FILLED_IN = 1 << 22
+"""Characters, of all values of one file together: text that doubles itself must end."""
+
+
+def mark(name: str) -> str:
+    return _OPEN + _NO_BREAK.join(name[:60].split()) + _CLOSE  # one word, also where it is unquoted
+
+
+def unknown(text: str) -> str:
+    """The first part of the text that is not known; empty if there is none."""
+    return found[1].replace(_NO_BREAK, " ") if (found := _MARK.search(text)) else ""
+
+
+def shown(text: str) -> str:
+    return _MARK.sub(lambda found: found[1].replace(_NO_BREAK, " "), text)
+
+
+class Variables(Struct):
+    values: dict[str, str]
+    fixed: frozenset[str] = frozenset()
+    """Names that no assignment changes."""
+    left: int = _MOST_FILLED_IN
+
+    def assign(self, name: str, value: str) -> None:
+        if name not in self.fixed:
+            self.values[name] = value
+
+    def fill(self, text: str, depth: int = 0) -> str:
+        """`text` with each use of a variable, and with $$ as $. Raises CommandError."""
+        found, at = "", 0
+        while (use := text.find("$", at)) >= 0:
+            found += text[at:use]
+            value, at = ("$", use + 2) if text.startswith("$$", use) else self.use(text, use, depth)
+            found += value
+        return found + text[at:]
+
+    def use(self, text: str, at: int, depth: int = 0) -> tuple[str, int]:
+        """The value of what stands for one at `at`, and its end. Raises CommandError."""
+        use = _USE.match(text, at)
+        end = use.end() if use and not use["mode"] else _end_of_use(text, at)
+        found = self._value(use, text[use.end() : end - 1], depth) if use else self._unnamed(text[at:end])
+        self.left -= len(found)
+        if self.left < 0 or len(found) > LONGEST:
+            raise CommandError("is too long once it is filled in")
+        return found, end
+
+    def _value(self, use: re.Match[str], other: str, depth: int) -> str:
+        name, mode = use["plain"] or use["name"], use["mode"] or ""
+        value = self.values.get(name)
+        is_set = value is not None and bool(value or ":" not in mode)
+        if mode.endswith("+"):
+            return self._other(other, depth) if is_set else ""
+        if value is not None and (is_set or not mode):
+            return value
+        return self._other(other, depth) if mode.endswith(("-", "=")) else mark(f"${name}")
+
+    def _other(self, text: str, depth: int) -> str:
+        if depth > _DEEPEST:
+            raise CommandError("variables are nested too deep")
+        is_quoted = re.fullmatch(r"'[^']*'|\"[^\"]*\"", text)
+        return self.fill(text[1:-1] if is_quoted else text, depth + 1)
+
+    def _unnamed(self, text: str) -> str:
+        """Of the output of a program and of all else: not known, except the folder."""
+        here = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") else ""
+        return text if text == "$" else here or mark(text)
+
+
+def _end_of_use(text: str, at: int) -> int:
+    """Behind the brace, parenthesis or backquote that closes it. Raises CommandError."""
+    if text[at] == "`":
+        end = text.find("`", at + 1) + 1
+    elif (opened := text[at + 1 : at + 2]) not in ("(", "{"):
+        return at + (2 if re.fullmatch(r"[@*#?!$0-9-]", opened) else 1)
+    else:
+        depth = end = 0
+        for brace in re.compile(r"[()]" if opened == "(" else r"\$\{|\}").finditer(text, at):
+            depth, end = depth + (-1 if brace[0] in ")}" else 1), brace.end()
+            if not depth:
+                return end
+        end = 0
+    if not end:
+        raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end")
+    return end
+
+
+class Command(Struct):
+    """What a shell would run, if nothing else decides that."""
+
+    words: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    """Of each word."""
+    env: dict[str, str] = field(default_factory=dict)
+    """What is exported by then, and what is assigned right before the program."""
+    block: int = 0
+    """Line where a block begins that decides whether it runs; 0 outside of any."""
+
+
+class Script(Struct):
+    text: str
+    variables: Variables
+    first_line: int = 1
+    exported: dict[str, str] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+    blocks: list[int] = field(default_factory=list)
+    now: Command = field(default_factory=Command)
+    word: str | None = None
+    array: str = ""
+    redirected: bool = False
+    here: list[str] = field(default_factory=list)
+    line: int = 1
+
+    def read(self) -> list[Command]:
+        """Its commands, but no assignments. Raises CommandError; `line` is where."""
+        self.line, at = self.first_line, 0
+        while at < len(self.text):
+            end = self._token(at)
+            self.line += self.text.count("\n", at, end)
+            at = end
+        self._end_command()
+        if self.array:
+            raise CommandError("a list of words in parentheses has no end")
+        return self.commands
+
+    def _token(self, at: int) -> int:
+        """Take one token; return its end."""
+        if self.word is None and (end := self._at_word(at)):
+            return end
+        token = _TOKEN.match(self.text, at)
+        if token is None:  # unreachable: each character is one
+            return at + 1
+        kind, end = str(token.lastgroup), token.end()
+        if kind == "end":
+            return self._end(token[0], end)
+        if kind == "double":
+            return self._double_quoted(end)
+        if kind == "bare" and token[0] in "$`":
+            return self._unquoted(at)
+        if kind == "bare" and token[0] == "'":
+            raise CommandError("the quote ' has no end")
+        if kind == "blank":
+            self._end_word()
+        elif kind != "joined":
+            self._add(token[kind])
+        return end
+
+    def _unquoted(self, at: int) -> int:
+        """A value that is no longer one word where it has blanks."""
+        value, end = self.variables.use(self.text, at)
+        first, *others = re.split(r"[ \t\n]+", value)
+        self._add(first) if first else None
+        for other in others:
+            self._end_word()
+            self._add(other) if other else None
+        return end
+
+    def _at_word(self, at: int) -> int:
+        """What has a meaning only where a word begins; 0 if there is none."""
+        if self.text[at] == "#":
+            end = self.text.find("\n", at)
+            return len(self.text) if end < 0 else end
+        if here := _HERE_DOCUMENT.match(self.text, at):
+            self.here.append(here[1])
+            return here.end()
+        if self.text[at] == "~" and self.text[at + 1 : at + 2] in ("", "/", " "):
+            self._add(self.variables.values.get("HOME", mark("~")))
+            return at + 1
+        if redirect := _REDIRECT.match(self.text, at):
+            self.redirected = not redirect["to"]
+            return redirect.end()
+        if array := _ARRAY.match(self.text, at):
+            name = array[1]
+            for value in self.arrays.get(name, [mark(f"${{{name}[@]}}")]) if name else []:
+                self._add(value)
+                self._end_word()
+            return array.end()
+        return 0
+
+    def _end(self, text: str, end: int) -> int:
+        if text == "(" and self.word is not None and (name := _ASSIGNMENT.fullmatch(self.word)) and not name[3]:
+            self.array, self.word = self.word, None
+            return end
+        self._end_word()
+        if self.array:
+            if text == ")":
+                self._end_array()
+            return end
+        self._end_command()
+        if text.endswith("\n") and self.here:
+            for word in self.here:
+                found = re.compile(rf"^[ \t]*{word}[ \t\r]*$", re.MULTILINE).search(self.text, end)
+                end = found.end() if found else len(self.text)
+            self.here = []
+        return end
+
+    def _end_array(self) -> None:
+        name, added = self.array.rstrip("=").rstrip("+"), self.array.endswith("+=")
+        words = [mark(f"${{{name}[@]}}")] if self.blocks else self.now.words
+        self.arrays[name] = [*(self.arrays.get(name, []) if added else []), *words]
+        self.array, self.now = "", Command()
+
+    def _double_quoted(self, at: int) -> int:
+        self._add("")
+        while at < len(self.text):
+            char = self.text[at]
+            if char == '"':
+                return at + 1
+            if char == "\\" and self.text[at + 1 : at + 2] in tuple('$`"\\\n'):
+                self._add(self.text[at + 1].replace("\n", ""))
+                at += 2
+            elif char in "$`":
+                value, at = self.variables.use(self.text, at)
+                self._add(value)
+            else:
+                end = next((one.start() for one in re.compile(r"[\"\\$`]").finditer(self.text, at + 1)), len(self.text))
+                self._add(self.text[at:end])
+                at = end
+        raise CommandError('the quote " has no end')
+
+    def _add(self, text: str) -> None:
+        if self.word is None:
+            self.now.lines.append(self.line)
+        self.word = (self.word or "") + text
+        if len(self.word) > LONGEST:
+            raise CommandError(f"a word is longer than {LONGEST} characters")
+
+    def _end_word(self) -> None:
+        if self.word is None:
+            return
+        if self.redirected:
+            self.now.lines.pop()
+        else:
+            self.now.words.append(self.word)
+        self.word, self.redirected = None, False
+
+    def _end_command(self) -> None:
+        self._end_word()
+        command, self.now = self.now, Command()
+        while command.words and command.words[0] in _WITHIN:
+            del command.words[0], command.lines[0]
+        if command.words and command.words[0] in _OPENING:
+            self.blocks.append(command.lines[0])
+        if command.words and command.words[0] in _CLOSING and self.blocks:
+            self.blocks.pop()
+        command.block = self.blocks[0] if self.blocks else 0
+        self._assign(command)
+        if command.words:
+            command.env |= self.exported
+            self._take_assigned(command)
+            self.commands.append(command)
+
+    def _assign(self, command: Command) -> None:
+        """Assignments without a program, and `export`, in order; they leave the command empty."""
+        is_declared = bool(command.words) and command.words[0] in _DECLARING
+        is_exported = is_declared and command.words[0] == "export"
+        words = [word for word in command.words[is_declared:] if not (is_declared and word.startswith("-"))]
+        found = [_ASSIGNMENT.fullmatch(word) for word in words]
+        if not words or not (is_declared or all(found)):
+            return
+        for word, given in zip(words, found, strict=True):
+            name = given[1] if given else word
+            if given:
+                self._set(name, given, command.block > 0)
+            if is_exported or name in self.exported:
+                self.exported[name] = self.variables.values.get(name, mark(f"${name}"))
+        command.words, command.lines = [], []
+
+    def _set(self, name: str, given: re.Match[str], is_decided: bool) -> None:
+        before = self.variables.values.get(name, "") if given[2] else ""
+        self.variables.assign(name, mark(f"${name}") if is_decided else before + given[3])
+
+    def _take_assigned(self, command: Command) -> None:
+        while len(command.words) > 1 and (given := _ASSIGNMENT.fullmatch(command.words[0])):
+            command.env[given[1]] = given[3]
+            del command.words[0], command.lines[0]

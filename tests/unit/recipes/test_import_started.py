@@ -1,0 +1,485 @@
+"""What starts vLLM today becomes a recipe: command lines, scripts, compose files, units, containers. Nothing is run."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
+from sparkd.tools.cli import main
+from sparkd.tools.importers.convert import import_forms
+from sparkd.tools.importers.endpoint import Place
+from sparkd.tools.importers.forms import form_of_container, read_form
+
+IMAGE = "vllm/vllm-openai:v0.32.0"
+LINE = f"docker run --gpus all {IMAGE} --model org/m"
+COMPOSE = f"services:\n  vllm:\n    image: {IMAGE}\n    command: --model org/m\n"
+UNIT = "[Unit]\nDescription=x\n[Service]\n"
+
+
+def imported(
+    folder: Path, *texts: str, image: str = "", service: str = "", **overrides: str
+) -> tuple[Recipe, list[str], str]:
+    """The recipe as it is read back, the notes without the path, and the written text."""
+    forms = []
+    for number, text in enumerate(texts):
+        path = folder / f"{number}" / "given"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        form = read_form(text, path, overrides, service, beside=True)
+        assert form, "the form is recognised"
+        forms.append(form)
+    result = import_forms(forms, (), Place(), image)
+    written = folder / f"{result.name}.yaml"
+    written.write_text(result.text)
+    return load_recipe(str(written), []).recipe, [note.partition(": ")[2] for note in result.notes], result.text
+
+
+def argv(recipe: Recipe) -> dict[str, object]:
+    """The engine's words by flag; JSON by its meaning."""
+    node = Node(0, "10.0.0.1", "10.0.0.1", recipe.nodes.min, "fab0")
+    found: dict[str, object] = {}
+    flag = "program"
+    for word in make_plan(recipe, Settings(), node).argv:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            flag = name
+            found[flag] = value if equals else True
+        else:
+            more = json.loads(word) if word.startswith("{") else word
+            found[flag] = more if found.get(flag) in (None, True) else f"{found[flag]} {more}"
+    return found
+
+
+def shipped(name: str) -> Recipe:
+    return load_recipe(name, [recipes_dir()]).recipe
+
+
+# The forms of the field reports that the shipped recipes were made from, by their facts: images, flags and variables.
+
+FORUM = """\
+services:
+  vllm:
+    image: aidendle94/sparkrun-vllm-ds4-gb10:production-ready
+    network_mode: host
+    ipc: host
+    shm_size: "64gb"
+    ulimits: {memlock: -1, stack: 67108864}
+    gpus: all
+    devices: ["/dev/infiniband:/dev/infiniband"]
+    volumes:
+      - ${HF_CACHE:-${HOME}/.cache/huggingface}:/cache/huggingface
+      - /etc/passwd:/etc/passwd:ro
+      - /etc/group:/etc/group:ro
+    environment:
+      HF_HOME: /cache/huggingface
+      HF_HUB_OFFLINE: "1"
+      VLLM_CACHE_ROOT: /cache/huggingface/vllm-cache
+      NCCL_NET: IB
+      NCCL_IB_HCA: "rocep1s0f0,roceP2p1s0f0"
+      NODE_RANK: "${NODE_RANK:?0 on the head}"
+      HEADLESS: "${HEADLESS:-}"
+      MASTER_ADDR: "${MASTER_ADDR:?the head}"
+    command:
+      - bash
+      - -lc
+      - >
+        exec /usr/local/bin/dsv4-vllm-entrypoint serve deepseek-ai/DeepSeek-V4-Flash
+        --served-model-name deepseek-v4-flash --host 0.0.0.0 --port 8000 --trust-remote-code
+        --tensor-parallel-size 2 --pipeline-parallel-size 1 --kv-cache-dtype fp8 --block-size 256
+        --max-model-len 1000000 --max-num-seqs 6 --max-num-batched-tokens 8192 --gpu-memory-utilization 0.82
+        --enable-prefix-caching --speculative-config '{"method":"mtp","num_speculative_tokens":2}'
+        --tokenizer-mode deepseek_v4 --distributed-executor-backend mp --tool-call-parser deepseek_v4
+        --enable-auto-tool-choice --reasoning-parser deepseek_v4
+        --reasoning-config
+        '{"reasoning_parser":"deepseek_v4","reasoning_start_str":"<think>","reasoning_end_str":"</think>"}'
+        --default-chat-template-kwargs '{"thinking":true,"reasoning_effort":"high"}' --enable-flashinfer-autotune
+        --nnodes 2 --node-rank ${NODE_RANK} --master-addr ${MASTER_ADDR} --master-port 25000 ${HEADLESS:+--headless}
+"""
+
+
+def test_the_forums_compose_file_with_both_env_files_is_the_shipped_recipe(tmp_path: Path) -> None:
+    for number, headless in enumerate(("", "1")):
+        (tmp_path / f"{number}").mkdir()
+        text = f"NODE_RANK={number}\nHEADLESS={headless}\nMASTER_ADDR=192.168.0.8   # the head\nHF_CACHE=/srv/hf\n"
+        (tmp_path / f"{number}" / ".env").write_text(text)
+    recipe, notes, _ = imported(tmp_path, FORUM, FORUM)
+    expected = shipped("deepseek-v4-flash-b12x-1m")
+    assert argv(recipe) == argv(expected)
+    assert recipe.container == expected.container
+    assert (recipe.model.path, recipe.model.repo, recipe.image.ref, recipe.nodes) == (
+        expected.model.path, expected.model.repo, expected.image.ref, expected.nodes,
+    )  # fmt: skip
+    assert {name: expected.env[name] for name in recipe.env} == recipe.env
+    left_out = {"11": "--volume /srv/hf:/cache/huggingface", "19": "NCCL_IB_HCA", "20": "NODE_RANK"}
+    assert {f"line {line}: {what}: left out" for line, what in left_out.items()} <= {
+        ": ".join(note.split(": ")[:2]) + ": left out" for note in notes
+    }
+
+
+REPORT_RUN = """\
+docker run -d --name vllm_ds4 --gpus all --ipc host --net host --privileged \\
+  -v /home/milo/models:/models -v ~/.cache/vllm:/root/.cache/vllm \\
+  ghcr.io/spark-arena/dgx-vllm-eugr-nightly:latest sleep infinity
+"""
+REPORT_SCRIPT = """\
+#!/bin/bash
+export VLLM_HOST_IP=192.168.1.{address}
+export NCCL_SOCKET_IFNAME=bond0
+export NCCL_IB_DISABLE=0
+export OMP_NUM_THREADS=8
+vllm serve /models/DeepSeek-V4-Flash \\
+  --served-model-name deepseek-v4-flash --host 0.0.0.0 --port 8000 --trust-remote-code \\
+  --tensor-parallel-size 2 --pipeline-parallel-size 1 --kv-cache-dtype fp8 --block-size 256 \\
+  --enable-prefix-caching --enable-chunked-prefill --max-model-len 200000 --max-num-seqs 4 \\
+  --max-num-batched-tokens 16384 --gpu-memory-utilization 0.90 --disable-custom-all-reduce \\
+  --compilation-config '{{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["all"]}}' \\
+  --speculative-config '{{"method":"deepseek_mtp","num_speculative_tokens":2}}' \\
+  --tokenizer-mode deepseek_v4 --tool-call-parser deepseek_v4 --enable-auto-tool-choice \\
+  --reasoning-parser deepseek_v4 --default-chat-template-kwargs '{{"thinking":true}}' --load-format safetensors \\
+  --nnodes 2 --node-rank {rank} --master-addr 10.0.0.1 --master-port 29501 {more}
+"""
+
+
+def test_the_reports_docker_run_and_both_scripts_are_the_shipped_recipe(tmp_path: Path) -> None:
+    head = REPORT_SCRIPT.format(address=11, rank=0, more="")
+    worker = REPORT_SCRIPT.format(address=12, rank=1, more="--headless > /tmp/vllm.log 2>&1")
+    recipe, notes, _ = imported(tmp_path, REPORT_RUN, head, worker)
+    expected = shipped("deepseek-v4-flash-latency")
+    # Declared: the report's own folder of the model, and --privileged, for which the shipped one has a device.
+    assert recipe.model.path == "/home/milo/models/DeepSeek-V4-Flash"
+    assert recipe.container.privileged
+    ours, theirs = argv(recipe), argv(expected)
+    assert {**ours, "program": ""} == {**theirs, "program": ""}
+    assert recipe.nodes == expected.nodes
+    assert recipe.image.ref == expected.image.ref
+    assert recipe.env == {"NCCL_IB_DISABLE": "0", "OMP_NUM_THREADS": "8"}
+    assert any("/root/.cache/vllm: left out: sparkd keeps the compile caches itself" in note for note in notes)
+
+
+def test_the_conservative_reports_flags_are_those_of_the_shipped_recipe(tmp_path: Path) -> None:
+    flags = (
+        "--served-model-name deepseek-v4-flash --max-model-len 200000 --max-num-seqs 2 --max-num-batched-tokens 8192 "
+        "--gpu-memory-utilization 0.78 --kv-cache-dtype fp8 --block-size 256 --enable-expert-parallel "
+        """--compilation-config '{"cudagraph_mode":"PIECEWISE"}' --disable-custom-all-reduce --trust-remote-code """
+        "--host 0.0.0.0 --port 8000 --load-format safetensors --tokenizer-mode deepseek_v4 "
+        "--tool-call-parser deepseek_v4 --enable-auto-tool-choice --reasoning-parser deepseek_v4 "
+        "--tensor-parallel-size 2 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29501"
+    )
+    recipe, _, _ = imported(tmp_path, f"docker run {IMAGE} --model deepseek-ai/DeepSeek-V4-Flash {flags}")
+    ours, theirs = argv(recipe), argv(shipped("deepseek-v4-flash-conservative"))
+    # Declared: the shipped one has the report's flags beyond its list too, such as those of speculative decoding.
+    assert {flag: theirs.get(flag) for flag in ours if flag != "program"} == {
+        flag: value for flag, value in ours.items() if flag != "program"
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "args", "container"),
+    [
+        (f"sudo docker run -dit --rm --gpus=all {IMAGE} org/m --port 9000", {"port": 9000}, {}),
+        (f"docker run -p 9898:8000 {IMAGE} --model org/m", {"port": 9898}, {}),
+        (f"docker run -p127.0.0.1:80:9000 {IMAGE} --model org/m --port=9000", {"port": 80, "host": "127.0.0.1"}, {}),
+        (f"docker run --net host -p 1:8000 {IMAGE} --model org/m", {}, {}),
+        (f"docker run --ipc=host --shm-size 16g {IMAGE} --model=org/m", {}, {"ipc": "host", "shm_bytes": 16 << 30}),
+        (f"docker run --shm-size=1g {IMAGE} --model org/m", {}, {"ipc": "private", "shm_bytes": 1 << 30}),
+        (f"docker run --ulimit memlock=-1 {IMAGE} --model org/m", {},
+         {"ulimits": {"memlock": {"soft": -1, "hard": -1}}}),
+        (f"docker run --device /dev/fuse {IMAGE} --model org/m", {}, {"devices": ("/dev/fuse",)}),
+        (f"docker run --entrypoint vllm {IMAGE} serve org/m -tp 1", {"tensor-parallel-size": 1}, {}),
+        (f"docker run {IMAGE} python3 -m vllm.entrypoints.openai.api_server --model org/m --seed 1", {"seed": 1}, {}),
+        (f"docker run --entrypoint bash {IMAGE} -c 'vllm serve org/m --seed $S'", None, {}),
+        (f"docker run -e S=3 --entrypoint bash {IMAGE} -c 'vllm serve org/m --seed $S'", {"seed": 3}, {}),
+        (f"docker run {IMAGE} sh -lc 'exec vllm serve org/m'", {}, {}),
+        (f"docker run --privileged --init --memory 100g {IMAGE} --model org/m", {},
+         {"privileged": True, "init": True, "memory_limit_bytes": 100 << 30}),
+    ],
+)  # fmt: skip
+def test_a_docker_line(line: str, args: dict[str, object] | None, container: dict[str, object], tmp_path: Path) -> None:
+    if args is None:
+        with pytest.raises(ConfigError, match=r"line 1: what \$S stands for"):
+            imported(tmp_path, line)
+        return
+    recipe, _, _ = imported(tmp_path, line)
+    assert (recipe.args, recipe.model.repo, recipe.image.ref) == (args, "org/m", IMAGE)
+    assert recipe.container.model_dump(exclude_unset=True) == container
+
+
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        (f'MODEL="${{MODEL:-org/m}}"\nPORT=9000 # here\ndocker run {IMAGE} --model "$MODEL" --port ${{PORT}}\n',
+         {"port": 9000}),
+        (f'ARGS=(--seed 1\n  # why\n  --block-size 16)\ndocker run {IMAGE} --model org/m "${{ARGS[@]}}" "$@"',
+         {"seed": 1, "block-size": 16}),
+        (f"A=()\ndocker run {IMAGE} --model org/m ${{A[@]+\"${{A[@]}}\"}}", {}),
+        (f'X="--seed 1"\ndocker run {IMAGE} --model org/m $X 2>&1 | tee log &', {"seed": 1}),
+        (f'cat <<EOF\ndocker run bad --model bad/bad\nEOF\n{LINE}', {}),
+        (f'if [ -z "$X" ]; then\n  echo "docker run"\nfi\nfor i in 1 2; do sleep $i; done\n{LINE}', {}),
+        (f"docker rm -f v || true\n{LINE} \\\n  --seed 1\ndocker logs -f v", {"seed": 1}),
+        (f"docker run -d --name v {IMAGE} sleep infinity\ndocker exec -d v bash -c \"vllm serve org/m --seed 1\"",
+         {"seed": 1}),
+    ],
+)  # fmt: skip
+def test_a_plain_script(script: str, args: dict[str, object], tmp_path: Path) -> None:
+    recipe, _, _ = imported(tmp_path, script)
+    assert (recipe.args, recipe.model.repo, recipe.image.ref) == (args, "org/m", IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (f"f() {{\n  {LINE}\n}}\nf\n", "line 2: what begins in line 1 decides"),
+        (f"\nif true; then\n{LINE}\nfi", "line 3: what begins in line 2 decides"),
+        (f"while true; do {LINE}; done", "line 1: what begins in line 1 decides"),
+        (f"{LINE} --seed $(id -u)", r"line 1: what \$\(id -u\) stands for"),
+        (f"{LINE} $(cat more)", r"line 1: what \$\(cat more\) stands for"),
+        (f"{LINE} --seed `id`", "line 1: what `id` stands for"),
+        (f"if x; then S=1; fi\n{LINE} --seed $S", r"line 2: what \$S stands for in \$S is not known: .* -o S=VALUE"),
+        (f"{LINE} --seed $1", r"line 1: what \$1 stands for"),
+        (f"F+=(--rm)\ndocker run ${{G[@]}} {IMAGE} --model org/m", "line 2: what .* where the image is"),
+        (f"{LINE} 'x", "line 1: the quote ' has no end"),
+        (f'\n{LINE} "x', 'line 2: the quote " has no end'),
+        ("vllm serve org/m", "line 1: names no image to run it in: --image REF"),
+        (f"{LINE}\n{LINE}", "vLLM is started by 2 commands"),
+        ("docker run redis", "line 1: starts no vLLM server"),
+        ("docker run -Z x --model y", "line 1: docker's option -Z is not known"),
+        (COMPOSE + f"  b:\n    image: {IMAGE}\n    command: --model org/b\n",
+         "2 services vllm, b: name one by --service"),
+        (COMPOSE.replace("--model org/m", "--model ${M:?say it}"), r"line 4: what \$M stands for"),
+        (COMPOSE.replace("--model org/m", '"--model org/m --seed ${X"'), "line 4: command: "),
+        (COMPOSE + "    extends: x\n", "line 5: extends: write the service out"),
+        ("services: 3\n# vllm", "line 1: services: must be a mapping"),
+        (f"{UNIT}ExecStart=/usr/bin/{LINE} --seed %i\n", "line 4: %i is filled in by systemd"),
+        (f"{UNIT}ExecStart=/usr/bin/{LINE} 'x\n", "line 4: execstart|line 4: ExecStart: no closing quotation"),
+    ],
+)  # fmt: skip
+def test_what_is_no_plain_start_is_refused_with_its_line(text: str, fault: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        imported(tmp_path, text)
+
+
+def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> None:
+    script = f"if x; then M=a/b; fi\ndocker run {IMAGE} --model $M"
+    assert imported(tmp_path, script, M="org/m")[0].model.repo == "org/m"
+    with pytest.raises(ConfigError, match=r"-o N: nothing in .* is filled in by that name"):
+        imported(tmp_path, script, N="org/m")
+
+
+def test_a_compose_file(tmp_path: Path) -> None:
+    text = f"""\
+x-common: &common
+  ipc: host
+  environment: &env {{A: "1", B: "${{B:-2}}", C: $$HOME, D: "${{UNSET}}"}}
+services:
+  db: {{image: "postgres:16", environment: {{POSTGRES_PASSWORD: pg-password-1}}}}
+  vllm:
+    <<: *common
+    image: {IMAGE}
+    ports: ["8001:8000", {{published: 7, target: 7}}]
+    volumes:
+      - {{type: bind, source: ./data, target: /data, read_only: true}}
+      - hub:/root/.cache/huggingface
+      - other:/other
+    cap_add: [IPC_LOCK]
+    env_file: [.env, more.env]
+    deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, count: all, capabilities: [gpu]}}]}}}}}}
+    healthcheck: {{test: [CMD, "true"]}}
+    sysctls: {{net.core.somaxconn: 1024}}
+    command: ["--model", "org/m", "--max-model-len", "${{LEN}}"]
+volumes: {{hub: {{}}}}
+"""
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / ".env").write_text("# none\nexport LEN='4096'\nFROM_FILE=\"x y\"\n")
+    recipe, notes, _ = imported(tmp_path, text)
+    assert recipe.args == {"max-model-len": 4096, "port": 8001}
+    assert recipe.env == {"A": "1", "B": "2", "C": "$HOME", "LEN": "4096", "FROM_FILE": "x y"}
+    assert [(one.source, one.target, one.read_only) for one in recipe.container.volumes] == [
+        (f"{tmp_path}/0/data", "/data", True)
+    ]
+    assert [note.partition(": left out")[0].partition(": not read")[0] for note in notes] == [
+        "line 3: D", "line 9: --publish 7:7", "line 12: --volume hub:/root/.cache/huggingface",
+        "line 13: --volume other:/other", "line 14: --cap-add IPC_LOCK", "line 15: env_file: more.env",
+        "line 18: sysctls",
+    ]  # fmt: skip
+
+
+def test_one_service_is_named(tmp_path: Path) -> None:
+    text = COMPOSE + f"  b:\n    image: {IMAGE}\n    command: --model org/b\n"
+    assert imported(tmp_path, text, service="b")[0].model.repo == "org/b"
+    with pytest.raises(ConfigError, match="no service is named c: vllm, b"):
+        imported(tmp_path, text, service="c")
+
+
+def test_a_unit(tmp_path: Path) -> None:
+    text = f"""\
+{UNIT}Environment="A=1 2" 'PORT=9000'
+EnvironmentFile=-/etc/default/vllm
+ExecStartPre=-/usr/bin/docker rm -f vllm
+ExecStartPre=/usr/local/bin/warm
+ExecStart=/usr/bin/docker run --rm \\
+    -e PCT=100%% -e A \\
+    {IMAGE} --model org/m --port ${{PORT}}
+ExecStop=/usr/bin/docker stop vllm
+[Install]
+WantedBy=multi-user.target
+"""
+    recipe, notes, _ = imported(tmp_path, text)
+    assert (recipe.args, recipe.env) == ({"port": 9000}, {"PCT": "100%", "A": "1 2"})
+    assert [note.partition(": ")[0] + note.partition(": ")[2][:12] for note in notes] == [
+        "line 5EnvironmentF", "line 7ExecStartPre",
+    ]  # fmt: skip
+
+
+def test_a_unit_with_vllm_itself(tmp_path: Path) -> None:
+    text = f"{UNIT}Environment=OMP_NUM_THREADS=8\nExecStart=/opt/vllm/bin/vllm serve org/m --port 9000\n"
+    recipe, _, _ = imported(tmp_path, text, image=IMAGE)
+    assert (recipe.image.entrypoint, recipe.env) == (("/opt/vllm/bin/vllm", "serve"), {"OMP_NUM_THREADS": "8"})
+
+
+SECRET = "wq8Zk2Vt9Xs4Lp7Rb3Nd"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"docker run -e HF_TOKEN={SECRET} -e OPENAI_API_KEY={SECRET} {IMAGE} --model org/m --api-key {SECRET}",
+        f"T={SECRET}\ndocker run -e HF_TOKEN=$T {IMAGE} sh -c 'curl -u a:{SECRET} x; vllm serve org/m'",
+        f"{COMPOSE}    environment: [HF_TOKEN={SECRET}]\n",
+        f"{COMPOSE}    environment: {{HUGGING_FACE_HUB_TOKEN: {SECRET}}}\n",
+        f"{UNIT}Environment=HF_TOKEN={SECRET}\nExecStart=/usr/bin/docker run -e HF_TOKEN {IMAGE} --model org/m\n",
+    ],
+)
+def test_a_secret_becomes_a_file_and_is_nowhere(text: str, tmp_path: Path) -> None:
+    recipe, notes, written = imported(tmp_path, text)
+    assert recipe.secrets
+    assert all(path == f"/etc/sparkd/{name.lower()}" for name, path in recipe.secrets.items())
+    assert SECRET not in written + "".join(notes)
+    assert f"sudo install -m 600 /dev/stdin {next(iter(recipe.secrets.values()))}" in written
+
+
+def test_a_fault_names_no_secret(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as fault:
+        imported(tmp_path, f"docker run {IMAGE} --model org/m --hf-token {SECRET} stray --x $Y")
+    assert SECRET not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["-v /:/host", "-v /var/run/docker.sock:/var/run/docker.sock", "-v /etc:/etc-of-node", "-v ../../../etc:/x",
+     "--mount type=bind,source=/root/.ssh,target=/keys", "--device /dev/sda", "--pid host", "--cap-add SYS_ADMIN",
+     "-v /a\x1b[31m:/b", "--network bridge", "--env-file /etc/shadow"],
+)  # fmt: skip
+def test_what_reaches_too_far_is_left_out_and_named(option: str, tmp_path: Path) -> None:
+    recipe, notes, written = imported(tmp_path, f"docker run {option} {IMAGE} --model org/m")
+    assert recipe.container.model_dump(exclude_unset=True) == {}
+    assert len(notes) == 1
+    assert notes[0].startswith("line 1: --")
+    assert "\x1b" not in written + notes[0]
+
+
+def test_nothing_is_run_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trap = f"touch {tmp_path}/ran"
+    for text in (
+        f"$({trap})\n`{trap}`\n{LINE}",
+        f"{COMPOSE}    environment: {{A: '$$({trap})'}}\n",
+        f"{LINE} # $({trap})",
+    ):
+        imported(tmp_path, text)
+    (tmp_path / "0" / ".env").write_text("A=../../etc/passwd\n")
+    recipe, notes, _ = imported(tmp_path, f"{COMPOSE}    volumes: ['${{A}}:/x']\n")
+    assert not recipe.container.volumes
+    assert not (tmp_path / "ran").exists()
+    assert notes[0].startswith("line 5: --volume ../../etc/passwd:/x: left out")
+
+
+def test_a_linked_env_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    (tmp_path / "elsewhere").write_text("M=org/m\n")
+    (tmp_path / "0" / ".env").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"what \$M stands for"):
+        imported(tmp_path, COMPOSE.replace("org/m", "$M"))
+
+
+def test_aliases_that_double_themselves_end(tmp_path: Path) -> None:
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+    bomb += "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 8))
+    with pytest.raises(ConfigError, match="its aliases make more than 20000 values"):
+        imported(tmp_path, bomb + COMPOSE)
+    with pytest.raises(YamlError, match="an alias"):
+        parse_as_pyyaml("a: &a [1]\nb: *a\n")
+
+
+def test_text_that_doubles_itself_ends(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is longer than 100000 characters"):
+        imported(tmp_path, "X=aaaaaaaaaa\n" + "X=$X$X$X$X$X$X$X$X\n" * 9 + LINE)
+
+
+def test_ranks_that_differ_in_more_than_their_place_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"1/given: line 1: --seed: 1 in .*0/given, 2 in .*1/given: ranks of one engine"
+    ):
+        imported(tmp_path, f"{LINE} --seed 1 -tp 2 --node-rank 0", f"{LINE} --seed 2 -tp 2 --node-rank 1 --headless")
+    recipe, _, _ = imported(tmp_path, f"{LINE} -tp 2 --node-rank 0", f"{LINE} -tp 2 --node-rank 1 --headless")
+    assert (recipe.nodes.min, recipe.nodes.max) == (2, 2)
+
+
+def test_ray_is_named(tmp_path: Path) -> None:
+    text = f"docker run {IMAGE} bash -c 'ray start --head && vllm serve org/m --distributed-executor-backend ray'"
+    assert "ray start: left out: sparkd joins the nodes itself" in imported(tmp_path, text)[1][0]
+
+
+def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture of files
+    own = {"Config": {"Env": ["PATH=/bin"], "Entrypoint": ["vllm", "serve"]}}
+    detail = {
+        "Id": "a" * 64, "Image": "sha256:1",
+        "Config": {"Image": IMAGE, "Entrypoint": ["vllm", "serve"], "Cmd": ["org/m", "--seed", "1"],
+                   "Env": ["PATH=/bin", "A=1", f"HF_TOKEN={SECRET}"]},
+        "HostConfig": {"NetworkMode": "bridge", "IpcMode": "private", "ShmSize": 1 << 30, "Memory": 0,
+                       "Privileged": False,
+                       "Binds": ["/srv/x:/x:ro", "/:/host"], "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}],
+                       "Devices": [{"PathOnHost": "/dev/infiniband", "PathInContainer": "/dev/infiniband"}],
+                       "DeviceRequests": [{"Driver": "nvidia"}], "CapAdd": None, "SecurityOpt": None,
+                       "PortBindings": {"8000/tcp": [{"HostIp": "", "HostPort": "9000"}]}},
+    }  # fmt: skip
+    tree.file("/run/docker.pid", "7")
+    tree.process(7, "dockerd", opened=("socket:[5]",))
+    tree.file("/proc/7/comm", "dockerd\n")
+    tree.file("/proc/net/unix", "Num RefCount Protocol Flags Type St Inode Path\n"
+              "0: 2 0 00010000 0001 01 5 /run/docker.sock\n")  # fmt: skip
+    tree.docker("/containers/vllm/json", detail)
+    tree.docker("/images/sha256:1/json", own)
+    result = import_forms([form_of_container("vllm", Host(tree.root))], (), Place())
+    written = tree.root / "m.yaml"
+    written.write_text(result.text)
+    recipe = load_recipe(str(written), []).recipe
+    assert (recipe.args, recipe.env, list(recipe.secrets)) == ({"seed": 1, "port": 9000}, {"A": "1"}, ["HF_TOKEN"])
+    assert recipe.container.shm_bytes == 1 << 30
+    assert [one.target for one in recipe.container.volumes] == ["/x"]
+    assert any("--volume /:/host: left out" in note for note in result.notes)
+    assert SECRET not in result.text + "".join(result.notes)
+    with pytest.raises(ConfigError, match="docker has no container other"):
+        form_of_container("other", Host(tree.root))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINE}\n"))
+    assert main.main(["recipe", "import", "-", "--write", str(tmp_path)]) == 0
+    assert load_recipe(str(tmp_path / "m.yaml"), []).recipe.model.repo == "org/m"
+    (tmp_path / "bare.sh").write_text("vllm serve org/bare --seed 1\n")
+    assert main.main(["recipe", "import", str(tmp_path / "bare.sh")]) == 78
+    assert main.main(["recipe", "import", str(tmp_path / "bare.sh"), "--image", IMAGE]) == 0
+    assert f"ref: {IMAGE}" in capsys.readouterr().out
+    assert main.main(["recipe", "import"]) == 2

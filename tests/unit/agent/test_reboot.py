@@ -27,6 +27,7 @@ from sparkd.agent.preflight.gate import Admission
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import Action, Cause, EngineEndedError, ExitCode, LaunchError, NeedsPersonError, SparkdError
 from sparkd.base.state.launch_history import End
 
@@ -70,7 +71,7 @@ def node(tree: Tree, programs: Programs) -> Iterator[Node]:
     configured = alone()
     supervise = configured.supervise.model_copy(update={"reboot": True})
     with agent_under_test(tree, 0, configured.model_copy(update={"supervise": supervise})) as made:
-        made.agent.loop.enter(2)
+        made.agent.loop.enter(Stage.END)
         made.remake(actions=Actions(made.agent.host, made.agent.loop, NodeOwner(os.getpid(), "a test", "x"), -1))
         node = Node(made, programs.folder)
         node.tree.folder(SESSIONS)

@@ -150,7 +150,7 @@ def test_a_rank_is_left_to_the_next_agent_after_a_crash_alone_and_where_no_stop_
 
 
 def test_a_rank_that_no_guard_has_is_not_left(left: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_is_started_again", lambda: True)
+    monkeypatch.setattr(sweep, "is_stop_ordered", lambda: False)
     assert is_left(Host(left.root), "head", CRASHED)
     left.file(GUARD, "")
     assert not is_left(Host(left.root), "head", CRASHED)

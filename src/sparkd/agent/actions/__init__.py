@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from sparkd.agent.actions import files, page_cache
+from sparkd.agent.actions import files, page_cache, processes
 from sparkd.agent.actions.files import Pruned
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
-from sparkd.agent.actions.processes import Rank, end_orphan, end_process, forget_rank, signal_process, unlink_segment
+from sparkd.agent.actions.processes import (
+    REBOOT_SECONDS,
+    Rank,
+    end_orphan,
+    end_process,
+    forget_rank,
+    signal_process,
+    unlink_segment,
+)
 from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.agent.preflight.fixes import (
     Applied,
@@ -74,6 +82,7 @@ ACT_SECONDS = 60.0
 LAUNCH_SECONDS = 300.0
 """For docker to make and start a container: minutes on a machine that has just booted."""
 WRITE_SECONDS = 10.0
+SYNC_SECONDS = 30.0
 KEPT_STACKS = 10
 """Files; the oldest go."""
 DISK_SECONDS = 10.0
@@ -379,6 +388,14 @@ class Actions:
         with suppress(OSError):
             replaced = end is not None and history.close_open(self._host.files, end)
         return history.read_past(self._host.files, recipe, rank), replaced
+
+    def sync_disks(self) -> None:
+        """Raises TimeoutError where they hang."""
+        self._act(os.sync, SYNC_SECONDS, "sync")
+
+    def reboot(self) -> str:
+        """Have systemd reboot this machine; why it does not, or nothing. Raises OSError."""
+        return self._act(processes.reboot, REBOOT_SECONDS + WRITE_SECONDS, "systemctl reboot")
 
     def write_run(self, name: str, text: str) -> None:
         """A file in /run/sparkd that anybody may read. Raises OSError."""

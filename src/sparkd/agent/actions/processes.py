@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from sparkd.base.host import shm
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, read_process
+from sparkd.base.lib.text import sanitize
 from sparkd.base.state.rank_record import FILE, left_segments, read_rank
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ SECOND_TERM_SECONDS = 3.0
 """vLLM swallows a first SIGTERM during start-up and exits on the second (seen: code 130 after 6 s); while it serves,
 one is enough (0.3 to 0.6 s on the head) and a second only cuts its clean-up short."""
 RANK_KILL_SECONDS = 10.0
+REBOOT_SECONDS = 20.0
+"""For systemd to take the request."""
 LOOK_SECONDS = 0.1
 """A starting engine still makes segments between SIGTERM and its end."""
 ROUNDING_SECONDS = 0.1
@@ -211,3 +215,14 @@ def forget_rank(host: Host) -> None:
     """Remove its record, unless a segment is left: shared-memory finds it by that. Raises OSError."""
     if not left_segments(host):
         Path(host.files.real(FILE.path)).unlink(missing_ok=True)
+
+
+def reboot() -> str:
+    """As `Actions.reboot`. systemd stops all units in order; logind's inhibitors count."""
+    command = ("systemctl", "reboot")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=REBOOT_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(str(error)) from None
+    said = sanitize(done.stderr.decode("utf-8", "replace").strip())
+    return f"systemctl reboot ended with exit code {done.returncode}: {said}" if done.returncode else ""

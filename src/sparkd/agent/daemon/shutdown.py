@@ -25,6 +25,7 @@ from sparkd.agent.daemon.inquest import (
     own_words,
 )
 from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
+from sparkd.agent.daemon.reboot import reboot_if_due
 from sparkd.agent.daemon.switching import SwitchRequested
 from sparkd.agent.engine.api_owner import find_holder
 from sparkd.agent.engine.culprits import Culprit, find_culprit
@@ -125,6 +126,7 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
         log_differences(agent)  # last, below the rank's own lines
     if agent.context.peers:
         agent.loop.wait_until(never, leaves_at - time.monotonic())
+    reboot_if_due(agent, error, end)
     # The plan before is to be launched, whatever has ended the new one.
     returns = end.cause == Cause.SWITCH_FAILED
     return ExitCode.NOT_READY if returns and error.code in NOT_RESTARTED else error.code

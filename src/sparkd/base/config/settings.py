@@ -54,8 +54,8 @@ class Cluster(Section):
     """Only warn where the nodes' images differ, instead of refusing to launch."""
     follow_head: bool = False
     """On a worker: take the recipe, cluster.nodes, cluster.master_port, cluster.allow_image_difference, engine.image,
-    engine.script, engine.args, engine.env, [readiness] and [supervise] from the head, and keep the last ones for a
-    start without it. Only the head's file is edited then. The head itself follows nobody."""
+    engine.script, engine.args, engine.env, [readiness] and [supervise] without its reboot from the head, and keep
+    the last ones for a start without it. Only the head's file is edited then. The head itself follows nobody."""
     allow: Allow = Allow()
     """What a head may request of this node where follow_head is true. images: beginnings of names that end where a part
     of a name does, such as "ghcr.io/spark-arena/"; empty: the images that the recipes on this node name. mounts: files,
@@ -168,6 +168,9 @@ class Supervise(Section):
     proven_seconds: int = Field(600, ge=1, le=86400)
     """A plan that has served for this long has proven itself: failed launches before it are forgiven, and it is kept as
     the last known good one, for `sparkd diff` and `sparkd rollback`."""
+    reboot: bool = False
+    """Reboot this node where its own checks prove that only this helps (action `reboot` of sparkd(8)): once in six
+    hours at most, and not while somebody is logged in. No head decides it for another node."""
 
 
 class Smoke(Section):

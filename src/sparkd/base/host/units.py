@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from msgspec import Struct
 from sparkd.base.host.files import Files
 
 OWN_UNITS = ("sparkd-head.service", "sparkd-worker.service")
+JOBS_SECONDS = 5.0
 SEARCH_PATH = (
     "/etc/systemd/system.control", "/run/systemd/system.control", "/run/systemd/transient",
     "/run/systemd/generator.early", "/etc/systemd/system", "/etc/systemd/system.attached", "/run/systemd/system",
@@ -67,6 +69,16 @@ class Enabled(NamedTuple):
     """The unit that wants it, such as multi-user.target."""
     shipped: bool
     """Whether a package ships such a link, which `systemctl disable` leaves in place."""
+
+
+def is_stop_ordered() -> bool:
+    """Whether a stop of an agent is ordered, or a restart, which is to end the rank too; or systemd does not answer."""
+    command = ("systemctl", "list-jobs", "--no-legend", "--plain", *OWN_UNITS)
+    with suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=JOBS_SECONDS, check=True).stdout
+        jobs = [words for words in map(str.split, listed.splitlines()) if words and words[0].isdigit()]
+        return not all(words[2:3] in (["start"], ["reload"]) for words in jobs)
+    return True
 
 
 def read_unit(files: Files, name: str) -> Unit | None:

@@ -192,6 +192,11 @@ class NeedsPersonError(SparkdError):
     code = ExitCode.NEEDS_PERSON
     usual_cause = Cause.NEEDS_PERSON
 
+    def __init__(self, reason: str, hint: str = "", *, action: Action | None = None, proven: bool = False) -> None:
+        """`proven`: by checks of this node, of all that block, none of which is unsure."""
+        super().__init__(reason, hint, action=action)
+        self.proven: Final = proven
+
 
 class LaunchError(SparkdError):
     code = ExitCode.LAUNCH_FAILED

@@ -33,11 +33,12 @@ ALL_FILES_BYTES = 4 << 20
 MOST_FILES = 64
 CLUSTER_KEYS = ("nodes", "master_port", "allow_image_difference")
 ENGINE_KEYS = ("recipe", "image", "script", "args", "env")
+SUPERVISE_KEYS = tuple(key for key in Supervise.model_fields if key != "reboot")
 SHARED: Mapping[str, tuple[str, ...]] = {
     "cluster": CLUSTER_KEYS,
     "engine": ENGINE_KEYS,
     "readiness": (),
-    "supervise": (),
+    "supervise": SUPERVISE_KEYS,
 }
 """Keys that the head decides, by section; of a section without any, all."""
 _Path = Annotated[str, Meta(max_length=LONGEST_TEXT_BYTES)]
@@ -68,7 +69,9 @@ class SharedConfig(Struct, frozen=True):
             "cluster": settings.cluster.model_copy(update={key: getattr(self.cluster, key) for key in CLUSTER_KEYS}),
             "engine": settings.engine.model_copy(update={**engine, "secrets": secrets}),
             "readiness": self.readiness,
-            "supervise": self.supervise,
+            "supervise": settings.supervise.model_copy(
+                update={key: getattr(self.supervise, key) for key in SUPERVISE_KEYS}
+            ),
         }
         return type(settings).model_validate(sections)
 
@@ -138,7 +141,8 @@ def make_shared(settings: Settings, recipe: Recipe, image_id: str, script: str, 
             contents[path], left = content, left - len(content)
     secrets = tuple(sorted({**recipe.secrets, **settings.engine.secrets}))
     whole = recipe.model_copy(update={"secrets": {}, "extends": None})
-    return SharedConfig(whole, cluster, engine, settings.readiness, settings.supervise, secrets, image_id, contents)
+    supervise = Supervise(**{key: getattr(settings.supervise, key) for key in SUPERVISE_KEYS})
+    return SharedConfig(whole, cluster, engine, settings.readiness, supervise, secrets, image_id, contents)
 
 
 def read_shareable(files: Files, path: str, *, any_mode: bool) -> bytes | None:

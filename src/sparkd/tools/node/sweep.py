@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from sparkd.base.host import Host, docker
 from sparkd.base.host.docker import LABEL, ContainerFacts
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.host.units import OWN_UNITS
+from sparkd.base.host.units import is_stop_ordered
 from sparkd.base.lib.errors import ExitCode, LaunchError
 from sparkd.base.state.rank_record import RECORD_HINT, KnownRank, Whose, read_rank, whose
 
 CRASHES = ("signal", "core-dump", "watchdog", "oom-kill")
 """Results of a service, by systemd.exec(5), after which the next agent may take its rank over."""
-JOBS_SECONDS = 5.0
 LEFT = "it serves, and its agent is expected back; without one it ends in a minute: nothing is to be done"
 RETRIED = tuple(str(int(code)) for code in (ExitCode.BUG, ExitCode.BLOCKED))
 """Exit statuses of an agent that has not ended its rank: a bug, and one that could not take it over yet."""
@@ -30,17 +27,7 @@ def is_left(host: Host, role: str | None, env: Mapping[str, str]) -> bool:
     known, result = read_rank(host), env.get("SERVICE_RESULT", "")
     failed = result == "exit-code" and env.get("EXIT_STATUS") in RETRIED
     own = known.record is not None and known.record.role == role
-    return own and known.stays and (result in CRASHES or failed) and _is_started_again()
-
-
-def _is_started_again() -> bool:
-    """Whether no stop of the agent is ordered, nor a restart, which is to end the rank too."""
-    command = ("systemctl", "list-jobs", "--no-legend", "--plain", *OWN_UNITS)
-    with suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=JOBS_SECONDS, check=True).stdout
-        jobs = [words for words in map(str.split, listed.splitlines()) if words and words[0].isdigit()]
-        return all(words[2:3] in (["start"], ["reload"]) for words in jobs)
-    return False
+    return own and known.stays and (result in CRASHES or failed) and not is_stop_ordered()
 
 
 def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], None]) -> ExitCode:

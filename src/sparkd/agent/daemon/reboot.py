@@ -1,0 +1,130 @@
+"""Reboots a node that only that helps, with `supervise.reboot`: docs/adr/0070. Each doubt leaves it to a person."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sparkd.base.host.units import is_stop_ordered
+from sparkd.base.lib.errors import Action, NeedsPersonError, SparkdError
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state.file import StateFile
+from sparkd.base.status.model import format_duration
+from sparkd.base.status.notices import NEEDS_PERSON, TEXT_LIMIT, Notice
+
+if TYPE_CHECKING:
+    from sparkd.agent.daemon.context import Agent
+    from sparkd.base.host.files import Files
+    from sparkd.base.state.launch_history import End
+
+APART_SECONDS = 6 * 3600.0
+LOOK_SECONDS = 15.0
+"""At who is logged in, at the last reboot, and at systemd's jobs."""
+MESSAGE_SECONDS = 35.0
+"""By each way: an operator's program has 30 s, a webhook 10."""
+SESSIONS = "/run/systemd/sessions"
+"""A file for each session of logind's."""
+SESSION_BYTES = 65536
+UNATTENDED = ("greeter", "lock-screen", "background", "manager")
+"""Classes of sessions that are nobody's who works: sd_session_get_class(3). Each may end in -early or -light."""
+
+
+class LastReboot(Struct, frozen=True):
+    at: float
+    """UTC seconds."""
+
+
+FILE = StateFile("reboot.json", LastReboot)
+
+
+def reboot_if_due(agent: Agent, error: SparkdError, end: End, owner_uid: int = 0) -> None:
+    """At the end of a run, once its rank is gone and its end recorded. `owner_uid`: of what sends messages."""
+    if end.action != Action.REBOOT or not agent.settings.supervise.reboot:
+        return
+    if not (objection := _find_objection(agent, error)):
+        _announce(agent, end, owner_uid)
+        with suppress(OSError):  # disks that hang are what a reboot is for
+            agent.actions.sync_disks()
+        objection = _find_objection(agent, error) or _request(agent)
+    if objection:
+        agent.events.error("agent.reboot.refused", reason=objection, hint="sudo systemctl reboot")
+    else:
+        agent.events.warning("agent.reboot.requested", cause=str(end.cause), reason=end.reason)
+
+
+def _find_objection(agent: Agent, error: SparkdError) -> str:
+    """Why sparkd may not reboot now; empty where it may."""
+    if not (isinstance(error, NeedsPersonError) and error.proven):
+        return "not all that blocks was proven by checks of this node"
+    if agent.loop.stop_requested:
+        return "a stop was requested"
+    look = partial(_look, agent.host.files)
+    try:
+        return agent.loop.beside(look, LOOK_SECONDS, "looking whether a reboot may be", shielded=True)
+    except OSError as failed:
+        return str(failed)
+
+
+def _look(files: Files) -> str:
+    stopped = "a stop of its unit is ordered, or systemd does not answer" if is_stop_ordered() else ""
+    return find_session(files) or find_earlier(files, time.time()) or stopped
+
+
+def find_session(files: Files) -> str:
+    """Who is, or may be, logged in; empty where nobody is."""
+    try:
+        for name in files.names(SESSIONS):
+            if name.endswith(".ref"):  # a FIFO beside it
+                continue
+            lines = files.text(f"{SESSIONS}/{name}", SESSION_BYTES).splitlines()
+            fields = {key: value for key, _, value in (line.partition("=") for line in lines)}
+            if fields.get("CLASS", "").removesuffix("-light").removesuffix("-early") not in UNATTENDED:
+                user = fields.get("USER") or "uid " + fields.get("UID", "?")
+                return sanitize(f"{user} may be logged in: session {name}", TEXT_LIMIT)
+    except (OSError, ValueError) as error:
+        return f"who is logged in can't be read: {error}"
+    return ""
+
+
+def find_earlier(files: Files, now: float) -> str:
+    """Why the last reboot by sparkd does not let it do another; empty where it does. Raises OSError."""
+    faults = list[str]()
+    last = FILE.load(files, faults.append)
+    if last is None or faults:
+        return "".join(faults)
+    seconds = now - last.at
+    if not seconds >= 0:  # nor a number
+        return f"by {FILE.path} sparkd last did so in the future: the clock was set back"
+    often = f"it did so {format_duration(seconds)} ago, and does so once in {format_duration(APART_SECONDS)} at most"
+    return often if seconds < APART_SECONDS else ""
+
+
+def _announce(agent: Agent, end: End, owner_uid: int) -> None:
+    """What the notify thread, or the unit after this one, would send too late."""
+    settings = agent.settings.notify
+    if not settings.ways or NEEDS_PERSON not in settings.events:
+        return
+    from sparkd.agent.daemon.notify import deliver
+
+    node, text = agent.host.name(), sanitize(f"sparkd reboots this node: {end.reason}", TEXT_LIMIT)
+    notice = Notice(NEEDS_PERSON, sanitize(node, 64), text, agent.reporter.report.recipe, str(end.cause), time.time())
+    for way in settings.ways:
+        send = partial(deliver, agent.host.files, settings, way, notice, owner_uid)
+        try:
+            agent.loop.beside(send, MESSAGE_SECONDS, f"the message by notify.{way}", shielded=True)
+        except (SparkdError, OSError) as error:
+            agent.events.warning("notify.message.failed", by=way, reason=str(error), hint="sudo sparkd notify test")
+
+
+def _request(agent: Agent) -> str:
+    """Why it did not work; empty where the node reboots."""
+    if not agent.store.write(FILE, LastReboot(time.time())):  # a node must not reboot for ever
+        return f"{FILE.path} can't be written"
+    try:
+        return agent.actions.reboot()
+    except OSError as error:
+        return str(error)

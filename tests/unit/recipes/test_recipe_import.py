@@ -249,8 +249,8 @@ def test_a_folder_gives_every_recipe_and_every_fault(tmp_path: Path, capsys: pyt
     (tmp_path / "in/deep").mkdir(parents=True)
     (tmp_path / "out").mkdir()
     (tmp_path / "in/.hidden.yaml").write_text("[")
-    (tmp_path / "in/Good One.yaml").write_text(f"{V2}command: vllm serve m\n")
-    (tmp_path / "in/deep/good-one.yaml").write_text(f"{V2}command: vllm serve m\n")
+    (tmp_path / "in/Good One.yaml").write_text(f"{V2}command: vllm serve o/m\n")
+    (tmp_path / "in/deep/good-one.yaml").write_text(f"{V2}command: vllm serve o/m\n")
     (tmp_path / "in/a.yaml").write_text("[")
     (tmp_path / "in/deep/b.yml").write_text("a: b\n")
     words = ["recipe", "import", str(tmp_path / "in"), "--write", str(tmp_path / "out")]
@@ -270,7 +270,7 @@ def test_a_folder_gives_every_recipe_and_every_fault(tmp_path: Path, capsys: pyt
 
 
 def test_the_command_prints_the_recipe_to_stdout_and_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["recipe", "import", str(SPARKRUN), "-o", "port=9000"]) == 0
+    assert main.main(["recipe", "import", str(SPARKRUN), "-o", "port=9000"]) == 10, "its mods are not there"
     output = capsys.readouterr()
     assert "\n  port: 9000\n" in output.out
     assert f"{SPARKRUN}: line 14: mods: " in output.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,27 +14,31 @@ from sparkd.base.config import load_settings
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
+from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.recipes.loader import SUFFIX
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.endpoint import ADMINISTRATORS, Place
 from sparkd.tools.importers.source import Overrides, parse_overrides
 
+NOT_YET = "this does not lead to an endpoint yet"
 
-def import_recipes(args: argparse.Namespace) -> None:
-    """Print or write what can be imported, and print what was left out. Raises ConfigError with every fault."""
+
+def import_recipes(args: argparse.Namespace) -> ExitCode:
+    """Print or write what can be imported, and print what was left out. BLOCKED where that leads to no endpoint yet.
+
+    Raises ConfigError with every fault.
+    """
     overrides, place = parse_overrides(args.overrides), _place(args)
     if "://" in args.path:
-        _import_url(args, overrides, place)
-        return
-    faults: list[str] = []
+        return _import_url(args, overrides, place)
+    code, faults = ExitCode.GOOD, list[str]()
     taken: set[str] = set()
     for path in convert.find_files(Path(args.path)):
         try:
             result = convert.import_file(path, overrides, taken, place)
             if args.write:
-                _write(place, result, args.force)
+                write(place, result, args.force)
             else:
                 print(f"{'---' if taken else ''}\n{result.text}".lstrip("\n"), end="")
         except ConfigError as error:
@@ -41,8 +46,14 @@ def import_recipes(args: argparse.Namespace) -> None:
             continue
         taken.add(result.name)
         _print_open(result, args.write)
+        code = _code(result) or code
     if faults:
         raise ConfigError("\n".join(faults))
+    return code
+
+
+def _code(result: convert.Result) -> ExitCode:
+    return ExitCode.BLOCKED if result.missing else ExitCode.GOOD
 
 
 def _place(args: argparse.Namespace) -> Place:
@@ -61,7 +72,7 @@ def _place(args: argparse.Namespace) -> Place:
     return Place(used, args.mods, Path(folder), models)
 
 
-def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> None:
+def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> ExitCode:
     """What a stranger publishes is shown before it is written. Raises ConfigError, UsageError."""
     from sparkd.tools.importers.download import download_text
 
@@ -73,12 +84,15 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
     print(result.text, end="", flush=True)
     _print_open(result, args.write)
     if args.write and (args.yes or input(f"write it to {place.origin}? [y/N] ").strip().lower() in ("y", "yes")):
-        _write(place, result, args.force)
+        write(place, result, args.force)
+    return _code(result)
 
 
 def _print_open(result: convert.Result, written: Path | None) -> None:
     for note in result.notes:
         print(note, file=sys.stderr)
+    if result.missing and not written:
+        print(f"{result.name}: {NOT_YET}: what is missing is in its comments", file=sys.stderr)
     if result.files and not written:
         print(f"{result.name}: it needs {len(result.files)} files: --write FOLDER leaves them", file=sys.stderr)
 
@@ -89,10 +103,13 @@ def _refuse_existing(place: Place, name: str) -> None:
         if path.exists():
             raise ConfigError(f"{path}: exists already", "--force writes over it")
     if (recipes_dir() / file).exists():
-        raise ConfigError(f"{name} is a recipe of sparkd, which this one would hide", "--force writes it")
+        hidden = f"{name} is a recipe of sparkd, which this one would hide"
+        if place.origin.resolve() == ADMINISTRATORS.resolve():
+            raise ConfigError(hidden, "--force writes it")
+        print(f"{hidden} in {ADMINISTRATORS}", file=sys.stderr)
 
 
-def _write(place: Place, result: convert.Result, force: bool) -> None:
+def write(place: Place, result: convert.Result, force: bool) -> None:
     """The recipe comes last: where it is, the rest is, too. Raises ConfigError, SharedFolderError."""
     from sparkd.agent.actions import files
     from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner
@@ -117,6 +134,13 @@ def _write(place: Place, result: convert.Result, force: bool) -> None:
     for old in sorted(folder.glob(f"{result.name}.mods-*")):
         if not any(name.startswith(f"{old.name}/") for name in result.files):
             print(f"{old}: of an earlier import, and no longer used", file=sys.stderr)
-    print(f"{folder / file}\nTo an endpoint, in this order:")
+    print(folder / file)
+    if result.missing:
+        print(f"{NOT_YET[0].upper()}{NOT_YET[1:]}. What is missing first:")
+        for line in result.missing:
+            print(f"  {line}")
+        print(f"The steps after that are in its comments:\n  {shlex.join(['less', str(folder / file)])}")
+        return
+    print("To an endpoint, in this order:")
     for number, step in enumerate(result.steps, 1):
         print(f"  {number}. {step}")

@@ -34,6 +34,8 @@ _MOST_RANKS = 9999
 _EXPORTS_OF_SPARKD = tuple(f"export {name}=" for name in (*BETWEEN_NODES, *BETWEEN_GPUS))
 SUFFIXES = (".yaml", ".yml")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
+_WITHOUT_EFFECT = ([":"], ["echo"], ["set"], ["sleep"], ["true"])
+"""Programs that the engine needs nothing of."""
 _NOT_RUN = {
     "pre_exec": "it would run before the engine; build an image in which it is done, or do it on the node",
     "post_exec": "it would run in the container once the engine serves",
@@ -51,7 +53,9 @@ class Result(Struct, frozen=True):
     files: Mapping[str, File]
     """To leave beside the recipe, by path."""
     steps: tuple[str, ...]
-    """Commands from here to an endpoint."""
+    """Commands from here to an endpoint, once nothing is missing."""
+    missing: tuple[str, ...]
+    """Those of the notes without which there is no endpoint."""
 
 
 def find_files(path: Path) -> list[Path]:
@@ -84,14 +88,15 @@ def import_text(
         document = parse_as_pyyaml(text)
     except YamlError as error:
         raise ConfigError(printable(f"{path}: {error}")) from None
-    source, name = Source(document), _choose_name(path, taken)
+    source, name = Source(document, beside), _choose_name(path, taken)
     try:
-        bundle = complete(source, _convert(source, name, overrides), beside, place)
+        bundle = complete(source, _convert(source, name, overrides), place)
     except Unusable as fault:
         raise ConfigError(printable(f"{path}: line {document.line(fault.key)}: {fault.reason}")) from None
     notes = sorted(source.notes, key=lambda note: note.line)
-    steps, shown = tuple(bundle.steps()), tuple(printable(f"{path}: line {note.line}: {note.text}") for note in notes)
-    return Result(name, _render(bundle.recipe, path.name, notes, steps), shown, bundle.files, steps)
+    steps, shown = tuple(bundle.steps()), [printable(f"{path}: line {note.line}: {note.text}") for note in notes]
+    missing = tuple(line for line, note in zip(shown, notes, strict=True) if note.is_missing)
+    return Result(name, _render(bundle.recipe, path.name, notes, steps), tuple(shown), bundle.files, steps, missing)
 
 
 def _choose_name(path: Path, taken: Collection[str]) -> str:
@@ -109,10 +114,18 @@ def _slug(text: str) -> str:
 
 def _render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -> str:
     lines = [f"# Imported from {_one_line(file)} ({recipe.source.partition(' recipe of ')[0]})."]
-    if notes:
-        lines += ["#", "# What is left out, or needs you:"]
-        lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in notes]
-    lines += ["#", "# To an endpoint:", *(f"#   {number}. {_one_line(step)}" for number, step in enumerate(steps, 1))]
+    missing = [note for note in notes if note.is_missing]
+    for heading, part in (
+        ("What is left out, or needs you:", [note for note in notes if not note.is_missing]),
+        ("This does not lead to an endpoint yet. What is missing first:", missing),
+    ):
+        lines += ["#", f"# {heading}"] if part else []
+        lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in part]
+    lines += [
+        "#",
+        "# After that:" if missing else "# To an endpoint:",
+        *(f"#   {number}. {_one_line(step)}" for number, step in enumerate(steps, 1)),
+    ]
     lines += ["schema: 1"]
     for key in ("name", "description", "source"):
         if text := getattr(recipe, key):
@@ -190,7 +203,9 @@ def _find_serve(source: Source, text: str) -> Serve:
             continue
         if words.startswith("-"):
             raise CommandError(f"ends before {words}: the line before it lacks its backslash")
-        source.note(COMMAND, f"command: not run: {words}: do it in an image, and name that under image.ref")
+        is_missing = command.words[:1] not in _WITHOUT_EFFECT
+        text = f"command: not run: {words}: do it in an image, and name that under image.ref"
+        source.note(COMMAND, text, is_missing=is_missing)
     serve = parse_serve(served[0])
     return replace(serve, env={**exported, **serve.env})
 
@@ -236,10 +251,10 @@ def _note_code(source: Source) -> None:
     """Note the code that the tool would run besides the engine, except what `endpoint` makes commands of."""
     for key, meaning in _NOT_RUN.items():
         for step in source.items(key):
-            source.note((key,), f"{key}: {_cut(step)}: not run: {meaning}")
+            source.note((key,), f"{key}: {_cut(step)}: not run: {meaning}", is_missing=key == "pre_exec")
     for key in ("builder", "builder_config"):
         if source.has(key) and source.document.data[key] not in ("eugr", "docker-pull"):
-            source.note((key,), f"{key}: not run: {_cut(source.document.data[key])}: sparkd builds no image")
+            source.miss((key,), f"{key}: not run: {_cut(source.document.data[key])}: sparkd builds no image")
 
 
 def _cut(step: object) -> str:
@@ -255,7 +270,7 @@ def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]
     if most is not None and most < fewest:
         raise Unusable((), f"requires at least {fewest} and at most {most} nodes")
     if not fewest <= ranks <= (most or ranks):
-        source.note((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
+        source.miss((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
         return {"min": fewest} if most is None else {"min": fewest, "max": most}
     return {"min": ranks, "max": ranks}
 

@@ -266,7 +266,7 @@ def test_a_folder_gives_every_recipe_and_every_fault(tmp_path: Path, capsys: pyt
     good = ["recipe", "import", str(tmp_path / "in/Good One.yaml"), "--write", str(tmp_path / "out")]
     assert main.main(good) == 78
     assert "exists already (--force writes over it)" in capsys.readouterr().err
-    assert main.main([*good, "--force"]) == 0
+    assert main.main([*good, "--force"]) == 10, "nobody has its image"
 
 
 def test_the_command_prints_the_recipe_to_stdout_and_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--memory", type=_gigabytes, metavar="GB", help="memory of a node that it is judged for: 128, or what is given"
     )
-    foreign = actions.add_parser("import", help="make recipes of those of eugr and sparkrun")
+    foreign = actions.add_parser("import", help="make recipes of those of eugr, sparkrun and NVIDIA")
     foreign.set_defaults(run=import_recipes)
     foreign.add_argument("path", metavar="FILE|DIR|URL", help="a URL: of the raw file, by https")
     foreign.add_argument(

@@ -22,10 +22,11 @@ from sparkd.tools.importers.command import Flag, Serve, exported_variables, is_s
 from sparkd.tools.importers.endpoint import Place, complete
 from sparkd.tools.importers.eugr import read_eugr
 from sparkd.tools.importers.mods import File, walk
+from sparkd.tools.importers.nvidia import read_nvidia
 from sparkd.tools.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.tools.importers.sparkrun import read_sparkrun
 
-IMPORTERS = (read_eugr, read_sparkrun)
+IMPORTERS = (read_nvidia, read_eugr, read_sparkrun)
 """One for each tool; the first that knows a recipe reads it, and the last one takes any."""
 COMMAND = ("command",)
 FABRIC = ("devices", ["/dev/infiniband"])
@@ -137,10 +138,12 @@ def _render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) 
         ("args", recipe.args),
         ("env", recipe.env),
         ("container", recipe.container.model_dump(exclude_unset=True)),
+        ("expect", recipe.expect),
     ):
         lines += ["", f"{section}:"] if entries else []
         for key, value in entries.items():
             written = format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
+            written = json.dumps(value) if section == "expect" else written
             lines.append(f"  {format_flow(key, plain_numbers=False)}: {written}")
     return "\n".join(lines) + "\n"
 
@@ -176,6 +179,7 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
             },
             "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
             "nodes": nodes,
+            "expect": foreign.expect,
             "args": args,
             "env": _convert_environment(source, {**foreign.env, **command.env}),
             "container": {key: one for key, one in foreign.container.items() if not is_alone or (key, one) != FABRIC},

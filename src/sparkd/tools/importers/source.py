@@ -119,6 +119,8 @@ class Foreign(Struct, frozen=True):
     """Fewest and most nodes."""
     revision: str = ""
     """Of the model on Hugging Face."""
+    expect: Mapping[str, object] = {}
+    """What its publisher measured."""
 
 
 class CommandError(Exception):

@@ -177,7 +177,7 @@ def _container(source: Source) -> Mapping[str, object]:
     for name, value in source.mapping(EXECUTOR).items():
         if value is None:
             continue
-        converted = _convert_option(name, value)
+        converted = convert_option(name, value)
         try:
             Container.model_validate(converted)
             found.update(converted or {})
@@ -188,7 +188,7 @@ def _container(source: Source) -> Mapping[str, object]:
     return found
 
 
-def _convert_option(name: str, value: object) -> dict[str, object] | None:
+def convert_option(name: str, value: object) -> dict[str, object] | None:
     """None for an option or a value without a counterpart."""
     text, words = str(value), [str(one) for one in value] if isinstance(value, list) else [str(value)]
     limits, volumes = [_limit(word) for word in words], [_volume(word) for word in words]

@@ -430,6 +430,23 @@ def test_a_mod_of_a_registry_is_found_in_its_own_copy(tree: Path, reference: str
     assert (result.missing, len(result.files)) == ((), 2)
 
 
+@pytest.mark.parametrize(
+    ("runtime", "flags", "executor", "noted"),
+    [
+        ("vllm-ray", "-tp 2 --distributed-executor-backend ray", "ray", False),
+        ("vllm-ray", "", "mp", False),
+        ("vllm", "-tp 2 --distributed-executor-backend=ray", "mp", True),
+        ("vllm", "-tp 2 --distributed-executor-backend mp", "mp", False),
+        ("vllm", "--distributed-executor-backend ray", "mp", False),
+    ],
+)
+def test_ray_joins_the_nodes_where_the_recipe_is_for_it(
+    tree: Path, runtime: str, flags: str, executor: str, noted: bool
+) -> None:
+    recipe, result = imported(tree, f"{V2}runtime: {runtime}\ncommand: vllm serve o/m {flags}\n")
+    assert (recipe.executor, ["executor: ray has Ray" in note for note in result.notes]) == (executor, [True] * noted)
+
+
 def test_what_no_registry_has_is_not_pulled_from_one(tree: Path) -> None:
     text = V2.replace("r/i:1", "localhost/b:1")
     _, result = imported(tree, f"{text}command: vllm serve o/m --tokenizer o/t --hf-config-path /x\n")

@@ -34,6 +34,7 @@ FABRIC = ("devices", ["/dev/infiniband"])
 _MOST_RANKS = 9999
 _EXPORTS_OF_SPARKD = tuple(f"export {name}=" for name in (*BETWEEN_NODES, *BETWEEN_GPUS))
 SUFFIXES = (".yaml", ".yml")
+_RAY = re.compile(r"--distributed-executor-backend[=\s]+ray\b")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _WITHOUT_EFFECT = ([":"], ["echo"], ["set"], ["sleep"], ["true"])
 """Programs that the engine needs nothing of."""
@@ -128,7 +129,7 @@ def _render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) 
         *(f"#   {number}. {_one_line(step)}" for number, step in enumerate(steps, 1)),
     ]
     lines += ["schema: 1"]
-    for key in ("name", "description", "source"):
+    for key in ("name", "description", "source", *["executor"] * (recipe.executor != "mp")):
         if text := getattr(recipe, key):
             lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
     for section, entries in (
@@ -164,6 +165,11 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
     served_name, args = _convert_flags(source, command)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
+    if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command")):
+        text = (
+            "command: --distributed-executor-backend ray: left out: vLLM joins its ranks itself; executor: ray has Ray"
+        )
+        source.note(COMMAND, text)
     model, is_alone = command.model, nodes.get("max") == 1
     return _validate(
         {
@@ -179,6 +185,7 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
             },
             "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
             "nodes": nodes,
+            "executor": foreign.executor if nodes["min"] > 1 else "mp",
             "expect": foreign.expect,
             "args": args,
             "env": _convert_environment(source, {**foreign.env, **command.env}),

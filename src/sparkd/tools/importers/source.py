@@ -119,6 +119,7 @@ class Foreign(Struct, frozen=True):
     """Fewest and most nodes."""
     revision: str = ""
     """Of the model on Hugging Face."""
+    executor: str = "mp"
     expect: Mapping[str, object] = {}
     """What its publisher measured."""
 

@@ -90,7 +90,7 @@ def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: 
     assert container.ulimits["nofile"] == Limit(soft=1 << 20, hard=1 << 20)
     assert container.ulimits["stack"] == Limit(soft=1 << 26, hard=1 << 26)
     assert (container.volumes, recipe.nodes.min, recipe.nodes.max) == ((), 2, 2)
-    assert result.missing == ()
+    assert (result.name, result.missing) == ("m-dgx-spark-2gpu", ())
     assert [note.partition(": line ")[2].partition(": ")[2] for note in result.notes] == [
         "validation: validated_at 2026-08-31, driver 580.159.03, cuda 13.0",
         "security: for evaluation",

@@ -22,7 +22,7 @@ from sparkd.tools.importers.command import Flag, Serve, exported_variables, is_s
 from sparkd.tools.importers.endpoint import Place, complete
 from sparkd.tools.importers.eugr import read_eugr
 from sparkd.tools.importers.mods import File, walk
-from sparkd.tools.importers.nvidia import read_nvidia
+from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
 from sparkd.tools.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.tools.importers.sparkrun import read_sparkrun
 
@@ -90,7 +90,8 @@ def import_text(
         document = parse_as_pyyaml(text)
     except YamlError as error:
         raise ConfigError(printable(f"{path}: {error}")) from None
-    source, name = Source(document, beside), _choose_name(path, taken)
+    source = Source(document, beside)
+    name = _choose_name(path, taken, catalogue_name(source))
     try:
         bundle = complete(source, _convert(source, name, overrides), place)
     except Unusable as fault:
@@ -101,9 +102,9 @@ def import_text(
     return Result(name, _render(bundle.recipe, path.name, notes, steps), tuple(shown), bundle.files, steps, missing)
 
 
-def _choose_name(path: Path, taken: Collection[str]) -> str:
+def _choose_name(path: Path, taken: Collection[str], given: str) -> str:
     """The file's name in the letters of recipe names, prefixed with the folder's if taken."""
-    names = [_slug(path.stem), _slug(f"{path.parent.name}-{path.stem}")]
+    names = [_slug(given or path.stem), _slug(f"{path.parent.name}-{given or path.stem}")]
     free = [name for name in names if name not in taken]
     if not free:
         raise ConfigError(printable(f"{path}: line 1: another file gives a recipe of the name {names[-1]}"))

@@ -103,25 +103,29 @@ class Bundle(Struct):
         yield _write_settings(SETTINGS, "[engine]", f"recipe = {json.dumps(named, ensure_ascii=False)}")
         yield "sparkd config check"
         if many:
-            yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
-            yield f"sudo sparkd init --join{_OTHERS}, meanwhile: enter the code"
-            files = {*(f"{place.folder}/{name}" for name in beside), f"{ADMINISTRATORS}/{recipe.name}.yaml"}
-            to_other = ["rsync", "-a", "--relative", "--no-implied-dirs", *sorted(files), "root@OTHER:/"]
-            yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
-            container = recipe.container
-            mounts = [f"{one.source}{'' if one.read_only else ':rw'}" for one in container.volumes]
-            allowed = ["privileged = true"] * container.privileged
-            allowed += [f"mounts = {json.dumps(mounts, ensure_ascii=False)}"] * bool(mounts)
-            if allowed:
-                yield _write_settings(ALLOWED, "[cluster.allow]", *allowed) + _OTHERS
-            yield "sparkd image sync"
-            for name in (*[model.path] * bool(model.repo), *(repo.rpartition("/")[2] for repo in self.drafts)):
-                yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
+            yield from self._steps_to_others(beside)
         yield "sudo sparkd units install"
         yield "sudo sparkd preflight --dry-run"
         if many:
             yield f"sudo systemctl start sparkd-worker{_OTHERS}"
         yield "sudo systemctl start sparkd-head"
+
+    def _steps_to_others(self, beside: list[str]) -> Iterator[str]:
+        recipe, place, model = self.recipe, self.place, self.recipe.model
+        yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
+        yield f"sudo sparkd init --join{_OTHERS}, meanwhile: enter the code"
+        files = {*(f"{place.folder}/{name}" for name in beside), f"{ADMINISTRATORS}/{recipe.name}.yaml"}
+        to_other = ["rsync", "-a", "--relative", "--no-implied-dirs", *sorted(files), "root@OTHER:/"]
+        yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
+        container = recipe.container
+        mounts = [f"{one.source}{'' if one.read_only else ':rw'}" for one in container.volumes]
+        allowed = ["privileged = true"] * container.privileged
+        allowed += [f"mounts = {json.dumps(mounts, ensure_ascii=False)}"] * bool(mounts)
+        if allowed:
+            yield _write_settings(ALLOWED, "[cluster.allow]", *allowed) + _OTHERS
+        yield "sparkd image sync"
+        for name in (*[model.path] * bool(model.repo), *(repo.rpartition("/")[2] for repo in self.drafts)):
+            yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
 
 
 def _write_settings(file: str, *lines: str) -> str:

@@ -28,9 +28,16 @@ _CACHES = ("/root/.cache/", "/root/.triton")
 _SHOWN = ("security", "limitations", "notes", "validation")
 
 
+def catalogue_name(source: Source) -> str:
+    """Of model and hardware, since every file there is recipe.yaml; empty for another tool's."""
+    if source.document.data.get("schema_version") not in (3, 4) or not source.has("serve"):
+        return ""
+    return f"{source.document.data.get('model')}-{source.document.data.get('hardware')}".rpartition("/")[2]
+
+
 def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
     """None for another tool's. Raises Unusable, or CommandError for the command."""
-    if source.document.data.get("schema_version") not in (3, 4) or not source.has("serve"):
+    if not catalogue_name(source):
         return None
     if source.text("backend") != "vllm":
         raise source.fault(("backend",), source.text("backend"), "sparkd runs vLLM alone")

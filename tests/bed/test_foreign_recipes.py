@@ -52,7 +52,8 @@ def plans(folder: Path, made: foreign.Made) -> list[LaunchPlan]:
     path.write_text(made.text)
     written = folder / "written.yaml"
     written.write_text(convert.import_file(path, made.overrides).text)
-    recipe = load_recipe(str(written), []).recipe
+    # sparkrun_tool renders one command a node, as without Ray.
+    recipe = load_recipe(str(written), []).recipe.model_copy(update={"executor": "mp"})
     size = recipe.nodes.min
     nodes = [Node(rank, f"10.0.0.{rank + 1}", "10.0.0.1", size, FABRIC, (RDMA,)) for rank in range(size)]
     return [make_plan(recipe, Settings(), node) for node in nodes]

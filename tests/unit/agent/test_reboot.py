@@ -43,7 +43,7 @@ class Node:
         self.made, self.folder = made, folder
         self.tree = Tree(Path(made.agent.host.files.root))
 
-    def asks_for_reboot(self, error: SparkdError = PROVEN, end: End = END) -> bool:
+    def requests_reboot(self, error: SparkdError = PROVEN, end: End = END) -> bool:
         before = self.calls.count("reboot")
         reboot_if_due(self.made.agent, error, end, os.getuid())
         return self.calls.count("reboot") > before
@@ -83,14 +83,14 @@ def session(tree: Tree, name: str, kind: str) -> None:
 
 
 def test_it_reboots_once_in_six_hours(node: Node) -> None:
-    assert node.asks_for_reboot()
+    assert node.requests_reboot()
     assert node.calls[-1] == "reboot"
     kept = json.loads((node.tree.root / STATE[1:]).read_text())
     assert kept["at"] == pytest.approx(time.time(), abs=60)
-    assert not node.asks_for_reboot()
+    assert not node.requests_reboot()
     assert "it did so 0 s ago, and does so once in 6 h 0 min at most" in node.refusal
     node.tree.file(STATE, json.dumps({"schema": 1, "at": time.time() - APART_SECONDS - 1}))
-    assert node.asks_for_reboot()
+    assert node.requests_reboot()
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,16 @@ def test_without_a_record_or_with_an_old_one_it_may(tree: Tree) -> None:
 
 def test_a_record_that_is_no_file_lets_no_node_reboot(node: Node) -> None:
     node.tree.folder(STATE)
-    assert not node.asks_for_reboot()
+    assert not node.requests_reboot()
     assert node.refusal
     assert "reboot" not in node.calls
 
 
 @pytest.mark.parametrize("kind", ["user", "user-early", "user-light", "user-early-light", "greeters", "", "none"])
-def test_whoever_may_be_logged_in_keeps_it_from_rebooting(node: Node, kind: str) -> None:
+def test_who_may_be_logged_in_keeps_it_from_rebooting(node: Node, kind: str) -> None:
     session(node.tree, "c1", "greeter")
     session(node.tree, "3", kind)
-    assert not node.asks_for_reboot()
+    assert not node.requests_reboot()
     assert "anna may be logged in: session 3" in node.refusal
     assert "reboot" not in node.calls
 
@@ -148,7 +148,7 @@ def test_sessions_that_can_not_be_read_count_as_people(tree: Tree) -> None:
 
 def test_it_is_off_by_default_and_for_other_actions(node: Node) -> None:
     assert not alone().supervise.reboot
-    assert not node.asks_for_reboot(end=replace(END, action=Action.POWER_CYCLE))
+    assert not node.requests_reboot(end=replace(END, action=Action.POWER_CYCLE))
     agent = node.made.agent
     node.made.remake(settings=alone())
     reboot_if_due(node.made.agent, PROVEN, END)
@@ -165,7 +165,7 @@ def test_it_is_off_by_default_and_for_other_actions(node: Node) -> None:
     ],
 )
 def test_what_this_node_s_checks_did_not_prove_reboots_nothing(node: Node, error: SparkdError) -> None:
-    assert not node.asks_for_reboot(error)
+    assert not node.requests_reboot(error)
     assert "not all that blocks was proven" in node.refusal
     assert node.calls == []
 
@@ -190,20 +190,20 @@ def test_the_words_of_an_engine_never_bring_the_action(node: Node) -> None:
 @pytest.mark.parametrize("jobs", ["7 sparkd-head.service stop running", "7 sparkd-head.service restart waiting"])
 def test_a_unit_that_is_being_stopped_reboots_nothing(node: Node, programs: Programs, jobs: str) -> None:
     note_calls(programs, jobs)
-    assert not node.asks_for_reboot()
+    assert not node.requests_reboot()
     assert "a stop of its unit is ordered" in node.refusal
 
 
 def test_a_unit_that_is_still_starting_may(node: Node, programs: Programs) -> None:
     note_calls(programs, "7 sparkd-head.service start running")
-    assert node.asks_for_reboot()
+    assert node.requests_reboot()
 
 
 def test_a_requested_stop_reboots_nothing(node: Node) -> None:
     before = signal.getsignal(signal.SIGTERM)
     node.made.agent.loop.listen()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert not node.asks_for_reboot()
+    assert not node.requests_reboot()
     signal.signal(signal.SIGTERM, before)
     assert node.refusal == "a stop was requested"
 
@@ -217,7 +217,7 @@ def test_disks_that_hang_do_not_hold_the_reboot(node: Node) -> None:
 
     node.made.remake(actions=HungDisks(agent.host, agent.loop, agent.actions.owner, -1))
     began = time.monotonic()
-    assert node.asks_for_reboot()
+    assert node.requests_reboot()
     assert 0.2 <= time.monotonic() - began < 10
     released.set()
 
@@ -228,10 +228,10 @@ def notified(node: Node, url: str) -> None:
     node.made.remake(settings=settings)
 
 
-def test_the_message_is_sent_before_the_reboot_is_asked_for(node: Node) -> None:
+def test_the_message_is_sent_before_the_reboot_is_requested(node: Node) -> None:
     with receiver() as received:
         notified(node, received.url)
-        assert node.asks_for_reboot()
+        assert node.requests_reboot()
         [body] = received.bodies
     assert "sparkd reboots this node: the driver leaks" in json.loads(body)["text"]
 
@@ -242,7 +242,7 @@ def test_a_message_that_hangs_is_waited_for_and_no_longer(node: Node, monkeypatc
         received.slow = True
         notified(node, received.url)
         began = time.monotonic()
-        assert node.asks_for_reboot()
+        assert node.requests_reboot()
         assert 0.3 <= time.monotonic() - began < 5
     assert any(line.startswith("notify.message.failed") for line in node.made.events.lines)
 
@@ -255,11 +255,11 @@ def test_who_logs_in_meanwhile_keeps_it_from_rebooting(node: Node) -> None:
             session(node.tree, "3", "user")
 
     node.made.remake(actions=Disks(agent.host, agent.loop, agent.actions.owner, -1))
-    assert not node.asks_for_reboot()
+    assert not node.requests_reboot()
     assert not (node.tree.root / STATE[1:]).exists()
 
 
-def test_without_a_record_on_disk_nothing_is_asked_for(node: Node) -> None:
+def test_without_a_record_on_disk_nothing_is_requested(node: Node) -> None:
     agent = node.made.agent
 
     class FullDisk(Actions):
@@ -267,13 +267,13 @@ def test_without_a_record_on_disk_nothing_is_asked_for(node: Node) -> None:
             raise OSError(28, "No space left on device")
 
     node.made.remake(actions=FullDisk(agent.host, agent.loop, agent.actions.owner, -1))
-    assert not node.asks_for_reboot()
+    assert not node.requests_reboot()
     assert "can't be written" in node.refusal
 
 
 def test_a_systemd_that_refuses_is_named_with_its_words(node: Node, programs: Programs) -> None:
     programs.write("systemctl", 'test "$1" = list-jobs && exit 0; echo "Operation inhibited" >&2; exit 1')
-    assert not node.asks_for_reboot()
+    assert not node.requests_reboot()
     assert node.refusal == "systemctl reboot ended with exit code 1: Operation inhibited"
 
 

@@ -15,7 +15,7 @@ import pytest
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.schema import Recipe
-from sparkd.tools.cli import main
+from sparkd.tools.cli import main, recipe_import
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.endpoint import Place
 from sparkd.tools.importers.mods import MOST_FILES
@@ -254,13 +254,20 @@ def test_what_is_written_is_whole_and_its_commands_name_it(tree: Path, capsys: p
         recipe = load_recipe(str(folder / "given.yaml"), []).recipe
         assert steps[1] == recipe.image.build
         assert all(Path(word).exists() for word in shlex.split(steps[1])[-2:])
-        assert chosen(steps) == str(folder / "given.yaml")
+        assert chosen(steps) == "given", "a cluster has its recipe by name"
+        assert (
+            shlex.join(["sudo", "install", "-D", "-m", "644", str(folder / "given.yaml"), steps_path("given")]) in steps
+        )
     assert "sparkd image sync" in steps
     assert main.main(words) == 78
     assert main.main([*words, "--force"]) == 0
     assert main.main([*words[:-1], str(folder / "none")]) == 78
     assert main.main(words[:3]) == 0
     assert "it needs 2 files: --write FOLDER leaves them" in capsys.readouterr().err
+
+
+def steps_path(name: str) -> str:
+    return f"/etc/sparkd/recipes/{name}.yaml"
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -314,9 +321,15 @@ def test_only_what_is_forced_replaces_or_hides_anything(tree: Path, capsys: pyte
     assert main.main([*words, "--force"]) == 0
     assert f"{first}: of an earlier import" in capsys.readouterr().err
     shipped = given.rename(given.with_name("deepseek-v4-flash-balanced.yaml"))
-    assert main.main([*words[:2], str(shipped), *words[3:]]) == 78
-    assert "deepseek-v4-flash-balanced is a recipe of sparkd, which this one would hide" in capsys.readouterr().err
-    assert main.main([*words[:2], str(shipped), *words[3:], "--force"]) == 0
+    hides = "deepseek-v4-flash-balanced is a recipe of sparkd, which this one would hide"
+    assert main.main([*words[:2], str(shipped), *words[3:]]) == 0
+    assert f"{hides} in /etc/sparkd/recipes\n" in capsys.readouterr().err, "that folder is not searched"
+
+
+def test_a_name_of_sparkds_own_is_refused_where_it_would_hide_that_recipe() -> None:
+    hiding = convert.Result("deepseek-v4-flash-balanced", "", (), {}, (), ())
+    with pytest.raises(ConfigError, match="is a recipe of sparkd, which this one would hide"):
+        recipe_import.write(Place(), hiding, force=False)
 
 
 @pytest.mark.parametrize(
@@ -347,12 +360,91 @@ def test_what_the_other_nodes_need_comes_before_the_check(tree: Path) -> None:
     steps = imported(tree, f"{V2}mods: [b]\ncommand: |\n  vllm serve o/m -tp 2 --speculative-config '{draft}'\n")[
         1
     ].steps
-    (copied,) = [step for step in steps if step.startswith("rsync -a /etc/sparkd/recipes/given.Dockerfile ")]
-    (key,) = [step for step in steps if "--new-cluster-key" in step]
-    (check,) = [step for step in steps if step.startswith("sparkd recipe check ")]
-    assert steps.index(copied) < steps.index(key) < steps.index(check)
-    assert "cluster.nodes" in key
+    order = [
+        "sparkd recipe check", "printf ", "sudo sparkd init --nodes 2", "sudo sparkd init --join",
+        "rsync -a --relative --no-implied-dirs /etc/sparkd/recipes/given.Dockerfile ", "sparkd image sync",
+        "sudo systemctl start sparkd-worker", "sudo systemctl start sparkd-head",
+    ]  # fmt: skip
+    at = [[step.startswith(words) for step in steps].index(True) for words in order]
+    assert at == sorted(at)
+    assert not any("cluster.nodes" in step for step in steps)
     assert [step.split()[3] for step in steps if step.startswith("sparkd model sync")] == ["m", "d"]
+
+
+def test_what_a_workers_own_settings_must_allow_is_a_step(tree: Path) -> None:
+    add_mod(tree / "mods/b", TEMPLATE, chat_jinja="{{ x }}")
+    more = "mods: [b]\ncommand: vllm serve o/m -tp 2 --chat-template fixed.jinja\n"
+    recipe, result = imported(tree, V1 + more)
+    (step,) = [step for step in result.steps if "90-allow.toml" in step]
+    done = subprocess.run(["bash", "-c", step.partition(" |")[0]], capture_output=True, text=True, check=True)
+    mounts = [volume.source for volume in recipe.container.volumes]
+    assert tomllib.loads(done.stdout) == {"cluster": {"allow": {"privileged": True, "mounts": mounts}}}
+
+
+SERVES = "command: vllm serve o/m\n"
+MISSING = {
+    "mods: a: it is not beside": f"{V2}mods: [a]\n{SERVES}",
+    "mods: @r/a: it is not beside the recipe: left out; import again with --mods FOLDER: the folder mods in a copy of "
+    "the registry r,": f"{V2}mods: ['@r/a']\n{SERVES}",
+    "mods: @eugr/a: it is not beside the recipe: left out; import again with --mods FOLDER: the folder mods in a copy "
+    "of https://github.com/eugr/": f"{V2}mods: ['@eugr/a']\n{SERVES}",
+    "pre_exec: x: not run": f"{V2}pre_exec: [x]\n{SERVES}",
+    "builder: not run: mine": f"{V2}builder: mine\n{SERVES}",
+    "container: mine:1: no registry": f"{V2.replace('r/i:1', 'mine:1')}{SERVES}",
+    "container: r/i:1-x86_64: is for x86_64": f"{V2.replace('r/i:1', 'r/i:1-x86_64')}{SERVES}",
+    "it needs 16 nodes, and with sparkd at most 8": f"{V2}command: vllm serve o/m -tp 16\n",
+    "its flags make 1 rank(s)": f"{V2}min_nodes: 2\n{SERVES}",
+    "model: no repository": f"{V2}command: vllm serve /data/m\n",
+    "args.chat-template: x.jinja: nothing makes": f"{V2}command: vllm serve o/m --chat-template x.jinja\n",
+    "command: not run: pip install x": f"{V2}command: |\n  pip install x\n  vllm serve o/m\n",
+}
+
+
+@pytest.mark.parametrize("lack", MISSING)
+def test_what_leads_to_no_endpoint_says_so_and_what_is_missing(
+    tree: Path, lack: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, folder = tree / "recipes/given.yaml", tree.parent / "out"
+    folder.mkdir()
+    given.write_text(MISSING[lack])
+    assert main.main(["recipe", "import", str(given), "--write", str(folder)]) == 10
+    shown = capsys.readouterr().out
+    first, _, missing = shown.partition("This does not lead to an endpoint yet. What is missing first:\n")
+    assert first == f"{folder / 'given.yaml'}\n"
+    assert lack in missing
+    assert missing.endswith(f"\n  less {folder / 'given.yaml'}\n")
+    assert "To an endpoint" not in shown + (folder / "given.yaml").read_text()
+
+
+@pytest.mark.parametrize("more", ["", "post_exec: [x]\n", "builder: docker-pull\n", "executor_config: {user: a}\n"])
+def test_what_the_engine_does_without_leaves_the_way_to_an_endpoint(tree: Path, more: str) -> None:
+    path = tree / "recipes/given.yaml"
+    path.write_text(f"{V2}{more}command: |\n  set -e\n  echo up\n  vllm serve o/m\n")
+    assert main.main(["recipe", "import", str(path)]) == 0
+
+
+@pytest.mark.parametrize("reference", ["@r/a", "@r/mods/a"])
+def test_a_mod_of_a_registry_is_found_in_its_own_copy(tree: Path, reference: str) -> None:
+    add_mod(tree / "mods/a", "true\n")
+    _, result = imported(tree, f"{V2}mods: ['{reference}']\n{SERVES}")
+    assert (result.missing, len(result.files)) == ((), 2)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "flags", "executor", "noted"),
+    [
+        ("vllm-ray", "-tp 2 --distributed-executor-backend ray", "ray", False),
+        ("vllm-ray", "", "mp", False),
+        ("vllm", "-tp 2 --distributed-executor-backend=ray", "mp", True),
+        ("vllm", "-tp 2 --distributed-executor-backend mp", "mp", False),
+        ("vllm", "--distributed-executor-backend ray", "mp", False),
+    ],
+)
+def test_ray_joins_the_nodes_where_the_recipe_is_for_it(
+    tree: Path, runtime: str, flags: str, executor: str, noted: bool
+) -> None:
+    recipe, result = imported(tree, f"{V2}runtime: {runtime}\ncommand: vllm serve o/m {flags}\n")
+    assert (recipe.executor, ["executor: ray has Ray" in note for note in result.notes]) == (executor, [True] * noted)
 
 
 def test_what_no_registry_has_is_not_pulled_from_one(tree: Path) -> None:

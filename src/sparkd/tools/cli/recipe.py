@@ -178,7 +178,7 @@ def check_recipes(args: argparse.Namespace) -> None:
         raise ConfigError("\n".join(faults))
 
 
-def import_recipes(args: argparse.Namespace) -> None:
+def import_recipes(args: argparse.Namespace) -> int:
     from sparkd.tools.cli.recipe_import import import_recipes
 
-    import_recipes(args)
+    return import_recipes(args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
+from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import LIMIT_BYTES, read_file, sanitize
 from sparkd.base.recipes.loader import SUFFIX
 from sparkd.tools.importers import convert
@@ -22,38 +23,43 @@ from sparkd.tools.importers.endpoint import ADMINISTRATORS, Place
 from sparkd.tools.importers.forms import Form, form_of_container, read_form
 from sparkd.tools.importers.source import Overrides, parse_overrides
 
+NOT_YET = "this does not lead to an endpoint yet"
 
-def import_recipes(args: argparse.Namespace) -> None:
-    """Print or write what can be imported, and print what was left out. Raises ConfigError with every fault."""
+
+def import_recipes(args: argparse.Namespace) -> ExitCode:
+    """Print or write what can be imported, and print what was left out. BLOCKED where that leads to no endpoint yet.
+
+    Raises ConfigError with every fault.
+    """
     if bool(args.path) == bool(args.container):
         raise UsageError("name a file, or --container NAME")
     overrides, place = parse_overrides(args.overrides), _place(args)
     if "://" in "".join(args.path[:1]):
-        _import_url(args, overrides, place)
-        return
+        return _import_url(args, overrides, place)
     if started := _read_forms(args, overrides):
-        _show(args, place, convert.import_forms(started, (), place, args.image))
-        return
-    faults: list[str] = []
+        return _show(args, place, convert.import_forms(started, (), place, args.image))
+    code, faults = ExitCode.GOOD, list[str]()
     taken: set[str] = set()
     for path in convert.find_files(Path(args.path[0])):
         try:
             result = convert.import_file(path, overrides, taken, place)
-            _show(args, place, result, "---\n" * bool(taken))
+            code = _show(args, place, result, "---\n" * bool(taken)) or code
         except ConfigError as error:
             faults.append(str(error))
             continue
         taken.add(result.name)
     if faults:
         raise ConfigError("\n".join(faults))
+    return code
 
 
-def _show(args: argparse.Namespace, place: Place, result: convert.Result, before: str = "") -> None:
+def _show(args: argparse.Namespace, place: Place, result: convert.Result, before: str = "") -> ExitCode:
     if args.write:
-        _write(place, result, args.force)
+        write(place, result, args.force)
     else:
         print(before + result.text, end="")
     _print_open(result, args.write)
+    return ExitCode.BLOCKED if result.missing else ExitCode.GOOD
 
 
 def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
@@ -97,7 +103,7 @@ def _place(args: argparse.Namespace) -> Place:
     return Place(used, args.mods, Path(folder), models)
 
 
-def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> None:
+def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> ExitCode:
     """What a stranger publishes is shown before it is written. Raises ConfigError, UsageError."""
     from sparkd.tools.importers.download import download_text
 
@@ -109,12 +115,15 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
     print(result.text, end="", flush=True)
     _print_open(result, args.write)
     if args.write and (args.yes or input(f"write it to {place.origin}? [y/N] ").strip().lower() in ("y", "yes")):
-        _write(place, result, args.force)
+        write(place, result, args.force)
+    return ExitCode.BLOCKED if result.missing else ExitCode.GOOD
 
 
 def _print_open(result: convert.Result, written: Path | None) -> None:
     for note in result.notes:
         print(note, file=sys.stderr)
+    if result.missing and not written:
+        print(f"{result.name}: {NOT_YET}: what is missing is in its comments", file=sys.stderr)
     if result.files and not written:
         print(f"{result.name}: it needs {len(result.files)} files: --write FOLDER leaves them", file=sys.stderr)
 
@@ -125,10 +134,13 @@ def _refuse_existing(place: Place, name: str) -> None:
         if path.exists():
             raise ConfigError(f"{path}: exists already", "--force writes over it")
     if (recipes_dir() / file).exists():
-        raise ConfigError(f"{name} is a recipe of sparkd, which this one would hide", "--force writes it")
+        hidden = f"{name} is a recipe of sparkd, which this one would hide"
+        if place.origin.resolve() == ADMINISTRATORS.resolve():
+            raise ConfigError(hidden, "--force writes it")
+        print(f"{hidden} in {ADMINISTRATORS}", file=sys.stderr)
 
 
-def _write(place: Place, result: convert.Result, force: bool) -> None:
+def write(place: Place, result: convert.Result, force: bool) -> None:
     """The recipe comes last: where it is, the rest is, too. Raises ConfigError, SharedFolderError."""
     from sparkd.agent.actions import files
     from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner
@@ -153,6 +165,13 @@ def _write(place: Place, result: convert.Result, force: bool) -> None:
     for old in sorted(folder.glob(f"{result.name}.mods-*")):
         if not any(name.startswith(f"{old.name}/") for name in result.files):
             print(f"{old}: of an earlier import, and no longer used", file=sys.stderr)
-    print(f"{folder / file}\nTo an endpoint, in this order:")
+    print(folder / file)
+    if result.missing:
+        print(f"{NOT_YET[0].upper()}{NOT_YET[1:]}. What is missing first:")
+        for line in result.missing:
+            print(f"  {line}")
+        print(f"The steps after that are in its comments:\n  {shlex.join(['less', str(folder / file)])}")
+        return
+    print("To an endpoint, in this order:")
     for number, step in enumerate(result.steps, 1):
         print(f"  {number}. {step}")

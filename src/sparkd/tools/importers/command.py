@@ -24,6 +24,8 @@ _TOKEN = re.compile(
 _IN_DOUBLE_QUOTES = re.compile(r"""\\([$`"\\\n])|([\s\S])""")
 """An escaped character, or any other."""
 _QUOTED = "\0"
+WITHOUT_EFFECT = ([":"], ["echo"], ["set"], ["sleep"], ["true"])
+"""Programs that the engine needs nothing of."""
 
 
 class Command(Struct):

@@ -18,15 +18,24 @@ from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.base.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
 from sparkd.base.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
-from sparkd.tools.importers.command import Flag, Serve, exported_variables, is_serve, parse_serve, split_commands
+from sparkd.tools.importers.command import (
+    WITHOUT_EFFECT,
+    Flag,
+    Serve,
+    exported_variables,
+    is_serve,
+    parse_serve,
+    split_commands,
+)
 from sparkd.tools.importers.endpoint import Place, complete
 from sparkd.tools.importers.eugr import read_eugr
 from sparkd.tools.importers.forms import Form, combine, read_form
 from sparkd.tools.importers.mods import File, walk
+from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
 from sparkd.tools.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.tools.importers.sparkrun import read_sparkrun
 
-IMPORTERS = (read_eugr, read_sparkrun)
+IMPORTERS = (read_nvidia, read_eugr, read_sparkrun)
 """One for each tool; the first that knows a recipe reads it, and the last one takes any."""
 COMMAND = ("command",)
 FABRIC = ("devices", ["/dev/infiniband"])
@@ -34,6 +43,7 @@ FABRIC = ("devices", ["/dev/infiniband"])
 _MOST_RANKS = 9999
 _EXPORTS_OF_SPARKD = tuple(f"export {name}=" for name in (*BETWEEN_NODES, *BETWEEN_GPUS))
 SUFFIXES = (".yaml", ".yml")
+_RAY = re.compile(r"--distributed-executor-backend[=\s]+ray\b")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NOT_RUN = {
     "pre_exec": "it would run before the engine; build an image in which it is done, or do it on the node",
@@ -52,7 +62,9 @@ class Result(Struct, frozen=True):
     files: Mapping[str, File]
     """To leave beside the recipe, by path."""
     steps: tuple[str, ...]
-    """Commands from here to an endpoint."""
+    """Commands from here to an endpoint, once nothing is missing."""
+    missing: tuple[str, ...]
+    """Those of the notes without which there is no endpoint."""
 
 
 def find_files(path: Path) -> list[Path]:
@@ -87,32 +99,34 @@ def import_text(
         document = parse_as_pyyaml(text)
     except YamlError as error:
         raise ConfigError(printable(f"{path}: {error}")) from None
-    source, name = Source(document), _choose_name(path, taken)
-    return _complete(source, path, beside, place, lambda: _convert(source, name, overrides))
+    source = Source(document, beside)
+    name = _choose_name(path, taken, catalogue_name(source))
+    return _complete(source, path, place, lambda: _convert(source, name, overrides))
 
 
 def import_forms(forms: list[Form], taken: Collection[str], place: Place, image: str = "") -> Result:
     """One recipe of what all of them start together, named by its model. Raises ConfigError with file and line."""
     source, foreign, serve = combine(forms, image)
-    name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken)
-    return _complete(source, Path(forms[0].path), None, place, lambda: _make(source, name, foreign, serve))
+    name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
+    return _complete(source, Path(forms[0].path), place, lambda: _make(source, name, foreign, serve))
 
 
-def _complete(source: Source, path: Path, beside: Path | None, place: Place, make: Callable[[], Recipe]) -> Result:
+def _complete(source: Source, path: Path, place: Place, make: Callable[[], Recipe]) -> Result:
     document = source.document
     try:
-        bundle = complete(source, make(), beside, place)
+        bundle = complete(source, make(), place)
     except Unusable as fault:
         raise ConfigError(printable(f"{path}: line {document.line(fault.key)}: {fault.reason}")) from None
     notes = sorted(source.notes, key=lambda note: note.line)
-    steps, shown = tuple(bundle.steps()), tuple(printable(f"{path}: line {note.line}: {note.text}") for note in notes)
+    steps, shown = tuple(bundle.steps()), [printable(f"{path}: line {note.line}: {note.text}") for note in notes]
+    missing = tuple(line for line, note in zip(shown, notes, strict=True) if note.is_missing)
     recipe = bundle.recipe
-    return Result(recipe.name, _render(recipe, path.name, notes, steps), shown, bundle.files, steps)
+    return Result(recipe.name, _render(recipe, path.name, notes, steps), tuple(shown), bundle.files, steps, missing)
 
 
-def _choose_name(path: Path, taken: Collection[str]) -> str:
+def _choose_name(path: Path, taken: Collection[str], given: str) -> str:
     """The file's name in the letters of recipe names, prefixed with the folder's if taken."""
-    names = [_slug(path.stem), _slug(f"{path.parent.name}-{path.stem}")]
+    names = [_slug(given or path.stem), _slug(f"{path.parent.name}-{given or path.stem}")]
     free = [name for name in names if name not in taken]
     if not free:
         raise ConfigError(printable(f"{path}: line 1: another file gives a recipe of the name {names[-1]}"))
@@ -125,12 +139,20 @@ def _slug(text: str) -> str:
 
 def _render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -> str:
     lines = [f"# Imported from {_one_line(file)} ({recipe.source.partition(' recipe of ')[0]})."]
-    if notes:
-        lines += ["#", "# What is left out, or needs you:"]
-        lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in notes]
-    lines += ["#", "# To an endpoint:", *(f"#   {number}. {_one_line(step)}" for number, step in enumerate(steps, 1))]
+    missing = [note for note in notes if note.is_missing]
+    for heading, part in (
+        ("What is left out, or needs you:", [note for note in notes if not note.is_missing]),
+        ("This does not lead to an endpoint yet. What is missing first:", missing),
+    ):
+        lines += ["#", f"# {heading}"] if part else []
+        lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in part]
+    lines += [
+        "#",
+        "# After that:" if missing else "# To an endpoint:",
+        *(f"#   {number}. {_one_line(step)}" for number, step in enumerate(steps, 1)),
+    ]
     lines += ["schema: 1"]
-    for key in ("name", "description", "source"):
+    for key in ("name", "description", "source", *["executor"] * (recipe.executor != "mp")):
         if text := getattr(recipe, key):
             lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
     for section, entries in (
@@ -141,10 +163,12 @@ def _render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) 
         ("env", recipe.env),
         ("secrets", recipe.secrets),
         ("container", recipe.container.model_dump(exclude_unset=True)),
+        ("expect", recipe.expect),
     ):
         lines += ["", f"{section}:"] if entries else []
         for key, value in entries.items():
             written = format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
+            written = json.dumps(value) if section == "expect" else written
             lines.append(f"  {format_flow(key, plain_numbers=False)}: {written}")
     return "\n".join(lines) + "\n"
 
@@ -170,6 +194,11 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
     served_name, args = _convert_flags(source, command)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
+    if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command")):
+        text = (
+            "command: --distributed-executor-backend ray: left out: vLLM joins its ranks itself; executor: ray has Ray"
+        )
+        source.note(COMMAND, text)
     model, is_alone = command.model, nodes.get("max") == 1
     return _validate(
         {
@@ -185,6 +214,8 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
             },
             "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
             "nodes": nodes,
+            "executor": foreign.executor if nodes["min"] > 1 else "mp",
+            "expect": foreign.expect,
             "args": args,
             "env": _convert_environment(source, {**foreign.env, **command.env}),
             "secrets": foreign.secrets,
@@ -213,7 +244,9 @@ def _find_serve(source: Source, text: str) -> Serve:
             continue
         if words.startswith("-"):
             raise CommandError(f"ends before {words}: the line before it lacks its backslash")
-        source.note(COMMAND, f"command: not run: {words}: do it in an image, and name that under image.ref")
+        is_missing = command.words[:1] not in WITHOUT_EFFECT
+        text = f"command: not run: {words}: do it in an image, and name that under image.ref"
+        source.note(COMMAND, text, is_missing=is_missing)
     serve = parse_serve(served[0])
     return replace(serve, env={**exported, **serve.env})
 
@@ -259,10 +292,10 @@ def _note_code(source: Source) -> None:
     """Note the code that the tool would run besides the engine, except what `endpoint` makes commands of."""
     for key, meaning in _NOT_RUN.items():
         for step in source.items(key):
-            source.note((key,), f"{key}: {_cut(step)}: not run: {meaning}")
+            source.note((key,), f"{key}: {_cut(step)}: not run: {meaning}", is_missing=key == "pre_exec")
     for key in ("builder", "builder_config"):
         if source.has(key) and source.document.data[key] not in ("eugr", "docker-pull"):
-            source.note((key,), f"{key}: not run: {_cut(source.document.data[key])}: sparkd builds no image")
+            source.miss((key,), f"{key}: not run: {_cut(source.document.data[key])}: sparkd builds no image")
 
 
 def _cut(step: object) -> str:
@@ -278,7 +311,7 @@ def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]
     if most is not None and most < fewest:
         raise Unusable((), f"requires at least {fewest} and at most {most} nodes")
     if not fewest <= ranks <= (most or ranks):
-        source.note((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
+        source.miss((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
         return {"min": fewest} if most is None else {"min": fewest, "max": most}
     return {"min": ranks, "max": ranks}
 

@@ -11,15 +11,26 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from sparkd.base.config.settings import Engine
+from sparkd.base.config.settings import MAX_NODES, Engine
+from sparkd.base.lib.text import sanitize
 from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.flag import parse_json
-from sparkd.tools.importers.mods import CONTAINER_FOLDER, File, Mod, ModError, dockerfile, find_mod, trees
+from sparkd.tools.importers.mods import (
+    CONTAINER_FOLDER,
+    File,
+    Mod,
+    ModError,
+    dockerfile,
+    find_mod,
+    registry_and_path,
+    trees,
+)
 from sparkd.tools.importers.source import Source
 
 ADMINISTRATORS = Path("/etc/sparkd/recipes")
-SETTINGS = "/etc/sparkd/conf.d/90-recipe.toml"
+SETTINGS, ALLOWED = "/etc/sparkd/conf.d/90-recipe.toml", "/etc/sparkd/conf.d/90-allow.toml"
+_OTHERS = "  # on each other node"
 MODELS = RESERVED_TARGETS[0]
 DRAFT = "speculative-config"
 EUGR = "https://github.com/eugr/spark-vllm-docker"
@@ -32,9 +43,9 @@ _OF_HUB_CACHE = re.compile(
 )
 _OTHER_MOUNTS = ("/root/.cache/huggingface", "/cache/huggingface")
 """Where eugr's tool and sparkrun mount the hub's cache of their node."""
-_MISSING = f"import again with --mods FOLDER, such as that of `git clone {EUGR}`: spark-vllm-docker/mods"
-_SAME = "copy it to each other node, and write the same cluster.nodes there into /etc/sparkd/sparkd.toml as here"
 MOST_MODS = 32
+_X86 = re.compile(r"(?:\A|[/:._-])(?:x86[_-]?64|amd64)(?:\Z|[:@._-])", re.IGNORECASE)
+"""A part of an image's name."""
 
 
 class Place(Struct, frozen=True):
@@ -85,37 +96,58 @@ class Bundle(Struct):
         for repo, revision in self.drafts.items():
             to = ["--to", f"{place.models}/{repo.rpartition('/')[2]}", *["--revision", revision] * bool(revision)]
             yield shlex.join(["sudo", "sparkd", "model", "pull", repo, *to])
-        each = "  # on each node" * many
         for file in recipe.secrets.values():
             yield f"sudo install -m 600 /dev/stdin {file}  # its value, then Ctrl-D" + "; on each node" * many
+        if many and place.folder != ADMINISTRATORS:  # a cluster has its recipe by name
+            yield shlex.join(["sudo", "install", "-D", "-m", "644", path, str(ADMINISTRATORS / f"{recipe.name}.yaml")])
+        yield shlex.join(["sparkd", "recipe", "check", path])
+        named = recipe.name if many or place.folder == ADMINISTRATORS else path
+        yield _write_settings(SETTINGS, "[engine]", f"recipe = {json.dumps(named, ensure_ascii=False)}")
+        yield "sparkd config check"
         if many:
-            files = (str(place.folder / name) for name in beside)
-            yield shlex.join(["rsync", "-a", *files, f"root@OTHER:{place.folder}/"]) + "  # for each other node"
-            yield f"sudo sparkd init --new-cluster-key  # if there is no cluster.key yet; {_SAME}"
-        yield shlex.join(["sparkd", "recipe", "check", path]) + each
-        named = recipe.name if place.folder == ADMINISTRATORS else path
-        setting = shlex.join(["printf", r"%s\n", "[engine]", f"recipe = {json.dumps(named, ensure_ascii=False)}"])
-        yield f"{setting} | sudo install -D -m 644 /dev/stdin {SETTINGS}{each}"
-        yield f"sparkd config check{each}"
+            yield from self._steps_to_others(beside)
+        yield "sudo sparkd units install"
+        yield "sudo sparkd preflight --dry-run"
         if many:
-            yield "sparkd image sync"
-            for name in (*[model.path] * bool(model.repo), *(repo.rpartition("/")[2] for repo in self.drafts)):
-                yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
-        yield f"sudo sparkd units install{each}"
-        yield f"sudo sparkd preflight --dry-run{each}"
-        yield "sudo systemctl start sparkd-head" + "  # on the others: sparkd-worker" * many
+            yield f"sudo systemctl start sparkd-worker{_OTHERS}"
+        yield "sudo systemctl start sparkd-head"
+
+    def _steps_to_others(self, beside: list[str]) -> Iterator[str]:
+        recipe, place, model = self.recipe, self.place, self.recipe.model
+        yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
+        yield f"sudo sparkd init --join{_OTHERS}, meanwhile: enter the code"
+        files = {*(f"{place.folder}/{name}" for name in beside), f"{ADMINISTRATORS}/{recipe.name}.yaml"}
+        to_other = ["rsync", "-a", "--relative", "--no-implied-dirs", *sorted(files), "root@OTHER:/"]
+        yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
+        container = recipe.container
+        mounts = [f"{one.source}{'' if one.read_only else ':rw'}" for one in container.volumes]
+        allowed = ["privileged = true"] * container.privileged
+        allowed += [f"mounts = {json.dumps(mounts, ensure_ascii=False)}"] * bool(mounts)
+        if allowed:
+            yield _write_settings(ALLOWED, "[cluster.allow]", *allowed) + _OTHERS
+        yield "sparkd image sync"
+        for name in (*[model.path] * bool(model.repo), *(repo.rpartition("/")[2] for repo in self.drafts)):
+            yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
 
 
-def complete(source: Source, recipe: Recipe, path: Path | None, place: Place) -> Bundle:
-    """The recipe, of the file `path` if any, with its models, mods and image; what stays open becomes a note."""
-    bundle = Bundle(recipe, place, recipe.image.ref)
+def _write_settings(file: str, *lines: str) -> str:
+    return shlex.join(["printf", r"%s\n", *lines]) + f" | sudo install -D -m 644 /dev/stdin {file}"
+
+
+def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
+    """The recipe with its models, mods and image; what stays open becomes a note."""
+    bundle, path = Bundle(recipe, place, recipe.image.ref), source.beside
+    if recipe.nodes.min > MAX_NODES:
+        source.miss((), f"it needs {recipe.nodes.min} nodes, and with sparkd at most {MAX_NODES} serve together")
+    if _X86.search(recipe.image.ref):
+        source.miss(("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another")
     bundle.build = _build_command(source, recipe, path)
     if bundle.build:
         bundle.update("image", build=bundle.build, asserts=(_CUDA_TORCH,))
     _find_model(source, bundle)
     _find_drafts(source, bundle)
     _take_mods(source, bundle, path)
-    _note_paths(source, bundle.recipe)
+    _note_paths(source, bundle)
     return bundle
 
 
@@ -136,17 +168,17 @@ def _build_command(source: Source, recipe: Recipe, path: Path | None) -> str:
     """How the image is built; empty where a registry has it."""
     image = recipe.image.ref
     words = [str(word) for word in source.items("build_args")]
-    if _is_published(image) and not words:
+    if source.is_running_here or (_is_published(image) and not words):
         return ""
     if not words and not image.startswith("vllm-node") and source.document.data.get("builder") != "eugr":
-        source.note(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
+        source.miss(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return ""
     above = [folder for folder in trees(path) if (folder / _BUILD_TOOL).is_file()]
     checkout, clone = (str(above[0]), "") if above else (_CHECKOUT, f"[ -d {_CHECKOUT} ] || git clone {EUGR} && ")
     run = shlex.join([f"./{_BUILD_TOOL}", "-t", image, *words])
     command = f"{clone}(cd {shlex.quote(checkout)} && {run})"
     if not command.isprintable():
-        source.note(("build_args",), "build_args: left out: not plain words")
+        source.miss(("build_args",), "build_args: left out: not plain words")
         return ""
     return command
 
@@ -163,10 +195,12 @@ def _find_model(source: Source, bundle: Bundle) -> None:
             bundle.update("model", path=path)
             bundle.update("container", volumes=tuple(one for one in volumes if one.target != path))
             break
-    model = bundle.recipe.model
-    if not model.repo:
-        place = model.path if model.path.startswith("/") else f"{model.path} below engine.models_dir"
-        source.note(("model",), f"model: no repository is named: put it into {place}")
+    path = bundle.recipe.model.path
+    if not bundle.recipe.model.repo and path.startswith("/") and Path(path).is_dir():
+        source.note(("model",), f"model: no repository is named: it is read from {path}")
+    elif not bundle.recipe.model.repo:
+        place = path if path.startswith("/") else f"{path} below engine.models_dir"
+        source.miss(("model",), f"model: no repository is named: put it into {place}")
 
 
 def _find_drafts(source: Source, bundle: Bundle) -> None:
@@ -181,7 +215,7 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
         if not draft:
             continue
         if model.path.startswith("/") or (name == model.path and draft != model.repo):
-            source.note(("command",), f"draft model {draft}: it is not pulled: mount it, and name its folder in {flag}")
+            source.miss(("command",), f"draft model {draft}: it is not pulled: mount it, and name its folder in {flag}")
             continue
         if draft != model.repo:
             bundle.drafts[draft] = revision
@@ -213,9 +247,9 @@ def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
             mods[mod.name] = mod
         except ModError as error:
             shown = " ".join(str(reference).split())[:100]
-            source.note(("mods",), f"mods: {shown}: {error}: left out; {_MISSING}")
+            source.miss(("mods",), f"mods: {shown}: {error}: left out; {_where_mods_are(str(reference))}")
     if given[MOST_MODS:]:
-        source.note(("mods",), f"mods: only the first {MOST_MODS} are taken")
+        source.miss(("mods",), f"mods: only the first {MOST_MODS} are taken")
     contents = sha256()
     for mod in mods.values():
         for name, file in mod.files.items():
@@ -228,6 +262,13 @@ def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
             source.note(("mods",), f"mods: {mod.name}: what it starts in the background ends with the build")
     if built:
         _build(bundle, built, folder)
+
+
+def _where_mods_are(reference: str) -> str:
+    registry = sanitize(registry_and_path(reference)[0])
+    place = f"the registry {registry}, which `sparkrun registry list` names" if registry else "the recipe's repository"
+    again = "import again with --mods FOLDER: the folder mods in a copy of"
+    return f"{again} " + (EUGR if registry.startswith("eugr") else f"{place}, or of {EUGR} for a mod of eugr's")
 
 
 def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
@@ -262,16 +303,20 @@ def _build(bundle: Bundle, mods: list[Mod], folder: str) -> None:
     bundle.update("image", ref=image, build=shlex.join(command))
 
 
-def _note_paths(source: Source, recipe: Recipe) -> None:
+def _note_paths(source: Source, bundle: Bundle) -> None:
     """Name what lies in the other tool's mounts, except compile caches, which sparkd keeps at the same place."""
+    recipe = bundle.recipe
+    for flag in FILE_FLAGS if recipe.image.ref == bundle.base else ():  # a mod that is built may make the file
+        if "/" not in (name := str(recipe.args.get(flag) or "/")) and name.endswith(".jinja"):
+            source.miss(("command",), f"args.{flag}: {name}: nothing makes this file: mount it, and name its path")
     env = {name: text for name, text in recipe.env.items() if text}
     kept = kept_caches(recipe.caches, env, (), gpu=True).values()
     for flag in ("tokenizer", "hf-config-path"):
         if REPO.fullmatch(repo := str(recipe.args.get(flag, ""))):
             folder = f"{MODELS}/{repo.rpartition('/')[2]}"
-            source.note(("command",), f"args.{flag}: {repo}: the engine would fetch it: pull it, and name {folder}")
+            source.miss(("command",), f"args.{flag}: {repo}: the engine would fetch it: pull it, and name {folder}")
     for key, value in (*((f"args.{key}", value) for key, value in recipe.args.items()), *env.items()):
         named = isinstance(value, str) and any(f"{mount}/" in value for mount in _OTHER_MOUNTS)
         if named and not any(is_below(target, str(value)) for target in kept):
             where = f"{key}: {str(value)[:120]}"
-            source.note(("command",), f"{where}: sparkd mounts nothing there: add a volume, or change it")
+            source.miss(("command",), f"{where}: sparkd mounts nothing there: add a volume, or change it")

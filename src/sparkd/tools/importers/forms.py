@@ -23,6 +23,7 @@ from sparkd.tools.importers.options import Launch, LaunchError
 from sparkd.tools.importers.shell import Variables
 from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source
 
+CONTAINER = "container"
 _RECIPE = re.compile(r"^(?:recipe_version|model|command|container)[ \t]*:", re.MULTILINE)
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
 _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]*[ \t]+serve\b|vllm\.entrypoints\.openai")
@@ -74,7 +75,7 @@ def form_of_container(name: str, host: Host) -> Form:
         raise ConfigError(f"docker: {error}") from None
     if launch is None:
         raise ConfigError(printable(f"docker has no container {name[:80]}"), "docker ps -a")
-    return Form(name, "container", [("", launch)], "")
+    return Form(name, CONTAINER, [("", launch)], "")
 
 
 def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
@@ -93,7 +94,8 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
         raise _fault(engines[-1][0], error.line, str(error)) from None
     count = len(engines)
     nodes = (count, count if count > 1 else None)
-    source = Source(Document({}, {("command",): engine.line}), engine.notes)
+    source = Source(Document({}, {("command",): engine.line}), notes=engine.notes)
+    source.is_running_here = forms[0].kind == CONTAINER
     foreign = Foreign(forms[0].kind, "", engine.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
     return source, foreign, engine.serve
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.recipes.schema import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
+from sparkd.tools.importers.command import WITHOUT_EFFECT, Flag, Serve, parse_serve
 from sparkd.tools.importers.command import Command as Words
-from sparkd.tools.importers.command import Flag, Serve, parse_serve
 from sparkd.tools.importers.options import Launch, LaunchError, Options
 from sparkd.tools.importers.shell import Command, Script, Variables, shown, unknown
 from sparkd.tools.importers.source import CommandError, Note
@@ -86,7 +86,7 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
             launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
         elif other is not engines[0]:
             text = f"not run: {_redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"
-            launch.note(launch.line, text)
+            launch.notes.append(Note(launch.line, text, is_missing=other.words[:1] not in WITHOUT_EFFECT))
     engine = _make_engine(launch, engines[0], folder)
     given = [*(launch.entrypoint or []), *launch.words][:3]
     if login := [word for word in given if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]:

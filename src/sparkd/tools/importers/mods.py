@@ -71,9 +71,7 @@ class Mod(Struct, frozen=True):
 def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mod:
     """A mod beside the recipe, or in the folder `further`. Raises ModError, also where others may have put it there."""
     text = reference if isinstance(reference, str) else json.dumps(reference, default=str)
-    steps = text.removeprefix("mods/").rstrip("/").split("/")
-    if text.startswith("@"):
-        raise ModError("it is in another registry")
+    steps = registry_and_path(text)[1].removeprefix("mods/").rstrip("/").split("/")
     if not all(_STEP.fullmatch(step) for step in steps) or len(steps) > _MOST_LEVELS:
         raise ModError("is no name of a folder beside the recipe")
     for root, place in _places(recipe, further):
@@ -88,6 +86,12 @@ def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mo
                     step = step.parent
             return Mod(steps[-1], _read(folder))
     raise ModError("it is not beside the recipe")
+
+
+def registry_and_path(reference: str) -> tuple[str, str]:
+    """Of sparkrun's @REGISTRY/MOD. The registry is empty where none is named."""
+    registry, _, path = reference[1:].partition("/")
+    return (registry, path) if reference.startswith("@") else ("", reference)
 
 
 def _places(recipe: Path | None, further: Path | None) -> Iterator[tuple[Path, Path]]:

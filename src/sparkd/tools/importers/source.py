@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec import Struct, field
 
@@ -46,14 +47,23 @@ class Note(Struct, frozen=True):
 
     line: int
     text: str
+    is_missing: bool = False
+    """Whether the recipe leads to no endpoint without it."""
 
 
 class Source(Struct):
     document: Document
+    beside: Path | None = None
+    """The file itself, where it is one: what was published with it lies beside it."""
     notes: list[Note] = field(default_factory=list)
+    is_running_here: bool = False
+    """Read off a container of this machine, which has its image."""
 
-    def note(self, key: Key, text: str) -> None:
-        self.notes.append(Note(self.document.line(key), text))
+    def note(self, key: Key, text: str, *, is_missing: bool = False) -> None:
+        self.notes.append(Note(self.document.line(key), text, is_missing))
+
+    def miss(self, key: Key, text: str) -> None:
+        self.note(key, text, is_missing=True)
 
     def has(self, key: str) -> bool:
         """Whether the key exists with a value that is not empty."""
@@ -113,6 +123,9 @@ class Foreign(Struct, frozen=True):
     """Of the model on Hugging Face."""
     secrets: Mapping[str, str] = {}
     """File by variable."""
+    executor: str = "mp"
+    expect: Mapping[str, object] = {}
+    """What its publisher measured."""
 
 
 class CommandError(Exception):

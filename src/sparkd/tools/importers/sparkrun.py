@@ -72,6 +72,7 @@ def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
         env={**TABLES.env, **_environment(source)},
         container=_container(source),
         nodes=_nodes(source),
+        executor="ray" if runtime == "vllm-ray" else "mp",
     )
 
 

@@ -1,0 +1,138 @@
+"""Recipes of NVIDIA's catalogue: words, image by digest, model by revision, figures, and what is noted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.schema import Limit, Recipe
+from sparkd.tools.importers import convert
+
+DIGEST, REVISION = "sha256:" + "2c" * 32, "60d8" * 10
+PAIR = """\
+schema_version: 3
+title: M on two
+model: o/m
+hardware: dgx-spark-2gpu
+backend: vllm
+validation: {validated_at: 2026-08-31, tested_stack: {driver: "580.159.03", cuda: "13.0"}}
+topology: {gpu_count: 2, node_count: 2, tensor_parallel_size: 2}
+security: for evaluation
+runtime:
+  image: r/i:latest
+  setup_command: |
+    # ETH_IF="x"
+    export HEAD_IP="<head>"
+    export IMAGE="r/i:latest"
+    mkdir -p "$HOME/.cache/vllm"
+
+    docker run --rm -it \\
+      --privileged \\
+      --gpus all --ipc host --network host \\
+      --shm-size=16g \\
+      --ulimit nofile=1048576:1048576 \\
+      --ulimit stack=67108864 \\
+      -e HF_TOKEN=$HF_TOKEN \\
+      -e MN_IF_NAME="$ETH_IF" \\
+      -e NCCL_IB_HCA="$IB_IF" \\
+      -e NCCL_IB_DISABLE=0 \\
+      -v "$HOME/.cache/vllm:/root/.cache/vllm" \\
+      -v ~/.triton:/root/.triton \\
+      --entrypoint /bin/bash \\
+      "$IMAGE"
+serve:
+  target: head
+  command: |
+    export A="1"
+
+    vllm serve o/M \\
+      --host 0.0.0.0 \\
+      --speculative-config '{"method":"mtp","num_speculative_tokens":2}' \\
+      --tensor-parallel-size 2 \\
+      --nnodes 2 \\
+      --node-rank 0 \\
+      --master-addr "$HEAD_IP" \\
+      --master-port "$MASTER_PORT"
+"""
+MEASURED = f"""\
+schema_version: 1
+software: {{model_revision: {REVISION}, runtime_revision: "{DIGEST}"}}
+profiles:
+  - workload: {{concurrency: 1}}
+    results: {{prefill_tokens_per_second_mean: 2077.61, decode_tokens_per_second_mean: 35.96, e2e_latency_ms_mean: 1.5}}
+"""
+
+
+def imported(folder: Path, text: str, measured: str = "") -> tuple[Recipe, convert.Result]:
+    (folder / "recipe.yaml").write_text(text)
+    if measured:
+        (folder / "performance.yaml").write_text(measured)
+    result = convert.import_file(folder / "recipe.yaml", {})
+    (folder / "written.yaml").write_text(result.text)
+    return load_recipe(str(folder / "written.yaml"), []).recipe, result
+
+
+def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: Path) -> None:
+    recipe, result = imported(tmp_path, PAIR, MEASURED)
+    assert recipe.args == {
+        "host": "0.0.0.0",
+        "speculative-config": '{"method":"mtp","num_speculative_tokens":2}',
+        "tensor-parallel-size": 2,
+    }
+    assert (recipe.image.ref, recipe.model.repo, recipe.model.revision) == (f"r/i@{DIGEST}", "o/M", REVISION)
+    assert recipe.env == {"A": "1", "NCCL_IB_DISABLE": "0"}
+    assert recipe.expect == {"decode_tokens_per_second": {"1": 35.96}, "prefill_tokens_per_second": {"1": 2077.61}}
+    container = recipe.container
+    assert (container.privileged, container.ipc, container.shm_bytes) == (True, "host", 16 << 30)
+    assert container.ulimits["nofile"] == Limit(soft=1 << 20, hard=1 << 20)
+    assert container.ulimits["stack"] == Limit(soft=1 << 26, hard=1 << 26)
+    assert (container.volumes, recipe.nodes.min, recipe.nodes.max) == ((), 2, 2)
+    assert (result.name, result.missing) == ("m-dgx-spark-2gpu", ())
+    assert [note.partition(": line ")[2].partition(": ")[2] for note in result.notes] == [
+        "validation: validated_at 2026-08-31, driver 580.159.03, cuda 13.0",
+        "security: for evaluation",
+        "runtime.setup_command: HF_TOKEN: left out: a value of the shell's",
+        "runtime.setup_command: MN_IF_NAME: left out: a value of the shell's",
+    ]
+
+
+def test_without_a_measurement_the_tag_is_named_as_one_that_moves(tmp_path: Path) -> None:
+    recipe, result = imported(tmp_path, PAIR.replace("schema_version: 3", "schema_version: 4"))
+    assert (recipe.image.ref, recipe.model.revision, recipe.expect) == ("r/i:latest", "", {})
+    assert any("no performance.yaml has its digest, and the tag may move" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("backend: vllm", "backend: llama-cpp", "line 5: backend = .*: sparkd runs vLLM alone"),
+        ("docker run", "podman run", "has `docker run` 0 times"),
+        ("node_count: 2", "node_count: 65", "topology.node_count = 65: must be a number of nodes"),
+        ("  command: |\n", "  commands: |\n", "runs 0 times `vllm serve`"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_with_its_line(tmp_path: Path, old: str, new: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        imported(tmp_path, PAIR.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "missing"),
+    [
+        ("dgx-spark-2gpu", "dgx-station", "hardware: dgx-station: is no DGX Spark"),
+        ("-v ~/.triton:/root/.triton", "-v ~/x:/x", "--v ~/x:/x: left out"),
+        ("--ipc host", "--pid host", "--pid host: left out"),
+    ],
+)
+def test_what_the_engine_would_miss_leads_to_no_endpoint(tmp_path: Path, old: str, new: str, missing: str) -> None:
+    _, result = imported(tmp_path, PAIR.replace(old, new))
+    assert [missing in line for line in result.missing] == [True]
+
+
+def test_odd_figures_are_left_out(tmp_path: Path) -> None:
+    odd = "software: [x]\nprofiles: [1, {workload: {concurrency: x}, results: {decode_tokens_per_second_mean: .inf}}]\n"
+    recipe, _ = imported(tmp_path, PAIR, odd)
+    assert (recipe.image.ref, recipe.expect) == ("r/i:latest", {})

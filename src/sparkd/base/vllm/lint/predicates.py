@@ -12,7 +12,7 @@ from contextlib import suppress
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import JsonValue
-from sparkd.base.vllm.flag import FirstValues, ParsedFlag, parse_amount, parse_json
+from sparkd.base.vllm.flag import SHIPPED, FirstValues, FlagTable, ParsedFlag, parse_amount, parse_json
 
 Matches = Iterator[tuple[str, str]]
 """Matches of a rule: recipe key and reason."""
@@ -84,6 +84,8 @@ class Launch(Struct, frozen=True):
     """All values of each flag, if vLLM's parser reads the command."""
     extra: tuple[str, ...] = ()
     """Flags of a fork, from the recipe's flags.extra."""
+    vllm: FlagTable = SHIPPED
+    """Its flags, their choices, and its variables."""
     texts: tuple[tuple[str, str], ...] = ()
     """Further texts of a recipe in which nothing is filled in, each after its key."""
 
@@ -187,8 +189,8 @@ def _no_object(text: str, flag: str) -> str:
 
 def misnamed(launch: Launch) -> Matches:
     for flag, right in RENAMED.items():
-        if flag in launch.flags:
-            yield about(flag, f"is no flag of vLLM 0.32: {right}")
+        if flag in launch.flags and flag not in launch.vllm.by_name:
+            yield about(flag, f"is no flag of {launch.vllm.vllm}: {right}")
 
 
 def longer_than_model(launch: Launch) -> Matches:

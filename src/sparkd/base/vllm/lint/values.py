@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from sparkd.base.lib.text import did_you_mean
-from sparkd.base.vllm.flag import FLAGS, VERSION
 from sparkd.base.vllm.lint.predicates import NOTHING, Launch, Matches, about
 
 NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
@@ -26,8 +25,6 @@ DRAFTS_APART = ("draft_model", "eagle", "eagle3", "medusa")
 HIGHEST_MODE = 3
 """Of CompilationConfig."""
 
-_REGISTERED = {flag.name: flag.registered for flag in FLAGS if flag.registered}
-
 
 def incomplete(launch: Launch) -> Matches:
     for switch, other in NEEDS.items():
@@ -41,12 +38,12 @@ def unused(launch: Launch) -> Matches:
 
 
 def unregistered(launch: Launch) -> Matches:
-    for flag, names in _REGISTERED.items():
+    for flag, names in ((one.name, one.registered) for one in launch.vllm.flags if one.registered):
         value = launch.flags.get(flag) or ""
         unjudged = value in NOTHING or flag in launch.extra or _has(launch, PLUGINS.get(flag, flag + "-plugin"))
         if not unjudged and value not in names:
             known = did_you_mean(value, names) or f": {', '.join(names[:8])}, ..."
-            yield about(flag, f"{value[:60]!r} is not registered in vLLM {VERSION}{known}")
+            yield about(flag, f"{value[:60]!r} is not registered in {launch.vllm.vllm}{known}")
 
 
 def unfilled(launch: Launch) -> Matches:

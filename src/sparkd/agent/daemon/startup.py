@@ -250,7 +250,8 @@ def check_image(agent: Agent) -> bool:
     Raises BlockedError (exit 10) where the image can't be checked.
     """
     program = render_asserts(agent.plan.asserts)
-    if not (program or is_doubtful(agent.plan)) or EngineImage.id in agent.settings.preflight.skip:
+    doubtful = is_doubtful(agent.plan)
+    if not (program or doubtful) or EngineImage.id in agent.settings.preflight.skip:
         return False
     began = time.monotonic()
     try:
@@ -258,29 +259,35 @@ def check_image(agent: Agent) -> bool:
         if image is None:
             return False
         checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
-        queried = image.id in agent.store.read(vllm_tables.read_tables).tables
-        if checked and (queried or not is_doubtful(agent.plan)):
+        queried = (checked and not doubtful) or image.id in agent.store.read(vllm_tables.read_tables).tables
+        if checked and queried:
             return False
-        agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
-        labels = container_labels(agent.plan, agent.incarnation)
-        whole = "\n".join(filter(None, (program, "" if queried else render_query())))
-        code, log = agent.actions.check_asserts(agent.plan, image.id, whole, labels)
+        code, log = _run_programs(agent, image.id, program, "" if queried else render_query())
     except (DockerError, LaunchError, TimeoutError, BlockingIOError, OSError) as error:
         if not program:  # the launch itself reports what is wrong with docker
             return False
         raise _blocked(agent, "can't be checked", str(error), IMAGE_HINT) from None
     new = not queried and code == 0 and _record_table(agent, image.id, log)
-    if checked:
-        return new
+    return new if checked else _record_asserts(agent, image.id, program, (code, log), began) or new
+
+
+def _run_programs(agent: Agent, image_id: str, program: str, query: str) -> tuple[int, str]:
+    agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
+    labels = container_labels(agent.plan, agent.incarnation)
+    return agent.actions.check_asserts(agent.plan, image_id, "\n".join(filter(None, (program, query))), labels)
+
+
+def _record_asserts(agent: Agent, image_id: str, program: str, ended: tuple[int, str], began: float) -> bool:
+    code, log = ended
     found = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
     if code not in (0, ASSERT_FAILED):
         raise _blocked(agent, "can't be checked", f"exit code {code}: {found}", IMAGE_HINT)
     result = AssertResult(found, round(time.monotonic() - began, 2), utc_now(), find_unbuilt(log))
     agent.events.info("engine.image.checked", image=agent.plan.image, fault=found, seconds=result.seconds)
-    written = agent.store.record(lambda launches: launches.record_asserts(image.id, program, result))
+    written = agent.store.record(lambda launches: launches.record_asserts(image_id, program, result))
     if found and not written:
         raise _blocked(agent, "does not hold", found, agent.plan.image_build)
-    return written or new
+    return written
 
 
 def _record_table(agent: Agent, image_id: str, log: str) -> bool:

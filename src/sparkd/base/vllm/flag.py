@@ -235,7 +235,7 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
         """How to say by which table a launch was judged."""
         if self.image:
             return f"judged by {self.vllm} ({self.version})"
-        return f"judged by the table of {self.vllm}: the image's own was not queried yet"
+        return f"judged by the table of {self.vllm}: the image is not here, or not started yet"
 
 
 FILE = "vllm-flags.json"

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.vllm.flag import Flag, FlagTable, ParsedFlag, misprint_of
-from sparkd.base.vllm.lint import fields, predicates, values
+from sparkd.base.vllm.lint import environment, fields, predicates, values
 from sparkd.base.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, RENAMED, Launch, Matches, about
 
 
@@ -55,7 +55,13 @@ def wrong_value(launch: Launch) -> Matches:
 
 
 def not_a_choice(launch: Launch) -> Matches:
-    return _match_known(launch, _unlisted)
+    yield from _match_known(launch, _unlisted)
+    # Its parser takes any text; the class behind it knows the names.
+    flag, value = "attention-backend", launch.flags.get("attention-backend") or "auto"
+    known = launch.vllm.fields_by_name.get("attention-config", {}).get("backend")
+    wrong = known.wrong_value(value.upper()) if known and value.lower() not in ("auto", "none") else ""
+    if wrong and flag not in launch.extra:
+        yield about(flag, wrong)
 
 
 def _match_known(launch: Launch, why: Callable[[ParsedFlag, Flag], str]) -> Matches:
@@ -185,4 +191,14 @@ RULES = (
          hint="take enforce-eager out, or set cudagraph_mode: NONE"),
     Rule("drafts", WARNS, predicates.many_drafts,
          hint="lower num_speculative_tokens"),
+    Rule("size", BLOCKS, values.unmeant,
+         hint="write 6G for 6 GB, or leave it out: gpu-memory-utilization sets it"),
+    Rule("pointless", WARNS, values.pointless,
+         hint="correct it, or take it out"),
+    Rule("variable-misprint", WARNS, environment.misprinted,
+         hint="correct the name: a variable that nobody reads does nothing"),
+    Rule("variable-removed", WARNS, environment.removed,
+         hint="take it out, and set what has its place"),
+    Rule("variable-value", WARNS, environment.wrong_value,
+         hint="correct it, or take it out: sparkd sets devices and addresses on each node"),
 )  # fmt: skip

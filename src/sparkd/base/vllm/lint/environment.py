@@ -20,7 +20,7 @@ MOST_NAMES = 200
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _OPTION = re.compile(r"([A-Za-z_]{1,40})=([^,=]{1,40})")
 _ELSEWHERE = re.compile(r"[=^]?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
-"""Names that a Spark does not give to its devices: there they are rocep1s0f0 and enp1s0f0np0, and the like."""
+"""Names that a Spark does not give to its devices: it has rocep1s0f0 and enp1s0f0np0."""
 
 
 class Variables(msgspec.Struct, frozen=True):

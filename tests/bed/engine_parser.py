@@ -13,13 +13,15 @@ from pathlib import Path
 from msgspec import convert, to_builtins
 
 from sparkd.base.vllm.flag import FILE, Field, Flag, FlagTable
+from sparkd.base.vllm.own_table import PROGRAM as QUERY_PROGRAM
 
 from . import cache, engine_image
 from .command import run
 from .tree import Tree
 
-PROGRAM = Path(__file__).with_name("programs") / "vllm_parser.py"
-TABLE = Path("src/sparkd/data") / FILE
+PROGRAM = Path(__file__).with_name("programs") / "vllm_refusals.py"
+DATA = Path("src/sparkd/data")
+TABLE = DATA / FILE
 ENV = {"TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -37,12 +39,12 @@ def query_parser(lines: Sequence[Sequence[str]] = ()) -> Answers:
     # It stays unpacked: to remove it takes longer than to use it.
     root = cache.artefact("parser", engine_image.key(), "", lambda folder: _unpack(archive, folder))
     with cache.lock("parser"):
-        (root / PROGRAM.name).write_bytes(PROGRAM.read_bytes())
+        for program in (PROGRAM, DATA / QUERY_PROGRAM):
+            (root / program.name).write_bytes(program.read_bytes())
         (root / "lines.json").write_text(json.dumps([[*line] for line in lines]))
         Tree(root).run("python3", f"/{PROGRAM.name}", "/lines.json", "/answers.json", env=ENV)
         found = json.loads((root / "answers.json").read_text())
-    flags = sorted(found["flags"], key=lambda row: row["name"])
-    rows = {"version": found["version"].partition("+")[0], "flags": flags, "fields": found["configs"]}
+    rows = {**found["table"], "version": found["table"]["version"].partition("+")[0]}
     return Answers(format_table(convert(rows, FlagTable)), found["refusals"])
 
 
@@ -64,7 +66,11 @@ def format_table(table: FlagTable) -> str:
     )
     fields = ",\n".join(lists)
     version = json.dumps(table.version)
-    return f'{{\n  "version": {version},\n  "flags": [\n{flags}\n  ],\n  "fields": {{\n{fields}\n  }}\n}}\n'
+    variables = ",\n".join(f"    {json.dumps(name)}" for name in table.variables)
+    return (
+        f'{{\n  "version": {version},\n  "flags": [\n{flags}\n  ],\n  "fields": {{\n{fields}\n  }},\n'
+        f'  "variables": [\n{variables}\n  ]\n}}\n'
+    )
 
 
 def _row(row: Flag | Field) -> str:

@@ -126,7 +126,7 @@ def test_a_variable_keeps_the_text_of_a_number(tmp_path: Path, written: str, val
         (f"{HEAD}container:\n  gpu: all\n", 6, ["container.gpu", "did you mean container.gpus?"]),
         (f"{HEAD}container:\n  gpus: some\n", 6, ['container.gpus = "some"', "'all' or 'none'"]),
         (f"{HEAD}container:\n  network: bridge\n", 6, ["'host'"]),
-        (f"{HEAD}container:\n  shm_bytes: 64g\n", 6, ['"64g"', "integer"]),
+        (f"{HEAD}container:\n  shm_bytes: 64g\n", 6, ['"64g"', "a number of bytes: 68719476736"]),
         (f"{HEAD}container:\n  privileged: 1\n", 6, ["boolean"]),
         (f"{HEAD}container:\n  ulimits: {{memlok: 1}}\n", 6, ["memlok", "'memlock'"]),
         (f"{HEAD}container:\n  ulimits: {{memlock: {{soft: 1, hard: -2}}}}\n", 6, ["greater than or equal to -1"]),

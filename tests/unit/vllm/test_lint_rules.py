@@ -90,7 +90,8 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"speculative_config": DRAFTS % ("mtp", 3)}, ["drafts"]),
         ({"speculative_config": DRAFTS % ("mtp", '"3"')}, []),
         ({"speculative_config": DRAFTS % ("dspark", 5)}, []),
-        ({"speculative_config": DRAFTS % ("dspark", 6)}, ["drafts"]),
+        ({"speculative_config": DRAFTS % ("dspark", 7)}, []),
+        ({"speculative_config": DRAFTS % ("dspark", 8)}, ["drafts"]),
         ({"speculative_config": DRAFTS % ("ngram", 7)}, []),
     ],
 )

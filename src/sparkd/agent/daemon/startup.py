@@ -13,6 +13,7 @@ from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.docker import EngineImage
+from sparkd.agent.preflight.checks.plan_lint import is_doubtful
 from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
@@ -30,10 +31,12 @@ from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, find_unbuilt, render_asserts
+from sparkd.base.state import vllm_tables
 from sparkd.base.state.history import count_short_loads
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.state.rank_record import RankRecord, left_segments
 from sparkd.base.status.model import Phase, utc_now
+from sparkd.base.vllm.own_table import parse_answer, render_query
 
 DOCKER_SECONDS = 10.0
 COUNT_SECONDS = 2.0
@@ -247,27 +250,52 @@ def check_image(agent: Agent) -> bool:
     Raises BlockedError (exit 10) where the image can't be checked.
     """
     program = render_asserts(agent.plan.asserts)
-    if not program or EngineImage.id in agent.settings.preflight.skip:
+    doubtful = is_doubtful(agent.plan)
+    if not (program or doubtful) or EngineImage.id in agent.settings.preflight.skip:
         return False
     began = time.monotonic()
     try:
         image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
-        if image is None or agent.store.read_launches().assert_result(image.id, program) is not None:
+        if image is None:
             return False
-        agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
-        labels = container_labels(agent.plan, agent.incarnation)
-        code, log = agent.actions.check_asserts(agent.plan, image.id, program, labels)
-    except (DockerError, LaunchError, TimeoutError, BlockingIOError) as error:
+        checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
+        queried = (checked and not doubtful) or image.id in agent.store.read(vllm_tables.read_tables).tables
+        if checked and queried:
+            return False
+        code, log = _run_programs(agent, image.id, program, "" if queried else render_query())
+    except (DockerError, LaunchError, TimeoutError, BlockingIOError, OSError) as error:
+        if not program:  # the launch itself reports what is wrong with docker
+            return False
         raise _blocked(agent, "can't be checked", str(error), IMAGE_HINT) from None
+    new = not queried and code == 0 and _record_table(agent, image.id, log)
+    return new if checked else _record_asserts(agent, image.id, program, (code, log), began) or new
+
+
+def _run_programs(agent: Agent, image_id: str, program: str, query: str) -> tuple[int, str]:
+    agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
+    labels = container_labels(agent.plan, agent.incarnation)
+    return agent.actions.check_asserts(agent.plan, image_id, "\n".join(filter(None, (program, query))), labels)
+
+
+def _record_asserts(agent: Agent, image_id: str, program: str, ended: tuple[int, str], began: float) -> bool:
+    code, log = ended
     found = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
     if code not in (0, ASSERT_FAILED):
         raise _blocked(agent, "can't be checked", f"exit code {code}: {found}", IMAGE_HINT)
     result = AssertResult(found, round(time.monotonic() - began, 2), utc_now(), find_unbuilt(log))
     agent.events.info("engine.image.checked", image=agent.plan.image, fault=found, seconds=result.seconds)
-    written = agent.store.record(lambda launches: launches.record_asserts(image.id, program, result))
+    written = agent.store.record(lambda launches: launches.record_asserts(image_id, program, result))
     if found and not written:
         raise _blocked(agent, "does not hold", found, agent.plan.image_build)
     return written
+
+
+def _record_table(agent: Agent, image_id: str, log: str) -> bool:
+    """Whether the image's own vLLM gave a table of its flags, by which preflight judges from now on."""
+    table = parse_answer(log, agent.plan.image)
+    agent.events.info("engine.vllm.queried", image=agent.plan.image, version=table.version, flags=len(table.flags))
+    tables = agent.store.read(vllm_tables.read_tables)
+    return agent.store.write(vllm_tables.FILE, tables.record(image_id, table)) and bool(table.flags)
 
 
 def _read_image(agent: Agent) -> docker_image.Image | None:

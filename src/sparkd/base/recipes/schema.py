@@ -34,6 +34,8 @@ def has_placeholder(text: str) -> bool:
 
 
 def _model_path(raw: str) -> str:
+    if raw.startswith("~"):
+        raise ValueError("must be the whole path, such as /home/NAME/models: nothing expands ~")
     if raw.startswith("/"):
         path = check_path(raw, "it")
         if not path.strip("/."):
@@ -70,7 +72,16 @@ REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 Revision = Annotated[str, t.matching(f"({REVISION.pattern})?", "a branch, a tag or a commit")]
 Words = Annotated[tuple[Text, ...], Strict(False)]
 CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in small letters, such as vllm")]
-Bytes = Annotated[int, Field(ge=1, le=2**50)]
+
+
+def _bytes(raw: object) -> object:
+    match = re.fullmatch(r"(\d{1,9})([kmgt])(?:i?b)?", raw.strip().lower()) if isinstance(raw, str) else None
+    if match:
+        raise ValueError(f"must be a number of bytes: {int(match[1]) << 10 * ('kmgt'.index(match[2]) + 1)}")
+    return raw
+
+
+Bytes = Annotated[int, Field(ge=1, le=2**50), BeforeValidator(_bytes, json_schema_input_type=int)]
 RecipeName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a name in small letters, digits, dots and dashes")]
 
 
@@ -105,6 +116,8 @@ class Volume(Section):
 
 
 def _limit(raw: object) -> object:
+    if isinstance(raw, str):
+        raise ValueError("must be a number, or soft and hard; -1 is unlimited")
     return {"soft": raw, "hard": raw} if isinstance(raw, int) and not isinstance(raw, bool) else raw
 
 

@@ -282,7 +282,8 @@ def _is_host(text: str) -> bool:
     try:
         ip_address(text)
     except ValueError:
-        return _HOST_NAME.fullmatch(text) is not None
+        # A name of digits alone is an address with a mistake.
+        return _HOST_NAME.fullmatch(text) is not None and not text.replace(".", "").isdecimal()
     return True
 
 

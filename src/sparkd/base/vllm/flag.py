@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
@@ -199,18 +200,48 @@ _READERS: dict[Kind, tuple[Callable[[str], object], str]] = {
 """Reader of each kind, as in vLLM, and the requirement in words."""
 
 
-class FlagTable(Struct, frozen=True, forbid_unknown_fields=True):
+class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # dict: holds its cached properties
     version: str
-    """Of vLLM."""
+    """Of vLLM. Only people read it: nothing depends on its number."""
     flags: tuple[Flag, ...]
     fields: Mapping[str, tuple[Field, ...]]
     """By the name of the flag whose JSON has them."""
+    variables: tuple[str, ...] = ()
+    """Of the environment, as vllm.envs has them."""
+    image: str = ""
+    """The image whose own vLLM has all that; empty: of the table that comes with sparkd."""
+
+    @cached_property
+    def by_name(self) -> dict[str, Flag]:
+        """With the --no- forms."""
+        positive = {flag.name: flag for flag in self.flags}
+        return positive | {f"no-{flag.name}": flag for flag in self.flags if flag.negative}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.by_name)
+
+    @cached_property
+    def fields_by_name(self) -> dict[str, dict[str, Field]]:
+        return {flag: {field.name: field for field in fields} for flag, fields in self.fields.items()}
+
+    @property
+    def vllm(self) -> str:
+        """Whose flags these are, in a sentence."""
+        return f"the vLLM in {self.image}" if self.image else f"vLLM {self.version}"
+
+    @property
+    def judge(self) -> str:
+        """How to say by which table a launch was judged."""
+        if self.image:
+            return f"judged by {self.vllm} ({self.version})"
+        return f"judged by the table of {self.vllm}: the image is not here, or not started yet"
 
 
 FILE = "vllm-flags.json"
 """Below sparkd/data. `make flags` writes it: do not edit."""
-_TABLE = msgspec.json.decode(read_data(FILE), type=FlagTable)
-VERSION, FLAGS, FIELDS = _TABLE.version, _TABLE.flags, _TABLE.fields
+SHIPPED = msgspec.json.decode(read_data(FILE), type=FlagTable)
+FLAGS, FIELDS, VERSION = SHIPPED.flags, SHIPPED.fields, SHIPPED.version
 SHORT = {alias: flag.name for flag in FLAGS for alias in flag.aliases if not alias.startswith("--")}
 """Short forms, such as -tp."""
 

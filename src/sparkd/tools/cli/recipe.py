@@ -28,6 +28,7 @@ from sparkd.base.recipes.loader import (
     recipe_folders,
 )
 from sparkd.base.recipes.schema import Recipe, json_schema
+from sparkd.base.state.vllm_tables import find_table
 from sparkd.base.vllm.args import parse_count
 from sparkd.tools.cli import console
 from sparkd.tools.node.recipe_lint import GB10_BYTES, lint
@@ -159,6 +160,7 @@ def _locate(word: str) -> str:
 def check_recipes(args: argparse.Namespace) -> None:
     """Print what is good and what could be better. Raises ConfigError with all that is wrong."""
     faults, host = list[str](), CachedHost(Host())  # recipes have models in common
+    judges = dict[str, None]()
     for word in args.recipes or find_recipes(recipe_folders()):
         try:
             loaded, problems = read_recipe(_locate(word), recipe_folders())
@@ -166,7 +168,11 @@ def check_recipes(args: argparse.Namespace) -> None:
             faults.append(str(error))
             continue
         memory_bytes, whole = args.memory or GB10_BYTES, not problems
-        errors, warnings = lint(loaded, whole=whole, memory_bytes=memory_bytes, host=host) if loaded else ([], [])
+        errors, warnings = list[str](), list[str]()
+        if loaded:
+            vllm = find_table(host, loaded.recipe.image.ref)
+            judges[vllm.judge] = None
+            errors, warnings = lint(loaded, whole=whole, memory_bytes=memory_bytes, host=host, vllm=vllm)
         errors = [*problems, *errors]
         faults += errors
         for warning in warnings:
@@ -174,6 +180,8 @@ def check_recipes(args: argparse.Namespace) -> None:
         if loaded and not errors:
             but = f", with {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
             print(f"{loaded.recipe.name} is good{but} ({', '.join(str(path) for path in loaded.files)})")
+    for judge in judges:
+        print(printable(judge))
     if faults:
         raise ConfigError("\n".join(faults))
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from sparkd.agent.preflight.checks.paths import find_wrong, paths_of_plan
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -21,7 +23,7 @@ from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Recipe, has_placeholder
 from sparkd.base.vllm.args import command_line
 from sparkd.base.vllm.container_paths import is_below
-from sparkd.base.vllm.flag import first_values, parse_flags
+from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.lint.rules import Issue
@@ -32,7 +34,12 @@ GB10_BYTES = 127_535_224 << 10
 
 
 def lint(
-    loaded: Loaded, *, whole: bool = True, memory_bytes: int = GB10_BYTES, host: Host | None = None
+    loaded: Loaded,
+    *,
+    whole: bool = True,
+    memory_bytes: int = GB10_BYTES,
+    host: Host | None = None,
+    vllm: FlagTable = SHIPPED,
 ) -> tuple[list[str], list[str]]:
     """What plan-lint and the plan find in a recipe: errors and warnings, each with its file and line.
 
@@ -41,7 +48,8 @@ def lint(
     """
     errors: list[str] = []
     warnings: list[str] = []
-    for issue in (*rules.find_issues(_launch(loaded.recipe)), *_find_reach(loaded.recipe)):
+    launch = replace(_launch(loaded.recipe), vllm=vllm)
+    for issue in (*rules.find_issues(launch), *_find_reach(loaded.recipe)):
         where = _find_origin(loaded, issue.at)
         if where is None and not whole:
             continue

@@ -13,7 +13,8 @@ from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.reach import find_reach
-from sparkd.base.vllm.flag import FirstValues, first_values, parse_flags
+from sparkd.base.state import vllm_tables
+from sparkd.base.vllm.flag import SHIPPED, FirstValues, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint import script as scripts
 from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
@@ -30,6 +31,7 @@ class PlanFacts(Struct, frozen=True):
     _script: scripts.Script | None
     _resolved: Mapping[str, str]
     """What the node's symlinks make of each path that the container gets."""
+    _vllm: FlagTable = SHIPPED
 
 
 class PlanLint(Check[PlanFacts], frozen=True):
@@ -40,10 +42,12 @@ class PlanLint(Check[PlanFacts], frozen=True):
     def probe(self, host: Host) -> PlanFacts:
         script = _script(host.files, self.plan)
         own = script is not None and bool(script.serves) and not script.passes_on
+        vllm = vllm_tables.find_table(host, self.plan.image_to_run)
         return PlanFacts(
             flags=len(_launch(self.plan, script if own else None).flags),
             model=parse_limits(weights.read_config(host.files, self.plan.model_path)),
             own_command=own,
+            _vllm=vllm,
             _script=script,
             _resolved={path: host.files.resolved(path) for path in self._given},
         )
@@ -58,14 +62,19 @@ class PlanLint(Check[PlanFacts], frozen=True):
         node, script = self.plan.node, facts._script
         place = scripts.Place(node.rank, node.cluster_size, node.head_address, self.plan.master_port)
         found = list(scripts.find_misplaced(script, place)) if script is not None else []
-        found += rules.find_issues(
-            replace(_launch(self.plan, script if facts.own_command else None), model=facts.model)
-        )
+        launch = _launch(self.plan, script if facts.own_command else None)
+        found += rules.find_issues(replace(launch, model=facts.model, vllm=facts._vllm))
         read = {f"secrets.{one.name}": one.file for one in self.plan.secrets}
         found += find_reach(self.plan.container, read, lambda path: facts._resolved.get(path, path))
         problems = [Verdict(Level.BLOCK if one.blocks else Level.WARN, one.reason, one.hint) for one in found]
         whose = "engine.script" if facts.own_command else "the plan"
-        return verdict(problems, f"nothing in the {facts.flags} flags of {whose} is known to fail")
+        good = f"nothing in the {facts.flags} flags of {whose} is known to fail"
+        return verdict(problems, f"{good}, {facts._vllm.judge}" if facts._vllm.image else good)
+
+
+def is_doubtful(plan: LaunchPlan) -> bool:
+    """Whether the image's own vLLM may judge the plan otherwise than the table that comes with sparkd."""
+    return rules.is_doubtful(_launch(plan, None))
 
 
 def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:

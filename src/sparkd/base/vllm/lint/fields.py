@@ -7,14 +7,12 @@ from itertools import islice
 
 from sparkd.base.lib.text import did_you_mean, sanitize
 from sparkd.base.vllm.args import JsonValue
-from sparkd.base.vllm.flag import FIELDS, VERSION, Field, misprint_of
+from sparkd.base.vllm.flag import Field, misprint_of
 from sparkd.base.vllm.lint.predicates import Launch, Matches
 
 NUMBERS = frozenset(("null", "bool", "int", "float"))
 MOST_FIELDS = 200
 """Of one flag; vLLM's own have 50 at most."""
-
-_BY_FLAG = {flag: {field.name: field for field in fields} for flag, fields in FIELDS.items()}
 
 
 def surely_wrong(launch: Launch) -> Matches:
@@ -27,12 +25,12 @@ def unknown(launch: Launch) -> Matches:
 
 def _wrong(launch: Launch, *, sure: bool) -> Matches:
     for flag, name, value in _given(launch):
-        at, shown, known = f"args.{flag}.{name}", sanitize(name, 60), _BY_FLAG[flag]
+        at, shown, known = f"args.{flag}.{name}", sanitize(name, 60), launch.vllm.fields_by_name[flag]
         if name not in known:
             right = misprint_of(name, known)
             if sure is bool(right):
                 meant = f": {right} is" if right else did_you_mean(shown, known)
-                yield at, f"--{flag}: {shown} is no key of vLLM {VERSION}{meant}"
+                yield at, f"--{flag}: {shown} is no key of {launch.vllm.vllm}{meant}"
         elif sure is _needs_number(known[name], value) and (reason := known[name].wrong_value(value)):
             yield at, f"--{flag}: {name} {reason}"
 
@@ -45,7 +43,7 @@ def _needs_number(field: Field, value: JsonValue) -> bool:
 
 def _given(launch: Launch) -> Iterator[tuple[str, str, JsonValue]]:
     """Flag, dotted key and value, of each flag with a table of fields."""
-    for flag, known in _BY_FLAG.items():
+    for flag, known in launch.vllm.fields_by_name.items():
         if flag not in launch.extra:
             entries = _flatten(launch.table(flag), known, dashes=flag == "speculative-config")
             yield from ((flag, name, value) for name, value in islice(entries, MOST_FIELDS))

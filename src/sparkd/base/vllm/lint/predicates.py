@@ -12,7 +12,7 @@ from contextlib import suppress
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import JsonValue
-from sparkd.base.vllm.flag import FirstValues, ParsedFlag, parse_amount, parse_json
+from sparkd.base.vllm.flag import SHIPPED, FirstValues, FlagTable, ParsedFlag, parse_amount, parse_json
 
 Matches = Iterator[tuple[str, str]]
 """Matches of a rule: recipe key and reason."""
@@ -49,6 +49,8 @@ HIGHEST_SHARE = 0.912
 """On a Spark. What is available on a node decides at its launch: the check unified-memory."""
 DRAFTS = {"deepseek_mtp": 2, "dspark": 5}
 """Draft tokens that measured best, by method."""
+PUBLISHED_DRAFTS = {"dspark": 7}
+"""More than measured best here, and what authors of recipes in public measured best."""
 MANY_POOLS = 4
 """A pool of 1.9M tokens served six agents of up to 1M tokens well: 3.3 times."""
 REFIT = ("hf-overrides", "hf-config-path", "rope-scaling", "rope-theta", "config-format")
@@ -84,6 +86,8 @@ class Launch(Struct, frozen=True):
     """All values of each flag, if vLLM's parser reads the command."""
     extra: tuple[str, ...] = ()
     """Flags of a fork, from the recipe's flags.extra."""
+    vllm: FlagTable = SHIPPED
+    """Its flags, their choices, and its variables."""
     texts: tuple[tuple[str, str], ...] = ()
     """Further texts of a recipe in which nothing is filled in, each after its key."""
 
@@ -187,8 +191,8 @@ def _no_object(text: str, flag: str) -> str:
 
 def misnamed(launch: Launch) -> Matches:
     for flag, right in RENAMED.items():
-        if flag in launch.flags:
-            yield about(flag, f"is no flag of vLLM 0.32: {right}")
+        if flag in launch.flags and flag not in launch.vllm.by_name:
+            yield about(flag, f"is no flag of {launch.vllm.vllm}: {right}")
 
 
 def longer_than_model(launch: Launch) -> Matches:
@@ -238,7 +242,8 @@ def batch_below_sequences(launch: Launch) -> Matches:
 
 
 def much_memory(launch: Launch) -> Matches:
-    if not launch.gpu or "kv-cache-memory-bytes" in launch.flags:
+    # The second is a fork's, which sets the same in GB.
+    if not launch.gpu or {"kv-cache-memory-bytes", "gpu-memory-utilization-gb"} & launch.flags.keys():
         return
     share = launch.share("gpu-memory-utilization")
     if share is None and "gpu-memory-utilization" not in launch.flags:
@@ -269,7 +274,7 @@ def many_drafts(launch: Launch) -> Matches:
     if method == "mtp" and launch.model.kind.startswith("deepseek"):
         method = "deepseek_mtp"
     best = DRAFTS.get(method) if isinstance(method, str) else None
-    if best and isinstance(drafts, int) and drafts > best:
+    if best and isinstance(drafts, int) and drafts > max(best, PUBLISHED_DRAFTS.get(str(method), 0)):
         yield (
             "args.speculative-config",
             f"num_speculative_tokens {drafts} with {method}: more than {best} was measured to cost more than it gives",

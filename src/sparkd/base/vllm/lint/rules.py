@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from sparkd.base.lib.text import did_you_mean
-from sparkd.base.vllm.flag import FLAGS, VERSION, Flag, ParsedFlag, misprint_of
-from sparkd.base.vllm.lint import fields, predicates, values
+from sparkd.base.vllm.flag import Flag, FlagTable, ParsedFlag, misprint_of
+from sparkd.base.vllm.lint import environment, fields, predicates, values
 from sparkd.base.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, RENAMED, Launch, Matches, about
-
-_BY_NAME = {flag.name: flag for flag in FLAGS} | {f"no-{flag.name}": flag for flag in FLAGS if flag.negative}
-NAMES = tuple(_BY_NAME)
 
 
 class Rule(Struct, frozen=True):
@@ -40,9 +37,17 @@ class Issue(Struct, frozen=True):
 
 
 def find_issues(launch: Launch) -> tuple[Issue, ...]:
+    certain = BY_TABLE if launch.vllm.image else ()
     return tuple(
-        Issue(rule.name, rule.blocks, at, reason, rule.hint) for rule in RULES for at, reason in rule.matches(launch)
+        Issue(rule.name, rule.blocks or rule.name in certain, at, reason, rule.hint)
+        for rule in RULES
+        for at, reason in rule.matches(launch)
     )
+
+
+def is_doubtful(launch: Launch) -> bool:
+    """Whether the image's own vLLM may judge the flags otherwise than the table that comes with sparkd."""
+    return not launch.vllm.image and any(issue.rule in BY_TABLE for issue in find_issues(launch))
 
 
 def wrong_value(launch: Launch) -> Matches:
@@ -50,29 +55,36 @@ def wrong_value(launch: Launch) -> Matches:
 
 
 def not_a_choice(launch: Launch) -> Matches:
-    return _match_known(launch, _unlisted)
+    yield from _match_known(launch, _unlisted)
+    # Its parser takes any text; the class behind it knows the names.
+    flag, value = "attention-backend", launch.flags.get("attention-backend") or "auto"
+    known = launch.vllm.fields_by_name.get("attention-config", {}).get("backend")
+    wrong = known.wrong_value(value.upper()) if known and value.lower() not in ("auto", "none") else ""
+    if wrong and flag not in launch.extra:
+        yield about(flag, wrong)
 
 
 def _match_known(launch: Launch, why: Callable[[ParsedFlag, Flag], str]) -> Matches:
     for one, head in _judged(launch):
-        if head in _BY_NAME and (reason := why(one, _BY_NAME[head])):
+        if (flag := launch.vllm.by_name.get(head)) and (reason := why(one, flag)):
             yield about(one.name, reason)
 
 
 def likely_typo(launch: Launch) -> Matches:
     for one, head in _judged(launch):
-        if right := _typo_of(head):
-            yield about(one.name, f"is no flag of vLLM {VERSION}: --{right} is")
+        if right := _typo_of(head, launch.vllm):
+            yield about(one.name, f"is no flag of {launch.vllm.vllm}: --{right} is")
 
 
 def unknown(launch: Launch) -> Matches:
     for one, head in _judged(launch):
-        if head in _BY_NAME or _typo_of(head):
+        if head in launch.vllm.by_name or _typo_of(head, launch.vllm):
             continue
-        whole = _completed(head)
-        if not whole:
-            yield about(one.name, f"is no flag of vLLM {VERSION}{did_you_mean(head, NAMES)}")
-        elif reason := _unreadable(one, _BY_NAME[whole]) or _unlisted(one, _BY_NAME[whole]):
+        whole = _completed(head, launch.vllm)
+        flag = launch.vllm.by_name.get(whole)
+        if flag is None:
+            yield about(one.name, f"is no flag of {launch.vllm.vllm}{did_you_mean(head, launch.vllm.names)}")
+        elif reason := _unreadable(one, flag) or _unlisted(one, flag):
             yield about(one.name, f"is read as --{whole}, and {reason}")
 
 
@@ -80,13 +92,15 @@ def _judged(launch: Launch) -> Iterator[tuple[ParsedFlag, str]]:
     """Each flag with its name before a dot, except flags covered by the recipe or another rule."""
     for one in launch.given:
         head = one.name.partition(".")[0]
-        if not {head, head.removeprefix("no-")} & set(launch.extra) and head not in RENAMED:
+        if not {head, head.removeprefix("no-")} & set(launch.extra) and not (
+            head in RENAMED and head not in launch.vllm.by_name
+        ):
             yield one, head
 
 
-def _completed(name: str) -> str:
+def _completed(name: str, table: FlagTable) -> str:
     """The flag that vLLM takes an abbreviation for: the only one with this prefix."""
-    alike = [one for one in NAMES if one.startswith(name)]
+    alike = [one for one in table.names if one.startswith(name)]
     return alike[0] if len(alike) == 1 else ""
 
 
@@ -120,12 +134,14 @@ def _wrong_type(flag: Flag, text: str) -> str:
     return "" if by_json_rule else flag.wrong_type(text)
 
 
-def _typo_of(name: str) -> str:
+def _typo_of(name: str, table: FlagTable) -> str:
     """The flag whose name differs by one letter: wrong, missing, extra, or swapped with its neighbour."""
-    return "" if name in _BY_NAME or _completed(name) else misprint_of(name, NAMES)
+    return "" if name in table.by_name or _completed(name, table) else misprint_of(name, table.names)
 
 
 BLOCKS, WARNS = True, False
+BY_TABLE = ("misnamed-flag", "flag-unknown", "flag-choice", "json-unknown")
+"""What only warns by the table that comes with sparkd, and is certain to fail by the table of the image itself."""
 RULES = (
     Rule("fork", WARNS, predicates.forks,
          hint="take VLLM_WORKER_MULTIPROC_METHOD out, unless the source of the recipe needs it"),
@@ -138,13 +154,13 @@ RULES = (
     Rule("json-field", BLOCKS, fields.surely_wrong,
          hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe"),
     Rule("json-unknown", WARNS, fields.unknown,
-         hint="correct it, or name the flag under flags.extra where a fork has it: upstream ends with status 2 or 1"),
+         hint="correct it, or name the flag under flags.extra where a fork has it: vLLM ends with status 2 or 1"),
     Rule("tool-choice", BLOCKS, values.incomplete,
          hint="give the other flag too, or take this one out"),
     Rule("parser-unused", WARNS, values.unused,
          hint="add enable-auto-tool-choice: true, or take the parser out"),
     Rule("not-registered", WARNS, values.unregistered,
-         hint="correct it, or name the flag under flags.extra where a fork has it: upstream ends with status 1"),
+         hint="correct it, or name the flag under flags.extra where a fork has it: vLLM ends with status 1"),
     Rule("unfilled", WARNS, values.unfilled,
          hint="write the value, or a placeholder of sparkd's: `sparkd recipe schema` names the format"),
     Rule("connector-memory", BLOCKS, values.moves_memory,
@@ -164,9 +180,9 @@ RULES = (
     Rule("misnamed-flag", WARNS, predicates.misnamed,
          hint="take it out, or use the right name: vLLM ends with status 2"),
     Rule("flag-unknown", WARNS, unknown,
-         hint="correct it, or name it under flags.extra where a fork has it: upstream ends with status 2"),
+         hint="correct it, or name it under flags.extra where a fork has it: vLLM ends with status 2"),
     Rule("flag-choice", WARNS, not_a_choice,
-         hint="correct it, or name the flag under flags.extra where a fork has it: upstream ends with status 2"),
+         hint="correct it, or name the flag under flags.extra where a fork has it: vLLM ends with status 2"),
     Rule("long-by-will", WARNS, predicates.longer_than_model_by_will,
          hint="lower max-model-len: positions beyond the model's own may give NaN"),
     Rule("pool-sequences", WARNS, predicates.many_pools,
@@ -175,4 +191,14 @@ RULES = (
          hint="take enforce-eager out, or set cudagraph_mode: NONE"),
     Rule("drafts", WARNS, predicates.many_drafts,
          hint="lower num_speculative_tokens"),
+    Rule("size", BLOCKS, values.unmeant,
+         hint="write 6G for 6 GB, or leave it out: gpu-memory-utilization sets it"),
+    Rule("pointless", WARNS, values.pointless,
+         hint="correct it, or take it out"),
+    Rule("variable-misprint", WARNS, environment.misprinted,
+         hint="correct the name: a variable that nobody reads does nothing"),
+    Rule("variable-removed", WARNS, environment.removed,
+         hint="take it out, and set what has its place"),
+    Rule("variable-value", WARNS, environment.wrong_value,
+         hint="correct it, or take it out: sparkd sets devices and addresses on each node"),
 )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from sparkd.base.lib.text import did_you_mean
-from sparkd.base.vllm.flag import FLAGS, VERSION
 from sparkd.base.vllm.lint.predicates import NOTHING, Launch, Matches, about
 
 NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
@@ -26,7 +25,12 @@ DRAFTS_APART = ("draft_model", "eagle", "eagle3", "medusa")
 HIGHEST_MODE = 3
 """Of CompilationConfig."""
 
-_REGISTERED = {flag.name: flag.registered for flag in FLAGS if flag.registered}
+LEAST_KV_BYTES, SPARK_BYTES = 64 << 20, 1 << 37
+FIRST_FREE_PORT = 1024
+BLOCK = 16
+"""FlashAttention, FlashInfer and Triton of vLLM 0.32 take multiples of it."""
+NOT_FOR_NVFP4 = ("FLASH_ATTN", "FLEX_ATTENTION", "TRITON_ATTN", "TORCH_SDPA")
+"""Without nvfp4 in their supported_kv_cache_dtypes (vLLM 0.32)."""
 
 
 def incomplete(launch: Launch) -> Matches:
@@ -41,12 +45,12 @@ def unused(launch: Launch) -> Matches:
 
 
 def unregistered(launch: Launch) -> Matches:
-    for flag, names in _REGISTERED.items():
+    for flag, names in ((one.name, one.registered) for one in launch.vllm.flags if one.registered):
         value = launch.flags.get(flag) or ""
         unjudged = value in NOTHING or flag in launch.extra or _has(launch, PLUGINS.get(flag, flag + "-plugin"))
         if not unjudged and value not in names:
             known = did_you_mean(value, names) or f": {', '.join(names[:8])}, ..."
-            yield about(flag, f"{value[:60]!r} is not registered in vLLM {VERSION}{known}")
+            yield about(flag, f"{value[:60]!r} is not registered in {launch.vllm.vllm}{known}")
 
 
 def unfilled(launch: Launch) -> Matches:
@@ -82,6 +86,35 @@ def out_of_range(launch: Launch) -> Matches:
         tokens and method in DRAFTS_APART and not drafts.get("model") and "speculative-config.model" not in launch.flags
     ):
         yield about("speculative-config", f"has method {method} without the draft's model")
+
+
+def unmeant(launch: Launch) -> Matches:
+    """Sizes that vLLM reads, and that no Spark can hold or no engine can use."""
+    flag = "kv-cache-memory-bytes"
+    size = launch.amount(flag)
+    if launch.gpu and size is not None and not LEAST_KV_BYTES <= size <= SPARK_BYTES:
+        why = "a Spark has 128 GB" if size > SPARK_BYTES else "it is a number of bytes"
+        yield about(flag, f"{(launch.flags[flag] or '')[:60]}: {why}")
+
+
+def pointless(launch: Launch) -> Matches:
+    """What vLLM takes, and the user can't have meant."""
+    for flag in launch.flags:
+        if f"no-{flag}" in launch.flags:
+            yield about(flag, f"and --no-{flag} are both given: the last one counts")
+    port, block, offload = (launch.amount(flag) for flag in ("port", "block-size", "cpu-offload-gb"))
+    if port is not None and port < FIRST_FREE_PORT:
+        yield about("port", f"{port} is a port of the system, such as 22 of ssh: 8000 is usual")
+    if launch.gpu and block is not None and block % BLOCK:
+        yield about("block-size", f"{block} is no multiple of {BLOCK}, which attention kernels need")
+    if launch.gpu and offload:
+        yield about("cpu-offload-gb", f"{offload}: CPU and GPU of a Spark share one memory, so it gains nothing")
+    dtype, backend = (launch.flags.get(flag) or "" for flag in ("kv-cache-dtype", "attention-backend"))
+    if dtype.startswith("nvfp4") and backend.upper() in NOT_FOR_NVFP4:
+        yield about("attention-backend", f"{backend} has no KV cache of {dtype}: FLASHINFER has")
+    for key, text in launch.texts:
+        if key == "model.path" and "models--" in text and "/snapshots/" in text:
+            yield key, f"{text[:200]} is a snapshot of Hugging Face's cache: its files are links out of the folder"
 
 
 def _has(launch: Launch, flag: str) -> bool:

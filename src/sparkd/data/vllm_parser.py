@@ -1,28 +1,32 @@
-"""In the engine's image: what its own parser of `vllm serve` takes, and what it says to lines of words. Lines in,
-answers out, as JSON files. What a flag makes of a value is tried out, not read from its source."""
+"""In the engine's image: what its own parser of `vllm serve` takes, and its variables, as packed JSON.
+
+What a flag makes of a value is tried out, not read from its source. Any build of vLLM counts: what one lacks is left
+out, so no import of vLLM's stands at the top. tests/bed runs it, too.
+"""
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import enum
-import io
+import functools
+import importlib
 import json
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from importlib.metadata import version
-from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
-from vllm import config as configs  # type: ignore[import-not-found]
-from vllm.entrypoints.launchers.cli_args import make_arg_parser  # type: ignore[import-not-found]
-from vllm.model_executor.model_loader import LoadFormats  # type: ignore[import-not-found]
-from vllm.reasoning import ReasoningParserManager  # type: ignore[import-not-found]
-from vllm.tool_parsers import ToolParserManager  # type: ignore[import-not-found]
-from vllm.utils.argparse_utils import FlexibleArgumentParser  # type: ignore[import-not-found]
-
+MARK = "sparkd-vllm-parser:"
+ARGS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
+PARSERS = ("vllm.utils.argparse_utils", "vllm.utils")
+MANAGERS = (
+    ("--reasoning-parser", "ReasoningParserManager", "vllm.reasoning"),
+    ("--tool-call-parser", "ToolParserManager", "vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers"),
+)
 PROBES = ("abc", "1", "1.5", "1k", "auto", "{}", "{x}", "[1]", "", "None", "A-B")
 COUNTS = {None: "one", 0: "one", "?": "at most one", "+": "at least one"}
 
@@ -39,8 +43,8 @@ def described(action: argparse.Action) -> dict[str, object]:
     read = {text: value for text in PROBES if (value := tried(action, text)) is not REFUSED}
     return {
         "name": long.removeprefix("--"),
-        "kind": "switch" if action.nargs == 0 else kind(set(read), long),
-        "count": COUNTS[action.nargs],
+        "kind": "switch" if action.nargs == 0 else kind(set(read)),
+        "count": COUNTS.get(action.nargs, "at least one"),
         "aliases": [word for word in others if word not in negative],
         "negative": bool(negative),
         "optional": action.nargs != 0 and read.get("None", REFUSED) is None,
@@ -50,13 +54,34 @@ def described(action: argparse.Action) -> dict[str, object]:
     }
 
 
+def load(name: str, *modules: str) -> Any:
+    """From the first of the modules that has it: builds of vLLM differ. Raises ImportError."""
+    for module in modules:
+        with contextlib.suppress(ImportError, AttributeError):
+            return getattr(importlib.import_module(module), name)
+    raise ImportError(f"{name} is in none of {modules}")
+
+
+def attempt(read: Callable[[], Any], default: Any) -> Any:
+    try:
+        return read()
+    except Exception as error:  # of a build that has it elsewhere, or not at all
+        print(f"left out: {error!r}", file=sys.stderr)
+        return default
+
+
+def list_registered(manager: str, *modules: str) -> list[str]:
+    return [*load(manager, *modules).list_registered()]
+
+
+@functools.cache
 def registered() -> dict[str, list[str]]:
     """Names that vLLM itself registers; a plugin may register more."""
-    return {
-        "--load-format": sorted(get_args(LoadFormats)),
-        "--reasoning-parser": ReasoningParserManager.list_registered(),
-        "--tool-call-parser": ToolParserManager.list_registered(),
-    }
+    formats = attempt(lambda: sorted(get_args(load("LoadFormats", "vllm.model_executor.model_loader"))), [])
+    names = {"--load-format": formats}
+    for flag, manager, *modules in MANAGERS:
+        names[flag] = attempt(functools.partial(list_registered, manager, *modules), [])
+    return names
 
 
 def parts(hint: object) -> Iterator[object]:
@@ -74,7 +99,7 @@ def is_union(hint: object) -> bool:
 
 def config_fields(cls: type, prefix: str = "") -> Iterator[dict[str, object]]:
     """Each field that JSON can set, with the kinds that it takes, and its choices. Fields of fields are dotted."""
-    adapter: TypeAdapter[object] = TypeAdapter(cls)
+    adapter = load("TypeAdapter", "pydantic")(cls)
     for name, info in cls.__pydantic_fields__.items():  # type: ignore[attr-defined]
         hints = [*parts(info.annotation)]
         words = [str(one) for hint in hints if get_origin(hint) is Literal for one in get_args(hint)]
@@ -92,21 +117,21 @@ def config_fields(cls: type, prefix: str = "") -> Iterator[dict[str, object]]:
                 yield from config_fields(hint, f"{prefix}{name}.")
 
 
-def field_takes(adapter: TypeAdapter[object], name: str, value: object) -> bool:
+def field_takes(adapter: Any, name: str, value: object) -> bool:
     try:
         adapter.validate_json(json.dumps({name: value}))
-    except ValidationError as error:
-        return not any(one["loc"][:1] == (name,) and one["type"] != "missing" for one in error.errors())
     except KeyError:  # the name of no member of an enumeration
         return False
-    except Exception:  # a check between fields, each of which was read
-        return True
+    except Exception as error:  # pydantic's, or of a check between fields, each of which was read
+        errors = error.errors() if hasattr(error, "errors") else ()
+        return not any(one["loc"][:1] == (name,) and one["type"] != "missing" for one in errors)
     return True
 
 
 def config_tables(flags: set[str]) -> dict[str, list[dict[str, object]]]:
     """Fields by flag, for each flag whose JSON becomes a class of vLLM's that refuses others."""
     found = {}
+    configs = importlib.import_module("vllm.config")
     for owner in OWNERS:
         for name, info in getattr(configs, owner).__pydantic_fields__.items():
             flag = name.replace("_", "-")
@@ -122,11 +147,11 @@ REFUSED = object()
 def tried(action: argparse.Action, text: str) -> object:
     try:
         return action.type(text) if callable(action.type) else text
-    except (argparse.ArgumentTypeError, TypeError, ValueError):
+    except Exception:  # a build's own type may raise any
         return REFUSED
 
 
-def kind(takes: set[str], flag: str) -> str:
+def kind(takes: set[str]) -> str:
     if "abc" in takes:
         return "text" if "{x}" in takes else "text or object"
     if "auto" in takes:
@@ -137,34 +162,31 @@ def kind(takes: set[str], flag: str) -> str:
         return "json" if "[1]" in takes else "object"
     if "1.5" in takes:
         return "float"
-    assert "1" in takes, f"{flag} takes none of {PROBES}"
-    return "int"
+    return "int" if "1" in takes else "text"  # it takes none of PROBES, as a type of its own
 
 
-def refusal(parser: argparse.ArgumentParser, words: list[str]) -> str:
-    """What it says to words that it ends for; empty where it takes them."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            parser.parse_args(words)
-    except SystemExit as end:
-        assert end.code == 2, (words, end.code)
-        return said.getvalue().strip().splitlines()[-1]
-    except Exception as error:  # it has no handler for some of them, and ends as well
-        return repr(error)
-    return ""
+def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Of `vllm`, and of its subcommand, which has the flags."""
+    parser = load("FlexibleArgumentParser", *PARSERS)(prog="vllm")
+    serve = parser.add_subparsers(dest="subparser").add_parser("serve")
+    return parser, load("make_arg_parser", *ARGS)(serve)
+
+
+def describe(parser: argparse.ArgumentParser) -> dict[str, object]:
+    """What sparkd's FlagTable has, less the image."""
+    actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
+    longest = [action for action in actions if action.option_strings[0].startswith("--")]
+    flags = sorted((described(action) for action in longest), key=lambda row: str(row["name"]))
+    return {
+        "version": attempt(lambda: version("vllm"), "") or attempt(lambda: load("__version__", "vllm"), "unknown"),
+        "flags": flags,
+        "fields": attempt(lambda: config_tables({str(row["name"]) for row in flags}), {}),
+        "variables": attempt(lambda: sorted(load("environment_variables", "vllm.envs")), []),
+    }
 
 
 if __name__ == "__main__":
-    # As the command `vllm` builds it: the flags are those of a subcommand.
-    parser = FlexibleArgumentParser(prog="vllm")
-    serve = make_arg_parser(parser.add_subparsers(dest="subparser").add_parser("serve"))
-    actions = [action for action in serve._actions if action.option_strings and action.dest != "help"]
-    lines = json.loads(Path(sys.argv[1]).read_text())
-    answers = {
-        "version": version("vllm"),
-        "flags": [described(action) for action in actions],
-        "configs": config_tables({action.option_strings[0].removeprefix("--") for action in actions}),
-        "refusals": [refusal(parser, words) for words in lines],
-    }
-    Path(sys.argv[2]).write_text(json.dumps(answers))
+    with contextlib.redirect_stdout(sys.stderr):  # what vLLM prints at its import
+        packed = base64.b85encode(zlib.compress(json.dumps(describe(make_parsers()[1])).encode(), 9)).decode()
+    # Docker splits a line of more than 16 KiB.
+    print("", *(f"{MARK}{packed[at : at + 8000]}" for at in range(0, len(packed), 8000)), sep="\n", flush=True)

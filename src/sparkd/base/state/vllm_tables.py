@@ -1,0 +1,45 @@
+"""vllm-tables.json: what the vLLM of each image takes, by the image's id. An image is queried once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from sparkd.base.host import Host, docker_image
+from sparkd.base.host.docker import query
+from sparkd.base.host.files import Files
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.state.file import PUBLIC, Report, StateFile, ignore_report
+from sparkd.base.vllm.flag import SHIPPED, FlagTable
+
+IMAGES_KEPT = 8
+"""Of some 100 KB each; the oldest go first."""
+
+
+class VllmTables(Struct, frozen=True):
+    tables: Mapping[str, FlagTable] = field(default_factory=dict)
+
+    def record(self, image_id: str, table: FlagTable) -> VllmTables:
+        others = [(name, known) for name, known in self.tables.items() if name != image_id]
+        return VllmTables(dict([*others, (image_id, table)][-IMAGES_KEPT:]))
+
+
+FILE = StateFile("vllm-tables.json", VllmTables, PUBLIC)
+
+
+def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:
+    return FILE.read(files, report) or VllmTables()
+
+
+def find_table(host: Host, ref: str) -> FlagTable:
+    """Of the image that has this name here now; SHIPPED where it is away, or gave no answer."""
+    try:
+        tables = read_tables(host.files).tables
+        image = query(host, lambda docker: docker_image.read_image(docker, ref)) if tables and ref else None
+    except (UsageError, DockerError, OSError):
+        return SHIPPED
+    table = tables.get(image.id) if image else None
+    return replace(table, image=ref) if table and table.flags else SHIPPED

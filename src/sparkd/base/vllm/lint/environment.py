@@ -1,0 +1,60 @@
+"""Predicates on the environment. A fork may read variables that no list has: of names, only misprints are certain."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from itertools import islice
+
+import msgspec
+
+from sparkd.base.lib import read_data
+from sparkd.base.vllm.flag import misprint_of
+from sparkd.base.vllm.lint.predicates import Launch, Matches
+
+PREFIXES = ("VLLM_", "NCCL_", "PYTORCH_", "TORCH", "UCX_", "FLASHINFER_", "HF_", "CUDA_")
+MOST_NAMES = 200
+"""Judged for a misprint, which takes 0.3 ms each; a recipe has 40 variables at most."""
+_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_OPTION = re.compile(r"([A-Za-z_]{1,40})=([^,=]{1,40})")
+_ELSEWHERE = re.compile(r"[=^]?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
+"""Names that a Spark does not give to its devices: it has rocep1s0f0 and enp1s0f0np0."""
+
+
+class Variables(msgspec.Struct, frozen=True):
+    names: tuple[str, ...]
+    removed: Mapping[str, str]
+    """Variables that vLLM once had, each with what has its place."""
+
+
+@cache
+def load_variables() -> Variables:
+    return msgspec.convert(tomllib.loads(read_data("variables.toml").decode()), Variables)
+
+
+def misprinted(launch: Launch) -> Matches:
+    known = dict.fromkeys((*launch.vllm.variables, *load_variables().names))
+    others = (name for name in launch.env if name.startswith(PREFIXES) and name not in known)
+    for name in islice(others, MOST_NAMES):
+        if right := misprint_of(name, known):
+            yield f"env.{name}", f"{name} is no variable that is known here: {right} is"
+
+
+def removed(launch: Launch) -> Matches:
+    for name, instead in load_variables().removed.items():
+        if name in launch.env and name not in launch.vllm.variables:
+            yield f"env.{name}", f"{name}={launch.env[name][:40]} does nothing in {launch.vllm.vllm}: {instead}"
+
+
+def wrong_value(launch: Launch) -> Matches:
+    for name in _ALLOCATORS:
+        if match := _OPTION.search(launch.env.get(name, "")):
+            yield f"env.{name}", f"{name}={match[0]}: PyTorch reads it with a colon, {match[1]}:{match[2]}"
+    gpus = launch.env.get("CUDA_VISIBLE_DEVICES", "0")
+    if launch.gpu and re.fullmatch(r"\d+(,\d+)*", gpus) and gpus != "0":
+        yield "env.CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={gpus[:40]}: a Spark has one GPU, 0"
+    for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        if launch.gpu and (match := _ELSEWHERE.match(launch.env.get(name, ""))):
+            yield f"env.{name}", f"{name}={match[0]}: no device of a Spark is called {match[1]}"

@@ -1,0 +1,53 @@
+"""The table of flags that an image's own vLLM has, by its own parser. The image's answer is untrusted input."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from shlex import quote
+
+import msgspec
+from msgspec.structs import replace
+
+from sparkd.base.lib import read_data
+from sparkd.base.vllm.flag import FlagTable
+
+PROGRAM = "vllm_parser.py"
+"""Below sparkd/data."""
+QUERY_SECONDS = 120
+"""Of one core, vLLM 0.32 took 7 s of processor time; its first import also reads some GB from disk."""
+MOST_BYTES = 1 << 20
+"""The table of vLLM 0.32 has 70 KB of JSON."""
+EMPTY = FlagTable("", (), {})
+"""Of an image that gave no answer: it is not queried again."""
+_MARKED = re.compile(r"^sparkd-vllm-parser:(\S{1,8000})\r?$", re.MULTILINE)
+_KNOWN = "max-model-len"
+"""Each build has this flag, or what answered is no vLLM."""
+
+
+def render_query() -> str:
+    """A bash program that prints the table. It always succeeds: an image without a vLLM in Python may still serve."""
+    variables = "VLLM_NO_USAGE_STATS=1 TORCHDYNAMO_DISABLE=1 HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=ERROR"
+    # The python of the program `vllm`, which may be one of a virtual environment.
+    return (
+        'python=$(sed -n "1s/^#! *//p" "$(command -v vllm)" 2>/dev/null | tr -d "\\0")\n'
+        f"{variables} timeout -k 5 {QUERY_SECONDS} ${{python:-python3}} -c {quote(read_data(PROGRAM).decode())} || true"
+    )
+
+
+def parse_answer(log: str, image: str) -> FlagTable:
+    """EMPTY where the log has no usable answer."""
+    packed = "".join(_MARKED.findall(log))
+    try:
+        inflate = zlib.decompressobj()
+        text = inflate.decompress(base64.b85decode(packed), MOST_BYTES)
+        if not inflate.eof:
+            return EMPTY
+        table = replace(msgspec.json.decode(text, type=FlagTable), image=image)
+    except (ValueError, zlib.error, RecursionError):
+        return EMPTY
+    # json escapes all that is no printable ASCII; people see these words.
+    plain = "\\" not in json.dumps(msgspec.to_builtins(table))
+    return table if plain and _KNOWN in table.by_name else EMPTY

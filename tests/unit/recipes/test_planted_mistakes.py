@@ -1,0 +1,93 @@
+"""Mistakes planted into shipped recipes: each is seen, in a sentence with its line and its value or remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.recipes.loader import read_recipe
+from sparkd.base.vllm.flag import SHIPPED
+from sparkd.tools.node.recipe_lint import lint
+
+NAMES = ("deepseek-v4-flash-nvidia", "deepseek-v4-flash-eugr", "dspark-nvfp4-1m", "nemotron-3-super-nvfp4")
+LONG = [flag.name for flag in SHIPPED.flags if len(flag.name) > 14 and flag.kind == "int"]
+KNOWN = [name for name in SHIPPED.variables if name.startswith("VLLM_USE_")]
+Mistake = tuple[str, str, object]
+"""Section, key and value."""
+CLASSES: dict[str, Callable[[Random], Mistake]] = {
+    "misprinted flag": lambda random: ("args", swapped(random.choice(LONG), random), 4),
+    "unknown flag": lambda random: ("args", f"no-such-thing-{random.randint(0, 9)}x", 1),
+    "no number": lambda random: ("args", random.choice(LONG), random.choice(("many", "1.5", "8k8"))),
+    "no choice": lambda random: ("args", "dtype", random.choice(("nvfp4", "bf61", "fp8x"))),
+    "attention backend": lambda random: ("args", "attention-backend", random.choice(("FLASHINFERR", "FLASHY"))),
+    "misprinted variable": lambda random: ("env", swapped(random.choice(KNOWN), random), "1"),
+    "removed variable": lambda random: ("env", random.choice(("VLLM_ATTENTION_BACKEND", "VLLM_USE_V1")), "0"),
+    "allocator": lambda random: ("env", "PYTORCH_CUDA_ALLOC_CONF", f"expandable_segments={random.choice('TF')}rue"),
+    "GPUs": lambda random: ("env", "CUDA_VISIBLE_DEVICES", random.choice(("0,1", "1", "0,1,2,3"))),
+    "device": lambda random: ("env", "NCCL_SOCKET_IFNAME", random.choice(("mlx5_0", "eth0"))),
+    "KV bytes": lambda random: ("args", "kv-cache-memory-bytes", random.choice((6, "200G", 80, "1T"))),
+    "port": lambda random: ("args", "port", random.choice((22, 80, 443))),
+    "host": lambda random: ("args", "host", f"192.168.1.{random.randint(256, 999)}"),
+    "offload": lambda random: ("args", "cpu-offload-gb", random.choice((16, 64))),
+    "block size": lambda random: ("args", "block-size", random.choice((100, 17, 50))),
+    "model": lambda random: ("model", "path", random.choice(("~/models/x", "/a/models--b--c/snapshots/0"))),
+    "limit": lambda random: ("container", "ulimits", {"memlock": "unlimited"}),
+    "shared memory": lambda random: ("container", "shm_bytes", random.choice(("64g", "16G", "8gb"))),
+}  # fmt: skip
+EACH = 300 // len(CLASSES) + 1
+
+
+def swapped(name: str, random: Random) -> str:
+    """Two neighbours that differ, in the last word, change places."""
+    places = [
+        at for at in range(len(name) - 6, len(name) - 1) if name[at] != name[at + 1] and name[at : at + 2].isalpha()
+    ]
+    at = random.choice(places)
+    return name[:at] + name[at + 1] + name[at] + name[at + 2 :]
+
+
+def check(path: Path) -> list[str]:
+    try:
+        loaded, problems = read_recipe(str(path), (path.parent, recipes_dir()))
+    except ConfigError as error:
+        return [str(error)]
+    errors, warnings = lint(loaded, whole=not problems) if loaded else ([], [])
+    return [*problems, *errors, *warnings]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_planted_mistake_is_seen(kind: str, tmp_path: Path) -> None:
+    random = Random(kind)
+    for number in range(EACH):
+        section, key, value = CLASSES[kind](random)
+        path = tmp_path / f"planted-{number}.yaml"
+        lines = ["schema: 1", f"name: planted-{number}", f"extends: {random.choice(NAMES)}", f"{section}:"]
+        path.write_text("\n".join([*lines, f"  {key}: {json.dumps(value)}"]) + "\n")
+        sentences = [one for one in check(path) if f"{path}:" in one or f"{path}," in one]
+        shown = next(iter(value.values())) if isinstance(value, dict) else value
+        good = [one for one in sentences if re.search(r"[:, ](line )?5\b", one) and (key in one or str(shown) in one)]
+        assert good, (key, value, check(path))
+        assert any("(" in one or "must be" in one or "needed" in one for one in good), good
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_mistake_there_is_no_warning(name: str) -> None:
+    assert check(recipes_dir() / f"{name}.yaml") == []
+
+
+def test_the_images_own_variables_count() -> None:
+    table = replace(SHIPPED, image="i:1", variables=("VLLM_USE_V1",))
+    loaded, _ = read_recipe(NAMES[0], (recipes_dir(),))
+    assert loaded is not None
+    old = loaded.recipe.model_copy(update={"env": {"VLLM_USE_V1": "1"}})
+    loaded = loaded._replace(recipe=old) if hasattr(loaded, "_replace") else replace(loaded, recipe=old)
+    assert [one for one in lint(loaded, vllm=table)[1] if "VLLM_USE_V1" in one] == []
+    assert [one for one in lint(loaded)[1] if "VLLM_USE_V1" in one] != []

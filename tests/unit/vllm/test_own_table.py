@@ -1,0 +1,127 @@
+"""The vLLM of an image is queried for its own flags: by a made package, in a real python, with a real bash."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from sparkd.base.host.files import Files
+from sparkd.base.state.vllm_tables import FILE, IMAGES_KEPT, VllmTables, read_tables
+from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
+from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.base.vllm.own_table import EMPTY, MOST_BYTES, parse_answer, render_query
+
+IMAGE = "fork:1"
+ARGS = """
+print("WARNING: noise on stdout")
+def make_arg_parser(parser):
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--enable-fork", action="store_true")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fork4"])
+    return parser
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """vLLM 0.1.dev1 with a flag of a fork, and without --max-num-seqs."""
+    files = {
+        "vllm/__init__.py": "",
+        "vllm/envs.py": 'environment_variables = {"VLLM_FORK_SPEED": lambda: 1}',
+        "vllm/utils/__init__.py": "from argparse import ArgumentParser as FlexibleArgumentParser",
+        "vllm/entrypoints/__init__.py": "",
+        "vllm/entrypoints/openai/__init__.py": "",
+        "vllm/entrypoints/openai/cli_args.py": ARGS,
+        "vllm-0.1.dev1.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0.1.dev1+g83cb22a0e\n",
+        "bin/vllm": f"#!{sys.executable}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bin/vllm").chmod(0o755)
+    return tmp_path
+
+
+def query(site: Path) -> FlagTable:
+    env = {"PYTHONPATH": str(site), "PATH": f"{site}/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    answer = subprocess.run(["bash", "-c", render_query()], env=env, capture_output=True, text=True, check=True)
+    return parse_answer(answer.stderr + answer.stdout, IMAGE)
+
+
+def issues(table: FlagTable, *words: str) -> list[tuple[str, bool]]:
+    argv = ("vllm", "serve", "/m", *words)
+    launch = Launch(flags=first_values(words), gpu=False, given=parse_flags(argv), vllm=table)
+    return [(one.reason, one.blocks) for one in rules.find_issues(launch)]
+
+
+def test_flags_are_judged_by_the_images_own_vllm(site: Path) -> None:
+    table = query(site)
+    assert (table.version, table.image, table.variables) == ("0.1.dev1+g83cb22a0e", IMAGE, ("VLLM_FORK_SPEED",))
+    assert issues(table, "--enable-fork", "--kv-cache-dtype", "fork4", "--max-model-len", "8") == []
+    assert issues(table, "--max-num-seqs", "4") == [("--max-num-seqs is no flag of the vLLM in fork:1", True)]
+    ((reason, blocks),) = issues(table, "--kv-cache-dtype", "fp8")
+    assert blocks, "it is certain"
+    assert "has no choice 'fp8'" in reason
+    ((_, blocks),) = issues(SHIPPED, "--enable-fork")
+    assert not blocks, "the table that comes with sparkd is that of another build"
+    assert IMAGE in table.judge
+    assert SHIPPED.version in SHIPPED.judge
+
+
+def test_an_image_that_can_not_answer_gives_no_table(site: Path) -> None:
+    (site / "vllm/entrypoints/openai/cli_args.py").write_text("raise RuntimeError('no GPU')")
+    assert query(site) == EMPTY
+    (site / "bin/vllm").write_bytes(b"\x7fELF\0\1\2")
+    assert query(site) == EMPTY
+    (site / "bin/vllm").unlink()
+    assert query(site) == EMPTY
+
+
+def test_an_unknown_part_of_a_build_is_left_out(site: Path) -> None:
+    (site / "vllm/envs.py").unlink()
+    assert query(site).variables == ()
+
+
+def packed(content: object) -> str:
+    return "sparkd-vllm-parser:" + base64.b85encode(zlib.compress(json.dumps(content).encode())).decode()
+
+
+GOOD = {"version": "1", "flags": [{"name": "max-model-len", "kind": "int"}], "fields": {}}
+BAD: tuple[object, ...] = (
+    [],
+    {},
+    GOOD | {"flags": []},
+    GOOD | {"flags": [{"name": "max-model-len", "kind": "rubbish"}]},
+    GOOD | {"more": 1},
+    GOOD | {"version": "\x1b[31m"},
+    GOOD | {"variables": ["A\nB"]},
+    GOOD | {"version": "v" * MOST_BYTES},
+)
+
+
+@pytest.mark.parametrize("content", BAD, ids=range(len(BAD)))
+def test_a_wrong_answer_is_none(content: object) -> None:
+    assert parse_answer(f"noise\n{packed(GOOD)}\nnoise", IMAGE).flags
+    assert parse_answer(packed(content), IMAGE) == EMPTY
+
+
+@pytest.mark.parametrize("log", ["", "sparkd-vllm-parser:", "sparkd-vllm-parser:rubbish", packed(GOOD)[:-9]])
+def test_an_answer_that_was_cut_off_is_none(log: str) -> None:
+    assert parse_answer(log, IMAGE) == EMPTY
+
+
+def test_tables_are_kept_by_image(tmp_path: Path) -> None:
+    tables = VllmTables()
+    for number in range(IMAGES_KEPT + 2):
+        tables = tables.record(str(number), replace(SHIPPED, image=IMAGE))
+    assert [*tables.tables] == [str(number) for number in range(2, IMAGES_KEPT + 2)]
+    assert FILE.decode(FILE.encode(tables).encode()) == tables
+    assert read_tables(Files(str(tmp_path))) == VllmTables()

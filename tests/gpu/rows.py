@@ -1,0 +1,354 @@
+"""What is measured: each step adds its rows to the results. The steps stand in the order in which they build on each
+other: a step finds the engine as the one before left it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import machine
+from .results import Results
+from .units import Agent, Guard
+
+CLIENTS, TOKENS = 16, 48 if machine.ON_CPU else 1000
+STREAMS = Path(__file__).parents[1] / "bed/programs/streams.py"
+EATER = STREAMS.with_name("eater.py")
+FLOOR_MOST_MIB = 65536
+"""The largest that memory.floor_mib may be."""
+REPORT = Path("/run/sparkd/report.json")
+OWNER = Path("/run/sparkd/owner.json")
+LOAD_SECONDS, BACK_SECONDS = 300.0, 20.0
+CONFIGURATION = "[supervise]\nstall_seconds = 40\n"
+QUIET_SECONDS = 2.0
+
+
+def wait_for(matches: Callable[[], bool], seconds: float, what: str, pause: float = 0.02) -> float:
+    """Returns the seconds that it took. Raises TimeoutError."""
+    began = time.monotonic()
+    while not matches():
+        if time.monotonic() - began > seconds:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(pause)
+    return time.monotonic() - began
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Empty where it is absent."""
+    try:
+        kept: dict[str, object] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return kept
+
+
+def complete() -> bool:
+    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()
+    request = urllib.request.Request("http://127.0.0.1:8000/v1/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return bool(json.load(answer)["usage"]["completion_tokens"])
+    except OSError:
+        return False
+
+
+def engine_core() -> int:
+    """Its pid. Raises RuntimeError."""
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if comm.read_text().startswith("VLLM::EngineCor"):
+                return int(comm.parent.name)
+        except OSError:
+            continue
+    raise RuntimeError("no engine core runs")
+
+
+@dataclass
+class Streams:
+    requests: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def streaming() -> Iterator[Streams]:
+    """Clients that stream from now on; once left, what came of their requests."""
+    streams, command = Streams(), [sys.executable, "-IBS", str(STREAMS), str(CLIENTS), str(TOKENS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        time.sleep(QUIET_SECONDS)
+        try:
+            yield streams
+        finally:
+            answer = json.loads(process.communicate("over\n", timeout=180)[0])
+            streams.requests, streams.wrong = answer["requests"], answer["wrong"]
+
+
+class Proof:
+    """The agent under its stand-in for systemd, and the results."""
+
+    def __init__(self, results: Results, folder: Path) -> None:
+        self.results, self.folder = results, folder
+        self.agent: Agent | None = None
+        self._guard = Guard(folder / "guard.log")
+
+    def start(self, extra: str = CONFIGURATION) -> Agent:
+        machine.write_configuration(extra)
+        self.agent = Agent(self.folder / "agent.log", os.environ)
+        return self.agent
+
+    @property
+    def running(self) -> Agent:
+        if self.agent is None or self.agent.over:
+            raise RuntimeError(f"no agent runs: {self.agent and self.agent.ended}")
+        return self.agent
+
+    def await_ready(self, agent: Agent) -> float:
+        """Seconds. Raises TimeoutError, RuntimeError."""
+
+        def ready() -> bool:
+            if agent.over:
+                raise RuntimeError(f"the agent ended: {agent.ended}")
+            return agent.ready_at is not None
+
+        return wait_for(ready, LOAD_SECONDS, "READY")
+
+
+# -- the start
+
+
+def describe_load(proof: Proof) -> str:
+    """The load alone: before it a start may wait after earlier failures."""
+    loads = re.findall(r"engine\.readiness\.reached seconds=([\d.]+)", (proof.folder / "agent.log").read_text())
+    return f"the load {float(loads[-1]):.1f} s" if loads else "no load"
+
+
+def cold(proof: Proof) -> None:
+    seconds = proof.await_ready(proof.start())
+    proof.results.add("READY, cold caches", f"{seconds:.1f} s, {describe_load(proof)}", complete(), seconds=seconds)
+
+
+def commands(proof: Proof) -> None:
+    """What people type first, beside the engine."""
+    for name in ("status", "endpoint", "preflight --dry-run --all", "history"):
+        text = proof_text(proof, f"{name.split()[0]}.txt", "sparkd", *name.split())
+        proof.results.add(f"`sparkd {name}`", " ".join(text.split())[:100], "Traceback" not in text)
+    began = time.monotonic()
+    text = proof_text(proof, "smoke.txt", "sparkd", "smoke")
+    bad = re.search(r"bad outputs: (\d+)", text)
+    measured = f"{bad[0] if bad else text[-200:]} in {time.monotonic() - began:.1f} s"
+    proof.results.add("`sparkd smoke`", measured, bad is not None and bad[1] == "0")
+    levels = "1" if machine.ON_CPU else "1,8,32"
+    text = proof_text(proof, "bench.txt", "sparkd", "bench", "--runs", "2", "--concurrency", levels, "--depth", "0")
+    proof.results.add("`sparkd bench`", " ".join(text.split())[:300], "tokens/s" in text)
+
+
+def proof_text(proof: Proof, name: str, *words: str) -> str:
+    """The command's output, kept."""
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=180, check=False)
+    (proof.folder / name).write_text(f"$ {' '.join(words)}\n{done.stdout}[{done.returncode}]\n")
+    return done.stdout
+
+
+def nvml(proof: Proof) -> None:
+    """Idle and at full load."""
+    for name, busy in (("idle", False), ("matrix products", True)):
+        load = [machine.torch_python(), str(machine.FILES / "busy-gpu"), "8"]
+        process = subprocess.Popen(load, stdout=subprocess.PIPE) if busy else None
+        if process is not None and process.stdout is not None:
+            process.stdout.readline()
+            time.sleep(4)
+        try:
+            read = json.loads(machine.run("/usr/bin/python3", "-IBS", machine.FILES / "nvml-beside"))
+        finally:
+            if process is not None:
+                process.kill()
+                process.wait()
+        (proof.folder / f"nvml-{name.split()[0]}.json").write_text(json.dumps(read, indent=1))
+        smi, (before, after) = read["smi"], read["sparkd"]
+        between = [
+            min(one) - 0.05 * max(one) <= value <= 1.05 * max(one)
+            for *one, value in zip(before, after, smi, strict=True)
+        ]
+        same = read["total_mib"] == read["smi_total_mib"] and read["processes"] == read["smi_processes"]
+        texts = [f"{one[0]:g} MHz {one[1]:.1f} W {one[2]:g} % {one[3]:g} C" for one in (before, smi, after)]
+        measured = f"{texts[0]}; nvidia-smi {texts[1]}; {texts[2]}"
+        proof.results.add(f"NVML beside nvidia-smi, {name}", measured, same and all(between), seconds=read["seconds"])
+
+
+# -- an engine outlives its agent
+
+
+def adoption(proof: Proof) -> None:
+    agent = proof.running
+    _outlive(proof, "kill -9 of the agent", _kill_once)
+    _outlive(proof, "reload (exec in place)", _reload, new_pid=False)
+    _outlive(proof, "kill -9 of the agent again", _kill_once)
+    core, ends, began = engine_core(), len(agent.ended), agent.kill()
+    wait_for(lambda: not Path(f"/proc/{core}").exists(), 60, "the end of the rank")
+    gone = time.monotonic() - began
+    wait_for(lambda: len(agent.ended) > ends, 10, "the agent's end")
+    wait_for(lambda: agent.ready_at is not None and agent.ready_at > began + gone, LOAD_SECONDS, "READY again")
+    seconds = time.monotonic() - began
+    measured = (
+        f"the rank ended after {gone:.1f} s, {describe_load(proof)}, READY with another {seconds:.1f} s after the kill"
+    )
+    proof.results.add("third crash within 10 min", measured, complete(), ended_seconds=gone, seconds=seconds)
+
+
+def twice(proof: Proof) -> None:
+    """The second one while the next agent takes the rank over."""
+    _outlive(proof, "kill -9 twice, the second during the take-over", _kill_twice)
+
+
+def _kill_once(agent: Agent) -> None:
+    agent.kill()
+
+
+def _reload(agent: Agent) -> None:
+    done = agent.reload()
+    if done.returncode:
+        raise RuntimeError(f"reload ended with {done.returncode}: {done.stdout}{done.stderr}")
+
+
+def _kill_twice(agent: Agent) -> None:
+    old = agent.pid
+    agent.kill()
+    wait_for(lambda: read_json(OWNER).get("pid") not in (None, old), 20, "the next agent to have the lock", 0.005)
+    agent.kill()
+
+
+def _outlive(proof: Proof, name: str, act: Callable[[Agent], None], new_pid: bool = True) -> None:
+    agent = proof.running
+    pid, core, rank = agent.pid, engine_core(), machine.containers()
+    owned = OWNER.stat().st_mtime_ns
+    with streaming() as streams:
+        began = time.monotonic()
+        act(agent)
+
+        def back() -> bool:
+            report = read_json(REPORT)
+            again = OWNER.stat().st_mtime_ns != owned and REPORT.stat().st_mtime_ns >= OWNER.stat().st_mtime_ns
+            return (
+                again and (agent.pid != pid) == new_pid and report["pid"] == agent.pid and report["phase"] == "serving"
+            )
+
+        try:
+            wait_for(back, BACK_SECONDS, f"{name}: the agent to serve again", 0.01)
+        except TimeoutError:
+            print(f"owner {read_json(OWNER)}\nreport {str(read_json(REPORT))[:500]}\nends {agent.ended}")
+        seconds = time.monotonic() - began
+        time.sleep(QUIET_SECONDS)
+    same = Path(f"/proc/{core}").exists() and machine.containers() == rank
+    measured = (
+        f"{len(streams.wrong)} of {streams.requests} requests failed; taken over after {seconds:.1f} s"
+        f"{'' if same else '; another engine'}{'; first: ' + streams.wrong[0] if streams.wrong else ''}"
+    )
+    good = same and not streams.wrong and streams.requests >= CLIENTS and seconds < BACK_SECONDS
+    figures = {"requests": streams.requests, "failed": len(streams.wrong), "seconds": seconds}
+    proof.results.add(f"{name}, {CLIENTS} streaming clients", measured, good, **figures)
+
+
+# -- faults of the engine
+
+
+def kill_core(proof: Proof) -> None:
+    agent, ends, began = proof.running, len(proof.running.ended), time.monotonic()
+    os.kill(engine_core(), signal.SIGKILL)
+    wait_for(lambda: len(agent.ended) > ends, 60, "the agent's end")
+    ended, how = agent.ended[-1]
+    _await_again(
+        proof, "kill -9 of the engine's core", began, f"the agent ended after {ended - began:.1f} s ({how})", True
+    )
+
+
+def stop_core(proof: Proof) -> None:
+    agent, ends, began = proof.running, len(proof.running.ended), time.monotonic()
+    os.kill(engine_core(), signal.SIGSTOP)
+    body = '{"model": "tiny", "prompt": "hello", "max_tokens": 8}'
+    words = ["curl", "-s", "-m", "100", "-H", "Content-Type: application/json", "-d", body]
+    client = subprocess.Popen([*words, "http://127.0.0.1:8000/v1/completions"], stdout=subprocess.DEVNULL)
+    wait_for(lambda: len(agent.ended) > ends, 120, "the agent's end")
+    ended, how = agent.ended[-1]
+    client.wait()
+    kept = [path for path in Path("/var/lib/sparkd/stacks").glob("*") if path.stat().st_mtime > time.time() - 120]
+    texts = [path.read_text(errors="replace") for path in kept]
+    (proof.folder / "stacks.txt").write_text("\n".join(texts))
+    python = any("MainThread" in text for text in texts)
+    seconds = ended - began
+    measured = f"the agent ended after {seconds:.1f} s ({how}), {len(kept)} file of stacks{', of Python too' * python}"
+    _await_again(proof, "SIGSTOP of the engine's core, one request", began, measured, python and seconds < 60)
+
+
+def _await_again(proof: Proof, name: str, began: float, measured: str, good: bool) -> None:
+    agent = proof.running
+    wait_for(lambda: agent.ready_at is not None and agent.ready_at > began, LOAD_SECONDS, "READY again")
+    seconds, tokens = time.monotonic() - began, complete()
+    again = f"{describe_load(proof)}, READY {seconds:.1f} s after the fault, {'tokens' if tokens else 'NO tokens'}"
+    measured = f"{measured}; {again}"
+    proof.results.add(name, measured, good and tokens, seconds=seconds)
+
+
+def stop(proof: Proof) -> None:
+    agent = proof.running
+    seconds = agent.stop()
+    left = machine.containers()
+    measured = f"{agent.result} in {seconds:.1f} s, {len(left)} containers left"
+    proof.results.add("stop of the unit", measured, agent.result == "success" and not left, seconds=seconds)
+
+
+def warm(proof: Proof) -> None:
+    seconds = proof.await_ready(proof.start())
+    proof.results.add("READY, warm caches", f"{seconds:.1f} s, {describe_load(proof)}", complete(), seconds=seconds)
+
+
+def oom(proof: Proof) -> None:
+    _outlive(proof, "OOM kill of the agent", Agent.exhaust)
+    result = proof.running.ended[-1][1]
+    proof.results.add("the kernel's reason for that end", result, result.startswith("oom-kill"))
+
+
+# -- memory of the machine
+
+
+def hog(proof: Proof) -> None:
+    """Another program takes memory until less is left than the guard's floor: the rank ends, and comes back."""
+    if proof.agent is not None:
+        proof.agent.stop()
+    available = _available_mib()
+    floor = min(FLOOR_MOST_MIB, available - 20_480) if not machine.ON_CPU else available - 6144
+    agent = proof.start(f"{CONFIGURATION}[memory]\nfloor_mib = {floor}\n")
+    proof.await_ready(agent)
+    core, ends = engine_core(), len(agent.ended)
+    gib = (_available_mib() - floor) / 1024 + 1
+    eater = subprocess.Popen([sys.executable, "-IBS", str(EATER), "2", f"{gib:.1f}"], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: _available_mib() < floor or not Path(f"/proc/{core}").exists(), 120, "the shortage", 0.005)
+        began = time.monotonic()
+        wait_for(lambda: not Path(f"/proc/{core}").exists(), 60, "the end of the rank", 0.005)
+        gone = time.monotonic() - began
+        wait_for(lambda: len(agent.ended) > ends, 60, "the agent's end")
+    finally:
+        eater.kill()
+        eater.wait()
+    how = agent.ended[-1][1]
+    measured = f"{gib:.0f} GiB taken, floor {floor} MiB: the core had ended {gone:.2f} s after the shortage ({how})"
+    _await_again(proof, "memory hog against the guard", began, measured, gone < 5)
+
+
+def _available_mib() -> int:
+    return int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1]) >> 10  # type: ignore[index]  # each kernel has it
+
+
+STEPS: dict[str, Callable[[Proof], None]] = {
+    "nvml": nvml, "cold": cold, "commands": commands, "adoption": adoption, "twice": twice, "kill-core": kill_core,
+    "stop-core": stop_core, "stop": stop, "warm": warm, "oom": oom, "hog": hog,
+}  # fmt: skip

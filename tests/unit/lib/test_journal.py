@@ -59,6 +59,26 @@ def test_sparkds_own_events_are_bounded_too_and_what_was_dropped_is_counted() ->
     assert sum(line.startswith("<4>event ") for line in lines) == 60_000 - dropped > 5_000
 
 
+def test_a_checkpoint_passes_once_what_was_queued_before_it_is_written() -> None:
+    reading, writing = os.pipe()
+    made = Journal(writing)
+    for _ in range(1000):
+        made.put(6, "x" * 1000)
+    early = made.checkpoint()
+    time.sleep(0.1)
+    assert not early(), "nobody reads"
+    deadline = time.monotonic() + 10
+    while not early():
+        os.read(reading, 1 << 16)
+        assert time.monotonic() < deadline
+    made.put(6, "later")
+    assert early()
+    os.close(reading)
+    made.close(10)
+    assert made.checkpoint()(), "given up"
+    os.close(writing)
+
+
 def test_a_closed_pipe_ends_the_writing_and_not_the_agent() -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -23,9 +23,8 @@ def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", ag
     """From now on it is this agent's. `since`: position in its log."""
     follow, keep = partial(docker.follow_log, agent.host, rank.container_id), agent.actions.keep_log_position
     forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
-    log = LogReader(
-        follow, forwarder, agent.journal.put, agent.events, agent.loop.wake, since, keep, lambda: agent.journal.idle
-    )
+    journal = agent.journal
+    log = LogReader(follow, forwarder, journal.put, agent.events, agent.loop.wake, since, keep, journal.checkpoint)
     running = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop, age_seconds)
     agent.rank.take(running)
     return running

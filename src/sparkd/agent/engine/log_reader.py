@@ -39,21 +39,23 @@ class LogReader:
         wake: Callable[[], None],
         since: str = "0",
         keep: Callable[[str], object] = lambda _: None,
-        written: Callable[[], bool] = lambda: True,
+        checkpoint: Callable[[], Callable[[], bool]] = lambda: lambda: True,
     ) -> None:
         """`follow(since)` opens the log as `dockerd.reader.follow_log`, raising DockerError.
 
         `wake` is called at each step, at the first error, and when docker goes away; `keep` once a second at most, with
-        a position up to which all is read, and `written`: from there on another process continues.
+        a position up to which all is read, and written by `checkpoint`, the journal's: another process continues there.
         """
         self._follow = follow
         self._forwarder = forwarder
         self._put = put
         self._events = events
-        self._since, self._keep, self._written = since, keep, written
+        self._since, self._keep, self._checkpoint = since, keep, checkpoint
         self._last = b""
         """The piece that was read last, with its stamp."""
-        self._kept_at, self._earlier = time.monotonic(), b""
+        self._kept_at, self._earlier, self._due = time.monotonic(), b"", b""
+        """`_due`: the piece whose position is kept once that checkpoint has passed."""
+        self._is_written: Callable[[], bool] = lambda: True
         self._failures: set[str] = set()
         self._kernels: set[str] = set()
         self._serving = False
@@ -108,8 +110,7 @@ class LogReader:
                     data.partition(b" ")[2], serving=self._serving or self.progress.serving
                 ):
                     self._process_line(stream, line)
-            if time.monotonic() - self._kept_at >= KEEP_SECONDS:
-                self._keep_position()
+            self._keep_position()
         for stream, splitter in splitters.items():
             for line in splitter.flush():
                 self._process_line(stream, line)
@@ -122,14 +123,18 @@ class LogReader:
         return self._since
 
     def _keep_position(self) -> None:
-        """That of a second ago, once all of that time is in the journal: a line may come twice, and none is lost."""
-        self._kept_at = time.monotonic()
-        if not self._written():
-            return
-        before, self._earlier = self._earlier, self._last
-        if before:
+        """That of a second ago, once all of that time is in the journal: a line may come twice, and none is lost.
+
+        Not only where nothing waits to be written: beside an engine that logs without a pause something always does.
+        """
+        now = time.monotonic()
+        if now - self._kept_at >= KEEP_SECONDS and not self._due:
+            self._kept_at, self._due, self._earlier = now, self._earlier, self._last
+            self._is_written = self._checkpoint()
+        if self._due and self._is_written():
             with suppress(OSError, ValueError):
-                self._keep(since_of(before))
+                self._keep(since_of(self._due))
+            self._due = b""
 
     def _process_line(self, stream: int, line: str) -> None:
         now, before = time.monotonic(), self.progress

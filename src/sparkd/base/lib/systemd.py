@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import sdnotify
 
@@ -31,8 +31,8 @@ class Journal:
         self._dropped = 0
         self._closed = False
         self._written_bytes = 0
-        self._waits = False
-        """The writer has nothing to write."""
+        self._accepted = self._taken = self._handled = 0
+        """Lines so far: queued, taken from the queue, and written or given up."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
@@ -47,14 +47,15 @@ class Journal:
             if self._dropped:
                 self._queue_count()
             self._lines.append(line)
+            self._accepted += 1
             self._queued_bytes += len(line)
             self._changed.notify()
 
-    @property
-    def idle(self) -> bool:
-        """Whether all that was queued is written."""
+    def checkpoint(self) -> Callable[[], bool]:
+        """Returns what says whether all that is queued now is written."""
         with self._changed:
-            return not self._lines and self._waits
+            accepted = self._accepted
+        return lambda: self._handled >= accepted
 
     def close(self, seconds: float, patience_seconds: float = math.inf) -> None:
         """Write what is queued, for at most `seconds`; give up once nothing could be written for `patience_seconds`."""
@@ -71,19 +72,20 @@ class Journal:
     def _queue_count(self) -> None:
         line = f"<4>journal.lines.dropped count={self._dropped}\n".encode()
         self._lines.append(line)
+        self._accepted += 1
         self._queued_bytes += len(line)
         self._dropped = 0
 
     def _batch(self) -> bytes:
         """Waits for lines; empty once the journal is closed."""
         with self._changed:
-            self._waits = not self._lines
+            self._handled = self._taken
             while not self._lines and not self._closed:
                 self._changed.wait()
-            self._waits = False
             batch = bytearray()
             while self._lines and len(batch) < (64 << 10):
                 batch += self._lines.popleft()
+                self._taken += 1
             self._queued_bytes -= len(batch)
             return bytes(batch)
 

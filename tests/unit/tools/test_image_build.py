@@ -26,7 +26,7 @@ from sparkd.base.lib.text import GIB, MIB
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.cli.model import explain_interrupt
 from sparkd.tools.models import image_build
-from sparkd.tools.models.image_build import Sources, find_memory, find_remedy, read_sources
+from sparkd.tools.models.image_build import Sources, find_memory, find_remedy, find_store, read_sources
 
 BASE = Image("sha256:" + "1" * 64, "arm64", "linux", "", 1000, "", (), (), ())
 
@@ -212,6 +212,22 @@ def test_a_failed_step_says_what_helps(output: str, needle: str) -> None:
     assert needle in find_remedy(output, 5 * GIB)
 
 
+@pytest.mark.parametrize(
+    ("info", "folder"),
+    [
+        ({"DockerRootDir": "/data/docker", "DriverStatus": [["Backing Filesystem", "extfs"]]}, "/data/docker"),
+        (
+            {"DockerRootDir": "/data/docker", "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]},
+            "/var/lib/containerd",
+        ),
+        ({"DockerRootDir": 7, "DriverStatus": None}, "/"),
+        (None, "/"),
+    ],
+)
+def test_room_is_looked_for_where_docker_keeps_its_images(info: object, folder: str) -> None:
+    assert find_store(info) == folder
+
+
 def test_an_interrupt_says_what_stays_and_how_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), explain_interrupt("my recipe"):
         raise KeyboardInterrupt
@@ -237,7 +253,11 @@ def test_a_label_of_somebody_elses_is_bounded_and_escaped() -> None:
     assert all(line.isprintable() and len(line) <= 260 for line in shown)
 
 
-@pytest.mark.parametrize("label", [None, "", "7", "{", '{"base": 1}', "x" * 70_000])
+MANY_STEPS = json.dumps({"base": "a", "base_id": "b", "steps": [["", ""]] * 65})
+LABELS_OF_OTHERS = [None, "", "7", "{", '{"base": 1}', "x" * 70_000, '{"x": ' + "[" * 60_000, MANY_STEPS]
+
+
+@pytest.mark.parametrize("label", LABELS_OF_OTHERS)
 def test_a_label_that_sparkd_did_not_write_is_none(label: str | None) -> None:
     class Reader(DockerReader):
         def __init__(self) -> None: ...

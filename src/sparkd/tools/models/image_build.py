@@ -156,10 +156,19 @@ def find_images(sources: Sources, host: Host) -> tuple[Image, str, BuiltFrom | N
     below, before, built, info = found
     if below is None:
         raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
-    root = info.get("DockerRootDir") if isinstance(info, dict) else None
-    (room,) = read_rooms(host, (str(root or "/"),))
+    (room,) = read_rooms(host, (find_store(info),))
     require_room(room, below.size_bytes // 2, f" to build from {base}", "; docker system df", None)
     return below, before.id if before else "", built
+
+
+def find_store(info: object) -> str:
+    """The folder of docker's images, by its `info`. That of containerd's store is containerd's, which nobody names."""
+    match info:
+        case {"DriverStatus": [*pairs]} if ["driver-type", "io.containerd.snapshotter.v1"] in pairs:
+            return "/var/lib/containerd"
+        case {"DockerRootDir": str(root)} if root.startswith("/"):
+            return root
+    return "/"
 
 
 def find_memory(host: Host, memory: Memory) -> int:

@@ -22,7 +22,7 @@ from sparkd.agent.actions import Actions
 from sparkd.agent.daemon import reboot
 from sparkd.agent.daemon.reboot import APART_SECONDS, find_earlier, find_session, reboot_if_due
 from sparkd.agent.daemon.shutdown import shutdown_on_error
-from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.agent.preflight.check import Finding, Level, Verdict, verdict
 from sparkd.agent.preflight.gate import Admission
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
@@ -180,6 +180,15 @@ def test_a_finding_beside_it_that_is_unsure_leaves_it_unproven(level: Level, pro
     refusal = Admission((), findings, ()).refusal()
     assert isinstance(refusal, NeedsPersonError)
     assert refusal.proven is proven
+
+
+def test_what_is_unsure_in_the_same_check_leaves_it_unproven() -> None:
+    """As an engine that can't be ended, beside one whose owner is unknown: a reboot would end that too."""
+    stuck = Verdict(Level.BLOCK, "asleep", needs_person=True, action=Action.REBOOT)
+    for other, proven in ((Verdict(Level.UNKNOWN, "whose is it?"), False), (Verdict(Level.WARN, "old"), True)):
+        refusal = Admission((), (Finding("stray-workers", verdict((other, stuck), ""), {}, 0),), ()).refusal()
+        assert isinstance(refusal, NeedsPersonError)
+        assert (refusal.action, refusal.proven) == (Action.REBOOT, proven)
 
 
 def test_the_words_of_an_engine_never_bring_the_action(node: Node) -> None:

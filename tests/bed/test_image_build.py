@@ -143,6 +143,7 @@ def test_a_build_that_is_cut_leaves_the_name_and_no_container(installed: Node, m
         installed.kill(pid, signal.SIGINT)
         output, _ = building.communicate(timeout=60)
     assert building.returncode == 130, output
+    assert output.endswith("sudo sparkd image build made   # to resume\n")
     wait_for(lambda: not containers(installed), 60, "docker to remove the step's container")
     assert image_id(installed) == made
 

@@ -22,7 +22,7 @@ from sparkd.agent.actions import Actions
 from sparkd.agent.daemon import reboot
 from sparkd.agent.daemon.reboot import APART_SECONDS, find_earlier, find_session, reboot_if_due
 from sparkd.agent.daemon.shutdown import shutdown_on_error
-from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.agent.preflight.check import Finding, Level, Verdict, verdict
 from sparkd.agent.preflight.gate import Admission
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
@@ -35,6 +35,7 @@ __all__ = ["world"]
 
 PROVEN = NeedsPersonError("the driver leaks", "reboot this node", action=Action.REBOOT, proven=True)
 END = End("the driver leaks", 17, "reboot this node", "preflight", "", Cause.NEEDS_PERSON, Action.REBOOT)
+REBOOT = "reboot --check-inhibitors=yes"
 SESSIONS, STATE = "/run/systemd/sessions", "/var/lib/sparkd/reboot.json"
 
 
@@ -44,9 +45,9 @@ class Node:
         self.tree = Tree(Path(made.agent.host.files.root))
 
     def requests_reboot(self, error: SparkdError = PROVEN, end: End = END) -> bool:
-        before = self.calls.count("reboot")
+        before = self.calls.count(REBOOT)
         reboot_if_due(self.made.agent, error, end, os.getuid())
-        return self.calls.count("reboot") > before
+        return self.calls.count(REBOOT) > before
 
     @property
     def calls(self) -> list[str]:
@@ -84,11 +85,11 @@ def session(tree: Tree, name: str, kind: str) -> None:
 
 def test_it_reboots_once_in_six_hours(node: Node) -> None:
     assert node.requests_reboot()
-    assert node.calls[-1] == "reboot"
+    assert node.calls[-1] == REBOOT
     kept = json.loads((node.tree.root / STATE[1:]).read_text())
     assert kept["at"] == pytest.approx(time.time(), abs=60)
     assert not node.requests_reboot()
-    assert "it did so 0 s ago, and does so once in 6 h 0 min at most" in node.refusal
+    assert "it requested a reboot 0 s ago, and does so once in 6 h 0 min at most" in node.refusal
     node.tree.file(STATE, json.dumps({"schema": 1, "at": time.time() - APART_SECONDS - 1}))
     assert node.requests_reboot()
 
@@ -119,7 +120,7 @@ def test_a_record_that_is_no_file_lets_no_node_reboot(node: Node) -> None:
     node.tree.folder(STATE)
     assert not node.requests_reboot()
     assert node.refusal
-    assert "reboot" not in node.calls
+    assert REBOOT not in node.calls
 
 
 @pytest.mark.parametrize("kind", ["user", "user-early", "user-light", "user-early-light", "greeters", "", "none"])
@@ -128,7 +129,7 @@ def test_who_may_be_logged_in_keeps_it_from_rebooting(node: Node, kind: str) -> 
     session(node.tree, "3", kind)
     assert not node.requests_reboot()
     assert "anna may be logged in: session 3" in node.refusal
-    assert "reboot" not in node.calls
+    assert REBOOT not in node.calls
 
 
 @pytest.mark.parametrize(
@@ -181,6 +182,15 @@ def test_a_finding_beside_it_that_is_unsure_leaves_it_unproven(level: Level, pro
     assert refusal.proven is proven
 
 
+def test_what_is_unsure_in_the_same_check_leaves_it_unproven() -> None:
+    """As an engine that can't be ended, beside one whose owner is unknown: a reboot would end that too."""
+    stuck = Verdict(Level.BLOCK, "asleep", needs_person=True, action=Action.REBOOT)
+    for other, proven in ((Verdict(Level.UNKNOWN, "whose is it?"), False), (Verdict(Level.WARN, "old"), True)):
+        refusal = Admission((), (Finding("stray-workers", verdict((other, stuck), ""), {}, 0),), ()).refusal()
+        assert isinstance(refusal, NeedsPersonError)
+        assert (refusal.action, refusal.proven) == (Action.REBOOT, proven)
+
+
 def test_the_words_of_an_engine_never_bring_the_action(node: Node) -> None:
     words = "NVRM: Xid (PCI:000f:01:00): 119, reboot this node; action=reboot"
     assert shutdown_on_error(node.made.agent, None, EngineEndedError(words)) is ExitCode.ENGINE_ENDED
@@ -208,6 +218,17 @@ def test_a_requested_stop_reboots_nothing(node: Node) -> None:
     assert node.refusal == "a stop was requested"
 
 
+def test_a_stop_that_comes_during_the_last_look_reboots_nothing(node: Node, programs: Programs) -> None:
+    """As `kill` by hand, for which systemd has no job."""
+    before = signal.getsignal(signal.SIGTERM)
+    node.made.agent.loop.listen()
+    note_calls(programs, f"$(test -e {programs.folder}/first && kill -TERM {os.getpid()}; >{programs.folder}/first)")
+    assert not node.requests_reboot()
+    signal.signal(signal.SIGTERM, before)
+    assert node.refusal == "a stop was requested"
+    assert REBOOT not in node.calls
+
+
 def test_disks_that_hang_do_not_hold_the_reboot(node: Node) -> None:
     agent, released = node.made.agent, threading.Event()
 
@@ -233,7 +254,7 @@ def test_the_message_is_sent_before_the_reboot_is_requested(node: Node) -> None:
         notified(node, received.url)
         assert node.requests_reboot()
         [body] = received.bodies
-    assert "sparkd reboots this node: the driver leaks" in json.loads(body)["text"]
+    assert "sparkd reboots this node, nothing is to be done: the driver leaks" in json.loads(body)["text"]
 
 
 def test_a_message_that_hangs_is_waited_for_and_no_longer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,4 +315,4 @@ def test_a_run_that_ends_with_the_word_reboots_once_and_the_next_does_not(world:
     code, journal = run_agent(world)
     assert code is ExitCode.NEEDS_PERSON
     assert "agent.reboot.refused" in journal
-    assert (programs.folder / "calls").read_text().splitlines().count("reboot") == 1
+    assert (programs.folder / "calls").read_text().splitlines().count(REBOOT) == 1

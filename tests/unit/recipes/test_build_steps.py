@@ -55,6 +55,8 @@ def test_each_step_is_one_line_whatever_is_in_it(tmp_path: Path) -> None:
         ({"git": GIT["git"], "to": "/x"}, "must be one of"),
         ({"run": " "}, "must be commands for bash"),
         ({"run": "x" * (LONGEST_RUN + 1)}, f"of at most {LONGEST_RUN} letters"),
+        ({"run": "\u00e9" * LONGEST_RUN}, "is too long"),
+        ({"env": {f"A{number}": "x" * 4000 for number in range(17)}}, "is too long"),
         ({"run": "a\0b"}, "NUL"),
         ({"add": "x"}, "there is no such key"),
         ({"copy": "../secret", "to": "/x"}, "must be the path of a file or folder beside the recipe's file"),

@@ -8,18 +8,25 @@ import os
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pytest
 from msgspec.structs import replace
+from tests.tree import Tree
 from tests.unit.docker_server import STREAM, chunk, dockerd, json_response, plain
+from tests.unit.node_reports import HEAD
 
 from sparkd.agent.actions import image_build as dockers
+from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host
 from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, read_built
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.base.lib.text import GIB, MIB
+from sparkd.base.status.model import Phase, dump
+from sparkd.tools.cli.model import explain_interrupt
 from sparkd.tools.models import image_build
-from sparkd.tools.models.image_build import Sources, read_sources
+from sparkd.tools.models.image_build import Sources, find_memory, find_remedy, find_store, read_sources
 
 BASE = Image("sha256:" + "1" * 64, "arm64", "linux", "", 1000, "", (), (), ())
 
@@ -139,19 +146,93 @@ def test_each_difference_from_the_build_before_is_said(mod: Path) -> None:
 
 def run(*messages: object) -> tuple[list[str], str]:
     """Lines and image of a docker that answers a build with these messages."""
+    return run_limited(*messages)[:2]
+
+
+def run_limited(*messages: object) -> tuple[list[str], str, str]:
+    """And the request's path."""
+    requests = list[str]()
     pieces = (STREAM, *(chunk(json.dumps(one).encode() + b"\r\n") for one in messages), chunk(b""))
 
     def answer(request: str) -> Iterable[bytes]:
+        requests.append(request)
         return pieces if plain(request) == "POST /build" else json_response({})
 
     lines: list[str] = []
     with dockerd(answer) as path:
-        made = dockers.build(b"", {}, cached=True, socket_path=path)
+        made = dockers.build(b"", {}, 5 * GIB, cached=True, socket_path=path)
         while True:
             try:
                 lines.append(next(made))
             except StopIteration as ended:
-                return lines, str(ended.value)
+                return lines, str(ended.value), requests[-1]
+
+
+def test_a_steps_memory_is_bounded_without_swap() -> None:
+    query = parse_qs(run_limited({"aux": {"ID": "sha256:1"}})[2].split()[1].partition("?")[2])
+    assert (query["memory"], query["memswap"]) == ([str(5 * GIB)], [str(5 * GIB)])
+
+
+def node(tree: Tree, available_mib: int, phase: Phase | None = None) -> Host:
+    tree.file("/proc/meminfo", f"MemTotal: 9 kB\nMemFree: 9 kB\nMemAvailable: {available_mib << 10} kB\n")
+    if phase is not None:
+        tree.process(HEAD.pid, "sparkd", start_time=HEAD.start_time)
+        tree.file("/run/sparkd/report.json", dump(replace(HEAD, phase=phase)))
+    return Host(tree.root)
+
+
+def test_a_step_gets_what_is_available_without_what_an_engine_needs_left(tree: Tree) -> None:
+    memory = Memory(headroom_gib=2, floor_mib=512)
+    assert find_memory(node(tree, 10_000, Phase.SERVING), memory) == (10_000 - 2560) * MIB
+    assert find_memory(node(tree, 2560 + 2048), memory) == 2 * GIB
+    with pytest.raises(BlockedError, match=r"4.5 GiB of memory available, 4.5 GiB needed") as caught:
+        find_memory(node(tree, 2560 + 2047), memory)
+    assert "sudo systemctl stop sparkd-head sparkd-worker" in caught.value.hint
+
+
+@pytest.mark.parametrize("phase", [Phase.LAUNCHING, Phase.LOADING])
+def test_nothing_is_built_while_an_engine_takes_its_memory(tree: Tree, phase: Phase) -> None:
+    with pytest.raises(BlockedError, match="an engine is loading"):
+        find_memory(node(tree, 100_000, phase), Memory())
+
+
+@pytest.mark.parametrize(
+    ("output", "needle"),
+    [
+        ("The command '/bin/bash' returned a non-zero code: 137", "5.0 GiB of memory"),
+        (
+            "g++: fatal error: Killed signal terminated program cc1plus\nreturned a non-zero code: 1",
+            "5.0 GiB of memory",
+        ),
+        ("write /x: no space left on device", "docker system df"),
+        ("Skilled\nreturned a non-zero code: 1", "correct the recipe's step"),
+    ],
+)
+def test_a_failed_step_says_what_helps(output: str, needle: str) -> None:
+    assert needle in find_remedy(output, 5 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("info", "folder"),
+    [
+        ({"DockerRootDir": "/data/docker", "DriverStatus": [["Backing Filesystem", "extfs"]]}, "/data/docker"),
+        (
+            {"DockerRootDir": "/data/docker", "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]},
+            "/var/lib/containerd",
+        ),
+        ({"DockerRootDir": 7, "DriverStatus": None}, "/"),
+        (None, "/"),
+    ],
+)
+def test_room_is_looked_for_where_docker_keeps_its_images(info: object, folder: str) -> None:
+    assert find_store(info) == folder
+
+
+def test_an_interrupt_says_what_stays_and_how_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), explain_interrupt("my recipe"):
+        raise KeyboardInterrupt
+    assert "no image has got or lost a name" in (shown := capsys.readouterr().err)
+    assert "\nsudo sparkd image build 'my recipe'   # to resume\n" in shown
 
 
 def test_the_builders_pieces_become_lines_and_the_last_image_is_the_result() -> None:
@@ -172,7 +253,11 @@ def test_a_label_of_somebody_elses_is_bounded_and_escaped() -> None:
     assert all(line.isprintable() and len(line) <= 260 for line in shown)
 
 
-@pytest.mark.parametrize("label", [None, "", "7", "{", '{"base": 1}', "x" * 70_000])
+MANY_STEPS = json.dumps({"base": "a", "base_id": "b", "steps": [["", ""]] * 65})
+LABELS_OF_OTHERS = [None, "", "7", "{", '{"base": 1}', "x" * 70_000, '{"x": ' + "[" * 60_000, MANY_STEPS]
+
+
+@pytest.mark.parametrize("label", LABELS_OF_OTHERS)
 def test_a_label_that_sparkd_did_not_write_is_none(label: str | None) -> None:
     class Reader(DockerReader):
         def __init__(self) -> None: ...

@@ -20,12 +20,13 @@ LONGEST_LINE = 2000
 
 
 def build(
-    archive: bytes, labels: Mapping[str, str], *, cached: bool, socket_path: str = SOCKET
+    archive: bytes, labels: Mapping[str, str], memory_bytes: int, *, cached: bool, socket_path: str = SOCKET
 ) -> Generator[str, None, str]:
     """Yields the builder's lines, and returns the image's id; it has no name. Raises DockerError.
 
     dockerd ends the build and removes its containers when the connection is closed, such as by an interrupt. The
-    containers are on docker's default network and get neither the proxy's address nor any other argument.
+    containers are on docker's default network and get neither the proxy's address nor any other argument. Each has at
+    most `memory_bytes`, and no swap.
     """
     with closing(SdkClient(socket_path, SILENT_SECONDS)) as client:
         client.call(lambda api: api.version(), TIMEOUT_SECONDS)  # finds the API version, which a stream can't
@@ -40,6 +41,7 @@ def build(
                     rm=True,
                     forcerm=True,
                     use_config_proxy=False,
+                    container_limits={"memory": memory_bytes, "memswap": memory_bytes},
                     decode=True,
                 )
             )

@@ -218,8 +218,11 @@ def forget_rank(host: Host) -> None:
 
 
 def reboot() -> str:
-    """As `Actions.reboot`. systemd stops all units in order; logind's inhibitors count."""
-    command = ("systemctl", "reboot")
+    """As `Actions.reboot`. systemd stops all units in order.
+
+    For root inhibitors that block count by that option alone: else systemctl(1) lets them count on a terminal only.
+    """
+    command = ("systemctl", "reboot", "--check-inhibitors=yes")
     try:
         done = subprocess.run(command, capture_output=True, timeout=REBOOT_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

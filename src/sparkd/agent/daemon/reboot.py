@@ -60,13 +60,12 @@ def _find_objection(agent: Agent, error: SparkdError) -> str:
     """Why sparkd may not reboot now; empty where it may."""
     if not (isinstance(error, NeedsPersonError) and error.proven):
         return "not all that blocks was proven by checks of this node"
-    if agent.loop.stop_requested:
-        return "a stop was requested"
     look = partial(_look, agent.host.files)
     try:
-        return agent.loop.beside(look, LOOK_SECONDS, "looking whether a reboot may be", shielded=True)
+        objection = agent.loop.beside(look, LOOK_SECONDS, "looking whether a reboot may be", shielded=True)
     except OSError as failed:
-        return str(failed)
+        objection = str(failed)
+    return "a stop was requested" if agent.loop.stop_requested else objection  # also during the look
 
 
 def _look(files: Files) -> str:
@@ -98,8 +97,9 @@ def find_earlier(files: Files, now: float) -> str:
         return "".join(faults)
     seconds = now - last.at
     if not seconds >= 0:  # nor a number
-        return f"by {FILE.path} sparkd last did so in the future: the clock was set back"
-    often = f"it did so {format_duration(seconds)} ago, and does so once in {format_duration(APART_SECONDS)} at most"
+        return f"by {FILE.path} sparkd last requested one in the future: the clock was set back"
+    apart = format_duration(APART_SECONDS)
+    often = f"it requested a reboot {format_duration(seconds)} ago, and does so once in {apart} at most"
     return often if seconds < APART_SECONDS else ""
 
 
@@ -110,7 +110,10 @@ def _announce(agent: Agent, end: End, owner_uid: int) -> None:
         return
     from sparkd.agent.daemon.notify import deliver
 
-    node, text = agent.host.name(), sanitize(f"sparkd reboots this node: {end.reason}", TEXT_LIMIT)
+    node, text = (
+        agent.host.name(),
+        sanitize(f"sparkd reboots this node, nothing is to be done: {end.reason}", TEXT_LIMIT),
+    )
     notice = Notice(NEEDS_PERSON, sanitize(node, 64), text, agent.reporter.report.recipe, str(end.cause), time.time())
     for way in settings.ways:
         send = partial(deliver, agent.host.files, settings, way, notice, owner_uid)

@@ -56,6 +56,8 @@ class Verdict(Struct, frozen=True):
     needs_person: bool = False
     action: Action | None = None
     """Where it is known better than by `required`."""
+    unsure: bool = False
+    """It blocks by proof, and beside that something of the same check is UNKNOWN."""
     awaits: str = ""
     """What may come by itself and clear this, such as "docker": preflight waits for it. Empty: nothing."""
     offers: tuple[tuple[EndProcess, ...], ...] = ()
@@ -93,6 +95,7 @@ def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
         clears=bool(blocking) and not stuck,
         needs_person=any(one.needs_person for one in ranked),
         action=(stuck or ranked)[0].action,
+        unsure=any(one.level is Level.UNKNOWN for one in ranked),
         awaits=stuck[0].awaits if stuck and all(one.awaits for one in stuck) else "",
         offers=tuple(offer for one in ranked for offer in one.offers),
     )

@@ -73,7 +73,7 @@ class Admission(Struct, frozen=True):
         reason = f"{first.id}: {first.verdict.reason}{others}"
         action = Action(first.verdict.required)
         if first.verdict.needs_person:
-            proven = all(one.verdict.level is Level.BLOCK for one in blocked)
+            proven = all(one.verdict.level is Level.BLOCK and not one.verdict.unsure for one in blocked)
             return NeedsPersonError(reason, first.verdict.hint, action=action, proven=proven)
         return BlockedError(reason, first.verdict.hint, tuple(one.id for one in blocked), action)
 

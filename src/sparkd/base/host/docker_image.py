@@ -32,6 +32,8 @@ MOST_LABELS = 24
 BUILT = f"{LABEL}build"
 """Label of an image that `sparkd image build` has made: a `BuiltFrom` as JSON."""
 LONGEST_BUILT = 64 << 10
+MOST_BUILT = 64
+"""Steps, as in a recipe: a label that sparkd did not write may have thousands."""
 SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
 """Other names that some tools write into an image, and docker accepts."""
 
@@ -77,8 +79,9 @@ def read_built(docker: DockerReader, ref: str) -> BuiltFrom | None:
     """None where there is no such image, or sparkd has not built it. Raises DockerError."""
     match docker.image(ref):
         case {"Config": {"Labels": dict() as labels}} if len(text := str(labels.get(BUILT))) <= LONGEST_BUILT:
-            with suppress(MsgspecError):
-                return decode(text, type=BuiltFrom)
+            with suppress(MsgspecError, RecursionError):
+                built = decode(text, type=BuiltFrom)
+                return built if len(built.steps) <= MOST_BUILT else None
     return None
 
 

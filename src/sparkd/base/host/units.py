@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
@@ -73,6 +72,8 @@ class Enabled(NamedTuple):
 
 def is_stop_ordered() -> bool:
     """Whether a stop of an agent is ordered, or a restart, which is to end the rank too; or systemd does not answer."""
+    import subprocess  # what looks at files alone has no means to start a program
+
     command = ("systemctl", "list-jobs", "--no-legend", "--plain", *OWN_UNITS)
     with suppress(OSError, subprocess.SubprocessError):
         listed = subprocess.run(command, capture_output=True, text=True, timeout=JOBS_SECONDS, check=True).stdout

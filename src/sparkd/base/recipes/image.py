@@ -19,7 +19,8 @@ _BY_FORM = Discriminator(lambda raw: MAPPING if isinstance(raw, Mapping | Sectio
 Text = Annotated[str, AfterValidator(lambda raw: check_text(raw))]
 MOST_STEPS = 64
 LONGEST_RUN = 16_000
-"""Letters. dockerd takes no line of a Dockerfile above 65,535 bytes, and JSON may write one as six."""
+LONGEST_LINE = 65_000
+"""Of a Dockerfile: dockerd takes 65,535 bytes, and JSON writes a letter in up to twelve."""
 _SHELL = ("/bin/bash", "-eo", "pipefail", "-c")
 _CHECK_OUT = (
     'git init -q "$1"; cd "$1"; git fetch -q --depth 1 "$2" "$3" || { echo "sparkd: $2 does not give commit $3: where '
@@ -86,6 +87,8 @@ class Step(Section):
     def _one_kind(self) -> Step:
         if self.model_fields_set not in ({"run"}, {"file", "to"}, {"git", "commit", "to"}, {"env"}) or self.env == {}:
             raise ValueError("must be one of: run; copy and to; git, commit and to; env")
+        if len(self.instruction()) > LONGEST_LINE:
+            raise ValueError(f"is too long: with escapes it may have {LONGEST_LINE} bytes; split it")
         return self
 
     @model_serializer(mode="wrap")

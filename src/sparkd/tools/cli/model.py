@@ -181,6 +181,8 @@ def build_image(args: argparse.Namespace) -> None:
     sources = image_build.read_sources(word, host)
     show("\n".join(sources.describe()))
     base, replaced, before = image_build.find_images(sources, host)
+    memory_bytes = image_build.find_memory(host, load_settings(os.environ).memory)
+    show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
     for change in sources.built_from(base).changes(before) if before else ():
         show(f"other than in the image that has the name: {change}")
     if not args.yes and not sys.stdin.isatty():
@@ -191,12 +193,24 @@ def build_image(args: argparse.Namespace) -> None:
         show("nothing is built; nothing is to be done")
         return
     progress = show if console.on_terminal() else lambda _line: None
-    image = image_build.build(sources, base, cached=not args.no_cache, show=progress)
-    image_build.check(sources, image)
+    with explain_interrupt(args.recipe):
+        image = image_build.build(sources, base, memory_bytes, cached=not args.no_cache, show=progress)
+        image_build.check(sources, image)
     show("\n".join(image_build.give_name(sources, image, replaced)))
     if sources.recipe.nodes.max > 1:
         show(f"sparkd image sync {sources.recipe.image.ref}   # to the other nodes, if any")
     show("sudo sparkd preflight --dry-run   # says what is left to do")
+
+
+@contextmanager
+def explain_interrupt(recipe: str) -> Iterator[None]:
+    """Print what a build that is cut leaves."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\ninterrupted: no image has got or lost a name; steps that are done are kept", file=sys.stderr)
+        print(f"sudo sparkd image build {shlex.quote(recipe)}   # to resume", file=sys.stderr)
+        raise
 
 
 def sync_image(args: argparse.Namespace) -> int:

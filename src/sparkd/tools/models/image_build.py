@@ -16,6 +16,7 @@ from msgspec.json import encode
 
 from sparkd.agent.actions import image_build
 from sparkd.agent.actions.kept_images import image_name
+from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host, docker
 from sparkd.base.host.disks import read_rooms
 from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, read_built, read_image
@@ -24,16 +25,21 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.redaction import Redaction
-from sparkd.base.lib.text import printable, sanitize, size
+from sparkd.base.lib.text import GIB, MIB, printable, sanitize, size
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
 from sparkd.base.recipes.image import Build, Step
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
+from sparkd.base.status.model import Phase, read_living_report
 from sparkd.tools.models.ssh import require_room
 
 MOST_FILES, MOST_BYTES = 1000, 64 << 20
 """Of all steps. The largest mod that is published has 30 files and 2 MB; all 150 of one launcher have less than 10."""
 LAST_LINES = 20
+LEAST_MEMORY = 2 * GIB
+"""For a step. A choice: less is too little for one compiler of a GPU's kernels beside pip."""
+STOP = "sudo systemctl stop sparkd-head sparkd-worker"
+_KILLED = re.compile(r"non-zero code: 137\b|\bKilled\b|\bOut of memory\b|\bMemoryError\b")
 _STEP = re.compile(r"Step (\d{1,3})/(\d{1,3}) : ")
 
 
@@ -150,17 +156,46 @@ def find_images(sources: Sources, host: Host) -> tuple[Image, str, BuiltFrom | N
     below, before, built, info = found
     if below is None:
         raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
-    root = info.get("DockerRootDir") if isinstance(info, dict) else None
-    (room,) = read_rooms(host, (str(root or "/"),))
+    (room,) = read_rooms(host, (find_store(info),))
     require_room(room, below.size_bytes // 2, f" to build from {base}", "; docker system df", None)
     return below, before.id if before else "", built
 
 
-def build(sources: Sources, base: Image, *, cached: bool, show: Callable[[str], None]) -> str:
+def find_store(info: object) -> str:
+    """The folder of docker's images, by its `info`. That of containerd's store is containerd's, which nobody names."""
+    match info:
+        case {"DriverStatus": [*pairs]} if ["driver-type", "io.containerd.snapshotter.v1"] in pairs:
+            return "/var/lib/containerd"
+        case {"DockerRootDir": str(root)} if root.startswith("/"):
+            return root
+    return "/"
+
+
+def find_memory(host: Host, memory: Memory) -> int:
+    """Bytes that a step may have: what is available, without what a launch leaves over and the guard's floor.
+
+    CPU and GPU share the memory: a compiler without a bound would have the guard or the kernel end an engine that
+    serves. Raises BlockedError, also while an engine loads, since what it will take is still available then.
+    """
+    available, report = host.meminfo().available_bytes, read_living_report(host.files)
+    if report is not None and report.phase in (Phase.LAUNCHING, Phase.LOADING):
+        raise BlockedError(
+            "an engine is loading, which takes its memory only now",
+            f"wait until sparkd status says serving; or: {STOP}",
+        )
+    kept = round(memory.headroom_gib * GIB) + memory.floor_mib * MIB
+    if available - kept < LEAST_MEMORY:
+        needed = f"{size(available)} of memory available, {size(LEAST_MEMORY + kept)} needed to build"
+        raise BlockedError(needed, f"see what has it: sparkd preflight --dry-run; an engine: {STOP}")
+    return available - kept
+
+
+def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, show: Callable[[str], None]) -> str:
     """The image's full id; it has no name yet. Raises BlockedError with the last lines of the step that failed."""
     steps, at = sources.build.steps, 0
     labels = {BUILT: encode(sources.built_from(base)).decode()}
-    lines, last = image_build.build(sources.archive(base), labels, cached=cached), deque[str](maxlen=LAST_LINES)
+    lines = image_build.build(sources.archive(base), labels, memory_bytes, cached=cached)
+    last = deque[str](maxlen=LAST_LINES)
     try:
         while True:
             line = next(lines)
@@ -180,8 +215,17 @@ def build(sources: Sources, base: Image, *, cached: bool, show: Callable[[str], 
         text = "\n".join(f"  {redact(printable(line))}" for line in last)
         name = f"step {at - 1} ({_title(steps[at - 2])})" if 1 < at < len(steps) + 2 else "the build"
         reason = redact(f"{name} failed: {sanitize(str(error), 400)}")
-        hint = "make room: docker system df" if "no space left" in f"{error}{text}" else "correct the recipe's step"
+        hint = find_remedy(f"{text}\n{error}", memory_bytes)
         raise BlockedError(f"{text}\n{reason}".lstrip("\n"), f"{hint}; the image that has the name stays") from None
+
+
+def find_remedy(output: str, memory_bytes: int) -> str:
+    """For a step that failed with this output."""
+    if "no space left" in output:
+        return "make room: docker system df"
+    if _KILLED.search(output):
+        return f"it may have needed more than its {size(memory_bytes)} of memory: fewer compilers at once, or {STOP}"
+    return "correct the recipe's step"
 
 
 def check(sources: Sources, image: str) -> None:

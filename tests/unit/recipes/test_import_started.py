@@ -377,8 +377,9 @@ def test_a_fault_names_no_secret(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["-v /:/host", "-v /var/run/docker.sock:/var/run/docker.sock", "-v /etc:/etc-of-node", "-v ../../../etc:/x",
-     "--mount type=bind,source=/root/.ssh,target=/keys", "--device /dev/sda", "--pid host", "--cap-add SYS_ADMIN",
+    ["-v /:/host", "-v /var/run/docker.sock:/var/run/docker.sock", "-v /etc:/etc-of-node",
+     f"-v {'../' * 20}etc:/x", "--mount type=bind,source=/root/.ssh,target=/keys", "--device /dev/sda", "--pid host",
+     "--cap-add SYS_ADMIN",
      "-v /a\x1b[31m:/b", "--network bridge", "--env-file /etc/shadow"],
 )  # fmt: skip
 def test_what_reaches_too_far_is_left_out_and_named(option: str, tmp_path: Path) -> None:
@@ -398,11 +399,11 @@ def test_nothing_is_run_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         f"{LINE} # $({trap})",
     ):
         imported(tmp_path, text)
-    (tmp_path / "0" / ".env").write_text("A=../../etc/passwd\n")
+    (tmp_path / "0" / ".env").write_text(f"A={'../' * 20}etc/passwd\n")
     recipe, notes, _ = imported(tmp_path, f"{COMPOSE}    volumes: ['${{A}}:/x']\n")
     assert not recipe.container.volumes
     assert not (tmp_path / "ran").exists()
-    assert notes[0].startswith("line 5: --volume ../../etc/passwd:/x: left out")
+    assert notes[0].startswith("line 5: --volume ../../") and "gets /etc/passwd of the node" in notes[0]
 
 
 def test_a_linked_env_file_is_not_read(tmp_path: Path) -> None:
@@ -483,3 +484,27 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main.main(["recipe", "import", str(tmp_path / "bare.sh"), "--image", IMAGE]) == 0
     assert f"ref: {IMAGE}" in capsys.readouterr().out
     assert main.main(["recipe", "import"]) == 2
+
+
+def missing(folder: Path, text: str) -> list[str]:
+    form = read_form(text, folder / "given", {}, beside=True)
+    assert form, "the form is recognised"
+    return [note.partition(": ")[2] for note in import_forms([form], (), Place()).missing]
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "is_missing"),
+    [
+        ("", "bash -c 'pip install x && vllm serve org/m'", True),
+        ("", "bash -c 'cd /x; echo up; vllm serve org/m 2>&1 | tee log'", False),
+        ("", "bash -c 'vllm serve org/m & curl localhost; wait'", False),
+        ("-v named:/t", "vllm serve org/m --chat-template /t/x.jinja", True),
+        ("-v named:/t", "vllm serve org/m --chat-template=/t/x.jinja", True),
+        ("-v named:/t", "vllm serve org/m --chat-template /other/x.jinja", False),
+        ("-v hub:/root/.cache/huggingface --env-file x --cpus 4", "vllm serve org/m", False),
+    ],
+)
+def test_a_loss_is_missing_where_the_engine_needs_it(
+    options: str, command: str, is_missing: bool, tmp_path: Path
+) -> None:
+    assert bool(missing(tmp_path, f"docker run {options} {IMAGE} {command}\n")) is is_missing

@@ -81,12 +81,16 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
     if len(engines) > 1 or engines[0].block:
         text = "more than one `vllm serve` may run, or a condition decides whether one does: write one plainly"
         raise LaunchError(launch.line, text)
+    is_before = True
     for other in commands:
-        if is_ray(other.words):
+        if other is engines[0]:
+            is_before = False
+        elif is_ray(other.words):
             launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
-        elif other is not engines[0]:
+        else:
             text = f"not run: {_redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"
-            launch.notes.append(Note(launch.line, text, is_missing=other.words[:1] not in WITHOUT_EFFECT))
+            is_missing = is_before and other.words[:1] not in WITHOUT_EFFECT
+            launch.notes.append(Note(launch.line, text, is_missing))
     engine = _make_engine(launch, engines[0], folder)
     given = [*(launch.entrypoint or []), *launch.words][:3]
     if login := [word for word in given if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]:
@@ -121,10 +125,10 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     ours = {value for flag in serve.flags if flag not in flags for value in flag.values}
     words = [word for word in command.words if not ours & {word, word.partition("=")[2]}]
     _refuse_unknown(words, launch.line)
-    container = options.container()
+    container = options.container([value for flag in flags for value in flag.values])
     flags, model = options.publish(flags), options.on_the_node(serve.model)
     _refuse_unknown((model, launch.image), launch.line)
-    notes = [Note(note.line, shown(note.text)) for note in launch.notes]
+    notes = [Note(note.line, shown(note.text), note.is_missing) for note in launch.notes]
     found = Serve({}, entrypoint, model, flags)
     return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
 

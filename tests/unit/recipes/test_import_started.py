@@ -508,3 +508,45 @@ def test_a_loss_is_missing_where_the_engine_needs_it(
     options: str, command: str, is_missing: bool, tmp_path: Path
 ) -> None:
     assert bool(missing(tmp_path, f"docker run {options} {IMAGE} {command}\n")) is is_missing
+
+
+@pytest.mark.parametrize("word", ["{a,b}", "{a..c}", "*", "x?", "$'a\\nb'", '{"a":1,"b":2}', "--x={a,b}", "~/x*"])
+def test_a_word_that_bash_expands_is_not_taken_as_it_is(word: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not known"):
+        imported(tmp_path, f"{LINE} --served-model-name {word}\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("'{a,b}'", "{a,b}"),
+        ('"*"', "*"),
+        ("$'a b'", "a b"),
+        ('$"a"', "a"),
+        ("{a}", "{a}"),
+        ("\\*", "*"),
+        ("a'?'", "a?"),
+        ("'{'a,b}", "{a,b}"),
+    ],
+)
+def test_a_word_that_bash_takes_as_it_is(word: str, value: str, tmp_path: Path) -> None:
+    assert imported(tmp_path, f"{LINE} --served-model-name {word}\n")[0].model.served_name == value
+
+
+def test_a_folder_above_and_an_assigned_home_are_found(tmp_path: Path) -> None:
+    text = f"D=~/d\ndocker run -v ../up:/up -v ./x:/x -v $D:/d {IMAGE} --model org/m\n"
+    volumes = imported(tmp_path, text)[0].container.volumes
+    assert [volume.source for volume in volumes] == [f"{tmp_path}/up", f"{tmp_path}/0/x", f"{Path.home()}/d"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
+        "A=()\n" + "A+=(x)\n" * 20_000,
+        "".join(f"export A{n}=1\n" for n in range(2000)) + "x\n" * 10_000,
+    ],
+)
+def test_lists_and_exports_that_grow_end(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long once it is filled in"):
+        imported(tmp_path, f"{text}{LINE}\n")

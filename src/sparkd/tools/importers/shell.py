@@ -11,10 +11,12 @@ import re
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.tools.importers.command import is_brace_list
 from sparkd.tools.importers.source import CommandError
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _NO_BREAK = "\u00a0"
+_QUOTED = "\0"
 _MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}?")
 _USE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
@@ -27,6 +29,8 @@ _REDIRECT = re.compile(r"(?:[0-9]{0,2}|&)(?:<<<|>>|>|<(?!<))(?P<to>&[0-9-])?")
 _HERE_DOCUMENT = re.compile(r"[0-9]?<<-?[ \t]*['\"\\]?(\w+)['\"]?")
 _ARRAY = re.compile(r"\"?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\1\[[@*]\]\}\"?)?\})\"?", re.ASCII)
 """All words of a list; of what a script is given there are none."""
+_WITH_ESCAPES = re.compile(r"\$'((?:[^'\\]|\\[\s\S])*)'")
+_HOME = re.compile(r"(\w+\+?=)~(?=/|\Z)", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=([\s\S]*)", re.ASCII)
 _DECLARING = ("export", "declare", "readonly", "local", "typeset")
 _OPENING = ("if", "for", "while", "until", "case", "select", "{", "function")
@@ -35,6 +39,8 @@ _WITHIN = ("then", "do", "else", "elif", "!", "time")
 _DEEPEST = 8
 _MOST_FILLED_IN = 1 << 22
 """Characters, of all values of one file together: text that doubles itself must end."""
+_COST = 8
+"""Of a word or variable that is taken over, in characters."""
 
 
 def mark(name: str) -> str:
@@ -74,10 +80,14 @@ class Variables(Struct):
         use = _USE.match(text, at)
         end = use.end() if use and not use["mode"] else _end_of_use(text, at)
         found = self._value(use, text[use.end() : end - 1], depth) if use else self._unnamed(text[at:end])
-        self.left -= len(found)
-        if self.left < 0 or len(found) > LONGEST:
-            raise CommandError("is too long once it is filled in")
+        self.spend(len(found) if len(found) <= LONGEST else self.left + 1)
         return found, end
+
+    def spend(self, size: int) -> None:
+        """Take it from what may be filled in. Raises CommandError where too little is left."""
+        self.left -= size
+        if self.left < 0:
+            raise CommandError("is too long once it is filled in")
 
     def _value(self, use: re.Match[str], other: str, depth: int) -> str:
         name, mode = use["plain"] or use["name"], use["mode"] or ""
@@ -141,6 +151,8 @@ class Script(Struct):
     blocks: list[int] = field(default_factory=list)
     now: Command = field(default_factory=Command)
     word: str | None = None
+    bare: str = ""
+    """The word with what is quoted or filled in masked: the part that bash would expand."""
     array: str = ""
     redirected: bool = False
     here: list[str] = field(default_factory=list)
@@ -177,11 +189,16 @@ class Script(Struct):
         if kind == "blank":
             self._end_word()
         elif kind != "joined":
-            self._add(token[kind])
+            self._add(token[kind], token[kind] if kind == "bare" else _QUOTED)
         return end
 
     def _unquoted(self, at: int) -> int:
-        """A value that is no longer one word where it has blanks."""
+        """A value that is no longer one word where it has blanks; or $'TEXT'."""
+        if quoted := _WITH_ESCAPES.match(self.text, at):
+            self._add(mark(quoted[0]) if "\\" in quoted[1] else quoted[1])
+            return quoted.end()
+        if self.text.startswith('$"', at):  # translated, of which a script without a catalogue has nothing
+            return at + 1
         value, end = self.variables.use(self.text, at)
         first, *others = re.split(r"[ \t\n]+", value)
         self._add(first) if first else None
@@ -207,6 +224,7 @@ class Script(Struct):
         if array := _ARRAY.match(self.text, at):
             name = array[1]
             for value in self.arrays.get(name, [mark(f"${{{name}[@]}}")]) if name else []:
+                self.variables.spend(len(value) + _COST)
                 self._add(value)
                 self._end_word()
             return array.end()
@@ -233,6 +251,7 @@ class Script(Struct):
         name, added = self.array.rstrip("=").rstrip("+"), self.array.endswith("+=")
         words = [mark(f"${{{name}[@]}}")] if self.blocks else self.now.words
         self.arrays[name] = [*(self.arrays.get(name, []) if added else []), *words]
+        self.variables.spend(len(self.arrays[name]) * _COST)
         self.array, self.now = "", Command()
 
     def _double_quoted(self, at: int) -> int:
@@ -253,10 +272,11 @@ class Script(Struct):
                 at = end
         raise CommandError('the quote " has no end')
 
-    def _add(self, text: str) -> None:
+    def _add(self, text: str, bare: str = _QUOTED) -> None:
         if self.word is None:
             self.now.lines.append(self.line)
-        self.word = (self.word or "") + text
+            self.bare = ""
+        self.word, self.bare = (self.word or "") + text, self.bare + bare
         if len(self.word) > LONGEST:
             raise CommandError(f"a word is longer than {LONGEST} characters")
 
@@ -266,8 +286,16 @@ class Script(Struct):
         if self.redirected:
             self.now.lines.pop()
         else:
-            self.now.words.append(self.word)
+            self.now.words.append(self._expand(self.word))
         self.word, self.redirected = None, False
+
+    def _expand(self, word: str) -> str:
+        """What bash makes of the part without quotes: a mark for names of files and for several words."""
+        before = self.now.words
+        if _ASSIGNMENT.match(word) and (all(map(_ASSIGNMENT.match, before)) or before[0] in _DECLARING):
+            home = _HOME.match(self.bare)  # such a value is not expanded otherwise
+            return home[1] + self.variables.values.get("HOME", mark("~")) + word[home.end() :] if home else word
+        return mark(shown(word)) if re.search(r"[*?]", self.bare) or is_brace_list(self.bare) else word
 
     def _end_command(self) -> None:
         self._end_word()
@@ -281,6 +309,7 @@ class Script(Struct):
         command.block = self.blocks[0] if self.blocks else 0
         self._assign(command)
         if command.words:
+            self.variables.spend(len(self.exported) * _COST)
             command.env |= self.exported
             self._take_assigned(command)
             self.commands.append(command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -550,3 +551,9 @@ def test_a_folder_above_and_an_assigned_home_are_found(tmp_path: Path) -> None:
 def test_lists_and_exports_that_grow_end(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too long once it is filled in"):
         imported(tmp_path, f"{text}{LINE}\n")
+
+
+def test_the_recognition_of_a_long_text_ends(tmp_path: Path) -> None:
+    started = time.monotonic()
+    assert read_form("vllm." * 20_000, tmp_path / "given", {}, beside=False) is None
+    assert time.monotonic() - started < 5  # minutes, where each place is read to the end

@@ -26,7 +26,7 @@ from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Sour
 CONTAINER = "container"
 _RECIPE = re.compile(r"^(?:recipe_version|model|command|container)[ \t]*:", re.MULTILINE)
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
-_COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]*[ \t]+serve\b|vllm\.entrypoints\.openai")
+_COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
 
 
 class Form(Struct, frozen=True):

@@ -472,6 +472,9 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert [one.target for one in recipe.container.volumes] == ["/x"]
     assert any("--volume /:/host: left out" in note for note in result.notes)
     assert SECRET not in result.text + "".join(result.notes)
+    assert not any("docker pull" in step for step in result.steps), "its image is here"
+    other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(), "mine:1")
+    assert any("mine:1: no registry has it" in note for note in other.missing)
     with pytest.raises(ConfigError, match="docker has no container other"):
         form_of_container("other", Host(tree.root))
 
@@ -557,3 +560,19 @@ def test_the_recognition_of_a_long_text_ends(tmp_path: Path) -> None:
     started = time.monotonic()
     assert read_form("vllm." * 20_000, tmp_path / "given", {}, beside=False) is None
     assert time.monotonic() - started < 5  # minutes, where each place is read to the end
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_the_token_is_there_before_the_model_is_pulled_with_it(name: str, tmp_path: Path) -> None:
+    form = read_form(f"docker run -e {name} {IMAGE} --model org/m\n", tmp_path / "given", {}, beside=False)
+    assert form
+    steps = import_forms([form], (), Place()).steps
+    pull = next(number for number, step in enumerate(steps) if "model pull" in step)
+    assert f"/etc/sparkd/{name.lower()}" in steps[pull - 1] and steps[pull - 1].startswith("sudo install")
+    assert steps[pull].endswith(f"m.yaml --token-file /etc/sparkd/{name.lower()}")
+
+
+def test_a_text_that_is_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINE} " + "#" * (1 << 20)))
+    assert main.main(["recipe", "import", "-"]) == 78
+    assert "standard input: is larger" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     count = len(engines)
     nodes = (count, count if count > 1 else None)
     source = Source(Document({}, {("command",): engine.line}), notes=engine.notes)
-    source.is_running_here = forms[0].kind == CONTAINER
+    source.is_running_here = forms[0].kind == CONTAINER and not image
     foreign = Foreign(forms[0].kind, "", engine.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
     return source, foreign, engine.serve
 

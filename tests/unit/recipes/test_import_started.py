@@ -576,3 +576,15 @@ def test_a_text_that_is_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINE} " + "#" * (1 << 20)))
     assert main.main(["recipe", "import", "-"]) == 78
     assert "standard input: is larger" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{UNIT}ExecStartPre=curl -H 'Authorization: Bearer {SECRET}' x\nExecStart={LINE}\n",
+        LINE.replace("--gpus", f"--mount type=volume,volume-opt=o=username=u,password={SECRET},target=/x --gpus"),
+    ],
+)
+def test_a_note_on_what_is_left_out_names_no_secret(text: str, tmp_path: Path) -> None:
+    _, notes, written = imported(tmp_path, text)
+    assert notes and SECRET not in "".join(notes) + written

@@ -104,7 +104,8 @@ class Options(Struct):
             converted, reason = self._convert(option)
             if converted is None:
                 is_path = option.name in ("volume", "mount", "device")
-                printed = (option.value if is_path else _redact(option.value))[:100]
+                is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
+                printed = (option.value if is_plain else _redact(option.value))[:100]
                 target = split_volume(option)[1].rstrip("/") if is_path else ""
                 is_missing = bool(target) and not _HUB_CACHE.fullmatch(target)
                 is_missing = is_missing and any(is_below(value, target) for value in used)

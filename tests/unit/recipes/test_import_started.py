@@ -588,3 +588,10 @@ def test_a_text_that_is_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch, caps
 def test_a_note_on_what_is_left_out_names_no_secret(text: str, tmp_path: Path) -> None:
     _, notes, written = imported(tmp_path, text)
     assert notes and SECRET not in "".join(notes) + written
+
+
+def test_yes_is_text_in_a_compose_file_but_switches_privileged_on(tmp_path: Path) -> None:
+    text = f"{COMPOSE}    environment: {{A: yes, B: off, C: true}}\n    init: yes\n    privileged: yes\n"
+    recipe = imported(tmp_path, text)[0]
+    assert recipe.env == {"A": "yes", "B": "off", "C": "true"}
+    assert recipe.container.init and recipe.container.privileged

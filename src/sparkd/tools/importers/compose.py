@@ -135,8 +135,9 @@ class _Service:
             if name in _VALUES:
                 value = self.data[name]
                 text = "all" if name == "gpus" else self._text(value, name)
-                if name not in ("privileged", "init") or text == "true":
-                    yield Option(_VALUES[name], text, line)
+                is_switch = name in ("privileged", "init")
+                if not is_switch or text in ("true", "yes", "y", "on"):
+                    yield Option(_VALUES[name], "true" if is_switch else text, line)
             elif name in _LISTS:
                 for item, steps in self._items(name):
                     yield Option(*self._item(name, item, steps), self._line(*steps))

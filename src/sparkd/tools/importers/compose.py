@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from sparkd.base.recipes.yaml import Document, Key, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option
-from sparkd.tools.importers.shell import Variables, mark
 from sparkd.tools.importers.source import CommandError, Note
+from sparkd.tools.importers.variables import Variables, mark
 
 _ENV_LINE = re.compile(
     r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:\s+#.*)?\s*", re.ASCII

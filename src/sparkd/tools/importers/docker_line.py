@@ -10,8 +10,9 @@ from sparkd.base.lib.redaction import Redaction
 from sparkd.base.recipes.yaml import YamlError
 from sparkd.tools.importers.launch import inner_commands, is_ray, program
 from sparkd.tools.importers.options import Launch, LaunchError, Option
-from sparkd.tools.importers.shell import Command, Script, Variables, mark, unknown
+from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
+from sparkd.tools.importers.variables import Variables, mark, unknown
 
 _SWITCHES = frozenset(
     ("detach", "interactive", "tty", "rm", "privileged", "init", "no-healthcheck", "oom-kill-disable", "publish-all",

@@ -20,8 +20,8 @@ from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
 from sparkd.tools.importers.launch import Engine, find_engine, merge
 from sparkd.tools.importers.options import Launch, LaunchError
-from sparkd.tools.importers.shell import Variables
 from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source
+from sparkd.tools.importers.variables import Variables
 
 CONTAINER = "container"
 _RECIPE = re.compile(r"^(?:recipe_version|model|command|container)[ \t]*:", re.MULTILINE)

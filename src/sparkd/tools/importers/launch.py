@@ -18,8 +18,9 @@ from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.tools.importers.command import WITHOUT_EFFECT, Flag, Serve, parse_serve
 from sparkd.tools.importers.command import Command as Words
 from sparkd.tools.importers.options import Launch, LaunchError, Options
-from sparkd.tools.importers.shell import Command, Script, Variables, shown, unknown
+from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
+from sparkd.tools.importers.variables import Variables, shown, unknown
 
 SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 VLLM_SERVE = ("vllm", "serve")

@@ -18,9 +18,9 @@ from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import parse_variables
 from sparkd.base.vllm.container_paths import is_below, kept_caches
 from sparkd.tools.importers.command import Flag
-from sparkd.tools.importers.shell import unknown
 from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.sparkrun import TABLES, convert_option
+from sparkd.tools.importers.variables import unknown
 
 SECRETS = "/etc/sparkd"
 """Where the files of secrets are named to be."""

@@ -595,3 +595,16 @@ def test_yes_is_text_in_a_compose_file_but_switches_privileged_on(tmp_path: Path
     recipe = imported(tmp_path, text)[0]
     assert recipe.env == {"A": "yes", "B": "off", "C": "true"}
     assert recipe.container.init and recipe.container.privileged
+
+
+def test_a_commented_step_is_the_step_itself(tmp_path: Path) -> None:
+    form = read_form(LINE, tmp_path / "given", {}, beside=False)
+    assert form
+    result = import_forms([form], (), Place(Path("/srv/two  blanks")))
+    assert all(f". {step}\n" in result.text for step in result.steps)
+
+
+def test_a_start_with_thousands_of_options_is_refused(tmp_path: Path) -> None:
+    options = " ".join(f"-v /a/{number}:/b/{number}" for number in range(1001))
+    with pytest.raises(ConfigError, match="line 1: has more than 1000 options"):
+        imported(tmp_path, f"docker run {options} {IMAGE} --model org/m\n")

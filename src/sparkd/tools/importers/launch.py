@@ -27,6 +27,7 @@ VLLM_SERVE = ("vllm", "serve")
 _SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/openai/api_server\.py")
 _BEFORE = ("exec", "sudo", "nohup", "env", "-E")
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
+_MOST_GIVEN = 1000
 _redact = Redaction()
 
 
@@ -75,6 +76,8 @@ def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[
 
 def find_engine(launch: Launch, folder: str) -> Engine | None:
     """None for a container that starts no vLLM server. `folder`: of relative paths. Raises LaunchError."""
+    if len(launch.options) + len(launch.env) > _MOST_GIVEN:
+        raise LaunchError(launch.line, f"has more than {_MOST_GIVEN} options and variables")
     commands = _commands(launch)
     engines = [command for command in commands if program(command.words)[1]]
     if not engines:

@@ -24,7 +24,7 @@ def render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -
     lines += [
         "#",
         "# After that:" if missing else "# To an endpoint:",
-        *(f"#   {number}. {_one_line(step)}" for number, step in enumerate(steps, 1)),
+        *(f"#   {number}. {printable(step)}" for number, step in enumerate(steps, 1)),
     ]
     lines += ["schema: 1"]
     for key in ("name", "description", "source", *["executor"] * (recipe.executor != "mp")):

@@ -608,3 +608,9 @@ def test_a_start_with_thousands_of_options_is_refused(tmp_path: Path) -> None:
     options = " ".join(f"-v /a/{number}:/b/{number}" for number in range(1001))
     with pytest.raises(ConfigError, match="line 1: has more than 1000 options"):
         imported(tmp_path, f"docker run {options} {IMAGE} --model org/m\n")
+
+
+def test_a_file_of_many_services_is_refused(tmp_path: Path) -> None:
+    text = "services:\n" + "".join(f"  s{number}: {{image: a}}\n" for number in range(201))
+    with pytest.raises(ConfigError, match="line 1: services: more than 200"):
+        imported(tmp_path, text)

@@ -11,6 +11,7 @@ from sparkd.tools.importers.options import Launch, LaunchError, Option
 from sparkd.tools.importers.source import CommandError, Note
 from sparkd.tools.importers.variables import Variables, mark
 
+_MOST_SERVICES = 200
 _ENV_LINE = re.compile(
     r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:\s+#.*)?\s*", re.ASCII
 )
@@ -53,6 +54,8 @@ def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping
     services = document.data.get("services")
     if not isinstance(services, dict):
         raise LaunchError(document.line(("services",)), "services: must be a mapping")
+    if len(services) > _MOST_SERVICES:
+        raise LaunchError(document.line(("services",)), f"services: more than {_MOST_SERVICES}: keep the engine's")
     if wanted and wanted not in services:
         raise LaunchError(document.line(("services",)), f"no service is named {wanted}: {', '.join(services)[:200]}")
     found = []

@@ -614,3 +614,10 @@ def test_a_file_of_many_services_is_refused(tmp_path: Path) -> None:
     text = "services:\n" + "".join(f"  s{number}: {{image: a}}\n" for number in range(201))
     with pytest.raises(ConfigError, match="line 1: services: more than 200"):
         imported(tmp_path, text)
+
+
+def test_a_comment_between_options_is_nothing_and_an_unknown_image_is_named(tmp_path: Path) -> None:
+    text = f"docker run `# all of it` --gpus all {IMAGE} --model org/m\n"
+    assert imported(tmp_path, text)[0].image.ref == IMAGE
+    with pytest.raises(ConfigError, match=r"line 2: what \$OPTIONS stands for is not known, where an image is"):
+        imported(tmp_path, f"\ndocker run $OPTIONS {IMAGE} --model org/m\n")

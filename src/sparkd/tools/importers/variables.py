@@ -87,7 +87,9 @@ class Variables(Struct):
         return self.fill(text[1:-1] if is_quoted else text, depth + 1)
 
     def _unnamed(self, text: str) -> str:
-        """Of the output of a program and of all else: not known, except the folder."""
+        """Of the output of a program and of all else: not known, except the folder, and nothing of a comment."""
+        if re.fullmatch(r"`\s*#[^`\n]*`", text):
+            return ""
         here = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") else ""
         return text if text == "$" else here or mark(text)
 

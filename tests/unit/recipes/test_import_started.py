@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -377,8 +378,9 @@ def test_a_fault_names_no_secret(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["-v /:/host", "-v /var/run/docker.sock:/var/run/docker.sock", "-v /etc:/etc-of-node", "-v ../../../etc:/x",
-     "--mount type=bind,source=/root/.ssh,target=/keys", "--device /dev/sda", "--pid host", "--cap-add SYS_ADMIN",
+    ["-v /:/host", "-v /var/run/docker.sock:/var/run/docker.sock", "-v /etc:/etc-of-node",
+     f"-v {'../' * 20}etc:/x", "--mount type=bind,source=/root/.ssh,target=/keys", "--device /dev/sda", "--pid host",
+     "--cap-add SYS_ADMIN",
      "-v /a\x1b[31m:/b", "--network bridge", "--env-file /etc/shadow"],
 )  # fmt: skip
 def test_what_reaches_too_far_is_left_out_and_named(option: str, tmp_path: Path) -> None:
@@ -398,11 +400,11 @@ def test_nothing_is_run_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         f"{LINE} # $({trap})",
     ):
         imported(tmp_path, text)
-    (tmp_path / "0" / ".env").write_text("A=../../etc/passwd\n")
+    (tmp_path / "0" / ".env").write_text(f"A={'../' * 20}etc/passwd\n")
     recipe, notes, _ = imported(tmp_path, f"{COMPOSE}    volumes: ['${{A}}:/x']\n")
     assert not recipe.container.volumes
     assert not (tmp_path / "ran").exists()
-    assert notes[0].startswith("line 5: --volume ../../etc/passwd:/x: left out")
+    assert notes[0].startswith("line 5: --volume ../../") and "gets /etc/passwd of the node" in notes[0]
 
 
 def test_a_linked_env_file_is_not_read(tmp_path: Path) -> None:
@@ -470,6 +472,9 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert [one.target for one in recipe.container.volumes] == ["/x"]
     assert any("--volume /:/host: left out" in note for note in result.notes)
     assert SECRET not in result.text + "".join(result.notes)
+    assert not any("docker pull" in step for step in result.steps), "its image is here"
+    other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(), "mine:1")
+    assert any("mine:1: no registry has it" in note for note in other.missing)
     with pytest.raises(ConfigError, match="docker has no container other"):
         form_of_container("other", Host(tree.root))
 
@@ -483,3 +488,136 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main.main(["recipe", "import", str(tmp_path / "bare.sh"), "--image", IMAGE]) == 0
     assert f"ref: {IMAGE}" in capsys.readouterr().out
     assert main.main(["recipe", "import"]) == 2
+
+
+def missing(folder: Path, text: str) -> list[str]:
+    form = read_form(text, folder / "given", {}, beside=True)
+    assert form, "the form is recognised"
+    return [note.partition(": ")[2] for note in import_forms([form], (), Place()).missing]
+
+
+@pytest.mark.parametrize(
+    ("options", "command", "is_missing"),
+    [
+        ("", "bash -c 'pip install x && vllm serve org/m'", True),
+        ("", "bash -c 'cd /x; echo up; vllm serve org/m 2>&1 | tee log'", False),
+        ("", "bash -c 'vllm serve org/m & curl localhost; wait'", False),
+        ("-v named:/t", "vllm serve org/m --chat-template /t/x.jinja", True),
+        ("-v named:/t", "vllm serve org/m --chat-template=/t/x.jinja", True),
+        ("-v named:/t", "vllm serve org/m --chat-template /other/x.jinja", False),
+        ("-v hub:/root/.cache/huggingface --env-file x --cpus 4", "vllm serve org/m", False),
+    ],
+)
+def test_a_loss_is_missing_where_the_engine_needs_it(
+    options: str, command: str, is_missing: bool, tmp_path: Path
+) -> None:
+    assert bool(missing(tmp_path, f"docker run {options} {IMAGE} {command}\n")) is is_missing
+
+
+@pytest.mark.parametrize("word", ["{a,b}", "{a..c}", "*", "x?", "$'a\\nb'", '{"a":1,"b":2}', "--x={a,b}", "~/x*"])
+def test_a_word_that_bash_expands_is_not_taken_as_it_is(word: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not known"):
+        imported(tmp_path, f"{LINE} --served-model-name {word}\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("'{a,b}'", "{a,b}"),
+        ('"*"', "*"),
+        ("$'a b'", "a b"),
+        ('$"a"', "a"),
+        ("{a}", "{a}"),
+        ("\\*", "*"),
+        ("a'?'", "a?"),
+        ("'{'a,b}", "{a,b}"),
+    ],
+)
+def test_a_word_that_bash_takes_as_it_is(word: str, value: str, tmp_path: Path) -> None:
+    assert imported(tmp_path, f"{LINE} --served-model-name {word}\n")[0].model.served_name == value
+
+
+def test_a_folder_above_and_an_assigned_home_are_found(tmp_path: Path) -> None:
+    text = f"D=~/d\ndocker run -v ../up:/up -v ./x:/x -v $D:/d {IMAGE} --model org/m\n"
+    volumes = imported(tmp_path, text)[0].container.volumes
+    assert [volume.source for volume in volumes] == [f"{tmp_path}/up", f"{tmp_path}/0/x", f"{Path.home()}/d"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=(x)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40,
+        "A=()\n" + "A+=(x)\n" * 20_000,
+        "".join(f"export A{n}=1\n" for n in range(2000)) + "x\n" * 10_000,
+    ],
+)
+def test_lists_and_exports_that_grow_end(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long once it is filled in"):
+        imported(tmp_path, f"{text}{LINE}\n")
+
+
+def test_the_recognition_of_a_long_text_ends(tmp_path: Path) -> None:
+    started = time.monotonic()
+    assert read_form("vllm." * 20_000, tmp_path / "given", {}, beside=False) is None
+    assert time.monotonic() - started < 5  # minutes, where each place is read to the end
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_the_token_is_there_before_the_model_is_pulled_with_it(name: str, tmp_path: Path) -> None:
+    form = read_form(f"docker run -e {name} {IMAGE} --model org/m\n", tmp_path / "given", {}, beside=False)
+    assert form
+    steps = import_forms([form], (), Place()).steps
+    pull = next(number for number, step in enumerate(steps) if "model pull" in step)
+    assert f"/etc/sparkd/{name.lower()}" in steps[pull - 1] and steps[pull - 1].startswith("sudo install")
+    assert steps[pull].endswith(f"m.yaml --token-file /etc/sparkd/{name.lower()}")
+
+
+def test_a_text_that_is_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINE} " + "#" * (1 << 20)))
+    assert main.main(["recipe", "import", "-"]) == 78
+    assert "standard input: is larger" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{UNIT}ExecStartPre=curl -H 'Authorization: Bearer {SECRET}' x\nExecStart={LINE}\n",
+        LINE.replace("--gpus", f"--mount type=volume,volume-opt=o=username=u,password={SECRET},target=/x --gpus"),
+    ],
+)
+def test_a_note_on_what_is_left_out_names_no_secret(text: str, tmp_path: Path) -> None:
+    _, notes, written = imported(tmp_path, text)
+    assert notes and SECRET not in "".join(notes) + written
+
+
+def test_yes_is_text_in_a_compose_file_but_switches_privileged_on(tmp_path: Path) -> None:
+    text = f"{COMPOSE}    environment: {{A: yes, B: off, C: true}}\n    init: yes\n    privileged: yes\n"
+    recipe = imported(tmp_path, text)[0]
+    assert recipe.env == {"A": "yes", "B": "off", "C": "true"}
+    assert recipe.container.init and recipe.container.privileged
+
+
+def test_a_commented_step_is_the_step_itself(tmp_path: Path) -> None:
+    form = read_form(LINE, tmp_path / "given", {}, beside=False)
+    assert form
+    result = import_forms([form], (), Place(Path("/srv/two  blanks")))
+    assert all(f". {step}\n" in result.text for step in result.steps)
+
+
+def test_a_start_with_thousands_of_options_is_refused(tmp_path: Path) -> None:
+    options = " ".join(f"-v /a/{number}:/b/{number}" for number in range(1001))
+    with pytest.raises(ConfigError, match="line 1: has more than 1000 options"):
+        imported(tmp_path, f"docker run {options} {IMAGE} --model org/m\n")
+
+
+def test_a_file_of_many_services_is_refused(tmp_path: Path) -> None:
+    text = "services:\n" + "".join(f"  s{number}: {{image: a}}\n" for number in range(201))
+    with pytest.raises(ConfigError, match="line 1: services: more than 200"):
+        imported(tmp_path, text)
+
+
+def test_a_comment_between_options_is_nothing_and_an_unknown_image_is_named(tmp_path: Path) -> None:
+    text = f"docker run `# all of it` --gpus all {IMAGE} --model org/m\n"
+    assert imported(tmp_path, text)[0].image.ref == IMAGE
+    with pytest.raises(ConfigError, match=r"line 2: what \$OPTIONS stands for is not known, where an image is"):
+        imported(tmp_path, f"\ndocker run $OPTIONS {IMAGE} --model org/m\n")

@@ -59,9 +59,11 @@ def parse_yaml(text: str, keeps_text: Callable[[Key], bool]) -> Document:
 def parse_as_pyyaml(text: str, *, aliases: bool = False) -> Document:
     """Parse a mapping as PyYAML does, except that a date stays text. Raises YamlError.
 
-    `aliases`: whether *NAME and << are followed, as compose files have them, for 20,000 values in all.
+    `aliases`: as compose files are read: *NAME and << are followed, for 20,000 values in all, and yes, no, on and off
+    are text (README of yaml.v3, docker's library).
     """
-    return _parse(text, (1, 1), lambda node, _, reader: _old_scalar(node, reader), aliases)
+    words = ("y", "n", "yes", "no", "on", "off") if aliases else ("y", "n")
+    return _parse(text, (1, 1), lambda node, _, reader: _old_scalar(node, reader, words), aliases)
 
 
 def _parse(
@@ -177,10 +179,10 @@ def _scalar(node: ScalarNode, keeps_text: bool = False) -> object:
     raise YamlError(line, f"the tag {node.tag} is not known")
 
 
-def _old_scalar(node: ScalarNode, reader: YAML) -> object:
-    """YAML 1.1 as PyYAML implements it."""
+def _old_scalar(node: ScalarNode, reader: YAML, words: tuple[str, ...]) -> object:
+    """YAML 1.1 as PyYAML implements it; `words` are text."""
     raw, tag = str(node.value), str(node.tag).removeprefix(_TAG)
-    as_text = {"timestamp": True, "float": not _OLD_FLOAT.match(raw), "bool": raw.lower() in ("y", "n")}
+    as_text = {"timestamp": True, "float": not _OLD_FLOAT.match(raw), "bool": raw.lower() in words}
     if as_text.get(tag):
         return raw
     if tag in ("int", "float", "bool") and len(raw) <= _LONGEST_NUMBER:

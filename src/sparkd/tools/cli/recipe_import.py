@@ -72,7 +72,7 @@ def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
         try:
             if is_alone and (path.is_dir() or not path.exists()):
                 return []
-            text = sys.stdin.read(LIMIT_BYTES) if name == "-" else read_file(path)
+            text = _read_input() if name == "-" else read_file(path)
         except FileNotFoundError:
             raise ConfigError(f"{path}: does not exist") from None
         except UnicodeDecodeError:
@@ -85,6 +85,14 @@ def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
         else:
             raise ConfigError(f"{shown}: is no command line, script, compose file or unit that starts vLLM")
     return found
+
+
+def _read_input() -> str:
+    """Raises ConfigError, UnicodeDecodeError."""
+    text = sys.stdin.read(LIMIT_BYTES + 1)
+    if len(text) > LIMIT_BYTES:  # the rest may hold flags
+        raise ConfigError(f"standard input: is larger than {LIMIT_BYTES} bytes")
+    return text
 
 
 def _place(args: argparse.Namespace) -> Place:

@@ -24,7 +24,7 @@ _TOKEN = re.compile(
 _IN_DOUBLE_QUOTES = re.compile(r"""\\([$`"\\\n])|([\s\S])""")
 """An escaped character, or any other."""
 _QUOTED = "\0"
-WITHOUT_EFFECT = ([":"], ["echo"], ["set"], ["sleep"], ["true"])
+WITHOUT_EFFECT = ([":"], ["cd"], ["echo"], ["set"], ["sleep"], ["true"])
 """Programs that the engine needs nothing of."""
 
 
@@ -103,7 +103,7 @@ class _Reader(Struct):
         word, bare = "".join(self.word), "".join(self.bare)
         if re.search(r"[*?]", bare) or bare.startswith("~"):
             self._unclear(f"{word[:60]} may stand for names of files: put it in quotes")
-        elif _is_brace_list(bare):
+        elif is_brace_list(bare):
             self._unclear(f"bash makes several words of {word[:60]}: put it in quotes")
         self.found[-1].words.append(word)
         self.word = None
@@ -115,7 +115,7 @@ class _Reader(Struct):
         return self.text[at : at + 40].split("\n")[0]
 
 
-def _is_brace_list(bare: str) -> bool:
+def is_brace_list(bare: str) -> bool:
     inner = bare[bare.find("{") + 1 : bare.rfind("}")] if "{" in bare else ""
     return "," in inner or ".." in inner
 

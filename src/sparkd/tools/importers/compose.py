@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 
 from sparkd.base.recipes.yaml import Document, Key, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option
-from sparkd.tools.importers.shell import Variables, mark
 from sparkd.tools.importers.source import CommandError, Note
+from sparkd.tools.importers.variables import Variables, mark
 
+_MOST_SERVICES = 200
 _ENV_LINE = re.compile(
     r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:\s+#.*)?\s*", re.ASCII
 )
@@ -53,6 +54,8 @@ def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping
     services = document.data.get("services")
     if not isinstance(services, dict):
         raise LaunchError(document.line(("services",)), "services: must be a mapping")
+    if len(services) > _MOST_SERVICES:
+        raise LaunchError(document.line(("services",)), f"services: more than {_MOST_SERVICES}: keep the engine's")
     if wanted and wanted not in services:
         raise LaunchError(document.line(("services",)), f"no service is named {wanted}: {', '.join(services)[:200]}")
     found = []
@@ -135,8 +138,9 @@ class _Service:
             if name in _VALUES:
                 value = self.data[name]
                 text = "all" if name == "gpus" else self._text(value, name)
-                if name not in ("privileged", "init") or text == "true":
-                    yield Option(_VALUES[name], text, line)
+                is_switch = name in ("privileged", "init")
+                if not is_switch or text in ("true", "yes", "y", "on"):
+                    yield Option(_VALUES[name], "true" if is_switch else text, line)
             elif name in _LISTS:
                 for item, steps in self._items(name):
                     yield Option(*self._item(name, item, steps), self._line(*steps))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import format_key, printable, read_file, validator_message
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
-from sparkd.base.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
+from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
 from sparkd.tools.importers.command import (
     WITHOUT_EFFECT,
@@ -32,7 +32,8 @@ from sparkd.tools.importers.eugr import read_eugr
 from sparkd.tools.importers.forms import Form, combine, read_form
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
-from sparkd.tools.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
+from sparkd.tools.importers.render import render
+from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source, Unusable
 from sparkd.tools.importers.sparkrun import read_sparkrun
 
 IMPORTERS = (read_nvidia, read_eugr, read_sparkrun)
@@ -121,7 +122,7 @@ def _complete(source: Source, path: Path, place: Place, make: Callable[[], Recip
     steps, shown = tuple(bundle.steps()), [printable(f"{path}: line {note.line}: {note.text}") for note in notes]
     missing = tuple(line for line, note in zip(shown, notes, strict=True) if note.is_missing)
     recipe = bundle.recipe
-    return Result(recipe.name, _render(recipe, path.name, notes, steps), tuple(shown), bundle.files, steps, missing)
+    return Result(recipe.name, render(recipe, path.name, notes, steps), tuple(shown), bundle.files, steps, missing)
 
 
 def _choose_name(path: Path, taken: Collection[str], given: str) -> str:
@@ -135,46 +136,6 @@ def _choose_name(path: Path, taken: Collection[str], given: str) -> str:
 
 def _slug(text: str) -> str:
     return _NOT_IN_A_NAME.sub("-", text.lower()).strip("-._") or "imported"
-
-
-def _render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -> str:
-    lines = [f"# Imported from {_one_line(file)} ({recipe.source.partition(' recipe of ')[0]})."]
-    missing = [note for note in notes if note.is_missing]
-    for heading, part in (
-        ("What is left out, or needs you:", [note for note in notes if not note.is_missing]),
-        ("This does not lead to an endpoint yet. What is missing first:", missing),
-    ):
-        lines += ["#", f"# {heading}"] if part else []
-        lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in part]
-    lines += [
-        "#",
-        "# After that:" if missing else "# To an endpoint:",
-        *(f"#   {number}. {_one_line(step)}" for number, step in enumerate(steps, 1)),
-    ]
-    lines += ["schema: 1"]
-    for key in ("name", "description", "source", *["executor"] * (recipe.executor != "mp")):
-        if text := getattr(recipe, key):
-            lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
-    for section, entries in (
-        ("model", recipe.model.model_dump(exclude_defaults=True)),
-        ("image", recipe.image.model_dump(exclude_defaults=True, by_alias=True)),
-        ("nodes", recipe.nodes.model_dump(exclude_unset=True)),
-        ("args", recipe.args),
-        ("env", recipe.env),
-        ("secrets", recipe.secrets),
-        ("container", recipe.container.model_dump(exclude_unset=True)),
-        ("expect", recipe.expect),
-    ):
-        lines += ["", f"{section}:"] if entries else []
-        for key, value in entries.items():
-            written = format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
-            written = json.dumps(value) if section == "expect" else written
-            lines.append(f"  {format_flow(key, plain_numbers=False)}: {written}")
-    return "\n".join(lines) + "\n"
-
-
-def _one_line(text: str) -> str:
-    return printable(" ".join(text.split()))
 
 
 def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:

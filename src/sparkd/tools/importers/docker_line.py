@@ -6,11 +6,13 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.recipes.yaml import YamlError
 from sparkd.tools.importers.launch import inner_commands, is_ray, program
 from sparkd.tools.importers.options import Launch, LaunchError, Option
-from sparkd.tools.importers.shell import Command, Script, Variables, mark, unknown
+from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
+from sparkd.tools.importers.variables import Variables, mark, unknown
 
 _SWITCHES = frozenset(
     ("detach", "interactive", "tty", "rm", "privileged", "init", "no-healthcheck", "oom-kill-disable", "publish-all",
@@ -22,6 +24,7 @@ _LETTERS = {
     "p": "publish", "u": "user", "w": "workdir", "h": "hostname", "l": "label", "m": "memory", "c": "cpu-shares",
     "a": "attach",
 }  # fmt: skip
+_redact = Redaction()
 _PROGRAMS = ("docker", "podman")
 _SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
 _SPECIFIER = re.compile(r"%[A-Za-z]")
@@ -135,7 +138,9 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
             elif key.startswith("Exec") and key != "ExecStart":
                 if not re.search(r"\b(?:docker|podman)\b.*\b(?:rm|stop|kill|pull)\b", value) and key == "ExecStartPre":
-                    notes.append(Note(line, f"{key}={value[:100]}: not run: do it on the node, or in an image"))
+                    notes.append(
+                        Note(line, f"{key}={_redact(value)[:100]}: not run: do it on the node, or in an image")
+                    )
             elif key == "ExecStart" and value:
                 words = _exec_words(_specifiers(value.lstrip("-@:+!|"), line), variables)
                 launches += _launches(Command(words, [line] * len(words), dict(env)))

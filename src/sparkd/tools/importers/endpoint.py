@@ -35,6 +35,7 @@ MODELS = RESERVED_TARGETS[0]
 DRAFT = "speculative-config"
 EUGR = "https://github.com/eugr/spark-vllm-docker"
 _CHECKOUT = EUGR.rpartition("/")[2]
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _BUILD_TOOL = "build-and-copy.sh"
 _OF_HUB_CACHE = re.compile(
     r"(?:/root/\.cache|/cache)/huggingface/hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
@@ -67,6 +68,8 @@ class Bundle(Struct):
     """The image that no mod has changed."""
     build: str = ""
     """Command that builds it, if any is known."""
+    is_here: bool = False
+    """Whether this machine has the image."""
     drafts: dict[str, str] = field(default_factory=dict)
     """Revision, if any, by repository."""
     files: dict[str, File] = field(default_factory=dict)
@@ -85,19 +88,20 @@ class Bundle(Struct):
         if place.origin != place.folder:
             copy = shlex.join(["sudo", "cp", "-r", *(f"{place.origin}/{name}" for name in beside), f"{place.folder}/"])
             yield f"sudo mkdir -p {place.folder} && {copy}"
-        if _is_published(self.base):
+        if _is_published(self.base) and not self.is_here:
             yield shlex.join(["sudo", "docker", "pull", self.base]) + f"  # or: {self.build}" * bool(self.build)
         elif self.build:
             yield self.build
         if recipe.image.ref != self.base:
             yield recipe.image_build
+        for file in recipe.secrets.values():  # the model may be one that needs the token
+            yield f"sudo install -m 600 /dev/stdin {file}  # its value, then Ctrl-D" + "; on each node" * many
+        token = next((["--token-file", recipe.secrets[name]] for name in _TOKENS if name in recipe.secrets), [])
         if model.repo:
-            yield shlex.join(["sudo", "sparkd", "model", "pull", path])
+            yield shlex.join(["sudo", "sparkd", "model", "pull", path, *token])
         for repo, revision in self.drafts.items():
             to = ["--to", f"{place.models}/{repo.rpartition('/')[2]}", *["--revision", revision] * bool(revision)]
-            yield shlex.join(["sudo", "sparkd", "model", "pull", repo, *to])
-        for file in recipe.secrets.values():
-            yield f"sudo install -m 600 /dev/stdin {file}  # its value, then Ctrl-D" + "; on each node" * many
+            yield shlex.join(["sudo", "sparkd", "model", "pull", repo, *to, *token])
         if many and place.folder != ADMINISTRATORS:  # a cluster has its recipe by name
             yield shlex.join(["sudo", "install", "-D", "-m", "644", path, str(ADMINISTRATORS / f"{recipe.name}.yaml")])
         yield shlex.join(["sparkd", "recipe", "check", path])
@@ -142,6 +146,7 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
     if _X86.search(recipe.image.ref):
         source.miss(("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another")
     bundle.build = _build_command(source, recipe, path)
+    bundle.is_here = source.is_running_here
     if bundle.build:
         bundle.update("image", build=bundle.build, asserts=(_CUDA_TORCH,))
     _find_model(source, bundle)

@@ -20,13 +20,13 @@ from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
 from sparkd.tools.importers.launch import Engine, find_engine, merge
 from sparkd.tools.importers.options import Launch, LaunchError
-from sparkd.tools.importers.shell import Variables
 from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source
+from sparkd.tools.importers.variables import Variables, unknown
 
 CONTAINER = "container"
 _RECIPE = re.compile(r"^(?:recipe_version|model|command|container)[ \t]*:", re.MULTILINE)
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
-_COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]*[ \t]+serve\b|vllm\.entrypoints\.openai")
+_COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
 
 
 class Form(Struct, frozen=True):
@@ -83,6 +83,10 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     engines = _engines(forms, image)
     if not engines:
         reason = "starts no vLLM server: neither `vllm serve` nor an image of vLLM with its flags"
+        for form in forms:
+            for _, launch in form.launches:
+                if missing := unknown(launch.image):
+                    raise _fault(form.path, launch.line, f"what {missing} stands for is not known, where an image is")
         raise _fault(forms[0].path, 1, reason)
     for form in forms:
         if len(names := [name for path, name, _ in engines if path == form.path]) > 1:
@@ -95,7 +99,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     count = len(engines)
     nodes = (count, count if count > 1 else None)
     source = Source(Document({}, {("command",): engine.line}), notes=engine.notes)
-    source.is_running_here = forms[0].kind == CONTAINER
+    source.is_running_here = forms[0].kind == CONTAINER and not image
     foreign = Foreign(forms[0].kind, "", engine.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
     return source, foreign, engine.serve
 

@@ -18,14 +18,16 @@ from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.tools.importers.command import WITHOUT_EFFECT, Flag, Serve, parse_serve
 from sparkd.tools.importers.command import Command as Words
 from sparkd.tools.importers.options import Launch, LaunchError, Options
-from sparkd.tools.importers.shell import Command, Script, Variables, shown, unknown
+from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
+from sparkd.tools.importers.variables import Variables, shown, unknown
 
 SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 VLLM_SERVE = ("vllm", "serve")
 _SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/openai/api_server\.py")
 _BEFORE = ("exec", "sudo", "nohup", "env", "-E")
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
+_MOST_GIVEN = 1000
 _redact = Redaction()
 
 
@@ -74,6 +76,8 @@ def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[
 
 def find_engine(launch: Launch, folder: str) -> Engine | None:
     """None for a container that starts no vLLM server. `folder`: of relative paths. Raises LaunchError."""
+    if len(launch.options) + len(launch.env) > _MOST_GIVEN:
+        raise LaunchError(launch.line, f"has more than {_MOST_GIVEN} options and variables")
     commands = _commands(launch)
     engines = [command for command in commands if program(command.words)[1]]
     if not engines:
@@ -81,12 +85,16 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
     if len(engines) > 1 or engines[0].block:
         text = "more than one `vllm serve` may run, or a condition decides whether one does: write one plainly"
         raise LaunchError(launch.line, text)
+    is_before = True
     for other in commands:
-        if is_ray(other.words):
+        if other is engines[0]:
+            is_before = False
+        elif is_ray(other.words):
             launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
-        elif other is not engines[0]:
+        else:
             text = f"not run: {_redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"
-            launch.notes.append(Note(launch.line, text, is_missing=other.words[:1] not in WITHOUT_EFFECT))
+            is_missing = is_before and other.words[:1] not in WITHOUT_EFFECT
+            launch.notes.append(Note(launch.line, text, is_missing))
     engine = _make_engine(launch, engines[0], folder)
     given = [*(launch.entrypoint or []), *launch.words][:3]
     if login := [word for word in given if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]:
@@ -121,10 +129,10 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     ours = {value for flag in serve.flags if flag not in flags for value in flag.values}
     words = [word for word in command.words if not ours & {word, word.partition("=")[2]}]
     _refuse_unknown(words, launch.line)
-    container = options.container()
+    container = options.container([value for flag in flags for value in flag.values])
     flags, model = options.publish(flags), options.on_the_node(serve.model)
     _refuse_unknown((model, launch.image), launch.line)
-    notes = [Note(note.line, shown(note.text)) for note in launch.notes]
+    notes = [Note(note.line, shown(note.text), note.is_missing) for note in launch.notes]
     found = Serve({}, entrypoint, model, flags)
     return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from os.path import normpath
 from typing import NamedTuple
 
 from msgspec import Struct, field
@@ -16,9 +18,9 @@ from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import parse_variables
 from sparkd.base.vllm.container_paths import is_below, kept_caches
 from sparkd.tools.importers.command import Flag
-from sparkd.tools.importers.shell import unknown
 from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.sparkrun import TABLES, convert_option
+from sparkd.tools.importers.variables import unknown
 
 SECRETS = "/etc/sparkd"
 """Where the files of secrets are named to be."""
@@ -93,8 +95,8 @@ class Options(Struct):
             else:
                 self.env[name] = value
 
-    def container(self) -> dict[str, object]:
-        """Keys of schema 1's `container`."""
+    def container(self, used: Iterable[str]) -> dict[str, object]:
+        """Keys of schema 1's `container`. `used`: the values of the engine's flags, which may name files in a mount."""
         found: dict[str, object] = {}
         for option in self.launch.options:
             if option.name in _OWN or option.value.startswith("nvidia.com/gpu"):
@@ -102,8 +104,13 @@ class Options(Struct):
             converted, reason = self._convert(option)
             if converted is None:
                 is_path = option.name in ("volume", "mount", "device")
-                printed = (option.value if is_path else _redact(option.value))[:100]
-                self.launch.note(option.line, f"--{option.name} {printed}: left out: {reason}")
+                is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
+                printed = (option.value if is_plain else _redact(option.value))[:100]
+                target = split_volume(option)[1].rstrip("/") if is_path else ""
+                is_missing = bool(target) and not _HUB_CACHE.fullmatch(target)
+                is_missing = is_missing and any(is_below(value, target) for value in used)
+                text = f"--{option.name} {printed}: left out: {reason}"
+                self.launch.notes.append(Note(option.line, text, is_missing))
                 continue
             for key, value in converted.items():
                 before = found.get(key)
@@ -162,7 +169,7 @@ class Options(Struct):
     def _absolute(self, source: str) -> str:
         if not source.startswith(".") or not self.folder:
             return source
-        return f"{self.folder}/{source.removeprefix('./').removeprefix('.')}".rstrip("/")
+        return normpath(f"{self.folder}/{source}")
 
     def publish(self, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
         """The port of the node becomes the engine's own, since its network is the node's."""

@@ -1,8 +1,4 @@
-"""Reads the plain commands of a shell script, with its variables filled in. Runs nothing.
-
-A value that only a shell or its user knows stays in the words as a mark, which `unknown` finds: it matters only where
-the value is used.
-"""
+"""Reads the plain commands of a shell script, with its variables filled in. Runs nothing."""
 
 from __future__ import annotations
 
@@ -11,14 +7,11 @@ import re
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.tools.importers.command import is_brace_list
 from sparkd.tools.importers.source import CommandError
+from sparkd.tools.importers.variables import Variables, mark, shown
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
-_NO_BREAK = "\u00a0"
-_MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}?")
-_USE = re.compile(
-    r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
-)
+_QUOTED = "\0"
 _TOKEN = re.compile(
     r"(?P<joined>\\\r?\n)|(?P<end>&&|\|\||;;?|\||&(?!>)|\r?\n|[()])|(?P<blank>[ \t\r])|\\(?P<escaped>[\s\S]?)"
     r"|'(?P<single>[^']*)'|(?P<double>\")|(?P<bare>[\w=./:,@%+{}\[\]-]+|[\s\S])"
@@ -27,96 +20,15 @@ _REDIRECT = re.compile(r"(?:[0-9]{0,2}|&)(?:<<<|>>|>|<(?!<))(?P<to>&[0-9-])?")
 _HERE_DOCUMENT = re.compile(r"[0-9]?<<-?[ \t]*['\"\\]?(\w+)['\"]?")
 _ARRAY = re.compile(r"\"?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\1\[[@*]\]\}\"?)?\})\"?", re.ASCII)
 """All words of a list; of what a script is given there are none."""
+_WITH_ESCAPES = re.compile(r"\$'((?:[^'\\]|\\[\s\S])*)'")
+_HOME = re.compile(r"(\w+\+?=)~(?=/|\Z)", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=([\s\S]*)", re.ASCII)
 _DECLARING = ("export", "declare", "readonly", "local", "typeset")
 _OPENING = ("if", "for", "while", "until", "case", "select", "{", "function")
 _CLOSING = ("fi", "done", "esac", "}")
 _WITHIN = ("then", "do", "else", "elif", "!", "time")
-_DEEPEST = 8
-_MOST_FILLED_IN = 1 << 22
-"""Characters, of all values of one file together: text that doubles itself must end."""
-
-
-def mark(name: str) -> str:
-    return _OPEN + _NO_BREAK.join(name[:60].split()) + _CLOSE  # one word, also where it is unquoted
-
-
-def unknown(text: str) -> str:
-    """The first part of the text that is not known; empty if there is none."""
-    return found[1].replace(_NO_BREAK, " ") if (found := _MARK.search(text)) else ""
-
-
-def shown(text: str) -> str:
-    return _MARK.sub(lambda found: found[1].replace(_NO_BREAK, " "), text)
-
-
-class Variables(Struct):
-    values: dict[str, str]
-    fixed: frozenset[str] = frozenset()
-    """Names that no assignment changes."""
-    left: int = _MOST_FILLED_IN
-
-    def assign(self, name: str, value: str) -> None:
-        if name not in self.fixed:
-            self.values[name] = value
-
-    def fill(self, text: str, depth: int = 0) -> str:
-        """`text` with each use of a variable, and with $$ as $. Raises CommandError."""
-        found, at = "", 0
-        while (use := text.find("$", at)) >= 0:
-            found += text[at:use]
-            value, at = ("$", use + 2) if text.startswith("$$", use) else self.use(text, use, depth)
-            found += value
-        return found + text[at:]
-
-    def use(self, text: str, at: int, depth: int = 0) -> tuple[str, int]:
-        """The value of what stands for one at `at`, and its end. Raises CommandError."""
-        use = _USE.match(text, at)
-        end = use.end() if use and not use["mode"] else _end_of_use(text, at)
-        found = self._value(use, text[use.end() : end - 1], depth) if use else self._unnamed(text[at:end])
-        self.left -= len(found)
-        if self.left < 0 or len(found) > LONGEST:
-            raise CommandError("is too long once it is filled in")
-        return found, end
-
-    def _value(self, use: re.Match[str], other: str, depth: int) -> str:
-        name, mode = use["plain"] or use["name"], use["mode"] or ""
-        value = self.values.get(name)
-        is_set = value is not None and bool(value or ":" not in mode)
-        if mode.endswith("+"):
-            return self._other(other, depth) if is_set else ""
-        if value is not None and (is_set or not mode):
-            return value
-        return self._other(other, depth) if mode.endswith(("-", "=")) else mark(f"${name}")
-
-    def _other(self, text: str, depth: int) -> str:
-        if depth > _DEEPEST:
-            raise CommandError("variables are nested too deep")
-        is_quoted = re.fullmatch(r"'[^']*'|\"[^\"]*\"", text)
-        return self.fill(text[1:-1] if is_quoted else text, depth + 1)
-
-    def _unnamed(self, text: str) -> str:
-        """Of the output of a program and of all else: not known, except the folder."""
-        here = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") else ""
-        return text if text == "$" else here or mark(text)
-
-
-def _end_of_use(text: str, at: int) -> int:
-    """Behind the brace, parenthesis or backquote that closes it. Raises CommandError."""
-    if text[at] == "`":
-        end = text.find("`", at + 1) + 1
-    elif (opened := text[at + 1 : at + 2]) not in ("(", "{"):
-        return at + (2 if re.fullmatch(r"[@*#?!$0-9-]", opened) else 1)
-    else:
-        depth = end = 0
-        for brace in re.compile(r"[()]" if opened == "(" else r"\$\{|\}").finditer(text, at):
-            depth, end = depth + (-1 if brace[0] in ")}" else 1), brace.end()
-            if not depth:
-                return end
-        end = 0
-    if not end:
-        raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end")
-    return end
+_COST = 8
+"""Of a word or variable that is taken over, in characters."""
 
 
 class Command(Struct):
@@ -141,6 +53,8 @@ class Script(Struct):
     blocks: list[int] = field(default_factory=list)
     now: Command = field(default_factory=Command)
     word: str | None = None
+    bare: str = ""
+    """The word with what is quoted or filled in masked: the part that bash would expand."""
     array: str = ""
     redirected: bool = False
     here: list[str] = field(default_factory=list)
@@ -177,11 +91,16 @@ class Script(Struct):
         if kind == "blank":
             self._end_word()
         elif kind != "joined":
-            self._add(token[kind])
+            self._add(token[kind], token[kind] if kind == "bare" else _QUOTED)
         return end
 
     def _unquoted(self, at: int) -> int:
-        """A value that is no longer one word where it has blanks."""
+        """A value that is no longer one word where it has blanks; or $'TEXT'."""
+        if quoted := _WITH_ESCAPES.match(self.text, at):
+            self._add(mark(quoted[0]) if "\\" in quoted[1] else quoted[1])
+            return quoted.end()
+        if self.text.startswith('$"', at):  # translated, of which a script without a catalogue has nothing
+            return at + 1
         value, end = self.variables.use(self.text, at)
         first, *others = re.split(r"[ \t\n]+", value)
         self._add(first) if first else None
@@ -207,6 +126,7 @@ class Script(Struct):
         if array := _ARRAY.match(self.text, at):
             name = array[1]
             for value in self.arrays.get(name, [mark(f"${{{name}[@]}}")]) if name else []:
+                self.variables.spend(len(value) + _COST)
                 self._add(value)
                 self._end_word()
             return array.end()
@@ -233,6 +153,7 @@ class Script(Struct):
         name, added = self.array.rstrip("=").rstrip("+"), self.array.endswith("+=")
         words = [mark(f"${{{name}[@]}}")] if self.blocks else self.now.words
         self.arrays[name] = [*(self.arrays.get(name, []) if added else []), *words]
+        self.variables.spend(len(self.arrays[name]) * _COST)
         self.array, self.now = "", Command()
 
     def _double_quoted(self, at: int) -> int:
@@ -253,10 +174,11 @@ class Script(Struct):
                 at = end
         raise CommandError('the quote " has no end')
 
-    def _add(self, text: str) -> None:
+    def _add(self, text: str, bare: str = _QUOTED) -> None:
         if self.word is None:
             self.now.lines.append(self.line)
-        self.word = (self.word or "") + text
+            self.bare = ""
+        self.word, self.bare = (self.word or "") + text, self.bare + bare
         if len(self.word) > LONGEST:
             raise CommandError(f"a word is longer than {LONGEST} characters")
 
@@ -266,8 +188,16 @@ class Script(Struct):
         if self.redirected:
             self.now.lines.pop()
         else:
-            self.now.words.append(self.word)
+            self.now.words.append(self._expand(self.word))
         self.word, self.redirected = None, False
+
+    def _expand(self, word: str) -> str:
+        """What bash makes of the part without quotes: a mark for names of files and for several words."""
+        before = self.now.words
+        if _ASSIGNMENT.match(word) and (all(map(_ASSIGNMENT.match, before)) or before[0] in _DECLARING):
+            home = _HOME.match(self.bare)  # such a value is not expanded otherwise
+            return home[1] + self.variables.values.get("HOME", mark("~")) + word[home.end() :] if home else word
+        return mark(shown(word)) if re.search(r"[*?]", self.bare) or is_brace_list(self.bare) else word
 
     def _end_command(self) -> None:
         self._end_word()
@@ -281,6 +211,7 @@ class Script(Struct):
         command.block = self.blocks[0] if self.blocks else 0
         self._assign(command)
         if command.words:
+            self.variables.spend(len(self.exported) * _COST)
             command.env |= self.exported
             self._take_assigned(command)
             self.commands.append(command)

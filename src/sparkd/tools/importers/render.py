@@ -1,0 +1,52 @@
+"""An imported recipe as YAML; its comments say what was left out, what is missing, and what to run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from sparkd.base.lib.text import printable
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.recipes.yaml import format_flow
+from sparkd.tools.importers.source import Note
+
+
+def render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -> str:
+    """`file`: name of what it was imported from."""
+    lines = [f"# Imported from {_one_line(file)} ({recipe.source.partition(' recipe of ')[0]})."]
+    missing = [note for note in notes if note.is_missing]
+    for heading, part in (
+        ("What is left out, or needs you:", [note for note in notes if not note.is_missing]),
+        ("This does not lead to an endpoint yet. What is missing first:", missing),
+    ):
+        lines += ["#", f"# {heading}"] if part else []
+        lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in part]
+    lines += [
+        "#",
+        "# After that:" if missing else "# To an endpoint:",
+        *(f"#   {number}. {printable(step)}" for number, step in enumerate(steps, 1)),
+    ]
+    lines += ["schema: 1"]
+    for key in ("name", "description", "source", *["executor"] * (recipe.executor != "mp")):
+        if text := getattr(recipe, key):
+            lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
+    for section, entries in (
+        ("model", recipe.model.model_dump(exclude_defaults=True)),
+        ("image", recipe.image.model_dump(exclude_defaults=True, by_alias=True)),
+        ("nodes", recipe.nodes.model_dump(exclude_unset=True)),
+        ("args", recipe.args),
+        ("env", recipe.env),
+        ("secrets", recipe.secrets),
+        ("container", recipe.container.model_dump(exclude_unset=True)),
+        ("expect", recipe.expect),
+    ):
+        lines += ["", f"{section}:"] if entries else []
+        for key, value in entries.items():
+            written = format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
+            written = json.dumps(value) if section == "expect" else written
+            lines.append(f"  {format_flow(key, plain_numbers=False)}: {written}")
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))

@@ -1,0 +1,112 @@
+"""Variables of a script or a compose file, and their uses in a text.
+
+A value that only a shell or its user knows stays in the words as a mark, which `unknown` finds: it matters only where
+the value is used.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.tools.importers.source import CommandError
+
+_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_NO_BREAK = "\u00a0"
+_MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}?")
+_USE = re.compile(
+    r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
+)
+_DEEPEST = 8
+_MOST_FILLED_IN = 1 << 22
+"""Characters, of all values of one file together: text that doubles itself must end."""
+
+
+def mark(name: str) -> str:
+    return _OPEN + _NO_BREAK.join(name[:60].split()) + _CLOSE  # one word, also where it is unquoted
+
+
+def unknown(text: str) -> str:
+    """The first part of the text that is not known; empty if there is none."""
+    return found[1].replace(_NO_BREAK, " ") if (found := _MARK.search(text)) else ""
+
+
+def shown(text: str) -> str:
+    return _MARK.sub(lambda found: found[1].replace(_NO_BREAK, " "), text)
+
+
+class Variables(Struct):
+    values: dict[str, str]
+    fixed: frozenset[str] = frozenset()
+    """Names that no assignment changes."""
+    left: int = _MOST_FILLED_IN
+
+    def assign(self, name: str, value: str) -> None:
+        if name not in self.fixed:
+            self.values[name] = value
+
+    def fill(self, text: str, depth: int = 0) -> str:
+        """`text` with each use of a variable, and with $$ as $. Raises CommandError."""
+        found, at = "", 0
+        while (use := text.find("$", at)) >= 0:
+            found += text[at:use]
+            value, at = ("$", use + 2) if text.startswith("$$", use) else self.use(text, use, depth)
+            found += value
+        return found + text[at:]
+
+    def use(self, text: str, at: int, depth: int = 0) -> tuple[str, int]:
+        """The value of what stands for one at `at`, and its end. Raises CommandError."""
+        use = _USE.match(text, at)
+        end = use.end() if use and not use["mode"] else _end_of_use(text, at)
+        found = self._value(use, text[use.end() : end - 1], depth) if use else self._unnamed(text[at:end])
+        self.spend(len(found) if len(found) <= LONGEST else self.left + 1)
+        return found, end
+
+    def spend(self, size: int) -> None:
+        """Take it from what may be filled in. Raises CommandError where too little is left."""
+        self.left -= size
+        if self.left < 0:
+            raise CommandError("is too long once it is filled in")
+
+    def _value(self, use: re.Match[str], other: str, depth: int) -> str:
+        name, mode = use["plain"] or use["name"], use["mode"] or ""
+        value = self.values.get(name)
+        is_set = value is not None and bool(value or ":" not in mode)
+        if mode.endswith("+"):
+            return self._other(other, depth) if is_set else ""
+        if value is not None and (is_set or not mode):
+            return value
+        return self._other(other, depth) if mode.endswith(("-", "=")) else mark(f"${name}")
+
+    def _other(self, text: str, depth: int) -> str:
+        if depth > _DEEPEST:
+            raise CommandError("variables are nested too deep")
+        is_quoted = re.fullmatch(r"'[^']*'|\"[^\"]*\"", text)
+        return self.fill(text[1:-1] if is_quoted else text, depth + 1)
+
+    def _unnamed(self, text: str) -> str:
+        """Of the output of a program and of all else: not known, except the folder, and nothing of a comment."""
+        if re.fullmatch(r"`\s*#[^`\n]*`", text):
+            return ""
+        here = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") else ""
+        return text if text == "$" else here or mark(text)
+
+
+def _end_of_use(text: str, at: int) -> int:
+    """Behind the brace, parenthesis or backquote that closes it. Raises CommandError."""
+    if text[at] == "`":
+        end = text.find("`", at + 1) + 1
+    elif (opened := text[at + 1 : at + 2]) not in ("(", "{"):
+        return at + (2 if re.fullmatch(r"[@*#?!$0-9-]", opened) else 1)
+    else:
+        depth = end = 0
+        for brace in re.compile(r"[()]" if opened == "(" else r"\$\{|\}").finditer(text, at):
+            depth, end = depth + (-1 if brace[0] in ")}" else 1), brace.end()
+            if not depth:
+                return end
+        end = 0
+    if not end:
+        raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end")
+    return end

@@ -47,7 +47,7 @@ def find_issues(launch: Launch) -> tuple[Issue, ...]:
 
 def is_doubtful(launch: Launch) -> bool:
     """Whether the image's own vLLM may judge the flags otherwise than the table that comes with sparkd."""
-    return not launch.vllm.image and any(issue.rule in BY_TABLE for issue in find_issues(launch))
+    return not launch.vllm.image and any(issue.rule in DOUBTFUL for issue in find_issues(launch))
 
 
 def wrong_value(launch: Launch) -> Matches:
@@ -142,6 +142,7 @@ def _typo_of(name: str, table: FlagTable) -> str:
 BLOCKS, WARNS = True, False
 BY_TABLE = ("misnamed-flag", "flag-unknown", "flag-choice", "json-unknown")
 """What only warns by the table that comes with sparkd, and is certain to fail by the table of the image itself."""
+DOUBTFUL = (*BY_TABLE, "variable-misprint", "variable-removed")
 RULES = (
     Rule("fork", WARNS, predicates.forks,
          hint="take VLLM_WORKER_MULTIPROC_METHOD out, unless the source of the recipe needs it"),

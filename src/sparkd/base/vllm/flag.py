@@ -216,6 +216,8 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
     """Of the environment, as vllm.envs has them."""
     image: str = ""
     """The image whose own vLLM has all that; empty: of the table that comes with sparkd."""
+    unanswered: str = ""
+    """The image whose own vLLM was queried, and gave no table."""
 
     @cached_property
     def by_name(self) -> dict[str, Flag]:
@@ -241,7 +243,13 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
         """How to say by which table a launch was judged."""
         if self.image:
             return f"judged by {self.vllm} ({self.version})"
-        return f"judged by the table of {self.vllm}: the image is not here, or not started yet"
+        if self.unanswered:
+            return (
+                f"judged by the table of {self.vllm}: the vLLM in {self.unanswered} gave none\n"
+                "nothing is to be done, or to query it again at the next start:\n"
+                "  sudo rm /var/lib/sparkd/vllm-tables.json"
+            )
+        return f"judged by the table of {self.vllm}: the image's own was not queried"
 
 
 FILE = "vllm-flags.json"

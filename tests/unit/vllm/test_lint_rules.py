@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.lint_launches import GOOD
 
-from sparkd.base.vllm.flag import SHIPPED, first_values
+from sparkd.base.vllm.flag import SHIPPED, first_values, parse_flags
 from sparkd.base.vllm.lint import predicates, rules
 from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
 
@@ -125,6 +125,12 @@ def test_drafts_of_another_model_may_be_more() -> None:
 )
 def test_a_short_word_with_another_letter_is_another_word(name: str, rules: list[str]) -> None:
     assert found(replace(LAUNCH, env={name: "1"})) == rules
+
+
+def test_of_very_many_flags_the_first_ones_are_judged() -> None:
+    words = [f"--x-{number}x=1" for number in range(2 * rules.MOST_FLAGS)]
+    given = parse_flags(["vllm", "serve", "/m", *words])
+    assert found(Launch({}, gpu=False, given=given)) == ["flag-unknown"] * rules.MOST_FLAGS
 
 
 def test_variables_are_judged_by_what_is_known_of_them() -> None:

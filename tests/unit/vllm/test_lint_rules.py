@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.lint_launches import GOOD
 
-from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.flag import SHIPPED, first_values, parse_flags
 from sparkd.base.vllm.lint import predicates, rules
 from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
 
@@ -102,6 +102,48 @@ def test_flags(flags: dict[str, str | None], expected: list[str]) -> None:
 def test_a_model_of_another_kind_may_be_eager() -> None:
     other = replace(LAUNCH, model=ModelLimits("nemotron_h", 1_048_576))
     assert seen(other, enforce_eager=None, compilation_config="{}") == []
+
+
+def test_drafts_of_another_model_may_be_more() -> None:
+    """As many as its author measured best: published recipes have 14 with DSpark of Qwen3.8, 3 with MTP of GLM-5.2."""
+    for model in (ModelLimits("qwen3_5", 1_048_576), ModelLimits("", 1_048_576)):
+        other = replace(LAUNCH, model=model, texts=(("model.path", "/models/GLM-5.2-NVFP4"),))
+        assert seen(other, speculative_config=DRAFTS % ("dspark", 14)) == []
+    named = replace(LAUNCH, model=ModelLimits(), texts=(("model.path", "/models/DeepSeek-V4-Flash"),))
+    assert seen(named, speculative_config=DRAFTS % ("deepseek_mtp", 3)) == ["drafts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rules"),
+    [
+        ("VLLM_TP_SIZE", []),  # of public launch scripts; VLLM_DP_SIZE is vLLM's
+        ("VLLM_DP_SIZ", ["variable-misprint"]),
+        ("VLLM_HOST_PI", ["variable-misprint"]),
+        ("VLLM_USE_FLASHINFER_MOE_FP4", []),
+        ("VLLM_USE_FASTOKEMS", ["variable-misprint"]),
+    ],
+)
+def test_a_short_word_with_another_letter_is_another_word(name: str, rules: list[str]) -> None:
+    assert found(replace(LAUNCH, env={name: "1"})) == rules
+
+
+def test_of_very_many_flags_the_first_ones_are_judged() -> None:
+    words = [f"--x-{number}x=1" for number in range(2 * rules.MOST_FLAGS)]
+    given = parse_flags(["vllm", "serve", "/m", *words])
+    assert found(Launch({}, gpu=False, given=given)) == ["flag-unknown"] * rules.MOST_FLAGS
+
+
+def test_variables_are_judged_by_what_is_known_of_them() -> None:
+    launch = replace(LAUNCH, env={"VLLM_ATTENTION_BACKEND": "FLASHINFER"})
+    (issue,) = rules.find_issues(launch)
+    assert not issue.blocks
+    assert f"{SHIPPED.version}: since 0.15" in issue.reason
+    assert rules.is_doubtful(launch), "an older image may read it"
+    image = replace(SHIPPED, image="i:1")
+    assert not rules.find_issues(replace(launch, vllm=image))[0].blocks
+    assert rules.find_issues(replace(launch, vllm=replace(image, variables=()))) == ()
+    later = replace(LAUNCH, env={"VLLM_DP_SIZE": "1"}, vllm=replace(image, variables=("VLLM_DP_SIZES",)))
+    assert rules.find_issues(later) == (), "another vLLM has it"
 
 
 def test_a_left_out_share_of_memory_is_vllms_own_unless_the_cache_has_a_size() -> None:

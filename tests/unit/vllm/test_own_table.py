@@ -13,11 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from sparkd.base.host.files import Files
+from sparkd.base.state.file import LIMIT_BYTES
 from sparkd.base.state.vllm_tables import FILE, IMAGES_KEPT, VllmTables, read_tables
 from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.predicates import Launch
-from sparkd.base.vllm.own_table import EMPTY, MOST_BYTES, parse_answer, render_query
+from sparkd.base.vllm.own_table import EMPTY, MOST_BYTES, MOST_NAMES, parse_answer, render_query
 
 IMAGE = "fork:1"
 ARGS = """
@@ -90,8 +91,9 @@ def test_an_unknown_part_of_a_build_is_left_out(site: Path) -> None:
     assert query(site).variables == ()
 
 
-def packed(content: object) -> str:
-    return "sparkd-vllm-parser:" + base64.b85encode(zlib.compress(json.dumps(content).encode())).decode()
+def packed(content: object, separators: tuple[str, str] | None = None) -> str:
+    text = json.dumps(content, separators=separators)
+    return "sparkd-vllm-parser:" + base64.b85encode(zlib.compress(text.encode())).decode()
 
 
 GOOD = {"version": "1", "flags": [{"name": "max-model-len", "kind": "int"}], "fields": {}}
@@ -103,7 +105,12 @@ BAD: tuple[object, ...] = (
     GOOD | {"more": 1},
     GOOD | {"version": "\x1b[31m"},
     GOOD | {"variables": ["A\nB"]},
-    GOOD | {"version": "v" * MOST_BYTES},
+    GOOD | {"version": "\x7f"},
+    GOOD | {"version": "v" * 201},
+    GOOD | {"variables": [f"V{number}" for number in range(MOST_NAMES + 1)]},
+    GOOD
+    | {"fields": {"compilation-config": [{"name": f"f{number}", "takes": "int"} for number in range(MOST_NAMES + 1)]}},
+    GOOD | {"variables": ["v" * 150] * 1999},
 )
 
 
@@ -124,4 +131,42 @@ def test_tables_are_kept_by_image(tmp_path: Path) -> None:
         tables = tables.record(str(number), replace(SHIPPED, image=IMAGE))
     assert [*tables.tables] == [str(number) for number in range(2, IMAGES_KEPT + 2)]
     assert FILE.decode(FILE.encode(tables).encode()) == tables
+    assert tables.queried_by.keys() == tables.tables.keys()
     assert read_tables(Files(str(tmp_path))) == VllmTables()
+
+
+def test_an_image_without_an_answer_is_queried_again_by_another_version() -> None:
+    tables = VllmTables().record("silent", EMPTY).record("good", replace(SHIPPED, image=IMAGE))
+    assert tables.is_queried("silent")
+    assert not tables.is_queried("other")
+    earlier = replace(tables, queried_by=dict.fromkeys(tables.tables, "0.0.9"))
+    assert not earlier.is_queried("silent")
+    assert earlier.is_queried("good")
+    assert not FILE.decode(FILE.encode(replace(tables, queried_by={})).encode()).is_queried("silent")
+
+
+def test_who_gave_no_answer_is_named_with_the_command_that_queries_again() -> None:
+    *_, command = replace(SHIPPED, unanswered=IMAGE).judge.splitlines()
+    assert command == f"  sudo rm {FILE.path}"
+    assert IMAGE in replace(SHIPPED, unanswered=IMAGE).judge
+
+
+def test_the_largest_answers_fit_the_state_file() -> None:
+    """Else images that answer so would take the tables of all others away."""
+    choices = ["a"] * ((MOST_BYTES - 200) // 4)
+    flags = [{"name": "max-model-len", "kind": "int", "choices": choices}]
+    table = parse_answer(packed(GOOD | {"flags": flags}, (",", ":")), IMAGE)
+    assert len(table.by_name["max-model-len"].choices) == len(choices)
+    tables = VllmTables()
+    for number in range(IMAGES_KEPT):
+        tables = tables.record(str(number), table)
+    assert len(FILE.encode(tables)) < LIMIT_BYTES
+
+
+def test_what_vllm_writes_at_its_import_stays_out_of_the_log(site: Path) -> None:
+    noise = "import sys\nsys.stderr.write('noise\\n' * 500)\n"
+    (site / "vllm/__init__.py").write_text(noise)
+    env = {"PYTHONPATH": str(site), "PATH": f"{site}/bin:/usr/bin:/bin"}
+    answer = subprocess.run(["bash", "-c", render_query()], env=env, capture_output=True, text=True, check=True)
+    assert "noise" not in answer.stdout + answer.stderr
+    assert parse_answer(answer.stdout, IMAGE).flags

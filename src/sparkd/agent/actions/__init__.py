@@ -261,15 +261,20 @@ class Actions:
                 path.replace(path.with_name(f"{path.name}.broken"))
         return reason
 
-    def check_asserts(self, plan: LaunchPlan, image_id: str, program: str, labels: dict[str, str]) -> tuple[int, str]:
-        """Exit code and log of the plan's assertions on an image. Raises LaunchError, TimeoutError, StopRequested."""
+    def check_asserts(
+        self, plan: LaunchPlan, image_id: str, program: str, labels: dict[str, str], more_seconds: int = 0
+    ) -> tuple[int, str]:
+        """Exit code and log of the plan's assertions on an image, and of what takes `more_seconds` after them.
+
+        Raises LaunchError, TimeoutError, StopRequested.
+        """
         from sparkd.agent.actions.dockerd import ASSERT_SECONDS, program_body
 
         containers = self.containers
         # Under the rank's name, by which a sweep finds it.
         body, name = program_body(image_id, program, labels), f"sparkd-rank{plan.node.rank}"
-        work = partial(containers.run_program, body, name, ASSERT_SECONDS)
-        return self._loop.beside(work, LAUNCH_SECONDS + ACT_SECONDS, "docker")
+        work = partial(containers.run_program, body, name, ASSERT_SECONDS + more_seconds)
+        return self._loop.beside(work, LAUNCH_SECONDS + more_seconds + ACT_SECONDS, "docker")
 
     def remove(self, rank: Rank) -> bool:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""

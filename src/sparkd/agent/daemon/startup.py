@@ -36,7 +36,7 @@ from sparkd.base.state.history import count_short_loads
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.state.rank_record import RankRecord, left_segments
 from sparkd.base.status.model import Phase, utc_now
-from sparkd.base.vllm.own_table import parse_answer, render_query
+from sparkd.base.vllm.own_table import KILL_SECONDS, QUERY_SECONDS, parse_answer, render_query
 
 DOCKER_SECONDS = 10.0
 COUNT_SECONDS = 2.0
@@ -259,7 +259,7 @@ def check_image(agent: Agent) -> bool:
         if image is None:
             return False
         checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
-        queried = (checked and not doubtful) or image.id in agent.store.read(vllm_tables.read_tables).tables
+        queried = (checked and not doubtful) or agent.store.read(vllm_tables.read_tables).is_queried(image.id)
         if checked and queried:
             return False
         code, log = _run_programs(agent, image.id, program, "" if queried else render_query())
@@ -267,14 +267,15 @@ def check_image(agent: Agent) -> bool:
         if not program:  # the launch itself reports what is wrong with docker
             return False
         raise _blocked(agent, "can't be checked", str(error), IMAGE_HINT) from None
-    new = not queried and code == 0 and _record_table(agent, image.id, log)
+    new = not queried and (checked or code == 0) and _record_table(agent, image.id, log)
     return new if checked else _record_asserts(agent, image.id, program, (code, log), began) or new
 
 
 def _run_programs(agent: Agent, image_id: str, program: str, query: str) -> tuple[int, str]:
     agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
     labels = container_labels(agent.plan, agent.incarnation)
-    return agent.actions.check_asserts(agent.plan, image_id, "\n".join(filter(None, (program, query))), labels)
+    seconds = QUERY_SECONDS + KILL_SECONDS if query else 0
+    return agent.actions.check_asserts(agent.plan, image_id, "\n".join(filter(None, (program, query))), labels, seconds)
 
 
 def _record_asserts(agent: Agent, image_id: str, program: str, ended: tuple[int, str], began: float) -> bool:
@@ -293,7 +294,11 @@ def _record_asserts(agent: Agent, image_id: str, program: str, ended: tuple[int,
 def _record_table(agent: Agent, image_id: str, log: str) -> bool:
     """Whether the image's own vLLM gave a table of its flags, by which preflight judges from now on."""
     table = parse_answer(log, agent.plan.image)
-    agent.events.info("engine.vllm.queried", image=agent.plan.image, version=table.version, flags=len(table.flags))
+    answer = (
+        {} if table.flags else {"hint": "nothing is to be done: flags are judged by the table that comes with sparkd"}
+    )
+    counted = {"version": table.version, "flags": len(table.flags), **answer}
+    agent.events.info("engine.vllm.queried", image=agent.plan.image, **counted)
     tables = agent.store.read(vllm_tables.read_tables)
     return agent.store.write(vllm_tables.FILE, tables.record(image_id, table)) and bool(table.flags)
 

@@ -1,4 +1,5 @@
-"""vllm-tables.json: what the vLLM of each image takes, by the image's id. An image is queried once."""
+"""vllm-tables.json: what the vLLM of each image takes, by the image's id. An image is queried once, and one that
+gave no answer once by each version of sparkd, whose query may succeed."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from sparkd import __version__
 from sparkd.base.host import Host, docker_image
 from sparkd.base.host.docker import query
 from sparkd.base.host.files import Files
@@ -21,10 +23,17 @@ IMAGES_KEPT = 8
 
 class VllmTables(Struct, frozen=True):
     tables: Mapping[str, FlagTable] = field(default_factory=dict)
+    queried_by: Mapping[str, str] = field(default_factory=dict)
+    """sparkd's version, by the image's id."""
+
+    def is_queried(self, image_id: str) -> bool:
+        table = self.tables.get(image_id)
+        return table is not None and (bool(table.flags) or self.queried_by.get(image_id) == __version__)
 
     def record(self, image_id: str, table: FlagTable) -> VllmTables:
         others = [(name, known) for name, known in self.tables.items() if name != image_id]
-        return VllmTables(dict([*others, (image_id, table)][-IMAGES_KEPT:]))
+        kept = dict([*others, (image_id, table)][-IMAGES_KEPT:])
+        return VllmTables(kept, {name: self.queried_by.get(name, "") for name in kept} | {image_id: __version__})
 
 
 FILE = StateFile("vllm-tables.json", VllmTables, PUBLIC)
@@ -42,4 +51,6 @@ def find_table(host: Host, ref: str) -> FlagTable:
     except (UsageError, DockerError, OSError):
         return SHIPPED
     table = tables.get(image.id) if image else None
-    return replace(table, image=ref) if table and table.flags else SHIPPED
+    if table is None:
+        return SHIPPED
+    return replace(table, image=ref) if table.flags else replace(SHIPPED, unanswered=ref)

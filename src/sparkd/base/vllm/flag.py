@@ -23,9 +23,12 @@ from sparkd.base.vllm.args import JsonValue, kebab_case
 _LONGEST_AMOUNT = 23
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
 _BARE_AMOUNT = re.compile(r"\b\d{1,15}(?:\.\d{1,6})?[kKmMgGtT]\b", re.ASCII)
+_WORD_BREAK = re.compile("[_-]")
 
 SHORTEST_TYPO = 8
 """Shorter names that differ in one letter may both exist."""
+SHORTEST_WORD = 3
+"""A shorter word of a name with another letter is another word: public scripts have VLLM_TP_SIZE."""
 MODULES = ("vllm.entrypoints.openai.api_server",)
 """Python modules that pass all their words to vLLM's parser, as `vllm serve` does."""
 PASSED_ON = 'vllm serve "$@"'
@@ -136,7 +139,10 @@ def _one_off(typed: str, known: str) -> bool:
     rest, right = typed[start:], known[start:]
     if any(letter.isdigit() for letter in rest[:1] + right[:1]):  # another size or number is another flag
         return False
-    return rest[1:] == right or rest == right[1:] or rest[1:] == right[1:] or rest[1::-1] + rest[2:] == right
+    if len(typed) == len(known) and rest[1:] == right[1:]:
+        word = _WORD_BREAK.split(known[:start])[-1] + _WORD_BREAK.split(right)[0]
+        return len(word) >= SHORTEST_WORD
+    return rest[1:] == right or rest == right[1:] or rest[1::-1] + rest[2:] == right
 
 
 def parse_amount(text: str) -> int | None:
@@ -210,6 +216,8 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
     """Of the environment, as vllm.envs has them."""
     image: str = ""
     """The image whose own vLLM has all that; empty: of the table that comes with sparkd."""
+    unanswered: str = ""
+    """The image whose own vLLM was queried, and gave no table."""
 
     @cached_property
     def by_name(self) -> dict[str, Flag]:
@@ -235,7 +243,13 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
         """How to say by which table a launch was judged."""
         if self.image:
             return f"judged by {self.vllm} ({self.version})"
-        return f"judged by the table of {self.vllm}: the image is not here, or not started yet"
+        if self.unanswered:
+            return (
+                f"judged by the table of {self.vllm}: the vLLM in {self.unanswered} gave none\n"
+                "nothing is to be done, or to query it again at the next start:\n"
+                "  sudo rm /var/lib/sparkd/vllm-tables.json"
+            )
+        return f"judged by the table of {self.vllm}: the image's own was not queried"
 
 
 FILE = "vllm-flags.json"

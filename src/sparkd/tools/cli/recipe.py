@@ -181,7 +181,7 @@ def check_recipes(args: argparse.Namespace) -> None:
             but = f", with {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
             print(f"{loaded.recipe.name} is good{but} ({', '.join(str(path) for path in loaded.files)})")
     for judge in judges:
-        print(printable(judge))
+        print(*map(printable, judge.splitlines()), sep="\n")
     if faults:
         raise ConfigError("\n".join(faults))
 

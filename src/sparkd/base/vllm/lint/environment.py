@@ -11,7 +11,7 @@ from itertools import islice
 import msgspec
 
 from sparkd.base.lib import read_data
-from sparkd.base.vllm.flag import misprint_of
+from sparkd.base.vllm.flag import SHIPPED, misprint_of
 from sparkd.base.vllm.lint.predicates import Launch, Matches
 
 PREFIXES = ("VLLM_", "NCCL_", "PYTORCH_", "TORCH", "UCX_", "FLASHINFER_", "HF_", "CUDA_")
@@ -36,13 +36,16 @@ def load_variables() -> Variables:
 
 def misprinted(launch: Launch) -> Matches:
     known = dict.fromkeys((*launch.vllm.variables, *load_variables().names))
-    others = (name for name in launch.env if name.startswith(PREFIXES) and name not in known)
+    real = {*known, *SHIPPED.variables}
+    others = (name for name in launch.env if name.startswith(PREFIXES) and name not in real)
     for name in islice(others, MOST_NAMES):
         if right := misprint_of(name, known):
             yield f"env.{name}", f"{name} is no variable that is known here: {right} is"
 
 
 def removed(launch: Launch) -> Matches:
+    if not launch.vllm.variables:  # a build of which only the flags are known
+        return
     for name, instead in load_variables().removed.items():
         if name in launch.env and name not in launch.vllm.variables:
             yield f"env.{name}", f"{name}={launch.env[name][:40]} does nothing in {launch.vllm.vllm}: {instead}"

@@ -13,15 +13,14 @@ from pathlib import Path
 from msgspec import convert, to_builtins
 
 from sparkd.base.vllm.flag import FILE, Field, Flag, FlagTable
-from sparkd.base.vllm.own_table import PROGRAM as QUERY_PROGRAM
 
 from . import cache, engine_image
 from .command import run
 from .tree import Tree
 
 PROGRAM = Path(__file__).with_name("programs") / "vllm_refusals.py"
-DATA = Path("src/sparkd/data")
-TABLE = DATA / FILE
+QUERY_PROGRAM = Path("src/sparkd/base/vllm/parser_program.py")
+TABLE = Path("src/sparkd/data") / FILE
 ENV = {"TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -39,7 +38,7 @@ def query_parser(lines: Sequence[Sequence[str]] = ()) -> Answers:
     # It stays unpacked: to remove it takes longer than to use it.
     root = cache.artefact("parser", engine_image.key(), "", lambda folder: _unpack(archive, folder))
     with cache.lock("parser"):
-        for program in (PROGRAM, DATA / QUERY_PROGRAM):
+        for program in (PROGRAM, QUERY_PROGRAM):
             (root / program.name).write_bytes(program.read_bytes())
         (root / "lines.json").write_text(json.dumps([[*line] for line in lines]))
         Tree(root).run("python3", f"/{PROGRAM.name}", "/lines.json", "/answers.json", env=ENV)

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from vllm_parser import describe, make_parsers  # type: ignore[import-not-found]
+from parser_program import describe, make_parsers  # type: ignore[import-not-found]
 
 
 def refusal(parser: argparse.ArgumentParser, words: list[str]) -> str:

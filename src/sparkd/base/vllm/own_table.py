@@ -6,16 +6,16 @@ import base64
 import json
 import re
 import zlib
+from pkgutil import get_data
 from shlex import quote
 
 import msgspec
 from msgspec.structs import replace
 
-from sparkd.base.lib import read_data
 from sparkd.base.vllm.flag import FlagTable
 
-PROGRAM = "vllm_parser.py"
-"""Below sparkd/data."""
+PROGRAM = "parser_program.py"
+"""Beside this file."""
 QUERY_SECONDS = 120
 """Of one core, vLLM 0.32 took 7 s of processor time; its first import also reads some GB from disk."""
 KILL_SECONDS = 5
@@ -34,13 +34,14 @@ _KNOWN = "max-model-len"
 
 def render_query() -> str:
     """A bash program that prints the table. It always succeeds: an image without a vLLM in Python may still serve."""
+    program = get_data(__package__, PROGRAM) or b""
     variables = "VLLM_NO_USAGE_STATS=1 TORCHDYNAMO_DISABLE=1 HF_HUB_OFFLINE=1 VLLM_LOGGING_LEVEL=ERROR"
     # The python of the program `vllm`, which may be one of a virtual environment. What vLLM writes at its import would
     # push out of the log what the asserts have written.
     return (
         'python=$(sed -n "1s/^#! *//p" "$(command -v vllm)" 2>/dev/null | tr -d "\\0")\n'
         f"{variables} timeout -k {KILL_SECONDS} {QUERY_SECONDS} ${{python:-python3}} "
-        f"-c {quote(read_data(PROGRAM).decode())} 2>/dev/null || true"
+        f"-c {quote(program.decode())} 2>/dev/null || true"
     )
 
 

@@ -13,6 +13,7 @@ from tests.bed import Node
 from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import SparkdNode
+from tests.unit.commands import INTERRUPTIBLE
 
 from sparkd.agent.actions.kept_images import image_name
 from sparkd.base.host.docker_image import BUILT, BuiltFrom
@@ -136,7 +137,7 @@ def test_an_image_that_fails_its_asserts_gets_no_name(installed: Node, made: str
 
 def test_a_build_that_is_cut_leaves_the_name_and_no_container(installed: Node, made: str) -> None:
     write(installed, [*STEPS, {"run": "sleep 600"}], [])
-    words = installed.entered("sparkd", "image", "build", "made", "--yes")
+    words = installed.entered(*INTERRUPTIBLE, "sparkd", "image", "build", "made", "--yes")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as building:
         wait_for(lambda: containers(installed), 120, "the step's container")
         (pid,) = installed.pids("sparkd image build made")

@@ -241,6 +241,7 @@ def watch(agent: Agent, running: Running) -> None:
     agent.events.info("engine.container.started", name=rank.name, container=short, image=agent.plan.image)
 
 
+TABLES_SECONDS = 10.0
 IMAGE_HINT = "look at: systemctl status docker, free -g"
 
 
@@ -249,12 +250,12 @@ def check_image(agent: Agent) -> bool:
 
     Raises BlockedError (exit 10) where the image can't be checked.
     """
-    program = render_asserts(agent.plan.asserts)
-    doubtful = is_doubtful(agent.plan)
-    if not (program or doubtful) or EngineImage.id in agent.settings.preflight.skip:
-        return False
-    began = time.monotonic()
+    program, began = render_asserts(agent.plan.asserts), time.monotonic()
     try:
+        # Its tables are files of the package, which this thread does not read.
+        doubtful = agent.loop.beside(partial(is_doubtful, agent.plan), TABLES_SECONDS, "reading vLLM's flags")
+        if not (program or doubtful) or EngineImage.id in agent.settings.preflight.skip:
+            return False
         image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
         if image is None:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.recipes.yaml import YamlError
@@ -46,7 +46,7 @@ def _launches(command: Command, depth: int = 0) -> Iterator[Launch]:
     verb = [word for word in words[at + 1 : at + 3] if word != "container"][:1] if at >= 0 else []
     inner = inner_commands(words, {}, line) if depth < 3 else None
     if verb in (["run"], ["exec"], ["create"]):
-        launch = _read_docker(words, command.lines, words.index(verb[0], at) + 1, verb[0], command.env)
+        launch = read_docker(words, command.lines, words.index(verb[0], at) + 1, command.env)
         _refuse_block(command, launch.line)
         yield launch
     elif inner is not None:
@@ -66,8 +66,9 @@ def _refuse_block(command: Command, line: int) -> None:
         raise LaunchError(line, f"what begins in line {command.block} decides whether it runs: write it plainly")
 
 
-def _read_docker(words: list[str], lines: list[int], at: int, verb: str, shell_env: dict[str, str]) -> Launch:
-    launch = Launch(lines[at - 1])
+def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[str, str]) -> Launch:
+    """`at`: where the options of run, create or exec begin. Raises LaunchError."""
+    launch, verb = Launch(lines[at - 1]), words[at - 1]
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
         word, line, at = words[at], lines[at], at + 1
         options, needs_value = _options(word, line)
@@ -78,14 +79,14 @@ def _read_docker(words: list[str], lines: list[int], at: int, verb: str, shell_e
             at += 1
         for option in options:
             _take(launch, option, shell_env)
-    rest = words[at:] or [""]
-    if not rest[0] or "[@]" in unknown(rest[0]):
-        what = f"what {unknown(rest[0])} stands for is not known" if rest[0] else f"docker {verb} names none"
-        raise LaunchError(launch.line, f"{what}, where the {'image' if verb != 'exec' else 'container'} is: write it")
-    launch.image = rest[0] if verb != "exec" else ""
-    launch.words = words[at + 1 :]
+    started, launch.words = "".join(words[at : at + 1]), words[at + 1 :]
+    if not started or "[@]" in unknown(started):
+        what = f"what {unknown(started)} stands for is not known" if started else f"docker {verb} names none"
+        raise LaunchError(launch.line, f"{what}, where the {'container' if verb == 'exec' else 'image'} is: write it")
     if verb == "exec":
         launch.entrypoint = []
+    else:
+        launch.image = started
     return launch
 
 
@@ -106,7 +107,7 @@ def _options(word: str, line: int) -> tuple[list[Option], bool]:
     return found, False
 
 
-def _take(launch: Launch, option: Option, shell_env: dict[str, str]) -> None:
+def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
     if option.name == "env":
         name, equals, value = option.value.partition("=")
         launch.env[name] = (value if equals else shell_env.get(name, mark(f"${name}")), option.line)

@@ -209,7 +209,7 @@ def _find_serve(source: Source, text: str) -> Serve:
         is_missing = command.words[:1] not in WITHOUT_EFFECT
         text = f"command: not run: {words}: do it in an image, and name that under image.ref"
         source.note(COMMAND, text, is_missing=is_missing)
-    serve = parse_serve(served[0])
+    serve = parse_serve(served[0].words)
     return replace(serve, env={**exported, **serve.env})
 
 

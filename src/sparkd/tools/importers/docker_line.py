@@ -6,10 +6,9 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
-from sparkd.base.lib.redaction import Redaction
 from sparkd.base.recipes.yaml import YamlError
 from sparkd.tools.importers.launch import inner_commands, is_ray, program
-from sparkd.tools.importers.options import Launch, LaunchError, Option
+from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
 from sparkd.tools.importers.variables import Variables, mark, unknown
@@ -24,7 +23,6 @@ _LETTERS = {
     "p": "publish", "u": "user", "w": "workdir", "h": "hostname", "l": "label", "m": "memory", "c": "cpu-shares",
     "a": "attach",
 }  # fmt: skip
-_redact = Redaction()
 _PROGRAMS = ("docker", "podman")
 _SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
 _SPECIFIER = re.compile(r"%[A-Za-z]")
@@ -113,7 +111,7 @@ def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
         launch.env[name] = (value if equals else shell_env.get(name, mark(f"${name}")), option.line)
     elif option.name == "env-file":
         text = f"--env-file {option.value[:80]}: not read: write its variables under env, and secrets under secrets"
-        launch.notes.append(Note(option.line, text))
+        launch.note(option.line, text)
     elif option.name == "entrypoint":
         launch.entrypoint = [option.value] if option.value else []
     else:
@@ -139,9 +137,8 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
             elif key.startswith("Exec") and key != "ExecStart":
                 if not re.search(r"\b(?:docker|podman)\b.*\b(?:rm|stop|kill|pull)\b", value) and key == "ExecStartPre":
-                    notes.append(
-                        Note(line, f"{key}={_redact(value)[:100]}: not run: do it on the node, or in an image")
-                    )
+                    text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
+                    notes.append(Note(line, text))
             elif key == "ExecStart" and value:
                 words = _exec_words(_specifiers(value.lstrip("-@:+!|"), line), variables)
                 launches += _launches(Command(words, [line] * len(words), dict(env)))

@@ -38,7 +38,7 @@ _OWN = (
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
 _PORT_OF_VLLM = "8000"
-_redact = Redaction()
+redact = Redaction()
 
 
 class LaunchError(Exception):
@@ -65,8 +65,8 @@ class Launch(Struct):
     options: list[Option] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
-    def note(self, line: int, text: str) -> None:
-        self.notes.append(Note(line, text))
+    def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
+        self.notes.append(Note(line, text, is_missing))
 
 
 class Options(Struct):
@@ -113,11 +113,11 @@ class Options(Struct):
     def _leave_out(self, option: Option, reason: str, used: Iterable[str]) -> None:
         is_path = option.name in ("volume", "mount", "device")
         is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
-        printed = (option.value if is_plain else _redact(option.value))[:100]
+        printed = (option.value if is_plain else redact(option.value))[:100]
         target = split_volume(option)[1].rstrip("/") if is_path else ""
         is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
         is_missing = is_mount and any(is_below(value, target) for value in used)
-        self.launch.notes.append(Note(option.line, f"--{option.name} {printed}: left out: {reason}", is_missing))
+        self.launch.note(option.line, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
 
     def _convert(self, option: Option) -> tuple[dict[str, object] | None, str]:
         """The keys, or None and why there are none."""
@@ -203,7 +203,7 @@ def is_secret(name: str, value: str) -> bool:
         parse_variables({name: ""})
     except ValueError as error:
         return "secret" in str(error)
-    return _redact.document(value, name) != value
+    return redact.document(value, name) != value
 
 
 def split_volume(option: Option) -> tuple[str, str, str]:

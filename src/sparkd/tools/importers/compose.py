@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from sparkd.base.recipes.yaml import Document, Key, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option
-from sparkd.tools.importers.source import CommandError
+from sparkd.tools.importers.source import CommandError, as_mapping
 from sparkd.tools.importers.variables import Variables
 
 _MOST_SERVICES = 200
@@ -156,18 +156,15 @@ class _Service:
         return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + is_read_only
 
     def _ulimits(self) -> Iterator[Option]:
-        limits = self.data.get("ulimits")
-        for name, limit in limits.items() if isinstance(limits, dict) else ():
+        for name, limit in as_mapping(self.data["ulimits"]).items():
             ends = [limit.get("soft"), limit.get("hard")] if isinstance(limit, dict) else [limit]
             text = ":".join(self._text(one, "ulimits", name) for one in ends)
             yield Option("ulimit", f"{name}={text}", self._line("ulimits", name))
 
     def _deploy(self, launch: Launch) -> Iterator[Option]:
-        deploy = self.data.get("deploy")
-        resources = deploy.get("resources") if isinstance(deploy, dict) else None
-        reserved = resources.get("reservations") if isinstance(resources, dict) else None
-        if isinstance(reserved, dict) and reserved.get("devices"):
+        resources = as_mapping(as_mapping(self.data["deploy"]).get("resources"))
+        if as_mapping(resources.get("reservations")).get("devices"):
             yield Option("gpus", "all", self._line("deploy"))
-        if isinstance(resources, dict) and resources.get("limits"):
+        if resources.get("limits"):
             text = "deploy.resources.limits: left out: use container.memory_limit_bytes"
             launch.note(self._line("deploy", "resources", "limits"), text)

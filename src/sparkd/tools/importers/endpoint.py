@@ -25,7 +25,7 @@ from sparkd.tools.importers.mods import (
     registry_and_path,
     trees,
 )
-from sparkd.tools.importers.source import Source
+from sparkd.tools.importers.source import Source, as_mapping
 
 MODELS = RESERVED_TARGETS[0]
 DRAFT = "speculative-config"
@@ -141,8 +141,7 @@ def _read_draft(config: Mapping[str, object]) -> tuple[str, str]:
 
 def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
     """Templates that mods only copy become mounts; all other mods, a Dockerfile."""
-    runtime = source.document.data.get("runtime_config")
-    inner = runtime.get("mods") if isinstance(runtime, Mapping) else None
+    inner = as_mapping(source.document.data.get("runtime_config")).get("mods")
     given = [*source.items("mods"), *(inner if isinstance(inner, list) else [])]
     mods: dict[str, Mod] = {}
     for reference in given[:MOST_MODS]:

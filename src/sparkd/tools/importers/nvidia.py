@@ -14,7 +14,7 @@ from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.tools.importers.command import split_commands
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.options import Launch, LaunchError, merge_keys
-from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source, Unusable, Values
+from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source, Unusable, Values, as_mapping
 from sparkd.tools.importers.sparkrun import convert_option
 
 _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")
@@ -50,7 +50,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
     for key in _SHOWN:
         for value in source.items(key):
             source.note((key,), f"{key}: {value if isinstance(value, str) else _flatten(value)}"[:400])
-    software = _mapping(measured.get("software"))
+    software = as_mapping(measured.get("software"))
     revision = str(software.get("model_revision"))
     return Foreign(
         format="NVIDIA catalogue",
@@ -81,12 +81,8 @@ def _pin_image(source: Source, digest: str) -> str:
     return image
 
 
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, dict) else {}
-
-
 def _flatten(value: object) -> str:
-    fields = _mapping(value).items()
+    fields = as_mapping(value).items()
     return ", ".join(_flatten(one) if isinstance(one, dict) else f"{name} {one}" for name, one in fields) or str(value)
 
 
@@ -95,7 +91,7 @@ def _read_measurement(source: Source) -> Mapping[str, object]:
     if source.beside is None:
         return {}
     try:
-        return _mapping(parse_as_pyyaml(read_file(source.beside.with_name("performance.yaml"))).data)
+        return as_mapping(parse_as_pyyaml(read_file(source.beside.with_name("performance.yaml"))).data)
     except FileNotFoundError:
         return {}
     except YamlError as error:
@@ -107,8 +103,8 @@ def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
     """Tokens a second by the number of parallel requests, as recipes of sparkd have them."""
     found: dict[str, dict[str, object]] = {}
     profiles = measured.get("profiles")
-    for profile in map(_mapping, profiles if isinstance(profiles, list) else []):
-        parallel, results = _mapping(profile.get("workload")).get("concurrency"), _mapping(profile.get("results"))
+    for profile in map(as_mapping, profiles if isinstance(profiles, list) else []):
+        parallel, results = as_mapping(profile.get("workload")).get("concurrency"), as_mapping(profile.get("results"))
         for name in ("decode_tokens_per_second", "prefill_tokens_per_second"):
             figure = results.get(f"{name}_mean")
             if isinstance(parallel, int) and isinstance(figure, int | float) and 0 < figure < 1e9:

@@ -112,7 +112,7 @@ def docker_frames(data: bytes) -> None:
 def commands(raw: str) -> None:
     for command in split_commands(raw):
         if is_serve(command):
-            parse_serve(command)
+            parse_serve(command.words)
 
 
 class Machine:

@@ -123,13 +123,19 @@ def test_what_cannot_be_converted_is_refused_with_its_line(tmp_path: Path, old: 
     ("old", "new", "missing"),
     [
         ("dgx-spark-2gpu", "dgx-station", "hardware: dgx-station: is no DGX Spark"),
-        ("-v ~/.triton:/root/.triton", "-v ~/x:/x", "--v ~/x:/x: left out"),
+        ("-v ~/.triton:/root/.triton", "-v ~/x:/x", "--volume ~/x:/x: left out"),
         ("--ipc host", "--pid host", "--pid host: left out"),
     ],
 )
 def test_what_the_engine_would_miss_leads_to_no_endpoint(tmp_path: Path, old: str, new: str, missing: str) -> None:
     _, result = imported(tmp_path, PAIR.replace(old, new))
     assert [missing in line for line in result.missing] == [True]
+
+
+@pytest.mark.parametrize("options", ["-ti", "--rm -d -t", "--cap-add IPC_LOCK --init"])
+def test_options_without_meaning_for_the_engine_change_nothing(tmp_path: Path, options: str) -> None:
+    texts = [imported(tmp_path, PAIR.replace("--rm -it", given))[1].text for given in ("--rm -it", options)]
+    assert texts[0] == texts[1]
 
 
 def test_odd_figures_are_left_out(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.tools.cli import main
+from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.convert import import_forms
-from sparkd.tools.importers.endpoint import Place
 from sparkd.tools.importers.forms import form_of_container, read_form
 
 IMAGE = "vllm/vllm-openai:v0.32.0"

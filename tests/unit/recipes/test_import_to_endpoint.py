@@ -17,7 +17,7 @@ from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main, recipe_import
 from sparkd.tools.importers import convert
-from sparkd.tools.importers.endpoint import Place
+from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.mods import MOST_FILES
 
 V1 = "recipe_version: '1'\nname: x\ncontainer: vllm-node\n"

@@ -19,7 +19,7 @@ from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageErro
 from sparkd.base.lib.text import LIMIT_BYTES, read_file, sanitize
 from sparkd.base.recipes.loader import SUFFIX
 from sparkd.tools.importers import convert
-from sparkd.tools.importers.endpoint import ADMINISTRATORS, Place
+from sparkd.tools.importers.bundle import ADMINISTRATORS, Place
 from sparkd.tools.importers.forms import Form, form_of_container, read_form
 from sparkd.tools.importers.source import Overrides, parse_overrides
 
@@ -157,14 +157,14 @@ def write(place: Place, result: convert.Result, force: bool) -> None:
     if not force:
         _refuse_existing(place, result.name)
 
-    def write() -> None:
+    def leave() -> None:
         for name, one in result.files.items():
             over, mode = force or "/" in name, 0o755 if one.executable else 0o644  # mods are named by their content
             files.write(folder / name, one.content, mode, durable=True, over=over)
         files.write(folder / file, result.text, 0o644, durable=True, over=force)
 
     try:
-        as_owner(folder, write)
+        as_owner(folder, leave)
     except SharedFolderError:
         raise
     except OSError as error:
@@ -173,12 +173,16 @@ def write(place: Place, result: convert.Result, force: bool) -> None:
     for old in sorted(folder.glob(f"{result.name}.mods-*")):
         if not any(name.startswith(f"{old.name}/") for name in result.files):
             print(f"{old}: of an earlier import, and no longer used", file=sys.stderr)
-    print(folder / file)
+    _print_next(result, folder / file)
+
+
+def _print_next(result: convert.Result, written: Path) -> None:
+    print(written)
     if result.missing:
         print(f"{NOT_YET[0].upper()}{NOT_YET[1:]}. What is missing first:")
         for line in result.missing:
             print(f"  {line}")
-        print(f"The steps after that are in its comments:\n  {shlex.join(['less', str(folder / file)])}")
+        print(f"The steps after that are in its comments:\n  {shlex.join(['less', str(written)])}")
         return
     print("To an endpoint, in this order:")
     for number, step in enumerate(result.steps, 1):

@@ -153,10 +153,10 @@ def _end_of_program(words: list[str]) -> int:
     return 0
 
 
-def parse_serve(command: Command) -> Serve:
+def parse_serve(words: list[str]) -> Serve:
     """Raises CommandError."""
-    end = _end_of_program(command.words)
-    program, rest = command.words[:end], command.words[end:]
+    end = _end_of_program(words)
+    program, rest = words[:end], words[end:]
     env: dict[str, str] = {}
     if program[0] == "env" and _ASSIGNMENT.fullmatch(program[1]):
         program = program[1:]

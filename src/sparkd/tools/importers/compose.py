@@ -8,20 +8,16 @@ from collections.abc import Iterator, Mapping
 
 from sparkd.base.recipes.yaml import Document, Key, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option
-from sparkd.tools.importers.source import CommandError, Note
-from sparkd.tools.importers.variables import Variables, mark
+from sparkd.tools.importers.source import CommandError, as_mapping
+from sparkd.tools.importers.variables import Variables
 
 _MOST_SERVICES = 200
 _ENV_LINE = re.compile(
     r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:\s+#.*)?\s*", re.ASCII
 )
 _LISTS = {
-    "volumes": "volume",
-    "devices": "device",
-    "ports": "publish",
-    "cap_add": "cap-add",
-    "security_opt": "security-opt",
-}
+    "volumes": "volume", "devices": "device", "ports": "publish", "cap_add": "cap-add", "security_opt": "security-opt",
+}  # fmt: skip
 _VALUES = {
     "ipc": "ipc", "shm_size": "shm-size", "network_mode": "network", "privileged": "privileged", "init": "init",
     "mem_limit": "memory", "user": "user", "working_dir": "workdir", "gpus": "gpus", "pid": "pid",
@@ -72,9 +68,8 @@ class _Service:
         self.document, self.key, self.data, self.variables, self.env_file = document, key, data, variables, env_file
 
     def launch(self) -> Launch:
-        launch = Launch(
-            self._line("command" if "command" in self.data else "image"), self._text(self.data.get("image"))
-        )
+        line = self._line("command" if "command" in self.data else "image")
+        launch = Launch(line, self._text(self.data.get("image")))
         launch.words = self._words("command") or []
         launch.entrypoint = self._words("entrypoint")
         if "extends" in self.data:
@@ -117,20 +112,16 @@ class _Service:
                 yield from ((name, (value, self._line(*steps))) for name, value in self.env_file.items())
             else:
                 text = f"env_file: {str(item)[:80]}: not read: write its variables under env, secrets under secrets"
-                launch.notes.append(Note(self._line(*steps), text))
+                launch.note(self._line(*steps), text)
         value = self.data.get("environment")
         if isinstance(value, dict):
             for name, one in value.items():
-                text = (
-                    self.variables.values.get(name, mark(f"${name}"))
-                    if one is None
-                    else self._text(one, "environment", name)
-                )
+                text = self.variables.value(name) if one is None else self._text(one, "environment", name)
                 yield name, (text, self._line("environment", name))
         elif isinstance(value, list):
             for item, steps in self._items("environment"):
                 name, equals, text = self._text(item, *steps).partition("=")
-                yield name, (text if equals else self.variables.values.get(name, mark(f"${name}")), self._line(*steps))
+                yield name, (text if equals else self.variables.value(name), self._line(*steps))
 
     def _options(self, launch: Launch) -> Iterator[Option]:
         for name in self.data:
@@ -149,7 +140,7 @@ class _Service:
             elif name == "deploy":
                 yield from self._deploy(launch)
             elif name not in _OWN and not name.startswith("x-"):
-                launch.notes.append(Note(line, f"{name}: left out: a recipe cannot say it"))
+                launch.note(line, f"{name}: left out: a recipe cannot say it")
 
     def _item(self, name: str, item: object, steps: tuple[str, ...]) -> tuple[str, str]:
         """An entry in docker's short form."""
@@ -165,18 +156,15 @@ class _Service:
         return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + is_read_only
 
     def _ulimits(self) -> Iterator[Option]:
-        limits = self.data.get("ulimits")
-        for name, limit in limits.items() if isinstance(limits, dict) else ():
+        for name, limit in as_mapping(self.data["ulimits"]).items():
             ends = [limit.get("soft"), limit.get("hard")] if isinstance(limit, dict) else [limit]
             text = ":".join(self._text(one, "ulimits", name) for one in ends)
             yield Option("ulimit", f"{name}={text}", self._line("ulimits", name))
 
     def _deploy(self, launch: Launch) -> Iterator[Option]:
-        deploy = self.data.get("deploy")
-        resources = deploy.get("resources") if isinstance(deploy, dict) else None
-        reserved = resources.get("reservations") if isinstance(resources, dict) else None
-        if isinstance(reserved, dict) and reserved.get("devices"):
+        resources = as_mapping(as_mapping(self.data["deploy"]).get("resources"))
+        if as_mapping(resources.get("reservations")).get("devices"):
             yield Option("gpus", "all", self._line("deploy"))
-        if isinstance(resources, dict) and resources.get("limits"):
+        if resources.get("limits"):
             text = "deploy.resources.limits: left out: use container.memory_limit_bytes"
-            launch.notes.append(Note(self._line("deploy", "resources", "limits"), text))
+            launch.note(self._line("deploy", "resources", "limits"), text)

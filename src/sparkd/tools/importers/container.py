@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from sparkd.base.lib.dockerd.reader import DockerReader
 from sparkd.tools.importers.options import Launch, Option
+from sparkd.tools.importers.source import as_mapping
 
 
 def read_container(docker: DockerReader, name: str) -> Launch | None:
@@ -16,8 +17,7 @@ def read_container(docker: DockerReader, name: str) -> Launch | None:
             own = docker.image(image_id)
         case _:
             return None
-    given = own.get("Config") if isinstance(own, dict) else None
-    default = given if isinstance(given, dict) else {}
+    default = as_mapping(as_mapping(own).get("Config"))
     launch = Launch(1, image, words=_texts(config.get("Cmd")), entrypoint=_texts(config.get("Entrypoint")))
     for text in _texts(config.get("Env")):
         variable, _, value = text.partition("=")
@@ -66,8 +66,7 @@ def _entry(entry: object) -> tuple[str, str] | None:
 
 
 def _ports(host: Mapping[object, object]) -> Iterator[tuple[str, str]]:
-    ports = host.get("PortBindings")
-    for inner, bindings in ports.items() if isinstance(ports, dict) else ():
+    for inner, bindings in as_mapping(host.get("PortBindings")).items():
         match bindings:
             case [{"HostPort": outer, **rest}, *_]:
                 address = str(rest.get("HostIp") or "")

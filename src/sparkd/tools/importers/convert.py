@@ -18,6 +18,7 @@ from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
+from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.command import (
     WITHOUT_EFFECT,
     Flag,
@@ -27,7 +28,7 @@ from sparkd.tools.importers.command import (
     parse_serve,
     split_commands,
 )
-from sparkd.tools.importers.endpoint import Place, complete
+from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.eugr import read_eugr
 from sparkd.tools.importers.forms import Form, combine, read_form
 from sparkd.tools.importers.mods import File, walk
@@ -208,7 +209,7 @@ def _find_serve(source: Source, text: str) -> Serve:
         is_missing = command.words[:1] not in WITHOUT_EFFECT
         text = f"command: not run: {words}: do it in an image, and name that under image.ref"
         source.note(COMMAND, text, is_missing=is_missing)
-    serve = parse_serve(served[0])
+    serve = parse_serve(served[0].words)
     return replace(serve, env={**exported, **serve.env})
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from sparkd.base.lib.redaction import Redaction
 from sparkd.base.recipes.yaml import YamlError
 from sparkd.tools.importers.launch import inner_commands, is_ray, program
-from sparkd.tools.importers.options import Launch, LaunchError, Option
+from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
 from sparkd.tools.importers.variables import Variables, mark, unknown
@@ -24,7 +23,6 @@ _LETTERS = {
     "p": "publish", "u": "user", "w": "workdir", "h": "hostname", "l": "label", "m": "memory", "c": "cpu-shares",
     "a": "attach",
 }  # fmt: skip
-_redact = Redaction()
 _PROGRAMS = ("docker", "podman")
 _SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
 _SPECIFIER = re.compile(r"%[A-Za-z]")
@@ -46,7 +44,7 @@ def _launches(command: Command, depth: int = 0) -> Iterator[Launch]:
     verb = [word for word in words[at + 1 : at + 3] if word != "container"][:1] if at >= 0 else []
     inner = inner_commands(words, {}, line) if depth < 3 else None
     if verb in (["run"], ["exec"], ["create"]):
-        launch = _read_docker(words, command.lines, words.index(verb[0], at) + 1, verb[0], command.env)
+        launch = read_docker(words, command.lines, words.index(verb[0], at) + 1, command.env)
         _refuse_block(command, launch.line)
         yield launch
     elif inner is not None:
@@ -66,8 +64,9 @@ def _refuse_block(command: Command, line: int) -> None:
         raise LaunchError(line, f"what begins in line {command.block} decides whether it runs: write it plainly")
 
 
-def _read_docker(words: list[str], lines: list[int], at: int, verb: str, shell_env: dict[str, str]) -> Launch:
-    launch = Launch(lines[at - 1])
+def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[str, str]) -> Launch:
+    """`at`: where the options of run, create or exec begin. Raises LaunchError."""
+    launch, verb = Launch(lines[at - 1]), words[at - 1]
     while at < len(words) and words[at].startswith("-") and words[at] != "--":
         word, line, at = words[at], lines[at], at + 1
         options, needs_value = _options(word, line)
@@ -78,14 +77,14 @@ def _read_docker(words: list[str], lines: list[int], at: int, verb: str, shell_e
             at += 1
         for option in options:
             _take(launch, option, shell_env)
-    rest = words[at:] or [""]
-    if not rest[0] or "[@]" in unknown(rest[0]):
-        what = f"what {unknown(rest[0])} stands for is not known" if rest[0] else f"docker {verb} names none"
-        raise LaunchError(launch.line, f"{what}, where the {'image' if verb != 'exec' else 'container'} is: write it")
-    launch.image = rest[0] if verb != "exec" else ""
-    launch.words = words[at + 1 :]
+    started, launch.words = "".join(words[at : at + 1]), words[at + 1 :]
+    if not started or "[@]" in unknown(started):
+        what = f"what {unknown(started)} stands for is not known" if started else f"docker {verb} names none"
+        raise LaunchError(launch.line, f"{what}, where the {'container' if verb == 'exec' else 'image'} is: write it")
     if verb == "exec":
         launch.entrypoint = []
+    else:
+        launch.image = started
     return launch
 
 
@@ -106,13 +105,13 @@ def _options(word: str, line: int) -> tuple[list[Option], bool]:
     return found, False
 
 
-def _take(launch: Launch, option: Option, shell_env: dict[str, str]) -> None:
+def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
     if option.name == "env":
         name, equals, value = option.value.partition("=")
         launch.env[name] = (value if equals else shell_env.get(name, mark(f"${name}")), option.line)
     elif option.name == "env-file":
         text = f"--env-file {option.value[:80]}: not read: write its variables under env, and secrets under secrets"
-        launch.notes.append(Note(option.line, text))
+        launch.note(option.line, text)
     elif option.name == "entrypoint":
         launch.entrypoint = [option.value] if option.value else []
     else:
@@ -138,9 +137,8 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
             elif key.startswith("Exec") and key != "ExecStart":
                 if not re.search(r"\b(?:docker|podman)\b.*\b(?:rm|stop|kill|pull)\b", value) and key == "ExecStartPre":
-                    notes.append(
-                        Note(line, f"{key}={_redact(value)[:100]}: not run: do it on the node, or in an image")
-                    )
+                    text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
+                    notes.append(Note(line, text))
             elif key == "ExecStart" and value:
                 words = _exec_words(_specifiers(value.lstrip("-@:+!|"), line), variables)
                 launches += _launches(Command(words, [line] * len(words), dict(env)))

@@ -1,21 +1,20 @@
-"""From an imported recipe to an endpoint: the files to leave beside it, and the commands to run. Runs none of them."""
+"""Completes an imported recipe: its models, its mods as files to leave beside it, and the build of its image."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
-from msgspec import Struct, field
-
-from sparkd.base.config.settings import MAX_NODES, Engine
+from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.lib.text import sanitize
 from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.flag import parse_json
+from sparkd.tools.importers.bundle import Bundle, Place, is_published
 from sparkd.tools.importers.mods import (
     CONTAINER_FOLDER,
     File,
@@ -26,16 +25,12 @@ from sparkd.tools.importers.mods import (
     registry_and_path,
     trees,
 )
-from sparkd.tools.importers.source import Source
+from sparkd.tools.importers.source import Source, as_mapping
 
-ADMINISTRATORS = Path("/etc/sparkd/recipes")
-SETTINGS, ALLOWED = "/etc/sparkd/conf.d/90-recipe.toml", "/etc/sparkd/conf.d/90-allow.toml"
-_OTHERS = "  # on each other node"
 MODELS = RESERVED_TARGETS[0]
 DRAFT = "speculative-config"
 EUGR = "https://github.com/eugr/spark-vllm-docker"
 _CHECKOUT = EUGR.rpartition("/")[2]
-_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _BUILD_TOOL = "build-and-copy.sh"
 _OF_HUB_CACHE = re.compile(
     r"(?:/root/\.cache|/cache)/huggingface/hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
@@ -47,95 +42,6 @@ _OTHER_MOUNTS = ("/root/.cache/huggingface", "/cache/huggingface")
 MOST_MODS = 32
 _X86 = re.compile(r"(?:\A|[/:._-])(?:x86[_-]?64|amd64)(?:\Z|[:@._-])", re.IGNORECASE)
 """A part of an image's name."""
-
-
-class Place(Struct, frozen=True):
-    folder: Path = ADMINISTRATORS
-    """Where the recipe is used; absolute."""
-    mods: Path | None = None
-    """Further folder of mods."""
-    origin: Path = ADMINISTRATORS
-    """Where it is written; another folder where others than root may write to that one."""
-    models: str = Engine().models_dir
-
-
-class Bundle(Struct):
-    """A recipe with what it needs. Grows while it is completed."""
-
-    recipe: Recipe
-    place: Place
-    base: str
-    """The image that no mod has changed."""
-    build: str = ""
-    """Command that builds it, if any is known."""
-    is_here: bool = False
-    """Whether this machine has the image."""
-    drafts: dict[str, str] = field(default_factory=dict)
-    """Revision, if any, by repository."""
-    files: dict[str, File] = field(default_factory=dict)
-    """By path below the recipe's folder."""
-
-    def update(self, section: str, **values: object) -> None:
-        part = getattr(self.recipe, section).model_copy(update=values)
-        self.recipe = self.recipe.model_copy(update={section: part})
-
-    def steps(self) -> Iterator[str]:
-        """The commands from here to a served token, in order."""
-        recipe, many = self.recipe, self.recipe.nodes.min > 1
-        place, model = self.place, recipe.model
-        path = str(place.folder / f"{recipe.name}.yaml")
-        beside = sorted({f"{recipe.name}.yaml", *(name.partition("/")[0] for name in self.files)})
-        if place.origin != place.folder:
-            copy = shlex.join(["sudo", "cp", "-r", *(f"{place.origin}/{name}" for name in beside), f"{place.folder}/"])
-            yield f"sudo mkdir -p {place.folder} && {copy}"
-        if _is_published(self.base) and not self.is_here:
-            yield shlex.join(["sudo", "docker", "pull", self.base]) + f"  # or: {self.build}" * bool(self.build)
-        elif self.build:
-            yield self.build
-        if recipe.image.ref != self.base:
-            yield recipe.image_build
-        for file in recipe.secrets.values():  # the model may be one that needs the token
-            yield f"sudo install -m 600 /dev/stdin {file}  # its value, then Ctrl-D" + "; on each node" * many
-        token = next((["--token-file", recipe.secrets[name]] for name in _TOKENS if name in recipe.secrets), [])
-        if model.repo:
-            yield shlex.join(["sudo", "sparkd", "model", "pull", path, *token])
-        for repo, revision in self.drafts.items():
-            to = ["--to", f"{place.models}/{repo.rpartition('/')[2]}", *["--revision", revision] * bool(revision)]
-            yield shlex.join(["sudo", "sparkd", "model", "pull", repo, *to, *token])
-        if many and place.folder != ADMINISTRATORS:  # a cluster has its recipe by name
-            yield shlex.join(["sudo", "install", "-D", "-m", "644", path, str(ADMINISTRATORS / f"{recipe.name}.yaml")])
-        yield shlex.join(["sparkd", "recipe", "check", path])
-        named = recipe.name if many or place.folder == ADMINISTRATORS else path
-        yield _write_settings(SETTINGS, "[engine]", f"recipe = {json.dumps(named, ensure_ascii=False)}")
-        yield "sparkd config check"
-        if many:
-            yield from self._steps_to_others(beside)
-        yield "sudo sparkd units install"
-        yield "sudo sparkd preflight --dry-run"
-        if many:
-            yield f"sudo systemctl start sparkd-worker{_OTHERS}"
-        yield "sudo systemctl start sparkd-head"
-
-    def _steps_to_others(self, beside: list[str]) -> Iterator[str]:
-        recipe, place, model = self.recipe, self.place, self.recipe.model
-        yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
-        yield f"sudo sparkd init --join{_OTHERS}, meanwhile: enter the code"
-        files = {*(f"{place.folder}/{name}" for name in beside), f"{ADMINISTRATORS}/{recipe.name}.yaml"}
-        to_other = ["rsync", "-a", "--relative", "--no-implied-dirs", *sorted(files), "root@OTHER:/"]
-        yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
-        container = recipe.container
-        mounts = [f"{one.source}{'' if one.read_only else ':rw'}" for one in container.volumes]
-        allowed = ["privileged = true"] * container.privileged
-        allowed += [f"mounts = {json.dumps(mounts, ensure_ascii=False)}"] * bool(mounts)
-        if allowed:
-            yield _write_settings(ALLOWED, "[cluster.allow]", *allowed) + _OTHERS
-        yield "sparkd image sync"
-        for name in (*[model.path] * bool(model.repo), *(repo.rpartition("/")[2] for repo in self.drafts)):
-            yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
-
-
-def _write_settings(file: str, *lines: str) -> str:
-    return shlex.join(["printf", r"%s\n", *lines]) + f" | sudo install -D -m 644 /dev/stdin {file}"
 
 
 def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
@@ -164,16 +70,11 @@ assert run_path(torch.origin.replace("__init__", "version"))["cuda"], "torch is 
 """A build that resolves torch from Python's package index gets its wheel for the CPU."""
 
 
-def _is_published(image: str) -> bool:
-    """Whether a registry may have it: localhost without a port is docker's name for this machine's own images."""
-    return "/" in image and not image.startswith("localhost/")
-
-
 def _build_command(source: Source, recipe: Recipe, path: Path | None) -> str:
     """How the image is built; empty where a registry has it."""
     image = recipe.image.ref
     words = [str(word) for word in source.items("build_args")]
-    if source.is_running_here or (_is_published(image) and not words):
+    if source.is_running_here or (is_published(image) and not words):
         return ""
     if not words and not image.startswith("vllm-node") and source.document.data.get("builder") != "eugr":
         source.miss(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
@@ -240,8 +141,7 @@ def _read_draft(config: Mapping[str, object]) -> tuple[str, str]:
 
 def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
     """Templates that mods only copy become mounts; all other mods, a Dockerfile."""
-    runtime = source.document.data.get("runtime_config")
-    inner = runtime.get("mods") if isinstance(runtime, Mapping) else None
+    inner = as_mapping(source.document.data.get("runtime_config")).get("mods")
     given = [*source.items("mods"), *(inner if isinstance(inner, list) else [])]
     mods: dict[str, Mod] = {}
     for reference in given[:MOST_MODS]:

@@ -11,7 +11,6 @@ from sparkd.base.host import Host
 from sparkd.base.host.docker import query
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import printable, read_file, sanitize
 from sparkd.base.recipes.yaml import Document
 from sparkd.tools.importers.command import Serve
@@ -19,7 +18,7 @@ from sparkd.tools.importers.compose import parse_env_file, read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
 from sparkd.tools.importers.launch import Engine, find_engine, merge
-from sparkd.tools.importers.options import Launch, LaunchError
+from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source
 from sparkd.tools.importers.variables import Variables, unknown
 
@@ -129,4 +128,4 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
 
 
 def _fault(path: str, line: int, reason: str) -> ConfigError:
-    return ConfigError(printable(f"{path}: line {line}: {Redaction()(reason)}"))
+    return ConfigError(printable(f"{path}: line {line}: {redact(reason)}"))

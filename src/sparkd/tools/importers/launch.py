@@ -12,12 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.base.lib.redaction import Redaction
 from sparkd.base.recipes.schema import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.tools.importers.command import WITHOUT_EFFECT, Flag, Serve, parse_serve
-from sparkd.tools.importers.command import Command as Words
-from sparkd.tools.importers.options import Launch, LaunchError, Options
+from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
 from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
 from sparkd.tools.importers.variables import Variables, shown, unknown
@@ -28,7 +26,6 @@ _SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/
 _BEFORE = ("exec", "sudo", "nohup", "env", "-E")
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _MOST_GIVEN = 1000
-_redact = Redaction()
 
 
 class Engine(Struct):
@@ -92,9 +89,8 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
         elif is_ray(other.words):
             launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
         else:
-            text = f"not run: {_redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"
-            is_missing = is_before and other.words[:1] not in WITHOUT_EFFECT
-            launch.notes.append(Note(launch.line, text, is_missing))
+            text = f"not run: {redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"
+            launch.note(launch.line, text, is_missing=is_before and other.words[:1] not in WITHOUT_EFFECT)
     engine = _make_engine(launch, engines[0], folder)
     given = [*(launch.entrypoint or []), *launch.words][:3]
     if login := [word for word in given if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]:
@@ -119,7 +115,7 @@ def _commands(launch: Launch) -> list[Command]:
 def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     entrypoint, end = program(command.words)
     try:
-        serve = parse_serve(Words([*VLLM_SERVE, *command.words[end:]]))
+        serve = parse_serve([*VLLM_SERVE, *command.words[end:]])
     except CommandError as error:
         _refuse_unknown(command.words, launch.line)
         raise LaunchError(launch.line, shown(str(error))) from None
@@ -142,7 +138,7 @@ def _refuse_unknown(words: Iterable[str], line: int) -> None:
         if missing := unknown(word):
             name = missing.strip("${}")
             hint = f", or give -o {name}=VALUE" if name.isidentifier() else ""
-            text = f"what {missing} stands for in {_redact(shown(word))[:60]} is not known: write its value{hint}"
+            text = f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
             raise LaunchError(line, text)
 
 
@@ -150,7 +146,7 @@ def _is_kept(flag: Flag, options: Options) -> bool:
     stem = flag.name.removeprefix("no-").partition(".")[0]
     if stem in SECRET_FLAGS:
         options.take_secret(SECRET_FLAGS[stem], options.launch.line)
-    elif stem not in OWNED and any(_redact(value) != value for value in flag.values):
+    elif stem not in OWNED and any(redact(value) != value for value in flag.values):
         options.launch.note(options.launch.line, f"--{flag.name}: left out: its value looks like a secret")
     else:
         return stem not in OWNED
@@ -170,7 +166,7 @@ def merge(engines: list[tuple[str, Engine]]) -> Engine:
             *_differences("container.", first.container, other.container),
         ):
             if ours != theirs:
-                both = f"{key}: {_redact(str(ours))[:80]} in {name}, {_redact(str(theirs))[:80]} in {other_name}"
+                both = f"{key}: {redact(str(ours))[:80]} in {name}, {redact(str(theirs))[:80]} in {other_name}"
                 raise LaunchError(other.line, f"{both}: ranks of one engine need the same")
         first.secrets |= other.secrets
     return first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from os.path import normpath
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ _OWN = (
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
 _PORT_OF_VLLM = "8000"
-_redact = Redaction()
+redact = Redaction()
 
 
 class LaunchError(Exception):
@@ -65,8 +65,8 @@ class Launch(Struct):
     options: list[Option] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
 
-    def note(self, line: int, text: str) -> None:
-        self.notes.append(Note(line, text))
+    def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
+        self.notes.append(Note(line, text, is_missing))
 
 
 class Options(Struct):
@@ -103,26 +103,21 @@ class Options(Struct):
                 continue
             converted, reason = self._convert(option)
             if converted is None:
-                is_path = option.name in ("volume", "mount", "device")
-                is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
-                printed = (option.value if is_plain else _redact(option.value))[:100]
-                target = split_volume(option)[1].rstrip("/") if is_path else ""
-                is_missing = bool(target) and not _HUB_CACHE.fullmatch(target)
-                is_missing = is_missing and any(is_below(value, target) for value in used)
-                text = f"--{option.name} {printed}: left out: {reason}"
-                self.launch.notes.append(Note(option.line, text, is_missing))
-                continue
-            for key, value in converted.items():
-                before = found.get(key)
-                if isinstance(before, list) and isinstance(value, list):
-                    found[key] = [*before, *(item for item in value if item not in before)]
-                elif isinstance(before, dict) and isinstance(value, dict):
-                    found[key] = {**before, **value}
-                else:
-                    found[key] = value
+                self._leave_out(option, reason, used)
+            else:
+                merge_keys(found, converted)
         if "shm_bytes" in found and "ipc" not in found:
             found["ipc"] = "private"  # docker's default, and where a size counts
         return found
+
+    def _leave_out(self, option: Option, reason: str, used: Iterable[str]) -> None:
+        is_path = option.name in ("volume", "mount", "device")
+        is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
+        printed = (option.value if is_plain else redact(option.value))[:100]
+        target = split_volume(option)[1].rstrip("/") if is_path else ""
+        is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
+        is_missing = is_mount and any(is_below(value, target) for value in used)
+        self.launch.note(option.line, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
 
     def _convert(self, option: Option) -> tuple[dict[str, object] | None, str]:
         """The keys, or None and why there are none."""
@@ -191,12 +186,24 @@ class Options(Struct):
         return found
 
 
+def merge_keys(container: dict[str, object], added: Mapping[str, object]) -> None:
+    """Into keys of schema 1's `container`: a list or a mapping grows, any other value is replaced."""
+    for key, value in added.items():
+        before = container.get(key)
+        if isinstance(before, list) and isinstance(value, list):
+            container[key] = [*before, *(item for item in value if item not in before)]
+        elif isinstance(before, dict) and isinstance(value, dict):
+            container[key] = {**before, **value}
+        else:
+            container[key] = value
+
+
 def is_secret(name: str, value: str) -> bool:
     try:
         parse_variables({name: ""})
     except ValueError as error:
         return "secret" in str(error)
-    return _redact.document(value, name) != value
+    return redact.document(value, name) != value
 
 
 def split_volume(option: Option) -> tuple[str, str, str]:

@@ -229,7 +229,7 @@ class Script(Struct):
             if given:
                 self._set(name, given, command.block > 0)
             if is_exported or name in self.exported:
-                self.exported[name] = self.variables.values.get(name, mark(f"${name}"))
+                self.exported[name] = self.variables.value(name)
         command.words, command.lines = [], []
 
     def _set(self, name: str, given: re.Match[str], is_decided: bool) -> None:

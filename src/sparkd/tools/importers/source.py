@@ -51,6 +51,11 @@ class Note(Struct, frozen=True):
     """Whether the recipe leads to no endpoint without it."""
 
 
+def as_mapping(value: object) -> Mapping[str, object]:
+    """Empty where it is none."""
+    return value if isinstance(value, dict) else {}
+
+
 class Source(Struct):
     document: Document
     beside: Path | None = None

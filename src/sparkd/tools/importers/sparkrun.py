@@ -165,9 +165,8 @@ def _environment(source: Source) -> Mapping[str, str]:
             source.note(("env", name), f"env.{name}: left out: sparkrun fills it in at each launch: write its value")
             continue
         if re.search(r"\$(?:\w|\{)", text):
-            source.note(
-                ("env", name), f"env.{name}: {text[:60]} is passed as it stands, as sparkrun does: write its value"
-            )
+            note = f"env.{name}: {text[:60]} is passed as it stands, as sparkrun does: write its value"
+            source.note(("env", name), note)
         found[name] = text
     return found
 

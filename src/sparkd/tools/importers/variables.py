@@ -43,6 +43,10 @@ class Variables(Struct):
     """Names that no assignment changes."""
     left: int = _MOST_FILLED_IN
 
+    def value(self, name: str) -> str:
+        """A mark where it has none."""
+        return self.values.get(name, mark(f"${name}"))
+
     def assign(self, name: str, value: str) -> None:
         if name not in self.fixed:
             self.values[name] = value

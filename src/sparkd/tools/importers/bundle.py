@@ -1,0 +1,121 @@
+"""An imported recipe with all that it needs, and the commands from there to an endpoint. Runs none of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from sparkd.base.config.settings import Engine
+from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.importers.mods import File
+
+ADMINISTRATORS = Path("/etc/sparkd/recipes")
+SETTINGS, ALLOWED = "/etc/sparkd/conf.d/90-recipe.toml", "/etc/sparkd/conf.d/90-allow.toml"
+_OTHERS = "  # on each other node"
+_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
+
+class Place(Struct, frozen=True):
+    folder: Path = ADMINISTRATORS
+    """Where the recipe is used; absolute."""
+    mods: Path | None = None
+    """Further folder of mods."""
+    origin: Path = ADMINISTRATORS
+    """Where it is written; another folder where others than root may write to that one."""
+    models: str = Engine().models_dir
+
+
+class Bundle(Struct):
+    """A recipe with what it needs. Grows while it is completed."""
+
+    recipe: Recipe
+    place: Place
+    base: str
+    """The image that no mod has changed."""
+    build: str = ""
+    """Command that builds it, if any is known."""
+    is_here: bool = False
+    """Whether this machine has the image."""
+    drafts: dict[str, str] = field(default_factory=dict)
+    """Revision, if any, by repository."""
+    files: dict[str, File] = field(default_factory=dict)
+    """By path below the recipe's folder."""
+
+    def update(self, section: str, **values: object) -> None:
+        part = getattr(self.recipe, section).model_copy(update=values)
+        self.recipe = self.recipe.model_copy(update={section: part})
+
+    def steps(self) -> Iterator[str]:
+        """The commands from here to a served token, in order."""
+        recipe, place, many = self.recipe, self.place, self.recipe.nodes.min > 1
+        path = str(place.folder / f"{recipe.name}.yaml")
+        beside = sorted({f"{recipe.name}.yaml", *(name.partition("/")[0] for name in self.files)})
+        if place.origin != place.folder:
+            copy = shlex.join(["sudo", "cp", "-r", *(f"{place.origin}/{name}" for name in beside), f"{place.folder}/"])
+            yield f"sudo mkdir -p {place.folder} && {copy}"
+        yield from self._steps_to_image()
+        yield from self._steps_to_models(path)
+        if many and place.folder != ADMINISTRATORS:  # a cluster has its recipe by name
+            yield shlex.join(["sudo", "install", "-D", "-m", "644", path, str(ADMINISTRATORS / f"{recipe.name}.yaml")])
+        yield shlex.join(["sparkd", "recipe", "check", path])
+        named = recipe.name if many or place.folder == ADMINISTRATORS else path
+        yield _write_settings(SETTINGS, "[engine]", f"recipe = {json.dumps(named, ensure_ascii=False)}")
+        yield "sparkd config check"
+        if many:
+            yield from self._steps_to_others(beside)
+        yield "sudo sparkd units install"
+        yield "sudo sparkd preflight --dry-run"
+        if many:
+            yield f"sudo systemctl start sparkd-worker{_OTHERS}"
+        yield "sudo systemctl start sparkd-head"
+
+    def _steps_to_image(self) -> Iterator[str]:
+        if is_published(self.base) and not self.is_here:
+            yield shlex.join(["sudo", "docker", "pull", self.base]) + f"  # or: {self.build}" * bool(self.build)
+        elif self.build:
+            yield self.build
+        if self.recipe.image.ref != self.base:
+            yield self.recipe.image_build
+
+    def _steps_to_models(self, path: str) -> Iterator[str]:
+        """`path`: of the recipe. Secrets come first: the model may be one that needs the token."""
+        secrets, pull = self.recipe.secrets, ["sudo", "sparkd", "model", "pull"]
+        for file in secrets.values():
+            where = "; on each node" * (self.recipe.nodes.min > 1)
+            yield f"sudo install -m 600 /dev/stdin {file}  # its value, then Ctrl-D{where}"
+        token = next((["--token-file", secrets[name]] for name in _TOKENS if name in secrets), [])
+        if self.recipe.model.repo:
+            yield shlex.join([*pull, path, *token])
+        for repo, revision in self.drafts.items():
+            to = ["--to", f"{self.place.models}/{repo.rpartition('/')[2]}", *["--revision", revision] * bool(revision)]
+            yield shlex.join([*pull, repo, *to, *token])
+
+    def _steps_to_others(self, beside: list[str]) -> Iterator[str]:
+        recipe, place, model = self.recipe, self.place, self.recipe.model
+        yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
+        yield f"sudo sparkd init --join{_OTHERS}, meanwhile: enter the code"
+        files = {*(f"{place.folder}/{name}" for name in beside), f"{ADMINISTRATORS}/{recipe.name}.yaml"}
+        to_other = ["rsync", "-a", "--relative", "--no-implied-dirs", *sorted(files), "root@OTHER:/"]
+        yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
+        container = recipe.container
+        mounts = [f"{one.source}{'' if one.read_only else ':rw'}" for one in container.volumes]
+        allowed = ["privileged = true"] * container.privileged
+        allowed += [f"mounts = {json.dumps(mounts, ensure_ascii=False)}"] * bool(mounts)
+        if allowed:
+            yield _write_settings(ALLOWED, "[cluster.allow]", *allowed) + _OTHERS
+        yield "sparkd image sync"
+        for name in (*[model.path] * bool(model.repo), *(repo.rpartition("/")[2] for repo in self.drafts)):
+            yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
+
+
+def _write_settings(file: str, *lines: str) -> str:
+    return shlex.join(["printf", r"%s\n", *lines]) + f" | sudo install -D -m 644 /dev/stdin {file}"
+
+
+def is_published(image: str) -> bool:
+    """Whether a registry may have it: localhost without a port is docker's name for this machine's own images."""
+    return "/" in image and not image.startswith("localhost/")

@@ -72,7 +72,7 @@ def test_a_living_engine_is_named_with_its_port_and_left_alone() -> None:
 def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() -> None:
     found = run("""
         import socket
-        from sparkd.agent.actions import acquire_lock
+        from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import NodeOwner
         from sparkd.agent.preflight.checks.ports import Ports, Wanted
 
@@ -179,7 +179,7 @@ def test_a_segment_that_is_mapped_or_open_is_in_use_whatever_the_kernel_calls_it
 
 def test_the_holder_of_the_lock_is_found_without_keeping_it() -> None:
     found = run("""
-        from sparkd.agent.actions import acquire_lock
+        from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import OWNER_LOCK, NodeOwner
 
         host = Host()
@@ -201,7 +201,7 @@ def test_the_holder_of_the_lock_is_found_without_keeping_it() -> None:
 
 def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
     found = run("""
-        from sparkd.agent.actions import acquire_lock
+        from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import NodeOwner
         from sparkd.base.lib.errors import BlockedError
 
@@ -218,7 +218,7 @@ def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
 
 def test_a_user_without_rights_cannot_hold_the_lock_and_is_named_where_an_older_sparkd_let_them() -> None:
     found = run("""
-        from sparkd.agent.actions import acquire_lock
+        from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import OWNER_LOCK, NodeOwner
         from sparkd.base.lib.errors import BlockedError
 

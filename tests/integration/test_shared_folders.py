@@ -18,8 +18,9 @@ from tests.integration.stranger import UID
 from tests.integration.world import open_folder
 from tests.unit.commands import sparkd
 
-from sparkd.agent.actions import Actions, acquire_lock, files, history
+from sparkd.agent.actions import Actions, files, history
 from sparkd.agent.actions.dockerd import lock_scratch, save
+from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner, refuse_shared
 from sparkd.agent.daemon.notify import Outbox
 from sparkd.base.config import Notify

@@ -37,7 +37,7 @@ WRITERS = {
     "agent/actions/__init__.py:Actions.keep_stacks": "behind files.write, in its folder",
     "agent/actions/__init__.py:Actions.launch": RUN,
     "agent/actions/__init__.py:Actions.set_aside_rank": RUN,
-    "agent/actions/__init__.py:_remove_account": RUN,
+    "agent/actions/owner_lock.py:remove_account": RUN,
     "agent/actions/dockerd.py:lock_scratch": "find_shared, before it",
     "agent/actions/dockerd.py:save": "within lock_scratch",
     "agent/actions/files.py:clear_torn": GUARDED,

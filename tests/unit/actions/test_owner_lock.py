@@ -11,7 +11,8 @@ import threading
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.actions import Actions, acquire_lock
+from sparkd.agent.actions import Actions
+from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.base.host import Host
 from sparkd.base.host.owner import OWNER_FILE, NodeOwner
 from sparkd.base.lib.errors import BlockedError

@@ -26,8 +26,8 @@ from tests.unit.docker_server import STAMP, STREAM, chunk, dockerd, frame, json_
 from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import until
 
-from sparkd.agent.actions import acquire_lock
 from sparkd.agent.actions.files import exchange
+from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.daemon import blocked, hooks, startup
 from sparkd.agent.daemon.bootstrap import build_agent
 from sparkd.agent.daemon.context import Agent

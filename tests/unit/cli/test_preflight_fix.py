@@ -12,7 +12,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 
-from sparkd.agent.actions import acquire_lock
+from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.preflight.checks.ports import Ports, Wanted
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.runner import examine

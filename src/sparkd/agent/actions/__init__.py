@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from msgspec.json import encode
 from msgspec.structs import replace
 
 from sparkd.agent.actions import files, page_cache, processes
 from sparkd.agent.actions.files import Pruned
+from sparkd.agent.actions.owner_lock import acquire_lock, remove_account
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import (
     REBOOT_SECONDS,
@@ -41,21 +40,9 @@ from sparkd.agent.preflight.fixes import (
     UnlinkSegment,
 )
 from sparkd.base.host import caches, disks, docker, docker_config
-from sparkd.base.host.files import Files
-from sparkd.base.host.owner import (
-    FIND_HOLDER,
-    HANDED,
-    OWNER_FILE,
-    OWNER_LOCK,
-    UNNAMED,
-    Handed,
-    NodeOwner,
-    read_account,
-)
-from sparkd.base.host.processes import read_process
+from sparkd.base.host.owner import HANDED, Handed, NodeOwner
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
-from sparkd.base.lib.errors import BlockedError, LaunchError
-from sparkd.base.lib.lock import POLL_SECONDS, open_lock, try_lock
+from sparkd.base.lib.errors import LaunchError
 from sparkd.base.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
@@ -75,8 +62,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RUN = "/run/sparkd"
-LOCK_SECONDS = 1.0
-"""A look at whether somebody owns the node has the lock for an instant; an owner may not have given its account yet."""
 ACT_SECONDS = 60.0
 """For docker, sync(2) and compaction. An operation that takes longer hangs."""
 LAUNCH_SECONDS = 300.0
@@ -87,47 +72,6 @@ KEPT_STACKS = 10
 """Files; the oldest go."""
 DISK_SECONDS = 10.0
 """For the disk of the model, which may be a file server."""
-
-
-def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> int:
-    """The lock's file descriptor, held until it is closed. Raises BlockedError (exit 10) naming another owner."""
-    lock = Path(host.files.real(OWNER_LOCK))
-    refuse_shared(lock.parent)
-    fd = _take_over_lock(lock, handed) or open_lock(lock)
-    os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
-    deadline = time.monotonic() + LOCK_SECONDS
-    while not try_lock(fd):
-        with suppress(OSError):
-            holder = read_account(host.files)
-            if holder is not None:
-                os.close(fd)
-                raise BlockedError(f"this node is owned by pid {holder.pid} ({holder.command})", holder.hint)
-        if time.monotonic() > deadline:
-            os.close(fd)
-            raise BlockedError(f"this node is owned by {UNNAMED}", FIND_HOLDER)
-        time.sleep(POLL_SECONDS)
-    process = read_process(Files(), owner.pid)
-    account = replace(owner, start_time=process.start_time if process is not None else 0)
-    try:
-        files.write(Path(host.files.real(OWNER_FILE)), encode(account).decode(), 0o644, durable=False)
-    except OSError:  # a full /run ends no agent: without an account, the lock alone shows who the owner is
-        _remove_account(host)
-    return fd
-
-
-def _take_over_lock(lock: Path, handed: Handed | None) -> int:
-    """As it was held before a reload; 0 where none was handed on."""
-    with suppress(OSError):
-        if handed is not None and os.path.samestat(os.fstat(handed.lock_fd), lock.lstat()):
-            os.set_inheritable(handed.lock_fd, False)
-            return handed.lock_fd
-    return 0
-
-
-def _remove_account(host: Host) -> None:
-    """Or leave it: it counts no longer than its process lives."""
-    with suppress(OSError):
-        Path(host.files.real(OWNER_FILE)).unlink(missing_ok=True)
 
 
 class Actions:
@@ -151,7 +95,7 @@ class Actions:
         return {HANDED: f"{self._lock_fd} {self.owner.invocation}"}
 
     def release(self) -> None:
-        _remove_account(self._host)
+        remove_account(self._host)
         os.close(self._lock_fd)
 
     @cached_property

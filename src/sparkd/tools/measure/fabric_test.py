@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from sparkd.agent.actions import acquire_lock
+from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.cluster.client import UnsignedError
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.cluster.membership import Peer, find_place, peers_of

@@ -13,8 +13,8 @@ from threading import Event, Thread
 import msgspec
 from msgspec import Struct
 
-from sparkd.agent.actions import acquire_lock
 from sparkd.agent.actions.dockerd import Containers, program_body
+from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.preflight.check import Finding, Verdict, block, ok, skipped, unknown, warn
 from sparkd.agent.preflight.checks.gpu import GB10, POWER_CYCLE
 from sparkd.base.cluster.membership import NodeContext

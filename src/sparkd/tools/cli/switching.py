@@ -163,6 +163,11 @@ def use(args: argparse.Namespace) -> int:
         return ExitCode.GOOD
     if args.image and not args.no_bench:
         return _try_image(args.image, switch, before, config, host)
+    return _carry_out(switch, before, args.image, host)
+
+
+def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> int:
+    """Have the agent switch, and follow it. `ref`: as for `_describe_outcome`."""
     write_switch(before, switch, host)
     if read_living_report(host.files) is None:
         print(f"{label(switch.to)} holds from the next start on: systemctl start sparkd-head")
@@ -171,7 +176,7 @@ def use(args: argparse.Namespace) -> int:
     if why := follow(switch, host, partial(print, flush=True)):
         print(f"sparkd: {why}", file=sys.stderr)
         return ExitCode.NOT_READY
-    print("\n".join(_describe_outcome(switch, args.image)))
+    print("\n".join(_describe_outcome(switch, ref)))
     return ExitCode.GOOD
 
 

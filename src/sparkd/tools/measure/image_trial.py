@@ -28,7 +28,7 @@ from sparkd.tools.measure.climb import (
     ready_seconds,
     smoke_twice,
 )
-from sparkd.tools.measure.figures import Spread
+from sparkd.tools.measure.figures import Level, Spread
 from sparkd.tools.measure.ladder import LEAST_SHARE, describe_rate, is_faster
 from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, keep, make_row, read_rows, run, start_result
 from sparkd.tools.measure.past import find_runs
@@ -43,20 +43,20 @@ def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Result | No
     """The last bench of the plan that runs, on the node as it is, with its largest number of requests alone. Pure."""
     launches = {row.id: row for row in rows if isinstance(row, Launch)}
     now = launches.get(report.launch_id) if report is not None else None
+    if report is None or now is None:
+        return None
     for past in reversed(find_runs(rows)):
-        same_plan = report is not None and past.result.plan == report.plan_digest
-        if now is None or past.launch is None or not same_plan or find_differences(past.launch.facts, now.facts):
+        launch, steady = past.launch, [level for level in past.result.levels if _is_steady(level)]
+        if launch is None or not steady or past.result.plan != report.plan_digest:
             continue
-        levels = [
-            level
-            for level in past.result.levels
-            if level.output_tokens_per_second
-            and not (level.failed or level.compiled)
-            and level.requests >= FEWEST_BATCHES * level.concurrency
-        ]
-        if levels:
-            return replace(past.result, levels=(max(levels, key=lambda level: level.concurrency),))
+        if not find_differences(launch.facts, now.facts):
+            return replace(past.result, levels=(max(steady, key=lambda level: level.concurrency),))
     return None
+
+
+def _is_steady(level: Level) -> bool:
+    whole = not level.failed and not level.compiled and level.requests >= FEWEST_BATCHES * level.concurrency
+    return whole and level.output_tokens_per_second is not None
 
 
 def measure(like: Result | None = None) -> tuple[Result, Spread]:

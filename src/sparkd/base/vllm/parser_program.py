@@ -84,7 +84,7 @@ def registered() -> dict[str, list[str]]:
     return names
 
 
-def parts(hint: object) -> Iterator[object]:
+def parts(hint: object) -> Iterator[Any]:
     """What a hint may be, one by one: unions and annotations taken apart."""
     if not get_args(hint) or (isinstance(get_origin(hint), type) and not is_union(hint)) or get_origin(hint) is Literal:
         yield hint
@@ -102,19 +102,27 @@ def config_fields(cls: type, prefix: str = "") -> Iterator[dict[str, object]]:
     adapter = load("TypeAdapter", "pydantic")(cls)
     for name, info in cls.__pydantic_fields__.items():  # type: ignore[attr-defined]
         hints = [*parts(info.annotation)]
-        words = [str(one) for hint in hints if get_origin(hint) is Literal for one in get_args(hint)]
-        for hint in hints:
-            if isinstance(hint, type) and issubclass(hint, enum.Enum):
-                words += [one for member in hint for one in (member.name, member.value) if isinstance(one, str)]
         takes = [kind for kind, probes in JSON_PROBES.items() if any(field_takes(adapter, name, one) for one in probes)]
-        choices = [] if "text" in takes else [word for word in dict.fromkeys(words) if field_takes(adapter, name, word)]
+        words = {word: field_takes(adapter, name, word) for word in listed(hints)} if "text" not in takes else {}
+        choices = [word for word, good in words.items() if good]
         folds = bool(choices) and all(field_takes(adapter, name, word.swapcase()) for word in choices)
         if info.init is not False and (takes or choices):
             yield {"name": prefix + name, "takes": " ".join(takes), "choices": choices, "folds": folds}
-        for hint in hints:
-            closed = "object" in takes and not field_takes(adapter, name, {"no such field": 1})
-            if isinstance(hint, type) and is_dataclass(hint) and closed:
-                yield from config_fields(hint, f"{prefix}{name}.")
+        if "object" in takes and not field_takes(adapter, name, {"no such field": 1}):
+            for inner in filter(is_config, hints):
+                yield from config_fields(inner, f"{prefix}{name}.")
+
+
+def listed(hints: list[object]) -> Iterator[str]:
+    """Words of literals, then those of enumerations."""
+    yield from (str(one) for hint in hints if get_origin(hint) is Literal for one in get_args(hint))
+    enums = [hint for hint in hints if isinstance(hint, type) and issubclass(hint, enum.Enum)]
+    members = [word for one in enums for member in one for word in (member.name, member.value)]
+    yield from (word for word in members if isinstance(word, str))
+
+
+def is_config(hint: object) -> bool:
+    return isinstance(hint, type) and is_dataclass(hint)
 
 
 def field_takes(adapter: Any, name: str, value: object) -> bool:
@@ -136,7 +144,7 @@ def config_tables(flags: set[str]) -> dict[str, list[dict[str, object]]]:
         for name, info in getattr(configs, owner).__pydantic_fields__.items():
             flag = name.replace("_", "-")
             for hint in parts(info.annotation):
-                if isinstance(hint, type) and is_dataclass(hint) and flag in flags:
+                if is_config(hint) and flag in flags:
                     found[flag] = [*config_fields(hint)]
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.vllm.lint.predicates import NOTHING, Launch, Matches, about
@@ -31,6 +32,15 @@ BLOCK = 16
 """FlashAttention, FlashInfer and Triton of vLLM 0.32 take multiples of it."""
 NOT_FOR_NVFP4 = ("FLASH_ATTN", "FLEX_ATTENTION", "TRITON_ATTN", "TORCH_SDPA")
 """Without nvfp4 in their supported_kv_cache_dtypes (vLLM 0.32)."""
+_POINTLESS: tuple[tuple[str, bool, Callable[[int], bool], str], ...] = (
+    ("port", False, lambda number: number < FIRST_FREE_PORT,
+     " is a port of the system, such as 22 of ssh: 8000 is usual"),
+    ("block-size", True, lambda number: number % BLOCK != 0,
+     f" is no multiple of {BLOCK}, which attention kernels need"),
+    ("cpu-offload-gb", True, lambda number: number > 0,
+     ": CPU and GPU of a Spark share one memory, so it gains nothing"),
+)  # fmt: skip
+"""Numbers by flag: whether only with a GPU, which, and why."""
 
 
 def incomplete(launch: Launch) -> Matches:
@@ -102,16 +112,17 @@ def pointless(launch: Launch) -> Matches:
     for flag in launch.flags:
         if f"no-{flag}" in launch.flags:
             yield about(flag, f"and --no-{flag} are both given: the last one counts")
-    port, block, offload = (launch.amount(flag) for flag in ("port", "block-size", "cpu-offload-gb"))
-    if port is not None and port < FIRST_FREE_PORT:
-        yield about("port", f"{port} is a port of the system, such as 22 of ssh: 8000 is usual")
-    if launch.gpu and block is not None and block % BLOCK:
-        yield about("block-size", f"{block} is no multiple of {BLOCK}, which attention kernels need")
-    if launch.gpu and offload:
-        yield about("cpu-offload-gb", f"{offload}: CPU and GPU of a Spark share one memory, so it gains nothing")
+    for flag, of_gpu, is_pointless, why in _POINTLESS:
+        number = launch.amount(flag)
+        if number is not None and is_pointless(number) and (launch.gpu or not of_gpu):
+            yield about(flag, f"{number}{why}")
     dtype, backend = (launch.flags.get(flag) or "" for flag in ("kv-cache-dtype", "attention-backend"))
     if dtype.startswith("nvfp4") and backend.upper() in NOT_FOR_NVFP4:
         yield about("attention-backend", f"{backend} has no KV cache of {dtype}: FLASHINFER has")
+    yield from _cached_models(launch)
+
+
+def _cached_models(launch: Launch) -> Matches:
     for key, text in launch.texts:
         if key == "model.path" and "models--" in text and "/snapshots/" in text:
             yield key, f"{text[:200]} is a snapshot of Hugging Face's cache: its files are links out of the folder"

@@ -83,8 +83,6 @@ def _bytes(raw: object) -> object:
 
 Bytes = Annotated[int, Field(ge=1, le=2**50), BeforeValidator(_bytes, json_schema_input_type=int)]
 RecipeName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a name in small letters, digits, dots and dashes")]
-
-
 SysctlName = Annotated[
     str,
     t.matching(

@@ -16,7 +16,7 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes import schema
 from sparkd.base.recipes.image import Lines
-from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.base.recipes.loader import find_recipes, load_recipe, parse_document, recipe_folders
 from sparkd.base.recipes.yaml import YamlError, parse_yaml
 
 PUBLISHED = json.loads(schema.json_schema())
@@ -373,3 +373,14 @@ def test_tens_of_thousands_of_mounts_are_read_in_seconds() -> None:
     made = schema.Recipe.model_validate({**values, "container": {"volumes": volumes}})
     assert len(made.container.volumes) == 30_000
     assert time.monotonic() - began < 6
+
+
+def test_yaml_is_parsed_once_until_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    text = "schema: 1\nname: mine\nmodel: {path: M}\nimage: {ref: i:1}\nargs: {max-num-seqs: 4}\n"
+    file.write_text(text)
+    before = parse_document.cache_info().misses
+    assert load_recipe("mine", [tmp_path]) == load_recipe("mine", [tmp_path])
+    assert parse_document.cache_info().misses == before + 1
+    file.write_text(text.replace("4", "8"))
+    assert load_recipe("mine", [tmp_path]).recipe.args == {"max-num-seqs": 8}

@@ -93,6 +93,11 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"speculative_config": DRAFTS % ("dspark", 7)}, []),
         ({"speculative_config": DRAFTS % ("dspark", 8)}, ["drafts"]),
         ({"speculative_config": DRAFTS % ("ngram", 7)}, []),
+        ({"seed": "010"}, ["pointless"]),
+        ({"seed": "07"}, []),
+        ({"seed": "018"}, []),
+        ({"seed": "0" * 5000 + "10"}, []),
+        ({"revision": "0123456"}, []),
     ],
 )
 def test_flags(flags: dict[str, str | None], expected: list[str]) -> None:

@@ -21,6 +21,8 @@ _OF_SHELL = re.compile(
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 COUNTS = ("max-model-len", "max-num-batched-tokens", "max-num-seqs")
 _BELOW_ONE = re.compile(r"\s*(?:-\d+|0+[kKmMgGtT]?)\s*", re.ASCII)
+_OCTAL = re.compile(r"0{1,20}[1-7][0-7]{1,20}")
+"""Not 07, which is the same."""
 DRAFTS_APART = ("draft_model", "eagle", "eagle3", "medusa")
 """Methods with a model of their own, at least where the number of tokens is given."""
 HIGHEST_MODE = 3
@@ -119,7 +121,17 @@ def pointless(launch: Launch) -> Matches:
     dtype, backend = (launch.flags.get(flag) or "" for flag in ("kv-cache-dtype", "attention-backend"))
     if dtype.startswith("nvfp4") and backend.upper() in NOT_FOR_NVFP4:
         yield about("attention-backend", f"{backend} has no KV cache of {dtype}: FLASHINFER has")
+    yield from _octal(launch)
     yield from _cached_models(launch)
+
+
+def _octal(launch: Launch) -> Matches:
+    """A recipe is YAML 1.2, where 010 is 10; readers of YAML 1.1, as launchers in Python have, take it for 8."""
+    for flag, text in launch.flags.items():
+        known = launch.vllm.by_name.get(flag)
+        if text and known and known.kind in ("int", "amount", "amount or auto") and _OCTAL.fullmatch(text):
+            number, octal = int(text), int(text, 8)
+            yield about(flag, f"{text} is {number} here, and {octal} to readers of YAML 1.1: write {number} or {octal}")
 
 
 def _cached_models(launch: Launch) -> Matches:

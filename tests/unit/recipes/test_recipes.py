@@ -122,6 +122,8 @@ def test_a_variable_keeps_the_text_of_a_number(tmp_path: Path, written: str, val
         (f'{HEAD}env:\n  A: "\\ud800"\n', 6, ["Unicode"]),
         (f"{HEAD}env:\n  HF_TOKEN: hf_1\n", 6, ["looks like a secret"]),
         (f"{HEAD}env: 3\n", 5, ["env = 3", "mapping"]),
+        (f"{HEAD}args:\n- --seed=1\n", 5, ["write NAME: VALUE lines below args:, such as max-num-seqs: 4"]),
+        (f"{HEAD}container: []\n", 5, ["must be a mapping: write NAME: VALUE lines below container:"]),
         (f"{HEAD}arg: {{}}\n", 5, ["arg: there is no such key", "did you mean args?"]),
         (f"{HEAD}container:\n  gpu: all\n", 6, ["container.gpu", "did you mean container.gpus?"]),
         (f"{HEAD}container:\n  gpus: some\n", 6, ['container.gpus = "some"', "'all' or 'none'"]),

@@ -39,8 +39,8 @@ class Layers(Struct, Generic[Model]):
     model: type[Model]
     tables: Mapping[Key, Check]
     """Keys that are merged entry by entry."""
-    needed: str
-    """What a section or a table must be, for messages."""
+    needed: Callable[[str], str]
+    """What the section or the table of that name must be, for messages."""
     shown: Callable[[Location], Iterable[int | str]]
     """Selects the part of pydantic's error location that a person wrote."""
     entries: dict[Key, _Entry] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Layers(Struct, Generic[Model]):
                 else:
                     self.problems.append(f"{place(key)}: {self._unknown(key)}")
             elif not isinstance(value, Mapping):
-                needed = self.needed.format(".".join(key))
+                needed = self.needed(".".join(key))
                 self.problems.append(f"{place(key)}: {format_key(key, value)}: must be {needed}")
             elif key in self.tables:
                 self._add_entries(key, value, place)

@@ -72,7 +72,7 @@ def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
 
 def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     """As `load_settings`, with the file or variable that each value came from."""
-    layers = Layers(Settings, TABLES, "a table, [{}]", shown=_written)
+    layers = Layers(Settings, TABLES, "a table, [{}]".format, shown=_written)
     files = list(_files(env, root, layers.problems))
     sources: list[File | Variable] = [*files, *_variables(env, layers.problems)]
     for source in sources:

@@ -32,6 +32,9 @@ OWN = ("schema", "name", "description", "extends", "expect")
 """Keys that describe the recipe itself and are never inherited."""
 _TABLES: dict[Key, Check] = {("caches",): dict, **{(name,): check for name, check in TABLES.items()}}
 
+EXAMPLES = {"args": ", such as max-num-seqs: 4", "env": ", such as NCCL_DEBUG: INFO"}
+"""An entry of a table."""
+
 ORDER = (
     "image", "model", "nodes", "executor", "args", "env", "secrets", "container", "caches", "memory_bytes", "host",
     "expect",
@@ -110,7 +113,7 @@ def read_recipe(name: str, folders: Sequence[Path]) -> tuple[Loaded | None, list
     chain = _read_chain(name, folders)
     own, layers = (
         chain[0],
-        Layers(Recipe, _TABLES, "a mapping", shown=lambda path: (one for one in path if one not in TAGS)),
+        Layers(Recipe, _TABLES, _describe_mapping, shown=lambda path: (one for one in path if one not in TAGS)),
     )
     for file in reversed(chain):
         left_out = () if file is own else OWN
@@ -133,6 +136,10 @@ def read_recipe(name: str, folders: Sequence[Path]) -> tuple[Loaded | None, list
         # A base says how its own image is built, not the one that this recipe names instead.
         recipe = recipe.model_copy(update={"image": recipe.image.model_copy(update={"build": ""})})
     return Loaded(recipe, tuple(file.path for file in chain), origins), layers.problems
+
+
+def _describe_mapping(key: str) -> str:
+    return f"a mapping: write NAME: VALUE lines below {key}:{EXAMPLES.get(key, '')}"
 
 
 def _depth(chain: Sequence[_File], origins: Mapping[str, str], key: str) -> int:

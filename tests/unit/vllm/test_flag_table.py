@@ -44,7 +44,7 @@ UNKNOWN, CHOICE = ("flag-unknown", False), ("flag-choice", False)
         ("--max-model-len auto --max-num-batched-tokens 8k --kv-cache-memory-bytes None", []),
         ("--cudagraph-capture-sizes 1 2 4 --lora-modules a=/a b=/b", []),
         ("--compilation-config.cudagraph_mode NONE --compilation-config.custom_ops+ all", []),
-        ("--moe-backend FlashInfer-CUTLASS --max-lora-rank 016", []),
+        ("--moe-backend FlashInfer-CUTLASS --max-lora-rank 016", [("pointless", False)]),
         ("--gpu-memory-util 0.9", []),  # vLLM takes the beginning of a name
         ("--max-model-len long", [VALUE]),
         ("--max-model-len 1.5K", [VALUE]),

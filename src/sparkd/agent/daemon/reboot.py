@@ -14,7 +14,6 @@ from sparkd.base.lib.errors import Action, NeedsPersonError, SparkdError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.file import StateFile
 from sparkd.base.status.model import format_duration
-from sparkd.base.status.notices import NEEDS_PERSON, TEXT_LIMIT, Notice
 
 if TYPE_CHECKING:
     from sparkd.agent.daemon.context import Agent
@@ -83,7 +82,7 @@ def find_session(files: Files) -> str:
             fields = {key: value for key, _, value in (line.partition("=") for line in lines)}
             if fields.get("CLASS", "").removesuffix("-light").removesuffix("-early") not in UNATTENDED:
                 user = fields.get("USER") or "uid " + fields.get("UID", "?")
-                return sanitize(f"{user} may be logged in: session {name}", TEXT_LIMIT)
+                return sanitize(f"{user} may be logged in: session {name}")
     except (OSError, ValueError) as error:
         return f"who is logged in can't be read: {error}"
     return ""
@@ -106,9 +105,13 @@ def find_earlier(files: Files, now: float) -> str:
 def _announce(agent: Agent, end: End, owner_uid: int) -> None:
     """What the notify thread, or the unit after this one, would send too late."""
     settings = agent.settings.notify
-    if not settings.ways or NEEDS_PERSON not in settings.events:
+    if not settings.ways:
         return
     from sparkd.agent.daemon.notify import deliver
+    from sparkd.base.status.notices import NEEDS_PERSON, TEXT_LIMIT, Notice
+
+    if NEEDS_PERSON not in settings.events:
+        return
 
     node, text = (
         agent.host.name(),

@@ -225,6 +225,8 @@ def test_a_docker_line(line: str, args: dict[str, object] | None, container: dic
         (f'ARGS=(--seed 1\n  # why\n  --block-size 16)\ndocker run {IMAGE} --model org/m "${{ARGS[@]}}" "$@"',
          {"seed": 1, "block-size": 16}),
         (f"A=()\ndocker run {IMAGE} --model org/m ${{A[@]+\"${{A[@]}}\"}}", {}),
+        (f"{LINE} --dtype auto>log 2>&1", {"dtype": "auto"}),
+        (f"{LINE} --dtype auto&>log", {"dtype": "auto"}),
         (f'X="--seed 1"\ndocker run {IMAGE} --model org/m $X 2>&1 | tee log &', {"seed": 1}),
         (f'cat <<EOF\ndocker run bad --model bad/bad\nEOF\n{LINE}', {}),
         (f'if [ -z "$X" ]; then\n  echo "docker run"\nfi\nfor i in 1 2; do sleep $i; done\n{LINE}', {}),

@@ -17,6 +17,7 @@ _TOKEN = re.compile(
     r"|'(?P<single>[^']*)'|(?P<double>\")|(?P<bare>[\w=./:,@%+{}\[\]-]+|[\s\S])"
 )
 _REDIRECT = re.compile(r"(?:[0-9]{0,2}|&)(?:<<<|>>|>|<(?!<))(?P<to>&[0-9-])?")
+_OUTPUT = re.compile(r"&?>")
 _HERE_DOCUMENT = re.compile(r"[0-9]?<<-?[ \t]*['\"\\]?(\w+)['\"]?")
 _ARRAY = re.compile(r"\"?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\1\[[@*]\]\}\"?)?\})\"?", re.ASCII)
 """All words of a list; of what a script is given there are none."""
@@ -74,6 +75,9 @@ class Script(Struct):
 
     def _token(self, at: int) -> int:
         """Take one token; return its end."""
+        # Not behind a "<": as in --model=<MODEL>, which a person is to fill in.
+        if self.word is not None and "<" not in self.word and _OUTPUT.match(self.text, at):
+            self._end_word()
         if self.word is None and (end := self._at_word(at)):
             return end
         token = _TOKEN.match(self.text, at)

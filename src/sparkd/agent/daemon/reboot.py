@@ -112,12 +112,9 @@ def _announce(agent: Agent, end: End, owner_uid: int) -> None:
 
     if NEEDS_PERSON not in settings.events:
         return
-
-    node, text = (
-        agent.host.name(),
-        sanitize(f"sparkd reboots this node, nothing is to be done: {end.reason}", TEXT_LIMIT),
-    )
-    notice = Notice(NEEDS_PERSON, sanitize(node, 64), text, agent.reporter.report.recipe, str(end.cause), time.time())
+    node = sanitize(agent.host.name(), 64)
+    text = sanitize(f"sparkd reboots this node, nothing is to be done: {end.reason}", TEXT_LIMIT)
+    notice = Notice(NEEDS_PERSON, node, text, agent.reporter.report.recipe, str(end.cause), time.time())
     for way in settings.ways:
         send = partial(deliver, agent.host.files, settings, way, notice, owner_uid)
         try:

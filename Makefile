@@ -51,8 +51,9 @@ bed: venv  ## the same with the whole fault table (build/faults.json, build/faul
 	$(PYTEST) tests/bed
 	$(PYTEST) tests/integration -m whole
 
-gpu: deb  ## bundles for the proof on a machine with a GPU of compute capability CAPABILITY, 9.0 (as root): build/gpu
+gpu: deb  ## bundles for the proof on a machine with a GPU of compute capability CAPABILITY, 9.0, or two with NODES=2 (as root)
 	$(PYTHON) -m tests.gpu bundle $(CAPABILITY)
+	@echo "copy the checkout there with build/gpu; there, as root: python3 -m tests.gpu $(if $(filter 2,$(NODES)),pair,all)"
 
 demo: deb  ## one node: install the .deb, start the unit, show a completion
 	$(PYTHON) -m tests.bed demo

@@ -5,6 +5,8 @@ python3 -m tests.gpu docker                there, as root: docker and the .deb i
 python3 -m tests.gpu engine                there: vLLM unpacked
 python3 -m tests.gpu STEP...               there: rows of results, into build/gpu/results.json and .md
 python3 -m tests.gpu all                   there: all of these
+python3 -m tests.gpu pair                  there, with two GPUs: two nodes unpacked, and all of a pair's steps
+python3 -m tests.gpu pair STEP...          there, once all was unpacked
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from . import machine
+from .pair import PAIR_STEPS, Pair
 from .results import Results
 from .rows import STEPS, Proof
+from .view import View
 
 
 def prepare_docker() -> None:
@@ -47,7 +52,7 @@ def describe_machine() -> dict[str, str]:
     )  # fmt: skip
     _, torch, vllm = next(line for line in versions.splitlines() if line.startswith("versions ")).split()
     fields = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    gpu = "none" if machine.ON_CPU else machine.run(*fields).splitlines()[0]
+    gpu = "none" if machine.ON_CPU else "; ".join(machine.run(*fields).splitlines())
     sparkd = machine.run("sparkd", "--version").strip()
     return {
         "date": time.strftime("%Y-%m-%d"), "GPU, driver, memory": gpu, "kernel": os.uname().release,
@@ -58,19 +63,34 @@ def describe_machine() -> dict[str, str]:
 def measure(steps: Iterable[str], folder: Path) -> int:
     """The number of failed rows. A step that breaks off is one."""
     results = Results(folder, describe_machine())
-    proof = Proof(results, folder)
-    for step in steps:
-        began = time.monotonic()
-        print(f"== {step}", flush=True)
-        try:
-            STEPS[step](proof)
-        except (RuntimeError, OSError, ValueError, KeyError, StopIteration, subprocess.SubprocessError) as error:
-            traceback.print_exc()
-            results.add(step, f"broke off: {error}"[:500], False)
-        print(f"== {step}: {time.monotonic() - began:.1f} s", flush=True)
+    proof = Proof(results, folder, View())
+    _run({name: partial(STEPS[name], proof) for name in steps}, results)
     if proof.agent is not None:
         proof.agent.stop()
     return sum(not row.good for row in results.rows)
+
+
+def measure_pair(steps: Iterable[str], folder: Path) -> int:
+    """The same of two nodes."""
+    results = Results(folder, describe_machine())
+    pair = Pair(results, folder)
+    try:
+        _run({name: partial(PAIR_STEPS[name], pair) for name in steps}, results)
+    finally:
+        pair.end()
+    return sum(not row.good for row in results.rows)
+
+
+def _run(steps: Mapping[str, Callable[[], None]], results: Results) -> None:
+    for name, step in steps.items():
+        began = time.monotonic()
+        print(f"== {name}", flush=True)
+        try:
+            step()
+        except (RuntimeError, OSError, ValueError, KeyError, StopIteration, subprocess.SubprocessError) as error:
+            traceback.print_exc()
+            results.add(name, f"broke off: {error}"[:500], False)
+        print(f"== {name}: {time.monotonic() - began:.1f} s", flush=True)
 
 
 def main(words: list[str]) -> int:
@@ -92,9 +112,16 @@ def main(words: list[str]) -> int:
             prepare_docker()
             prepare_engine()
             return measure(STEPS, folder)
+        case ["pair", *steps] if all(step in PAIR_STEPS for step in steps):
+            if not steps:
+                machine.unpack("docker")
+                machine.install_package()
+                machine.make_model()
+                prepare_engine()
+            return measure_pair(steps or PAIR_STEPS, folder)
         case [_, *_] if all(word in STEPS for word in words):
             return measure(words, folder)
-    print(f"{__doc__}\nsteps: {' '.join(STEPS)}", file=sys.stderr)
+    print(f"{__doc__}\nsteps: {' '.join(STEPS)}\nof a pair: {' '.join(PAIR_STEPS)}", file=sys.stderr)
     return 2
 
 

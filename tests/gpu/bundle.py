@@ -20,7 +20,7 @@ MOST_BYTES = 60 << 20
 PACKAGES = Path(__file__).with_name("files") / "packages.txt"
 SUITE = "trixie"
 """The first Debian whose docker passes on CDI devices."""
-DOCKER = ("dockerd", "containerd", "containerd-shim-runc-v2", "runc")
+DOCKER = ("dockerd", "containerd", "containerd-shim-runc-v2", "runc", "ip")
 PYTHON = "3.12"
 PLATFORMS = (*(f"manylinux_2_{number}_x86_64" for number in range(5, 40)), "manylinux2014_x86_64", "linux_x86_64")
 LEFT_OUT = (
@@ -56,7 +56,7 @@ def _pack(name: str, folder: Path) -> Path:
 
 def _collect_docker(scratch: Path) -> Path:
     root, folder = scratch / "debian", scratch / "docker"
-    bootstrap(SUITE, ["docker.io", "containerd", "runc", "tini"], root, "extract")
+    bootstrap(SUITE, ["docker.io", "containerd", "runc", "tini", "iproute2"], root, "extract")
     (folder / "bin").mkdir(parents=True)
     (folder / "lib").mkdir()
     for name in (*DOCKER, "tini-static"):

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +23,7 @@ FILES = Path(__file__).with_name("files")
 BUNDLES = Path(__file__).parents[2] / "build/gpu"
 IMAGE = "sparkd-test/vllm-gpu:1"
 MODEL = Path("/srv/models/tiny")
-DOCKER_SOCKET = "/run/docker.sock"
+DOCKER_SOCKET = "run/docker.sock"
 DOCKERD_PID = Path("/run/docker.pid")
 ON_CPU = "GPU_ON_CPU" in os.environ
 """A rehearsal with vLLM for the CPU, where there is no GPU."""
@@ -34,6 +34,9 @@ IN_IMAGE = (  # as on the machine; what it compiles with belongs to it
     "usr/bin", "usr/sbin", "usr/lib/*-linux-gnu", "usr/lib/python3*", "usr/lib64", "usr/lib/gcc", "usr/libexec/gcc",
     "usr/include", "etc/ld.so*", "etc/passwd", "etc/group", "etc/alternatives",
 )  # fmt: skip
+IP = ("env", f"LD_LIBRARY_PATH={HOME / 'docker/lib'}", str(HOME / "docker/bin/ip"))
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+"""On a virtual machine with a part of the host's GPUs, multicast over NVLink can stop them all."""
 LAUNCHER = """\
 #!{python}
 import sys
@@ -58,6 +61,10 @@ def run(*words: object, seconds: float = 300, env: dict[str, str] | None = None)
 def unpack(name: str) -> None:
     with lzma.open(BUNDLES / f"{name}.tar.xz") as file, tarfile.open(fileobj=file) as archive:
         archive.extractall(HOME / name, filter="fully_trusted")
+    known = run("/sbin/ldconfig", "-p")
+    for library in (HOME / name / "lib").glob("*"):  # the machine's own go first: one libc at a time
+        if f"\t{library.name} " in known:
+            library.unlink()
 
 
 @cache
@@ -80,12 +87,12 @@ def install_package() -> None:
 
 
 def request_docker(
-    method: str, path: str, body: object = None, headers: dict[str, str] | None = None
+    method: str, path: str, body: object = None, headers: dict[str, str] | None = None, root: Path = Path("/")
 ) -> tuple[int, bytes]:
     """`body`: bytes, or a file that is sent in chunks."""
     connection = http.client.HTTPConnection("docker", timeout=300)
     connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.connect(DOCKER_SOCKET)
+    connection.sock.connect(str(root / DOCKER_SOCKET))
     try:
         connection.request(method, path, body, headers or {}, encode_chunked="Transfer-Encoding" in (headers or {}))  # type: ignore[arg-type]  # a pipe is a file
         answer = connection.getresponse()
@@ -94,19 +101,15 @@ def request_docker(
         connection.close()
 
 
-def containers() -> dict[str, str]:
+def containers(root: Path = Path("/")) -> dict[str, str]:
     """Ids by name, those that run."""
-    listed = json.loads(request_docker("GET", "/containers/json")[1])
+    listed = json.loads(request_docker("GET", "/containers/json", root=root)[1])
     return {one["Names"][0].removeprefix("/"): one["Id"] for one in listed}
 
 
 def start_docker() -> str:
     """Returns what docker says of itself."""
     place = HOME / "docker"
-    known = run("/sbin/ldconfig", "-p")
-    for library in (place / "lib").iterdir():
-        if f"\t{library.name} " in known:
-            library.unlink()
     write_cdi()
     stop_docker()
     conf = {
@@ -206,32 +209,28 @@ def mounts() -> list[str]:
     return sorted({one for one in outside if not any(one.startswith(f"{other}/") for other in outside)})
 
 
-def write_configuration(extra: str = "", args: Sequence[tuple[str, object]] = ()) -> None:
-    """A recipe for IMAGE and MODEL; `extra`: more lines of sparkd.toml."""
+def write_configuration(extra: str = "", env: Mapping[str, str] | None = None, nodes: int = 1, ranks: int = 1) -> None:
+    """A recipe for IMAGE and MODEL with a rank on each of `nodes`, or `ranks` on one; `extra`: more of sparkd.toml."""
     Path("/etc/sparkd/recipes").mkdir(parents=True, exist_ok=True)
     volumes = [f"{one}:{one}:ro" for one in mounts()]
-    container: dict[str, object] = {
-        "volumes": volumes,
-        "ipc": "host",
-        "init": True,
-        "ulimits": {"nofile": None, "memlock": None},
-    }
+    container = {"volumes": volumes, "ipc": "host", "init": True, "ulimits": {"nofile": None, "memlock": None}}
     recipe: dict[str, object] = {"schema": 1, "name": "gpu", "description": "the proof on a GPU"}
     recipe |= {"source": "sparkd's own tests", "image": {"ref": IMAGE, "entrypoint": ["/usr/local/bin/vllm", "serve"]}}
     if ON_CPU:
-        recipe |= {"extends": "tiny-cpu", "container": container, "args": dict(args)}
+        recipe |= {"extends": "tiny-cpu" if nodes == 1 else "tiny-cpu-pair", "container": container}
         recipe["env"] = {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     else:
-        recipe |= {"model": {"path": "tiny", "served_name": "tiny", "random_weights": True}, "nodes": {"max": 1}}
-        recipe["container"] = {"gpus": "all", **container}
+        recipe |= {"model": {"path": "tiny", "served_name": "tiny", "random_weights": True}}
+        recipe |= {"nodes": {"min": nodes, "max": nodes}, "container": {"gpus": "all", **container}}
         recipe["args"] = {
             "host": "0.0.0.0", "port": 8000, "max-model-len": 4096, "gpu-memory-utilization": 0.5, "max-num-seqs": 64,
-            **dict(args),
+            "tensor-parallel-size": ranks if nodes == 1 else "{cluster.size}",
         }  # fmt: skip
         recipe["env"] = {
             "PYTHONPATH": str(HOME / "engine"), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
             "VLLM_USE_FLASHINFER_SAMPLER": "0", "PYTHONDONTWRITEBYTECODE": "1",
-            "TRITON_LIBCUDA_PATH": f"/usr/lib/{os.uname().machine}-linux-gnu",
+            "TRITON_LIBCUDA_PATH": f"/usr/lib/{os.uname().machine}-linux-gnu", **NO_MULTICAST,
+            "VLLM_ALLREDUCE_USE_SYMM_MEM": "0", **(env or {}),
         }  # fmt: skip
     Path("/etc/sparkd/recipes/gpu.yaml").write_text(json.dumps(recipe, indent=1))
-    Path("/etc/sparkd/sparkd.toml").write_text(f'[engine]\nrecipe = "gpu"\n{extra}')
+    Path("/etc/sparkd/sparkd.toml").write_text(f'{extra}[engine]\nrecipe = "gpu"\n')

@@ -11,26 +11,20 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from . import machine
 from .results import Results
 from .units import Agent, Guard
+from .view import CLIENTS, QUIET_SECONDS, STREAMS, View, read_json
 
-CLIENTS, TOKENS = 16, 48 if machine.ON_CPU else 1000
-STREAMS = Path(__file__).parents[1] / "bed/programs/streams.py"
 EATER = STREAMS.with_name("eater.py")
 FLOOR_MOST_MIB = 65536
 """The largest that memory.floor_mib may be."""
-REPORT = Path("/run/sparkd/report.json")
-OWNER = Path("/run/sparkd/owner.json")
-LOAD_SECONDS, BACK_SECONDS = 300.0, 20.0
+LOAD_SECONDS, BACK_SECONDS = 420.0, 20.0
 CONFIGURATION = "[supervise]\nstall_seconds = 40\n"
-QUIET_SECONDS = 2.0
 
 
 def wait_for(matches: Callable[[], bool], seconds: float, what: str, pause: float = 0.02) -> float:
@@ -43,75 +37,48 @@ def wait_for(matches: Callable[[], bool], seconds: float, what: str, pause: floa
     return time.monotonic() - began
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """Empty where it is absent."""
-    try:
-        kept: dict[str, object] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return kept
+class Unit(Protocol):
+    """An `Agent`, here or in a node."""
 
-
-def complete() -> bool:
-    body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()
-    request = urllib.request.Request("http://127.0.0.1:8000/v1/completions", body, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return bool(json.load(answer)["usage"]["completion_tokens"])
-    except OSError:
-        return False
-
-
-def engine_core() -> int:
-    """Its pid. Raises RuntimeError."""
-    for comm in Path("/proc").glob("[0-9]*/comm"):
-        try:
-            if comm.read_text().startswith("VLLM::EngineCor"):
-                return int(comm.parent.name)
-        except OSError:
-            continue
-    raise RuntimeError("no engine core runs")
-
-
-@dataclass
-class Streams:
-    requests: int = 0
-    wrong: list[str] = field(default_factory=list)
-
-
-@contextmanager
-def streaming() -> Iterator[Streams]:
-    """Clients that stream from now on; once left, what came of their requests."""
-    streams, command = Streams(), [sys.executable, "-IBS", str(STREAMS), str(CLIENTS), str(TOKENS)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        time.sleep(QUIET_SECONDS)
-        try:
-            yield streams
-        finally:
-            answer = json.loads(process.communicate("over\n", timeout=180)[0])
-            streams.requests, streams.wrong = answer["requests"], answer["wrong"]
+    @property
+    def pid(self) -> int: ...
+    @property
+    def over(self) -> bool: ...
+    @property
+    def result(self) -> str: ...
+    @property
+    def ready_at(self) -> float | None: ...
+    @property
+    def ended(self) -> list[tuple[float, str]]: ...
+    def kill(self) -> float: ...
+    def reload(self) -> subprocess.CompletedProcess[str]: ...
+    def exhaust(self) -> object: ...
+    def stop(self) -> float: ...
 
 
 class Proof:
-    """The agent under its stand-in for systemd, and the results."""
+    """The agent under its stand-in for systemd, and the results. `clients`: where they are, if not beside it."""
 
-    def __init__(self, results: Results, folder: Path) -> None:
-        self.results, self.folder = results, folder
-        self.agent: Agent | None = None
-        self._guard = Guard(folder / "guard.log")
+    def __init__(self, results: Results, folder: Path, view: View, clients: View | None = None) -> None:
+        self.results, self.folder, self.view = results, folder, view
+        self.clients = clients or view
+        self.agent: Unit | None = None
 
-    def start(self, extra: str = CONFIGURATION) -> Agent:
-        machine.write_configuration(extra)
-        self.agent = Agent(self.folder / "agent.log", os.environ)
-        return self.agent
+    def start(self, extra: str = CONFIGURATION, ranks: int = 1) -> Agent:
+        """The unit of this machine."""
+        machine.write_configuration(extra, ranks=ranks)
+        if self.agent is None:
+            Guard(self.folder / "guard.log")
+        self.agent = agent = Agent(self.folder / "agent.log", os.environ)
+        return agent
 
     @property
-    def running(self) -> Agent:
+    def running(self) -> Unit:
         if self.agent is None or self.agent.over:
             raise RuntimeError(f"no agent runs: {self.agent and self.agent.ended}")
         return self.agent
 
-    def await_ready(self, agent: Agent) -> float:
+    def await_ready(self, agent: Unit) -> float:
         """Seconds. Raises TimeoutError, RuntimeError."""
 
         def ready() -> bool:
@@ -133,7 +100,9 @@ def describe_load(proof: Proof) -> str:
 
 def cold(proof: Proof) -> None:
     seconds = proof.await_ready(proof.start())
-    proof.results.add("READY, cold caches", f"{seconds:.1f} s, {describe_load(proof)}", complete(), seconds=seconds)
+    proof.results.add(
+        "READY, cold caches", f"{seconds:.1f} s, {describe_load(proof)}", proof.view.complete(), seconds=seconds
+    )
 
 
 def commands(proof: Proof) -> None:
@@ -189,10 +158,10 @@ def nvml(proof: Proof) -> None:
 
 def adoption(proof: Proof) -> None:
     agent = proof.running
-    _outlive(proof, "kill -9 of the agent", _kill_once)
-    _outlive(proof, "reload (exec in place)", _reload, new_pid=False)
-    _outlive(proof, "kill -9 of the agent again", _kill_once)
-    core, ends, began = engine_core(), len(agent.ended), agent.kill()
+    outlive(proof, "kill -9 of the agent", kill_once)
+    outlive(proof, "reload (exec in place)", reload, new_pid=False)
+    outlive(proof, "kill -9 of the agent again", kill_once)
+    core, ends, began = proof.view.engine(), len(agent.ended), agent.kill()
     wait_for(lambda: not Path(f"/proc/{core}").exists(), 60, "the end of the rank")
     gone = time.monotonic() - began
     wait_for(lambda: len(agent.ended) > ends, 10, "the agent's end")
@@ -201,42 +170,44 @@ def adoption(proof: Proof) -> None:
     measured = (
         f"the rank ended after {gone:.1f} s, {describe_load(proof)}, READY with another {seconds:.1f} s after the kill"
     )
-    proof.results.add("third crash within 10 min", measured, complete(), ended_seconds=gone, seconds=seconds)
+    proof.results.add("third crash within 10 min", measured, proof.view.complete(), ended_seconds=gone, seconds=seconds)
 
 
 def twice(proof: Proof) -> None:
     """The second one while the next agent takes the rank over."""
-    _outlive(proof, "kill -9 twice, the second during the take-over", _kill_twice)
+    outlive(proof, "kill -9 twice, the second during the take-over", _kill_twice)
 
 
-def _kill_once(agent: Agent) -> None:
+def kill_once(agent: Unit) -> None:
     agent.kill()
 
 
-def _reload(agent: Agent) -> None:
+def reload(agent: Unit) -> None:
     done = agent.reload()
     if done.returncode:
         raise RuntimeError(f"reload ended with {done.returncode}: {done.stdout}{done.stderr}")
 
 
-def _kill_twice(agent: Agent) -> None:
+def _kill_twice(agent: Unit) -> None:
     old = agent.pid
     agent.kill()
-    wait_for(lambda: read_json(OWNER).get("pid") not in (None, old), 20, "the next agent to have the lock", 0.005)
+    wait_for(
+        lambda: read_json(View().owner).get("pid") not in (None, old), 20, "the next agent to have the lock", 0.005
+    )
     agent.kill()
 
 
-def _outlive(proof: Proof, name: str, act: Callable[[Agent], None], new_pid: bool = True) -> None:
-    agent = proof.running
-    pid, core, rank = agent.pid, engine_core(), machine.containers()
-    owned = OWNER.stat().st_mtime_ns
-    with streaming() as streams:
+def outlive(proof: Proof, name: str, act: Callable[[Unit], object], new_pid: bool = True) -> None:
+    agent, owner, status = proof.running, proof.view.owner, proof.view.report
+    pid, core, rank = agent.pid, proof.view.engine("VLLM::"), proof.view.containers()
+    owned = owner.stat().st_mtime_ns
+    with proof.clients.streaming() as streams:
         began = time.monotonic()
         act(agent)
 
         def back() -> bool:
-            report = read_json(REPORT)
-            again = OWNER.stat().st_mtime_ns != owned and REPORT.stat().st_mtime_ns >= OWNER.stat().st_mtime_ns
+            report = read_json(status)
+            again = owner.stat().st_mtime_ns != owned and status.stat().st_mtime_ns >= owner.stat().st_mtime_ns
             return (
                 again and (agent.pid != pid) == new_pid and report["pid"] == agent.pid and report["phase"] == "serving"
             )
@@ -244,10 +215,10 @@ def _outlive(proof: Proof, name: str, act: Callable[[Agent], None], new_pid: boo
         try:
             wait_for(back, BACK_SECONDS, f"{name}: the agent to serve again", 0.01)
         except TimeoutError:
-            print(f"owner {read_json(OWNER)}\nreport {str(read_json(REPORT))[:500]}\nends {agent.ended}")
+            print(f"owner {read_json(owner)}\nreport {str(read_json(status))[:500]}\nends {agent.ended}")
         seconds = time.monotonic() - began
         time.sleep(QUIET_SECONDS)
-    same = Path(f"/proc/{core}").exists() and machine.containers() == rank
+    same = Path(f"/proc/{core}").exists() and proof.view.containers() == rank
     measured = (
         f"{len(streams.wrong)} of {streams.requests} requests failed; taken over after {seconds:.1f} s"
         f"{'' if same else '; another engine'}{'; first: ' + streams.wrong[0] if streams.wrong else ''}"
@@ -262,7 +233,7 @@ def _outlive(proof: Proof, name: str, act: Callable[[Agent], None], new_pid: boo
 
 def kill_core(proof: Proof) -> None:
     agent, ends, began = proof.running, len(proof.running.ended), time.monotonic()
-    os.kill(engine_core(), signal.SIGKILL)
+    os.kill(proof.view.engine(), signal.SIGKILL)
     wait_for(lambda: len(agent.ended) > ends, 60, "the agent's end")
     ended, how = agent.ended[-1]
     _await_again(
@@ -272,7 +243,7 @@ def kill_core(proof: Proof) -> None:
 
 def stop_core(proof: Proof) -> None:
     agent, ends, began = proof.running, len(proof.running.ended), time.monotonic()
-    os.kill(engine_core(), signal.SIGSTOP)
+    os.kill(proof.view.engine(), signal.SIGSTOP)
     body = '{"model": "tiny", "prompt": "hello", "max_tokens": 8}'
     words = ["curl", "-s", "-m", "100", "-H", "Content-Type: application/json", "-d", body]
     client = subprocess.Popen([*words, "http://127.0.0.1:8000/v1/completions"], stdout=subprocess.DEVNULL)
@@ -291,7 +262,7 @@ def stop_core(proof: Proof) -> None:
 def _await_again(proof: Proof, name: str, began: float, measured: str, good: bool) -> None:
     agent = proof.running
     wait_for(lambda: agent.ready_at is not None and agent.ready_at > began, LOAD_SECONDS, "READY again")
-    seconds, tokens = time.monotonic() - began, complete()
+    seconds, tokens = time.monotonic() - began, proof.view.complete()
     again = f"{describe_load(proof)}, READY {seconds:.1f} s after the fault, {'tokens' if tokens else 'NO tokens'}"
     measured = f"{measured}; {again}"
     proof.results.add(name, measured, good and tokens, seconds=seconds)
@@ -300,18 +271,20 @@ def _await_again(proof: Proof, name: str, began: float, measured: str, good: boo
 def stop(proof: Proof) -> None:
     agent = proof.running
     seconds = agent.stop()
-    left = machine.containers()
+    left = proof.view.containers()
     measured = f"{agent.result} in {seconds:.1f} s, {len(left)} containers left"
     proof.results.add("stop of the unit", measured, agent.result == "success" and not left, seconds=seconds)
 
 
 def warm(proof: Proof) -> None:
     seconds = proof.await_ready(proof.start())
-    proof.results.add("READY, warm caches", f"{seconds:.1f} s, {describe_load(proof)}", complete(), seconds=seconds)
+    proof.results.add(
+        "READY, warm caches", f"{seconds:.1f} s, {describe_load(proof)}", proof.view.complete(), seconds=seconds
+    )
 
 
 def oom(proof: Proof) -> None:
-    _outlive(proof, "OOM kill of the agent", Agent.exhaust)
+    outlive(proof, "OOM kill of the agent", lambda agent: agent.exhaust())
     result = proof.running.ended[-1][1]
     proof.results.add("the kernel's reason for that end", result, result.startswith("oom-kill"))
 
@@ -327,7 +300,7 @@ def hog(proof: Proof) -> None:
     floor = min(FLOOR_MOST_MIB, available - 20_480) if not machine.ON_CPU else available - 6144
     agent = proof.start(f"{CONFIGURATION}[memory]\nfloor_mib = {floor}\n")
     proof.await_ready(agent)
-    core, ends = engine_core(), len(agent.ended)
+    core, ends = proof.view.engine(), len(agent.ended)
     gib = (_available_mib() - floor) / 1024 + 1
     eater = subprocess.Popen([sys.executable, "-IBS", str(EATER), "2", f"{gib:.1f}"], stdout=subprocess.DEVNULL)
     try:
@@ -348,7 +321,18 @@ def _available_mib() -> int:
     return int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1]) >> 10  # type: ignore[index]  # each kernel has it
 
 
+def two(proof: Proof) -> None:
+    """A rank on each of two GPUs of one node."""
+    if machine.ON_CPU or len(machine.run("nvidia-smi", "-L").splitlines()) < 2:
+        return
+    if proof.agent is not None:
+        proof.agent.stop()
+    seconds = proof.await_ready(proof.start(ranks=2))
+    measured = f"{seconds:.1f} s, {describe_load(proof)}, {len(proof.view.processes('VLLM::Worker'))} ranks"
+    proof.results.add("READY, two GPUs in one node", measured, proof.view.complete(), seconds=seconds)
+
+
 STEPS: dict[str, Callable[[Proof], None]] = {
     "nvml": nvml, "cold": cold, "commands": commands, "adoption": adoption, "twice": twice, "kill-core": kill_core,
-    "stop-core": stop_core, "stop": stop, "warm": warm, "oom": oom, "hog": hog,
+    "stop-core": stop_core, "stop": stop, "warm": warm, "oom": oom, "hog": hog, "two": two,
 }  # fmt: skip

@@ -38,10 +38,10 @@ def read_unit(name: str) -> dict[str, str]:
 
 
 class Agent:
-    """sparkd-head.service. Its log has a stamp in seconds since the start of this program before each line."""
+    """The unit `name`. Its log has a stamp in seconds since the start of this program before each line."""
 
-    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
-        self.unit, self.name = read_unit("sparkd-head.service"), "sparkd-head.service"
+    def __init__(self, log: Path, environment: Mapping[str, str], name: str = "sparkd-head.service") -> None:
+        self.unit, self.name = read_unit(name), name
         self.starts, self.pid, self.result = 0, 0, ""
         self.ready_at: float | None = None
         """Monotonic, of the READY=1 of this start."""

@@ -113,14 +113,14 @@ def test_a_gb10_has_no_memory_of_its_own(driver: pytest.MonkeyPatch) -> None:
     assert nvml.query() == GpuFacts(("NVIDIA GB10",), None, (), driver="580.95\\x1b[2J")
 
 
-def test_memory_is_added_up_over_gpus_and_kinds_of_use(driver: pytest.MonkeyPatch) -> None:
+def test_use_is_added_up_over_gpus_and_kinds_and_a_rank_has_one_gpu_s_memory(driver: pytest.MonkeyPatch) -> None:
     library = Library()
     library.names = (b"NVIDIA H100", b"NVIDIA H100")
     library.compute, library.graphics = ((7, 5), (8, 2**64 - 1)), ((7, 1),)
     load(driver, library)
     facts = nvml.query()
     assert facts.names == ("NVIDIA H100", "NVIDIA H100")
-    assert facts.total_bytes == 160 << 30
+    assert facts.total_bytes == 80 << 30
     assert facts.processes == (GpuProcess(7, 12), GpuProcess(8, None))
 
 

@@ -22,6 +22,7 @@ from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.base.host.gpu import NO_GPU, GpuFacts
+from sparkd.base.host.infiniband import CONNECTX, PCI
 from sparkd.base.lib.errors import Action, BlockedError, ConfigError, ExitCode, LaunchError, NeedsPersonError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
@@ -238,6 +239,9 @@ def test_waiting_ends(machine: Machine) -> None:
 
 def test_what_a_warning_awaits_is_waited_for_once_and_gone_without(machine: Machine) -> None:
     lacks = Rdma({}, (), reaches_verbs=True)
+    machine.gate(Preflight(wait_seconds=3), lambda _: (lacks,)).admit()
+    assert machine.waits == [], "without a card none can come"
+    machine.tree.file(f"{PCI}/0000:01:00.0/vendor", f"{CONNECTX}\n")
 
     def without_devices(_earlier: MemorySample | None) -> Sequence[AnyCheck]:
         return (lacks,)
@@ -260,6 +264,7 @@ def test_a_device_that_comes_while_awaited_ends_the_wait(machine: Machine) -> No
             machine.tree.file("/sys/class/infiniband/rxe0/ports/1/link_layer", "Ethernet\n")
 
     machine.on_wait = on_wait
+    machine.tree.file(f"{PCI}/0000:01:00.0/vendor", f"{CONNECTX}\n")
     admission = machine.gate(build_checks=lambda _: (Rdma({}, (), reaches_verbs=True),)).admit()
     assert len(machine.waits) == 2
     assert levels(admission.findings) == {"rdma": Level.OK}

@@ -52,7 +52,7 @@ class GpuFacts(Struct, frozen=True):
     names: tuple[str, ...]
     """One for each GPU; empty where there is none, or no driver."""
     total_bytes: int | None = None
-    """Memory of the GPUs together; None where they have none of their own (GB10 shares the machine's)."""
+    """Memory of the smallest: a rank has one. None where they have none of their own (GB10 shares the machine's)."""
     processes: tuple[GpuProcess, ...] | None = None
     """None where the driver could not be queried."""
     error: str = ""

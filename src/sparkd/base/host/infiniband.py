@@ -13,6 +13,9 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.text import sanitize
 
 FOLDER = "/sys/class/infiniband"
+PCI = "/sys/bus/pci/devices"
+CONNECTX = "0x15b3"
+"""Vendor of each ConnectX card, whether its driver runs or not."""
 MAX_HCAS, MAX_PORTS, MAX_GIDS = 64, 16, 1024
 """Limits of what is read; a ConnectX-7 has one port per HCA and 256 GIDs."""
 ROCE_V2 = "RoCE v2"
@@ -50,6 +53,15 @@ class Gid(Struct, frozen=True):
 def read_hcas(files: Files) -> tuple[Hca, ...]:
     """By name; empty on a machine without RDMA."""
     return tuple(_read_hca(files, name) for name in hca_names(files)[:MAX_HCAS])
+
+
+def has_card(files: Files) -> bool:
+    """Whether RDMA devices may still come up: the cards are there from the kernel's start."""
+    for name in files.names_if_any(PCI):
+        with suppress(OSError):
+            if files.value(f"{PCI}/{name}/vendor") == CONNECTX:
+                return True
+    return bool(hca_names(files))
 
 
 def hca_names(files: Files) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def _facts(devices: list[object]) -> GpuFacts:
             totals.append(int(pynvml.nvmlDeviceGetMemoryInfo(device).total))
     return GpuFacts(
         tuple(sanitize(pynvml.nvmlDeviceGetName(device)) for device in devices),
-        sum(totals) if devices and len(totals) == len(devices) else None,
+        min(totals) if devices and len(totals) == len(devices) else None,
         tuple(GpuProcess(pid, size) for pid, size in sorted(used.items())),
         driver=sanitize(pynvml.nvmlSystemGetDriverVersion()),
     )

@@ -82,6 +82,8 @@ class RdmaFacts(Struct, frozen=True):
     no_carrier: tuple[str, ...]
     on_fabric: bool = True
     """Whether the fabric's interface has a device, where the plan is to name it."""
+    has_card: bool = True
+    """Whether waiting may help."""
 
 
 class Rdma(Check[RdmaFacts], frozen=True):
@@ -111,7 +113,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
         found = (network.read_link(host.files, name) for name in names)
         dark = tuple(link.name for link in found if link is not None and link.carrier is not True)
         on_fabric = not self.interface or bool(infiniband.hcas_of(host.files, self.interface))
-        return RdmaFacts(hcas, dark, on_fabric)
+        return RdmaFacts(hcas, dark, on_fabric, infiniband.has_card(host.files))
 
     @property
     def insists(self) -> bool:
@@ -145,7 +147,9 @@ class Rdma(Check[RdmaFacts], frozen=True):
             reason = f"the container is given no {VERBS}, {COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
         found = verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
-        return found if up and facts.on_fabric else replace(found, awaits=AWAITED)
+        if (up and facts.on_fabric) or not facts.has_card:
+            return found
+        return replace(found, awaits=AWAITED)
 
     def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...], *, up: bool) -> Iterator[Verdict]:
         present = tuple(hca.name for hca in facts.hcas)
@@ -161,7 +165,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
             else:
                 what = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device of this machine"
             refuse, then = (block, "and NCCL_NET=IB insists on one") if self.insists else (warn, COST)
-            yield refuse(f"{what}, {then}", here if self.insists else f"{here}; {MEANT}")
+            yield refuse(f"{what}, {then}", here if self.insists or not facts.has_card else f"{here}; {MEANT}")
         elif missing:
             reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
             yield warn(reason, f"{here}: correct fabric.hcas or {NAMES}")

@@ -175,6 +175,49 @@ def test_no_token_ends_the_run_at_the_timeout_and_not_before() -> None:
         monitor.check()
 
 
+def test_a_proof_with_an_end_holds_a_silence_until_then_and_the_return_of_an_agent_after_it() -> None:
+    """As of a worker whose head's agent hangs: its engine answers, until the watchdog ends the agent."""
+    for over in (True, False):
+        peers, engine, monitor = tracked(0, return_seconds=30)
+        monitor.prove_by(lambda _seconds: token(), 2 * TIMEOUT_SECONDS, ("it answers", "it does not"))
+        peers[0].silent(LATE)
+        monitor.check()
+        engine.makes(True)
+        peers[0].silent(2 * TIMEOUT_SECONDS - 1)
+        monitor.check()
+        assert monitor.trouble == "rank 0 on spark1 (10.0.0.1) has been silent for 1999 s; it answers"
+        if over:
+            peers[0].silent(2 * TIMEOUT_SECONDS + 1)
+            with pytest.raises(PeerLostError, match=r"has been silent for 2001 s \("):
+                monitor.check()
+        else:
+            peers[0].status = replace(peers[0].status, contact=Contact.REFUSED)
+            monitor.check()
+            assert monitor.trouble.endswith("its rank serves: the next one is awaited for 30 s")
+
+
+def test_a_proof_with_an_end_that_fails_holds_no_silence() -> None:
+    peers, engine, monitor = tracked(0)
+    monitor.prove_by(lambda _seconds: token(), 2 * TIMEOUT_SECONDS, ("it answers", "it does not"))
+    peers[0].silent(LATE)
+    monitor.check()
+    engine.makes(False)
+    peers[0].silent(OVER)
+    with pytest.raises(PeerLostError, match="has been silent for 1001 s, and it does not"):
+        monitor.check()
+
+
+def test_a_timeout_beyond_the_end_of_a_proof_stays_as_it_is() -> None:
+    peers, engine, monitor = tracked(0)
+    monitor.prove_by(lambda _seconds: token(), 40.0, ("it answers", "it does not"))
+    peers[0].silent(TIMEOUT_SECONDS - 1)
+    monitor.check()
+    assert engine.requests == []
+    peers[0].silent(OVER)
+    with pytest.raises(PeerLostError, match=r"has been silent for 1001 s \("):
+        monitor.check()
+
+
 def test_after_the_timeout_a_pending_proof_is_awaited() -> None:
     peers, engine, monitor = tracked(1)
     peers[1].silent(OVER)

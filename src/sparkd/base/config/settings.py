@@ -164,7 +164,8 @@ class Supervise(Section):
     """Silence of another node that counts as lost, in seconds."""
     agent_return_seconds: int = Field(15, ge=0, le=300)
     """So long another node's agent may be away while its rank serves: the next one takes that over, and no request is
-    lost. 0: both ranks end at once."""
+    lost. A head's agent that hangs is awaited until its watchdog ends it, 40 s, while its engine answers the worker's
+    GET /health. 0: both ranks end at once."""
     proven_seconds: int = Field(600, ge=1, le=86400)
     """A plan that has served for this long has proven itself: failed launches before it are forgiven, and it is kept as
     the last known good one, for `sparkd diff` and `sparkd rollback`."""

@@ -44,7 +44,7 @@ def test_a_kernel_that_answers_is_known_behind_a_firewall_and_one_that_is_gone_i
     """) == [["10.0.0.2"], [], ["10.0.0.2"]]
 
 
-def test_what_is_no_neighbour_by_ipv4_is_asked_nothing() -> None:
+def test_what_is_no_neighbour_by_ipv4_gets_no_datagram() -> None:
     assert run("""
         for _ in range(3):
             look("192.0.2.1", "fd00::2", "spark2", "10.0.0.256", "10.0.0.255", "")

@@ -263,7 +263,7 @@ def test_a_head_that_ends_also_ends_the_worker(
 
 @pytest.mark.parametrize(
     ("returns_seconds", "reason"),
-    [(15, r"silent for \d+ s: .*, and its engine does not answer$"), (0, r"silent for \d+ s: [^,]*$")],
+    [(15, r"silent for \d+ s: .*, and the engine does not answer$"), (0, r"silent for \d+ s: [^,]*$")],
 )
 def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(
     tree: Tree, port: int, head: Node, returns_seconds: int, reason: str
@@ -291,7 +291,7 @@ def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(
                 assert reader.heard_at is not None
                 reader.heard_at -= 25.0
                 if returns_seconds:
-                    until(lambda: worker.report.message.endswith("; its engine answers"))
+                    until(lambda: worker.report.message.endswith("; the engine answers"))
                     assert (worker.report.phase, walk.over) == (Phase.DEGRADED, False)
                     health[0] = 503
                     reader.heard_at -= 5.0

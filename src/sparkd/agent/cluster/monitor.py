@@ -99,7 +99,6 @@ class PeerMonitor(Struct):
     """By rank, since when its node refuses connections."""
     _prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
     _proof_ends: float = math.inf
-    _claims: tuple[str, str] = ("", "")
     _proof: Outcome[bool] | None = None
     _proven: bool | None = None
     _proven_at: float = 0.0
@@ -115,17 +114,11 @@ class PeerMonitor(Struct):
     def untrack_all(self) -> None:
         self._expected = {}
 
-    def prove_by(
-        self,
-        prove: Callable[[float], Coroutine[Any, Any, bool]],
-        limit_seconds: float = math.inf,
-        claims: tuple[str, str] = ("the engine makes tokens", "the engine makes no token"),
-    ) -> None:
-        """The engine serves from now on: `prove(seconds)` returns which of the two claims holds in that time.
-
-        `limit_seconds`: of silence, for which the first one counts.
+    def prove_by(self, prove: Callable[[float], Coroutine[Any, Any, bool]], limit_seconds: float = math.inf) -> None:
+        """The engine serves from now on: `prove(seconds)` returns whether it answers in that time, on its own node by a
+        token. `limit_seconds`: of silence, for which that counts.
         """
-        self._prove, self._proof_ends, self._claims = prove, limit_seconds, claims
+        self._prove, self._proof_ends = prove, limit_seconds
 
     def statuses(self) -> tuple[PeerStatus, ...]:
         """In rank order."""
@@ -196,5 +189,5 @@ class PeerMonitor(Struct):
         if self._proof is not None and self._proof.done():
             self._proven, self._proof, self._proven_at = self._proof.result(), None, now
         if over and self._proven is False:
-            raise PeerLostError(f"{lost.reason}, and {self._claims[1]}", lost.hint, cause=lost.cause)
-        self.trouble = f"{lost.reason}; {self._claims[0]}" if over and self._proven else ""
+            raise PeerLostError(f"{lost.reason}, and the engine does not answer", lost.hint, cause=lost.cause)
+        self.trouble = f"{lost.reason}; the engine answers" if over and self._proven else ""

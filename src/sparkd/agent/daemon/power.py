@@ -141,34 +141,28 @@ class PowerWatch:
         if seconds < supervise.power_after_minutes * 60 or agent.loop.stop_requested:
             return seen
         path = supervise.power_command[0]
-        program, last = check_program(self._files, path, owner_uid=self._owner_uid), self._read_last(address)
+        program, faults = check_program(self._files, path, owner_uid=self._owner_uid), list[str]()
+        runs = FILE.load(self._files, faults.append) or LastRuns()
+        if (at := runs.at.get(address)) is not None:
+            faults.append(judge_earlier(FILE.path, at, time.time(), "had that power cut", APART_SECONDS))
         first = next((one for one in peers if one.rank < agent.context.rank and one.contact is Contact.ANSWERS), None)
         if first is not None:
             self._refuse(address, f"{first.name} answers too, and comes first", "nothing is to be done here")
-        elif last or program.problem:
-            self._refuse(address, last or program.problem, program.hint or "turn that node off and on again")
+        elif objection := "".join(faults) or program.problem:
+            self._refuse(address, objection, program.hint or "turn that node off and on again")
         elif not seen.announced:
             what = f"{address} has been silent for {format_duration(seconds)}, and sparkd has its power cut by {path}"
             announce(agent, f"{what}: nothing is to be done", Cause.PEER_SILENT, self._owner_uid, aside=True)
             return replace(seen, announced=True)
         else:
+            runs = LastRuns({**runs.at, address: time.time()})  # on the disk first: it must not be run for ever
+            write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
             self._run(address, seconds)
             return Seen(now, seen.lan_address)
         return seen
 
-    def _read_last(self, address: str) -> str:
-        """Why it was run too lately; empty where it was not. Raises OSError."""
-        faults = list[str]()
-        runs = FILE.load(self._files, faults.append)
-        if faults or runs is None or address not in runs.at:
-            return "".join(faults)
-        return judge_earlier(FILE.path, runs.at[address], time.time(), "had that power cut", APART_SECONDS)
-
     def _run(self, address: str, seconds: float) -> None:
         agent, (path, *words) = self._agent, self._agent.settings.supervise.power_command
-        runs = FILE.load(self._files, lambda _: None) or LastRuns()
-        runs = LastRuns({**runs.at, address: time.time()})  # on the disk first: it must not be run for ever
-        write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
         agent.events.warning("power.command.started", node=address, command=path, silent_seconds=round(seconds))
         env = {**ENVIRONMENT, "SILENT_NODE": address}
         code, output = None, b""

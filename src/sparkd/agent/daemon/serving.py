@@ -183,8 +183,7 @@ def _begin_service(agent: Agent, running: Running, gpu: GpuThrottleMonitor | Non
         watch_hang(agent, running, gpu)
         if agent.settings.supervise.agent_return_seconds:
             head = Endpoint(agent.plan.node.head_address, agent.plan.api_port, agent.plan.served_name)
-            claims = "its engine answers", "its engine does not answer"
-            agent.monitor.prove_by(partial(_answers, head), HUNG_SECONDS, claims)
+            agent.monitor.prove_by(partial(_answers, head), HUNG_SECONDS)
 
 
 async def _answers(endpoint: Endpoint, seconds: float) -> bool:

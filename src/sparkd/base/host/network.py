@@ -23,10 +23,6 @@ OPTIMISTIC, TENTATIVE = 0x04, 0x40
 """IFA_F_OPTIMISTIC and IFA_F_TENTATIVE of linux/if_addr.h."""
 UP, GATEWAY, REJECT = 0x0001, 0x0002, 0x0200
 """RTF_UP, RTF_GATEWAY and RTF_REJECT of linux/route.h."""
-COMPLETE = 0x2
-"""ATF_COM of linux/if_arp.h."""
-DISCARD = 9
-"""A port of UDP that hardly anybody has (RFC 863)."""
 ELSEWHERE = "203.0.113.1"
 """Of TEST-NET-3 (RFC 5737), which no network has."""
 
@@ -118,9 +114,10 @@ def find_answering(files: Files, addresses: Iterable[str]) -> frozenset[str]:
         with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)) as probe:
             for address in near:
                 with suppress(OSError):
-                    probe.sendto(b"", (address, DISCARD))
+                    probe.sendto(b"", (address, 9))  # discard
     rows = (line.split() for line in (files.text_if_any("/proc/net/arp") or "").splitlines()[1:])
-    return frozenset(near & {row[0] for row in rows if len(row) > 2 and int(row[2], 16) & COMPLETE})
+    # 2: ATF_COM of linux/if_arp.h
+    return frozenset(near & {row[0] for row in rows if len(row) > 2 and int(row[2], 16) & 2})
 
 
 def read_addresses(files: Files) -> tuple[str, ...]:

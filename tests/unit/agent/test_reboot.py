@@ -298,6 +298,18 @@ def test_a_systemd_that_refuses_is_named_with_its_words(node: Node, programs: Pr
     assert node.refusal == "systemctl reboot ended with exit code 1: Operation inhibited"
 
 
+def test_a_request_that_was_inhibited_does_not_count_and_any_other_does(node: Node, programs: Programs) -> None:
+    programs.write("systemctl", 'test "$1" = list-jobs && exit 0; echo "Operation inhibited by \"apt\"" >&2; exit 1')
+    assert not node.requests_reboot()
+    note_calls(programs)
+    assert node.requests_reboot()
+    node.tree.file(STATE, '{"schema": 1, "at": 0}')
+    programs.write("systemctl", 'test "$1" = list-jobs && exit 0; kill -TERM $$')  # it may be under way
+    assert not node.requests_reboot()
+    note_calls(programs)
+    assert not node.requests_reboot()
+
+
 RECIPE = "extends: tiny-cpu\nschema: 1\nname: tiny-gpu\ncontainer: {gpus: all}\n"
 
 

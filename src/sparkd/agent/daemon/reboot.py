@@ -136,6 +136,9 @@ def _request(agent: Agent) -> str:
     if not agent.store.write(FILE, LastReboot(time.time())):  # a node must not reboot for ever
         return f"{FILE.path} can't be written"
     try:
-        return agent.actions.reboot()
+        refusal = agent.actions.reboot()
     except OSError as error:
         return str(error)
+    if "Operation inhibited" in refusal:  # nothing was done: the next one need not wait
+        agent.store.write(FILE, LastReboot(0.0))
+    return refusal

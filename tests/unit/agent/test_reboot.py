@@ -299,7 +299,7 @@ def test_a_systemd_that_refuses_is_named_with_its_words(node: Node, programs: Pr
 
 
 def test_a_request_that_was_inhibited_does_not_count_and_any_other_does(node: Node, programs: Programs) -> None:
-    programs.write("systemctl", 'test "$1" = list-jobs && exit 0; echo "Operation inhibited by \"apt\"" >&2; exit 1')
+    programs.write("systemctl", 'test "$1" = list-jobs && exit 0; echo "Operation inhibited by "apt"" >&2; exit 1')
     assert not node.requests_reboot()
     note_calls(programs)
     assert node.requests_reboot()

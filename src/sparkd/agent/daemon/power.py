@@ -122,12 +122,13 @@ class PowerWatch:
         self._agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
 
     def _find_doubt(self, peer: PeerStatus, seen: Seen, peers: tuple[PeerStatus, ...], gateway: bool) -> str:
-        own = self._agent.plan.node
-        link = network.read_link(self._files, own.interface) if own.interface else None
+        interface = self._agent.plan.node.interface
         if peer.own_address_gone:
             return peer.said
-        if link is None or not link.carrier:
-            return f"{own.interface or own.address} has no carrier"
+        if not interface:
+            return "which interface has this node's address is not known: set fabric.interface"
+        if (link := network.read_link(self._files, interface)) is None or not link.carrier:
+            return f"{interface} has no carrier"
         if not seen.lan_address:
             return "on no second network did it answer before"
         if not gateway and not any(one.contact is Contact.ANSWERS for one in peers):

@@ -20,6 +20,7 @@ from tests.unit.nodes import until
 
 from sparkd.agent.daemon.power import APART_SECONDS, LOOK_SECONDS, PAUSE_SECONDS, PowerWatch, Seen, advance
 from sparkd.base.config import Notify
+from sparkd.base.lib.main_loop import SIGNALS
 from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
 
 PROGRAM, STATE, WATCH = "/usr/local/sbin/plug", "/var/lib/sparkd/power.json", "/run/sparkd/private/power.json"
@@ -378,11 +379,12 @@ def test_a_program_that_can_not_be_executed_is_named(node: Node) -> None:
 
 
 def test_a_node_that_is_being_stopped_itself_runs_nothing(node: Node) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     node.made.agent.loop.listen()
     os.kill(os.getpid(), signal.SIGTERM)
     assert silent(node) == []
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 PEER = PeerStatus("10.0.0.2", 1, Contact.ANSWERS, LONG_AGO, replace(SERVING, lan_address="192.168.1.12"))

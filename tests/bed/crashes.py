@@ -183,6 +183,7 @@ CRASHES = (
     Crash("kill -9 of both agents", kill, (0, 1), in_ci=True),
     Crash("a core dump of the head's agent", abort, (0,)),
     Crash("the watchdog of the worker's agent", stop_until_the_watchdog, (1,), back_seconds=35 + BACK_SECONDS),
+    Crash("the watchdog of the head's agent", stop_until_the_watchdog, (0,), back_seconds=35 + BACK_SECONDS),
     Crash("reload of the head's agent", reload, (0,), new_pid=False, in_ci=True),
     Crash("reload of both agents", reload, (0, 1), new_pid=False),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -25,6 +26,7 @@ from tests.unit.cluster_nodes import (
     settings,
     until_with,
 )
+from tests.unit.engine_server import engine
 from tests.unit.nodes import Node, node, report, until
 
 from sparkd.agent.actions import history as store
@@ -257,6 +259,47 @@ def test_a_head_that_ends_also_ends_the_worker(
         error = walk.join()
     assert isinstance(error, PeerLostError)
     assert error.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("returns_seconds", "reason"),
+    [(15, r"silent for \d+ s: .*, and the engine does not answer$"), (0, r"silent for \d+ s: [^,]*$")],
+)
+def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(
+    tree: Tree, port: int, head: Node, returns_seconds: int, reason: str
+) -> None:
+    health, requests = [200], list[str]()
+
+    def answer(request: str, _key: str) -> tuple[int, bytes]:
+        requests.append(request)
+        return health[0], b""
+
+    with engine(answer) as api_port:
+        configured = settings(addresses(2), port, api_port=api_port, agent_return_seconds=returns_seconds)
+        with agent_under_test(tree, 1, configured) as worker:
+            worker.set_plan("d")
+            with running_steps(worker, wait_and_join) as walk:
+                assert walk.join() is None
+            worker.ended.clear()
+            with following(worker) as (_, _, walk):
+                head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
+                until(lambda: worker.report.phase is Phase.SERVING)
+                assert requests == []
+                head.publish_bytes(b"")  # from now on it says nothing
+                reader = worker.agent.monitor.readers[0]
+                until(lambda: reader.status.said == "it has no report yet")
+                assert reader.heard_at is not None
+                reader.heard_at -= 25.0
+                if returns_seconds:
+                    until(lambda: worker.report.message.endswith("; the engine answers"))
+                    assert (worker.report.phase, walk.over) == (Phase.DEGRADED, False)
+                    health[0] = 503
+                    reader.heard_at -= 5.0
+                until(lambda: walk.over)
+                error = walk.join()
+    assert isinstance(error, PeerLostError)
+    assert re.search(reason, error.reason), error.reason
+    assert set(requests) == ({"GET /health"} if returns_seconds else set())
 
 
 def test_a_rank_that_ends_after_its_head_names_the_head_as_the_cause(worker: AgentUnderTest, head: Node) -> None:

@@ -29,6 +29,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import Action, Cause, EngineEndedError, ExitCode, LaunchError, NeedsPersonError, SparkdError
+from sparkd.base.lib.main_loop import SIGNALS
 from sparkd.base.state.launch_history import End
 
 __all__ = ["world"]
@@ -210,21 +211,23 @@ def test_a_unit_that_is_still_starting_may(node: Node, programs: Programs) -> No
 
 
 def test_a_requested_stop_reboots_nothing(node: Node) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     node.made.agent.loop.listen()
     os.kill(os.getpid(), signal.SIGTERM)
     assert not node.requests_reboot()
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     assert node.refusal == "a stop was requested"
 
 
 def test_a_stop_that_comes_during_the_last_look_reboots_nothing(node: Node, programs: Programs) -> None:
     """As `kill` by hand, for which systemd has no job."""
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     node.made.agent.loop.listen()
     note_calls(programs, f"$(test -e {programs.folder}/first && kill -TERM {os.getpid()}; >{programs.folder}/first)")
     assert not node.requests_reboot()
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     assert node.refusal == "a stop was requested"
     assert REBOOT not in node.calls
 
@@ -296,6 +299,18 @@ def test_a_systemd_that_refuses_is_named_with_its_words(node: Node, programs: Pr
     programs.write("systemctl", 'test "$1" = list-jobs && exit 0; echo "Operation inhibited" >&2; exit 1')
     assert not node.requests_reboot()
     assert node.refusal == "systemctl reboot ended with exit code 1: Operation inhibited"
+
+
+def test_a_request_that_was_inhibited_does_not_count_and_any_other_does(node: Node, programs: Programs) -> None:
+    programs.write("systemctl", 'test "$1" = list-jobs && exit 0; echo "Operation inhibited by "apt"" >&2; exit 1')
+    assert not node.requests_reboot()
+    note_calls(programs)
+    assert node.requests_reboot()
+    node.tree.file(STATE, '{"schema": 1, "at": 0}')
+    programs.write("systemctl", 'test "$1" = list-jobs && exit 0; kill -TERM $$')  # it may be under way
+    assert not node.requests_reboot()
+    note_calls(programs)
+    assert not node.requests_reboot()
 
 
 RECIPE = "extends: tiny-cpu\nschema: 1\nname: tiny-gpu\ncontainer: {gpus: all}\n"

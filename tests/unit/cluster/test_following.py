@@ -359,10 +359,13 @@ def test_settings_name_the_head_as_origin_of_what_it_decides(tree: Tree, port: i
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_whether_a_node_may_reboot_itself_is_its_own_whatever_its_head_has(tree: Tree, port: int, own: bool) -> None:
+def test_whether_a_node_may_reboot_and_what_it_runs_is_its_own_whatever_its_head_has(
+    tree: Tree, port: int, own: bool
+) -> None:
     document = good(port)
     document["cluster"]["nodes"] = ["10.0.0.1", "10.0.0.2"]
-    document["supervise"] = {"reboot": not own, "stall_seconds": 77}
+    command = ["/usr/bin/touch", "/tmp/run-by-the-head"]
+    document["supervise"] = {"reboot": not own, "power_command": command, "power_after_minutes": 5, "stall_seconds": 77}
     keep(tree, body(document))
     host = machine(tree, 1)
     text = (
@@ -372,6 +375,7 @@ def test_whether_a_node_may_reboot_itself_is_its_own_whatever_its_head_has(tree:
     tree.file("/node1/proc/net/fib_trie", "     |-- 10.0.0.2\n        /32 host LOCAL\n")
     supervise = load_effective({}, host).settings.supervise
     assert (supervise.reboot, supervise.stall_seconds) == (own, 77)
+    assert (supervise.power_command, supervise.power_after_minutes) == ((), 10)
 
 
 def test_settings_that_contradict_the_heads_are_refused(tree: Tree, port: int) -> None:

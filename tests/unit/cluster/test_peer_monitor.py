@@ -142,7 +142,7 @@ def test_with_tokens_any_silence_is_tolerated_and_reported() -> None:
         peers[1].silent(seconds)
         monitor.check()
         assert monitor.trouble.startswith(f"rank 1 on spark2 (10.0.0.2) has been silent for {seconds:.0f} s")
-        assert monitor.trouble.endswith("; the engine makes tokens")
+        assert monitor.trouble.endswith("; the engine answers")
     peers[1].silent(0)
     monitor.check()
     assert monitor.trouble == ""
@@ -160,7 +160,7 @@ def test_a_proof_expires_and_the_next_one_may_fail() -> None:
     assert len(engine.requests) == 2
     monitor.check()
     engine.makes(False)
-    with pytest.raises(PeerLostError, match="and the engine makes no token"):
+    with pytest.raises(PeerLostError, match="and the engine does not answer"):
         monitor.check()
 
 
@@ -171,7 +171,50 @@ def test_no_token_ends_the_run_at_the_timeout_and_not_before() -> None:
     engine.makes(False)
     monitor.check()
     peers[1].silent(OVER)
-    with pytest.raises(PeerLostError, match="has been silent for 1001 s, and the engine makes no token"):
+    with pytest.raises(PeerLostError, match="has been silent for 1001 s, and the engine does not answer"):
+        monitor.check()
+
+
+def test_a_proof_with_an_end_holds_a_silence_until_then_and_the_return_of_an_agent_after_it() -> None:
+    """As of a worker whose head's agent hangs: its engine answers, until the watchdog ends the agent."""
+    for over in (True, False):
+        peers, engine, monitor = tracked(0, return_seconds=30)
+        monitor.prove_by(lambda _seconds: token(), 2 * TIMEOUT_SECONDS)
+        peers[0].silent(LATE)
+        monitor.check()
+        engine.makes(True)
+        peers[0].silent(2 * TIMEOUT_SECONDS - 1)
+        monitor.check()
+        assert monitor.trouble == "rank 0 on spark1 (10.0.0.1) has been silent for 1999 s; the engine answers"
+        if over:
+            peers[0].silent(2 * TIMEOUT_SECONDS + 1)
+            with pytest.raises(PeerLostError, match=r"has been silent for 2001 s \("):
+                monitor.check()
+        else:
+            peers[0].status = replace(peers[0].status, contact=Contact.REFUSED)
+            monitor.check()
+            assert monitor.trouble.endswith("its rank serves: the next one is awaited for 30 s")
+
+
+def test_a_proof_with_an_end_that_fails_holds_no_silence() -> None:
+    peers, engine, monitor = tracked(0)
+    monitor.prove_by(lambda _seconds: token(), 2 * TIMEOUT_SECONDS)
+    peers[0].silent(LATE)
+    monitor.check()
+    engine.makes(False)
+    peers[0].silent(OVER)
+    with pytest.raises(PeerLostError, match="has been silent for 1001 s, and the engine does not answer"):
+        monitor.check()
+
+
+def test_a_timeout_beyond_the_end_of_a_proof_stays_as_it_is() -> None:
+    peers, engine, monitor = tracked(0)
+    monitor.prove_by(lambda _seconds: token(), 40.0)
+    peers[0].silent(TIMEOUT_SECONDS - 1)
+    monitor.check()
+    assert engine.requests == []
+    peers[0].silent(OVER)
+    with pytest.raises(PeerLostError, match=r"has been silent for 1001 s \("):
         monitor.check()
 
 
@@ -206,7 +249,7 @@ def test_a_failed_proof_does_not_count_for_the_next_silence(answered_in_time: bo
     monitor.check()
     engine.makes(True)
     monitor.check()
-    assert monitor.trouble.endswith("the engine makes tokens")
+    assert monitor.trouble.endswith("the engine answers")
 
 
 def test_the_longest_silence_counts() -> None:

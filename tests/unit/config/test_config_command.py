@@ -104,6 +104,15 @@ def test_check_says_good_or_all_that_is_wrong(config: Path) -> None:
     assert sparkd("config").returncode == 2
 
 
+def test_check_names_a_power_command_that_would_not_be_run(config: Path, tmp_path: Path) -> None:
+    plug = tmp_path / "plug"
+    bad = sparkd("config", "check", config=config, SPARKD_SUPERVISE__POWER_COMMAND=f"{plug},cycle")
+    assert (bad.returncode, bad.stdout) == (78, "")
+    assert f"supervise.power_command would not be run: {plug} can't be read: No such file" in bad.stderr
+    bad = sparkd("config", "check", config=config, SPARKD_SUPERVISE__POWER_COMMAND="plug,cycle")
+    assert (bad.returncode, "its first word must be an absolute path" in bad.stderr) == (78, True)
+
+
 def test_check_refuses_what_no_start_would_take(config: Path) -> None:
     env = {
         "SPARKD_PREFLIGHT__SKIP": "page-cash,memory",

@@ -18,7 +18,7 @@ WAYS = ("webhook_file",)
 DEGRADED_SECONDS = 10 * MINUTE
 LOADING = replace(HEAD, phase=Phase.LOADING, last_cause="", recipe="tiny", peers=())
 SERVING = replace(LOADING, phase=Phase.SERVING)
-DEGRADED = replace(LOADING, phase=Phase.DEGRADED, message="spark2 is silent; the engine makes tokens")
+DEGRADED = replace(LOADING, phase=Phase.DEGRADED, message="spark2 is silent; the engine answers")
 FAILED = replace(LOADING, phase=Phase.FAILED, message="the engine ended", cause="engine-ended")
 GUARDED = replace(FAILED, message="1 MiB available", cause="memory-guard")
 STOPPING = replace(LOADING, phase=Phase.STOPPING, message="stop requested")

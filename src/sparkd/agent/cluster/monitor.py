@@ -6,11 +6,13 @@ that its head died, and a head's /health stays 200 without its worker.
 An event (an ended rank, another one in its place) ends this rank at once. So does a refused connection, unless the
 rank there serves: that outlives an agent that has crashed, and the next one takes it over. Silence is tolerated for a
 while, because links are noisy. A serving head first requests a token from the engine: tokens prove that all ranks work.
-A worker, or a head that still loads, has no such proof.
+A worker knows of its head's engine only that it answers, which proves that machine's agent to hang, until its watchdog
+ends it. A head that still loads has no proof.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -96,6 +98,7 @@ class PeerMonitor(Struct):
     _refused_at: dict[int, float] = {}
     """By rank, since when its node refuses connections."""
     _prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
+    _proof_ends: float = math.inf
     _proof: Outcome[bool] | None = None
     _proven: bool | None = None
     _proven_at: float = 0.0
@@ -111,9 +114,11 @@ class PeerMonitor(Struct):
     def untrack_all(self) -> None:
         self._expected = {}
 
-    def prove_by(self, prove: Callable[[float], Coroutine[Any, Any, bool]]) -> None:
-        """The engine serves from now on: `prove(seconds)` returns whether it makes a token in that time."""
-        self._prove = prove
+    def prove_by(self, prove: Callable[[float], Coroutine[Any, Any, bool]], limit_seconds: float = math.inf) -> None:
+        """The engine serves from now on: `prove(seconds)` returns whether it answers in that time, on its own node by a
+        token. `limit_seconds`: of silence, for which that counts.
+        """
+        self._prove, self._proof_ends = prove, limit_seconds
 
     def statuses(self) -> tuple[PeerStatus, ...]:
         """In rank order."""
@@ -171,7 +176,7 @@ class PeerMonitor(Struct):
         why = f": {peer.said}" if peer.said and not peer.own_address_gone else ""
         lost = silence(peer, f"has been silent for {seconds:.0f} s{why}")
         left = self.timeout_seconds - seconds
-        if self._prove is not None:
+        if self._prove is not None and seconds < self._proof_ends:
             self._judge_proof(lost, left <= 0, now)
             pause = proof_seconds if self._proven else RETRY_SECONDS
             if self._proof is None and (self._proven is None or now - self._proven_at >= pause):
@@ -180,9 +185,9 @@ class PeerMonitor(Struct):
             raise lost
 
     def _judge_proof(self, lost: PeerLostError, over: bool, now: float) -> None:
-        """`over`: the time for silence is. Raises PeerLostError where it is over, and the engine makes no token."""
+        """`over`: the time for silence is. Raises PeerLostError where it is over, and the proof fails."""
         if self._proof is not None and self._proof.done():
             self._proven, self._proof, self._proven_at = self._proof.result(), None, now
         if over and self._proven is False:
-            raise PeerLostError(f"{lost.reason}, and the engine makes no token", lost.hint, cause=lost.cause)
-        self.trouble = f"{lost.reason}; the engine makes tokens" if over and self._proven else ""
+            raise PeerLostError(f"{lost.reason}, and the engine does not answer", lost.hint, cause=lost.cause)
+        self.trouble = f"{lost.reason}; the engine answers" if over and self._proven else ""

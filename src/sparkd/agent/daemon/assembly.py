@@ -24,7 +24,7 @@ from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.daemon.switching import Switching
 from sparkd.agent.daemon.taking_over import LeftRank, first_report
 from sparkd.base.cluster.membership import NodeContext
-from sparkd.base.host import Host
+from sparkd.base.host import Host, network
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import ExitCode, find_action
 from sparkd.base.lib.log import Events
@@ -89,6 +89,10 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
         else None,
     )
     agent = equip(context)
+    if node.peers and node.settings.supervise.power_command:
+        from sparkd.agent.daemon.power import PowerWatch
+
+        agent.run_aside("power", PowerWatch(agent, owner_uid).run)
     loop.end_by(*endings(agent))
     return agent
 
@@ -147,7 +151,8 @@ def initial_status(node: NodeContext, host: Host, invocation: str) -> NodeReport
     unplaced = unplaced_status(node.role, host, invocation)
     awaits = node.settings.supervise.agent_return_seconds
     placed = replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address, recipe=node.recipe.name)
-    return replace(placed, awaits_agents_seconds=awaits)
+    lan = network.source_address(host.files) if node.peers else ""
+    return replace(placed, awaits_agents_seconds=awaits, lan_address=lan)
 
 
 def unplaced_status(

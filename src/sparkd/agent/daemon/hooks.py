@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from sparkd.agent.preflight.check import Finding, Level, Verdict
@@ -44,7 +44,7 @@ def run_hooks(
 def _run_hook(hook: Hook, wait: Wait, env: Mapping[str, str], deadline_seconds: float) -> Finding:
     began = time.monotonic()
     try:
-        code, output = run_program(hook.path, wait, env, deadline_seconds)
+        code, output = run_program((hook.path,), wait, env, deadline_seconds)
     except OSError as error:
         verdict = Verdict(Level.UNKNOWN, f"{hook.path} can't be run: {error.strerror}", "does its first line name it?")
         return Finding(hook.id, verdict, {"path": hook.path}, 0.0)
@@ -56,13 +56,20 @@ def _run_hook(hook: Hook, wait: Wait, env: Mapping[str, str], deadline_seconds: 
     return Finding(hook.id, verdict, {"path": hook.path, "exit_code": code}, seconds)
 
 
+def wait_readable(seconds: float, fd: int) -> bool:
+    """A `Wait` of threads other than the main one."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
+
+
 def run_program(
-    path: str, wait: Wait, env: Mapping[str, str], deadline_seconds: float, stdin: int = subprocess.DEVNULL
+    command: Sequence[str], wait: Wait, env: Mapping[str, str], deadline_seconds: float, stdin: int = subprocess.DEVNULL
 ) -> tuple[int | None, bytes]:
     """Exit code (None where it was killed at the deadline) and output. Its process group ends too. Raises OSError."""
     deadline = time.monotonic() + deadline_seconds
     process = subprocess.Popen(
-        [path],
+        command,
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

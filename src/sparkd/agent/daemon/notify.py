@@ -8,7 +8,6 @@ first report.
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 from collections import deque
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
 from sparkd.agent.actions.shared_folders import refuse_shared
-from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
+from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program, wait_readable
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.agent.status.notice_formats import as_json, render
 from sparkd.base.config import Notify
@@ -78,7 +77,7 @@ def _run(files: Files, path: str, notice: Notice, owner_uid: int) -> None:
     try:
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(as_json(notice))  # less than a pipe holds
-        code, output = run_program(files.real(path), _wait, env, DEADLINE_SECONDS, stdin)
+        code, output = run_program((files.real(path),), wait_readable, env, DEADLINE_SECONDS, stdin)
     except OSError as error:
         raise LaunchError(f"{path} can't be run: {error.strerror}", "does its first line name it?") from None
     finally:
@@ -86,12 +85,6 @@ def _run(files: Files, path: str, notice: Notice, owner_uid: int) -> None:
     if code != 0:
         ended = f"did not end within {DEADLINE_SECONDS:g} s" if code is None else f"ended with exit code {code}"
         raise LaunchError(f"{path} {ended}: {first_line(output)}", f"run it by hand: {path}")
-
-
-def _wait(seconds: float, fd: int) -> bool:
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
 
 
 class Outbox:

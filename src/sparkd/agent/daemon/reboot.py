@@ -45,7 +45,8 @@ def reboot_if_due(agent: Agent, error: SparkdError, end: End, owner_uid: int = 0
     if end.action != Action.REBOOT or not agent.settings.supervise.reboot:
         return
     if not (objection := _find_objection(agent, error)):
-        _announce(agent, end, owner_uid)
+        text = f"sparkd reboots this node, nothing is to be done: {end.reason}"
+        announce(agent, text, str(end.cause), owner_uid)
         with suppress(OSError):  # disks that hang are what a reboot is for
             agent.actions.sync_disks()
         objection = _find_objection(agent, error) or _request(agent)
@@ -94,16 +95,20 @@ def find_earlier(files: Files, now: float) -> str:
     last = FILE.load(files, faults.append)
     if last is None or faults:
         return "".join(faults)
-    seconds = now - last.at
+    return judge_earlier(FILE.path, last.at, now, "requested a reboot", APART_SECONDS)
+
+
+def judge_earlier(path: str, at: float, now: float, what: str, apart_seconds: float) -> str:
+    """Why what was last done `at` may not be done yet; empty where it may. Pure."""
+    seconds = now - at
     if not seconds >= 0:  # nor a number
-        return f"by {FILE.path} sparkd last requested one in the future: the clock was set back"
-    apart = format_duration(APART_SECONDS)
-    often = f"it requested a reboot {format_duration(seconds)} ago, and does so once in {apart} at most"
-    return often if seconds < APART_SECONDS else ""
+        return f"by {path} sparkd last {what} in the future: the clock was set back"
+    often = f"it {what} {format_duration(seconds)} ago, and does so once in {format_duration(apart_seconds)} at most"
+    return often if seconds < apart_seconds else ""
 
 
-def _announce(agent: Agent, end: End, owner_uid: int) -> None:
-    """What the notify thread, or the unit after this one, would send too late."""
+def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool = False) -> None:
+    """What the notify thread, or the unit after this one, would send too late. `aside`: in another thread."""
     settings = agent.settings.notify
     if not settings.ways:
         return
@@ -113,12 +118,15 @@ def _announce(agent: Agent, end: End, owner_uid: int) -> None:
     if NEEDS_PERSON not in settings.events:
         return
     node = sanitize(agent.host.name(), 64)
-    text = sanitize(f"sparkd reboots this node, nothing is to be done: {end.reason}", TEXT_LIMIT)
-    notice = Notice(NEEDS_PERSON, node, text, agent.reporter.report.recipe, str(end.cause), time.time())
+    recipe, text = agent.reporter.report.recipe, sanitize(text, TEXT_LIMIT)
+    notice = Notice(NEEDS_PERSON, node, text, recipe, cause, time.time())
     for way in settings.ways:
         send = partial(deliver, agent.host.files, settings, way, notice, owner_uid)
         try:
-            agent.loop.beside(send, MESSAGE_SECONDS, f"the message by notify.{way}", shielded=True)
+            if aside:
+                send()
+            else:
+                agent.loop.beside(send, MESSAGE_SECONDS, f"the message by notify.{way}", shielded=True)
         except (SparkdError, OSError) as error:
             agent.events.warning("notify.message.failed", by=way, reason=str(error), hint="sudo sparkd notify test")
 
@@ -128,6 +136,9 @@ def _request(agent: Agent) -> str:
     if not agent.store.write(FILE, LastReboot(time.time())):  # a node must not reboot for ever
         return f"{FILE.path} can't be written"
     try:
-        return agent.actions.reboot()
+        refusal = agent.actions.reboot()
     except OSError as error:
         return str(error)
+    if "Operation inhibited" in refusal:  # nothing was done: the next one need not wait
+        agent.store.write(FILE, LastReboot(0.0))
+    return refusal

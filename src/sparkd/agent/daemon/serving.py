@@ -40,6 +40,8 @@ COUNTERS_SECONDS = 1.0
 """/metrics takes 5 ms."""
 FOLLOW_SECONDS = 5.0
 """Changes of the head and of the rank wake the loop; this is for the steps of the engine."""
+HUNG_SECONDS = 40.0
+"""Of silence, while the head's engine answers: WatchdogSec= of its unit, 30, and what its agent last held back, 5."""
 DOCKER_AWAY_SECONDS = 0.2
 """Between looks for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
 
@@ -179,6 +181,15 @@ def _begin_service(agent: Agent, running: Running, gpu: GpuThrottleMonitor | Non
     if running.hang is None:
         agent.proving.begin(again=running.taken_over)
         watch_hang(agent, running, gpu)
+        if agent.settings.supervise.agent_return_seconds:
+            head = Endpoint(agent.plan.node.head_address, agent.plan.api_port, agent.plan.served_name)
+            agent.monitor.prove_by(partial(_answers, head), HUNG_SECONDS)
+
+
+async def _answers(endpoint: Endpoint, seconds: float) -> bool:
+    with suppress(HttpError):
+        return await endpoint.health(seconds) == 200
+    return False
 
 
 def _is_idle(activity: ActivityReport | None) -> bool:

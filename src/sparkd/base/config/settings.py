@@ -54,8 +54,8 @@ class Cluster(Section):
     """Only warn where the nodes' images differ, instead of refusing to launch."""
     follow_head: bool = False
     """On a worker: take the recipe, cluster.nodes, cluster.master_port, cluster.allow_image_difference, engine.image,
-    engine.script, engine.args, engine.env, [readiness] and [supervise] without its reboot from the head, and keep
-    the last ones for a start without it. Only the head's file is edited then. The head itself follows nobody."""
+    engine.script, engine.args, engine.env, [readiness] and [supervise] without reboot and power_ from the head, and
+    keep the last ones for a start without it. Only the head's file is edited then. The head itself follows nobody."""
     allow: Allow = Allow()
     """What a head may request of this node where follow_head is true. images: beginnings of names that end where a part
     of a name does, such as "ghcr.io/spark-arena/"; empty: the images that the recipes on this node name. mounts: files,
@@ -164,13 +164,20 @@ class Supervise(Section):
     """Silence of another node that counts as lost, in seconds."""
     agent_return_seconds: int = Field(15, ge=0, le=300)
     """So long another node's agent may be away while its rank serves: the next one takes that over, and no request is
-    lost. 0: both ranks end at once."""
+    lost. A head's agent that hangs is awaited until its watchdog ends it, 40 s, while its engine answers the worker's
+    GET /health. 0: both ranks end at once."""
     proven_seconds: int = Field(600, ge=1, le=86400)
     """A plan that has served for this long has proven itself: failed launches before it are forgiven, and it is kept as
     the last known good one, for `sparkd diff` and `sparkd rollback`."""
     reboot: bool = False
     """Reboot this node where its own checks prove that only this helps (action `reboot` of sparkd(8)): once in six
     hours at most, and not while somebody is logged in. No head decides it for another node."""
+    power_command: t.Command = ()
+    """A program of root's, by its absolute path, and its arguments, that cuts another node's power and gives it back,
+    as by a smart plug. It is run as root, without a shell, within the unit's bounds, for 30 s at most, with that node's
+    address of cluster.nodes as SILENT_NODE. When: sparkd(8), A NODE THAT HANGS. No head decides it. Empty: never."""
+    power_after_minutes: int = Field(10, ge=5, le=1440)
+    """How long the other node must have been silent: longer than it takes to boot. No head decides it."""
 
 
 class Smoke(Section):

@@ -117,10 +117,17 @@ def _distinct(raw: tuple[str, ...]) -> tuple[str, ...]:
     return raw
 
 
+def _command(raw: tuple[str, ...]) -> tuple[str, ...]:
+    if any(ord(letter) < 32 for word in raw for letter in word):
+        raise ValueError("may hold no control character")
+    return raw and (check_path(raw[0], "its first word"), *raw[1:])
+
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 Address = Annotated[str, AfterValidator(_address)]
 Addresses = Annotated[tuple[Address, ...], Strict(False), AfterValidator(_distinct)]
 AbsolutePath = Annotated[str, AfterValidator(_path)]
+Command = Annotated[tuple[str, ...], Strict(False), AfterValidator(_command)]
 PathOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _path(raw))]
 RecipeNameOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _recipe(raw))]
 Listen = Annotated[str, AfterValidator(_listen)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -92,10 +92,32 @@ def link_names(files: Files) -> tuple[str, ...]:
     return tuple(name for name in files.names_if_any(FOLDER) if name != BONDS)
 
 
-def default_interfaces(files: Files) -> frozenset[str]:
-    """Those that a default route of IPv4 leaves by."""
+def default_routes(files: Files) -> Mapping[str, str]:
+    """Gateways of IPv4's default routes by interface; 0.0.0.0 for one without."""
     rows = (line.split() for line in (files.text_if_any("/proc/net/route") or "").splitlines()[1:])
-    return frozenset(row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000")
+    return {
+        row[0]: str(IPv4Address(_of_hex(row[2]))) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"
+    }
+
+
+def find_answering(files: Files, addresses: Iterable[str]) -> frozenset[str]:
+    """Those whose kernels answer ARP, which no firewall stops; none of IPv6, nor behind a router.
+
+    An empty datagram to each has this kernel prove what it knows, for the next look: one that has gone leaves its table
+    within a minute of such looks (arp(7)). Raises ValueError for another format.
+    """
+    near = set[str]()
+    for address in addresses:
+        with suppress(ValueError):  # a text of another node may be any
+            near |= {address} if ":" not in address and interfaces_of(files, address) else set()
+    if files.root == "/":
+        with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)) as probe:
+            for address in near:
+                with suppress(OSError):
+                    probe.sendto(b"", (address, 9))  # discard
+    rows = (line.split() for line in (files.text_if_any("/proc/net/arp") or "").splitlines()[1:])
+    # 2: ATF_COM of linux/if_arp.h
+    return frozenset(near & {row[0] for row in rows if len(row) > 2 and int(row[2], 16) & 2})
 
 
 def read_addresses(files: Files) -> tuple[str, ...]:

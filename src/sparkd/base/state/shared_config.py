@@ -33,7 +33,7 @@ ALL_FILES_BYTES = 4 << 20
 MOST_FILES = 64
 CLUSTER_KEYS = ("nodes", "master_port", "allow_image_difference")
 ENGINE_KEYS = ("recipe", "image", "script", "args", "env")
-SUPERVISE_KEYS = tuple(key for key in Supervise.model_fields if key != "reboot")
+SUPERVISE_KEYS = tuple(key for key in Supervise.model_fields if key != "reboot" and not key.startswith("power_"))
 SHARED: Mapping[str, tuple[str, ...]] = {
     "cluster": CLUSTER_KEYS,
     "engine": ENGINE_KEYS,

@@ -163,9 +163,9 @@ class Endpoint:
         self._http = HttpClient(f"http://{address}:{port}", headers=headers, admit=admit, connections=connections)
         self.served_name = served_name
 
-    async def health(self) -> int:
+    async def health(self, timeout_seconds: float = HEALTH_TIMEOUT_SECONDS) -> int:
         """Status of /health. 503: the engine is dead; 200: only the API server is known to run."""
-        return (await self._http.request("/health", HEALTH_TIMEOUT_SECONDS)).status
+        return (await self._http.request("/health", timeout_seconds)).status
 
     async def serves(self) -> tuple[str, ...]:
         """Names in /v1/models; () for an error or another answer. Raises KeyRefusedError."""

@@ -11,6 +11,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.checks.docker import EngineImage
+from sparkd.agent.preflight.hooks import check_program
 from sparkd.base.cluster import auth, following, membership
 from sparkd.base.config import Settings, load_settings, load_with_origins, reference
 from sparkd.base.host import Host
@@ -71,7 +72,7 @@ def check_settings(_args: argparse.Namespace) -> None:
     of_file = () if settings.cluster.follow_head else (recipe,)
     unset = not (settings.engine.recipe or settings.cluster.follow_head)
     planned = (partial(membership.find_place, settings, host),) if unset else (*of_file, context)
-    _raise_all(partial(check_ids, settings.preflight), *planned, *key)
+    _raise_all(partial(check_ids, settings.preflight), *planned, *key, partial(_check_program, settings, host))
     print(f"settings are good ({', '.join(str(path) for path in own.files) or 'no file'})")
     if unset:
         print(f"{NOT_SET_UP}\nnext: {SET_UP_HINT}")
@@ -83,6 +84,13 @@ def check_settings(_args: argparse.Namespace) -> None:
         print(f"{name} in {own.origins[name]} has no effect, the head decides it: take it out")
     if several and not key:
         print(f"{path} was not looked at: only root can read it")
+
+
+def _check_program(settings: Settings, host: Host) -> None:
+    """A start does without it. Raises ConfigError."""
+    for path in settings.supervise.power_command[:1]:
+        if (program := check_program(host.files, path)).problem:
+            raise ConfigError(f"supervise.power_command would not be run: {program.problem}", program.hint)
 
 
 def _raise_all(*steps: Callable[[], object]) -> None:

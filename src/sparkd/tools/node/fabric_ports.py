@@ -47,7 +47,7 @@ def read_ports(files: Files) -> tuple[FabricPort, ...]:
     for one in network.read_addresses(files):
         if not (ip_address(one).is_loopback or (":" in one and ip_address(one).is_link_local)):
             owned.setdefault(network.interface_of(files, one), []).append(one)
-    found = list(_ports(files, owned, network.default_interfaces(files)))
+    found = list(_ports(files, owned, frozenset(network.default_routes(files))))
     return tuple(sorted(found, key=_worth)[:MOST])
 
 

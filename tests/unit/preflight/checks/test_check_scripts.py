@@ -37,6 +37,24 @@ def test_a_unit_whose_paths_are_all_there_is_good(tree: Tree) -> None:
     assert judged(tree) == Verdict(Level.OK, "1 paths, all there")
 
 
+@pytest.mark.parametrize(
+    ("mode", "why"), [(None, "No such file"), (0o644, "is not executable"), (0o775, "others than root may write to")]
+)
+def test_a_power_command_that_would_not_be_run_is_named_and_ends_no_start(
+    tree: Tree, mode: int | None, why: str
+) -> None:
+    unit(tree, f"ExecStart={program(tree)}")
+    path = "/usr/local/sbin/plug"
+    check = ScriptPaths((UNIT,), power_command=(path, "cycle"))
+    if mode is not None:
+        tree.file(path, "#!/bin/sh\n", mode=mode)
+    found = check.run(Host(tree.root))[1]
+    assert found.level is Level.WARN
+    assert found.reason.startswith("supervise.power_command would not be run: ") and why in found.reason
+    tree.file(path, "#!/bin/sh\n", mode=0o755)
+    assert check.run(Host(tree.root))[1].level is Level.OK
+
+
 def test_a_missing_script_blocks_and_is_named_with_its_unit_file(tree: Tree) -> None:
     unit(tree, f"ExecStart={program(tree, '/usr/bin/docker')} exec vllm_ds4 bash /workspace/vllm-head-090.sh")
     reason = f"/workspace/vllm-head-090.sh does not exist (ExecStart in /usr/lib/systemd/system/{UNIT})"

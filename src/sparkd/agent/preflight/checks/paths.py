@@ -11,6 +11,7 @@ from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, verdict, warn
+from sparkd.agent.preflight.hooks import Hook, check_program
 from sparkd.base.config import units
 from sparkd.base.config.units import DropIn, State
 from sparkd.base.host import Host
@@ -172,6 +173,7 @@ class ScriptFacts(Struct, frozen=True):
     unknown_words: tuple[str, ...]
     drop_in: State | None
     launch_script: Kind | None
+    refused: tuple[Hook, ...]
 
 
 class ScriptPaths(Check[ScriptFacts], frozen=True):
@@ -180,6 +182,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     units: tuple[str, ...]
     needed: tuple[NeededPath, ...] = ()
     drop_in: DropIn | None = None
+    power_command: tuple[str, ...] = ()
     id = "script-paths"
     levels = (Level.WARN, Level.BLOCK)
 
@@ -187,7 +190,8 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     def from_inputs(cls, inputs: CheckInputs) -> ScriptPaths:
         if inputs.made_plan is None:
             return cls(OWN_UNITS)
-        return cls((f"sparkd-{inputs.role}.service",), paths_of_plan(inputs.plan), inputs.drop_in)
+        command = inputs.settings.supervise.power_command
+        return cls((f"sparkd-{inputs.role}.service",), paths_of_plan(inputs.plan), inputs.drop_in, command)
 
     def probe(self, host: Host) -> ScriptFacts:
         files, found = host.files, [unit for unit in map(host.unit, self.units) if unit]
@@ -202,6 +206,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
             unknown_words=tuple(word for _, unknown in named for word in unknown),
             drop_in=units.judge(files, self.drop_in) if self.drop_in else None,
             launch_script=launch_script.kind if launch_script else None,
+            refused=tuple(one for path in self.power_command[:1] if (one := check_program(files, path)).problem),
         )
 
     def judge(self, facts: ScriptFacts) -> Verdict:
@@ -212,6 +217,8 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
             if wrong := _wrong(one):
                 level = Level.WARN if one.needed.may_fail else Level.BLOCK
                 yield Verdict(level, f"{one.needed.path} {wrong} ({one.needed.what})", one.needed.hint)
+        for program in facts.refused:
+            yield warn(f"supervise.power_command would not be run: {program.problem}", program.hint)
         for word in facts.unknown_words:
             yield warn(f"{word} can't be looked up: only systemd knows what it means")
         if facts.launch_script not in (None, Kind.FILE):

@@ -1,0 +1,181 @@
+"""Has the power of a node that hangs cut, with `supervise.power_command`: docs/adr/0073.
+
+Each doubt leaves it to a person. A thread looks every ten seconds. What it has seen stands in /run for the agent after
+this one: a silence that nobody watched from its beginning proves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.agent.actions.files import write
+from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program, wait_readable
+from sparkd.agent.daemon.reboot import announce, judge_earlier
+from sparkd.agent.preflight.hooks import check_program
+from sparkd.base.host import network
+from sparkd.base.lib.errors import Cause
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state.file import StateFile
+from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.status.model import Contact, PeerStatus, Phase, format_duration, seconds_since
+
+if TYPE_CHECKING:
+    from sparkd.agent.daemon.context import Agent
+
+LOOK_SECONDS = 10.0
+PAUSE_SECONDS = 60.0
+"""Without a look: after it all begins again. A message may take 40 s, an agent's restart a few."""
+APART_SECONDS = 3600.0
+ENDED = (Phase.STOPPING, Phase.STOPPED, Phase.FAILED)
+"""A person may be at work there."""
+
+
+class Seen(Struct, frozen=True):
+    """A node that has answered, and has neither ended its agent nor refused a connection since."""
+
+    alive_at: float
+    """Monotonic: when it was last not proven to be silent."""
+    lan_address: str
+    """By its report, where its kernel answered; else empty."""
+    announced: bool = False
+
+
+class Watch(Struct, frozen=True):
+    at: float
+    """Monotonic, of the last look."""
+    nodes: Mapping[str, Seen] = {}
+    """By address of cluster.nodes."""
+
+
+class LastRuns(Struct, frozen=True):
+    at: Mapping[str, float] = {}
+    """UTC seconds, by address."""
+
+
+WATCH = StateFile("power.json", Watch, folder=RANK_FILE.folder)
+FILE = StateFile("power.json", LastRuns)
+
+
+def advance(before: Seen | None, peer: PeerStatus, answering: Collection[str], now: float, doubt: str) -> Seen | None:
+    """`answering`: addresses whose kernels do. `doubt`: why this node may be the one that is cut off. Pure."""
+    report = peer.report
+    if peer.contact is Contact.ANSWERS and report is not None and report.phase not in ENDED:
+        # Once is enough: the table may forget one that hangs before its reader does.
+        known = before is not None and before.lan_address == report.lan_address
+        lan_address = report.lan_address if known or report.lan_address in answering else ""
+        return Seen(now, lan_address) if before is not None or peer.address in answering else None
+    if before is None or peer.contact not in (Contact.SILENT, Contact.UNHEARD):
+        return None
+    if doubt or peer.address in answering or before.lan_address in answering:
+        return Seen(now, before.lan_address)
+    return before
+
+
+class PowerWatch:
+    """For a thread of its own. `owner_uid`: of the program."""
+
+    def __init__(self, agent: Agent, owner_uid: int = 0) -> None:
+        self._agent, self._files, self._owner_uid = agent, agent.host.files, owner_uid
+        self._refused: dict[str, str] = {}
+        """By address: why, as last logged."""
+
+    def run(self) -> None:
+        while True:
+            try:
+                self.look(time.monotonic())
+            except (OSError, ValueError) as error:
+                self._refuse("", f"this node can't look: {error}", "df -h /run /var/lib/sparkd")
+            time.sleep(LOOK_SECONDS)
+
+    def look(self, now: float) -> None:
+        """`now`: monotonic. Raises OSError, ValueError."""
+        watch = WATCH.read(self._files) or Watch(0.0)
+        before = watch.nodes if 0 <= now - watch.at <= PAUSE_SECONDS else {}
+        peers, gateways = self._agent.monitor.statuses(), network.default_routes(self._files).values()
+        lan_addresses = (one.report.lan_address for one in peers if one.report)
+        known = (one.lan_address for one in before.values())
+        named = (*(one.address for one in peers), *gateways, *lan_addresses, *known)
+        answering, nodes = network.find_answering(self._files, named), dict[str, Seen]()
+        for peer in peers:
+            doubt = ""
+            if (seen := before.get(peer.address)) and peer.contact is Contact.SILENT:
+                doubt = self._find_doubt(peer, seen, peers, bool(answering.intersection(gateways)))
+            seen = advance(seen, peer, answering, now, doubt)
+            if doubt:
+                if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= PAUSE_SECONDS:
+                    reason = f"whether it or this node is cut off is unknown: {doubt}"
+                    self._refuse(peer.address, reason, "look at the cable, and at that node")
+            elif seen is not None and peer.contact is Contact.SILENT:
+                seen = self._act(peer, seen, peers, now)
+            else:
+                self._refused.pop(peer.address, None)
+            if seen is not None:
+                nodes[peer.address] = seen
+        self._agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
+
+    def _find_doubt(self, peer: PeerStatus, seen: Seen, peers: tuple[PeerStatus, ...], gateway: bool) -> str:
+        interface = self._agent.plan.node.interface
+        if peer.own_address_gone:
+            return peer.said
+        if not interface:
+            return "which interface has this node's address is not known: set fabric.interface"
+        if (link := network.read_link(self._files, interface)) is None or not link.carrier:
+            return f"{interface} has no carrier"
+        if not seen.lan_address:
+            return "on no second network did it answer before"
+        if not gateway and not any(one.contact is Contact.ANSWERS for one in peers):
+            return "neither another node nor the gateway answers"
+        return ""
+
+    def _act(self, peer: PeerStatus, seen: Seen, peers: tuple[PeerStatus, ...], now: float) -> Seen:
+        """Send the message in one look, and run the program in the next, if it is silent still."""
+        agent, address, seconds = self._agent, peer.address, now - seen.alive_at
+        supervise = agent.settings.supervise
+        if seconds < supervise.power_after_minutes * 60 or agent.loop.stop_requested:
+            return seen
+        path = supervise.power_command[0]
+        program, faults = check_program(self._files, path, owner_uid=self._owner_uid), list[str]()
+        runs = FILE.load(self._files, faults.append) or LastRuns()
+        if (at := runs.at.get(address)) is not None:
+            faults.append(judge_earlier(FILE.path, at, time.time(), "had that power cut", APART_SECONDS))
+        first = next((one for one in peers if one.rank < agent.context.rank and one.contact is Contact.ANSWERS), None)
+        if first is not None:
+            self._refuse(address, f"{first.name} answers too, and comes first", "nothing is to be done here")
+        elif objection := "".join(faults) or program.problem:
+            self._refuse(address, objection, program.hint or "turn that node off and on again")
+        elif not seen.announced:
+            what = f"{address} has been silent for {format_duration(seconds)}, and sparkd has its power cut by {path}"
+            announce(agent, f"{what}: nothing is to be done", Cause.PEER_SILENT, self._owner_uid, aside=True)
+            return replace(seen, announced=True)
+        else:
+            runs = LastRuns({**runs.at, address: time.time()})  # on the disk first: it must not be run for ever
+            write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
+            self._run(address, seconds)
+            return Seen(now, seen.lan_address)
+        return seen
+
+    def _run(self, address: str, seconds: float) -> None:
+        agent, (path, *words) = self._agent, self._agent.settings.supervise.power_command
+        agent.events.warning("power.command.started", node=address, command=path, silent_seconds=round(seconds))
+        env = {**ENVIRONMENT, "SILENT_NODE": address}
+        code, output = None, b""
+        try:
+            code, output = run_program((self._files.real(path), *words), wait_readable, env, DEADLINE_SECONDS)
+            ended = f"exit code {code}" if code is not None else f"killed after {DEADLINE_SECONDS:g} s"
+        except OSError as error:
+            ended = f"it can't be run: {error.strerror}"
+        hint = "" if code == 0 else "turn that node off and on again"
+        agent.events.warning("power.command.ended", node=address, ended=ended, output=first_line(output), hint=hint)
+
+    def _refuse(self, address: str, reason: str, hint: str) -> None:
+        if self._refused.get(address) != (words := re.sub("[0-9]+", "", reason)):
+            self._refused[address] = words
+            self._agent.events.warning("power.command.refused", node=address, reason=sanitize(reason), hint=hint)

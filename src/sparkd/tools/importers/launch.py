@@ -18,7 +18,7 @@ from sparkd.tools.importers.command import WITHOUT_EFFECT, Flag, Serve, parse_se
 from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
 from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
-from sparkd.tools.importers.variables import Variables, shown, unknown
+from sparkd.tools.importers.variables import Variables, is_unknown, shown, unknown
 
 SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 VLLM_SERVE = ("vllm", "serve")
@@ -44,7 +44,8 @@ def program(words: list[str]) -> tuple[tuple[str, ...], int]:
     """The words that start vLLM's server, and how many words come before its model; none and 0 where nothing does."""
     for at, word in enumerate(words):
         if word == "serve" and at and "vllm" in words[at - 1].rpartition("/")[2]:
-            start = next((n for n, one in enumerate(words[:at]) if one not in _BEFORE and "=" not in one), at)
+            of_launcher = at - words[at::-1].index("exec") + 1 if "exec" in words[:at] else 0  # such as eugr's
+            start = next((n for n in range(of_launcher, at) if words[n] not in _BEFORE and "=" not in words[n]), at)
             return tuple(words[start : at + 1]), at + 1
         if _SERVER.fullmatch(word):
             return VLLM_SERVE, at + 1  # the same server; as a module it ignores a model that is no flag's
@@ -67,8 +68,14 @@ def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[
     except CommandError as error:
         raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
     for command in commands:
-        command.lines = [line for _ in command.lines]
+        command.lines, command.block = [line for _ in command.lines], command.block and line
     return commands
+
+
+def note_condition(launch: Launch, block: int) -> None:
+    """`block`: line of what decides whether it runs; 0 where nothing does."""
+    if block:
+        launch.note(launch.line, f"what begins in line {block} decides whether it runs: taken as if it does")
 
 
 def find_engine(launch: Launch, folder: str) -> Engine | None:
@@ -79,9 +86,9 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
     engines = [command for command in commands if program(command.words)[1]]
     if not engines:
         return None
-    if len(engines) > 1 or engines[0].block:
-        text = "more than one `vllm serve` may run, or a condition decides whether one does: write one plainly"
-        raise LaunchError(launch.line, text)
+    if len(engines) > 1:
+        raise LaunchError(launch.line, "more than one `vllm serve` may run: write one plainly")
+    note_condition(launch, engines[0].block)
     is_before = True
     for other in commands:
         if other is engines[0]:
@@ -114,20 +121,21 @@ def _commands(launch: Launch) -> list[Command]:
 
 def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     entrypoint, end = program(command.words)
+    assigned = {name: value for name, equals, value in (word.partition("=") for word in command.words[:end]) if equals}
+    words = _without_open(command.words[end:], launch)
     try:
-        serve = parse_serve([*VLLM_SERVE, *command.words[end:]])
+        serve = parse_serve([*VLLM_SERVE, *words])
     except CommandError as error:
         _refuse_unknown(command.words, launch.line)
         raise LaunchError(launch.line, shown(str(error))) from None
     options = Options(launch, folder)
-    options.take_env(command.env)
-    flags = tuple(flag for flag in serve.flags if _is_kept(flag, options))
-    ours = {value for flag in serve.flags if flag not in flags for value in flag.values}
-    words = [word for word in command.words if not ours & {word, word.partition("=")[2]}]
-    _refuse_unknown(words, launch.line)
+    options.take_env({**command.env, **assigned})
+    flags = tuple(flag for flag in serve.flags if _is_kept(flag, options) and _is_known(flag, launch))
     container = options.container([value for flag in flags for value in flag.values])
     flags, model = options.publish(flags), options.on_the_node(serve.model)
-    _refuse_unknown((model, launch.image), launch.line)
+    noted = {unknown(value) for flag in serve.flags for value in flag.values}
+    words = [word for word in words if unknown(word) not in noted]
+    _refuse_unknown((*entrypoint, model, launch.image, *words), launch.line)
     notes = [Note(note.line, shown(note.text), note.is_missing) for note in launch.notes]
     found = Serve({}, entrypoint, model, flags)
     return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
@@ -135,11 +143,34 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
 
 def _refuse_unknown(words: Iterable[str], line: int) -> None:
     for word in words:
-        if missing := unknown(word):
-            name = missing.strip("${}")
-            hint = f", or give -o {name}=VALUE" if name.isidentifier() else ""
-            text = f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
-            raise LaunchError(line, text)
+        if unknown(word):
+            raise LaunchError(line, _missing(word))
+
+
+def _missing(word: str) -> str:
+    missing = unknown(word)
+    name = missing.strip("${}")
+    hint = f", or give -o {name}=VALUE" if name.isidentifier() else ""
+    return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
+
+
+def _without_open(words: list[str], launch: Launch) -> list[str]:
+    """Without words that only a shell knows and that are no flag's first value; they are noted as missing."""
+    kept: list[str] = []
+    for word in words:
+        if kept and is_unknown(word) and (is_unknown(word, "[@]}") or not kept[-1].startswith("-")):
+            launch.note(launch.line, f"left out: {_missing(word)}", is_missing=True)
+        else:
+            kept.append(word)
+    return kept
+
+
+def _is_known(flag: Flag, launch: Launch) -> bool:
+    """Whether all of its values are; else it is noted as missing."""
+    for value in filter(unknown, flag.values):
+        launch.note(launch.line, f"--{flag.name}: left out: {_missing(value)}", is_missing=True)
+        return False
+    return True
 
 
 def _is_kept(flag: Flag, options: Options) -> bool:

@@ -531,7 +531,7 @@ def test_a_word_that_bash_expands_is_not_taken_as_it_is(word: str, tmp_path: Pat
         (f"F=(--block-size 16)\nif x; then F+=(--seed 1); fi\n{LINE} ${{F[@]}}",
          r"line 3: left out: what \$\{F\[@\]\} stands for"),
         (f"docker run --gpus all ${{G[@]}} {IMAGE} --model org/m --block-size 16",
-         r"line 1: left out: what \$\{G\[@\]\} stands for is not known: write its options"),
+         r"line 1: left out: what \$\{G\[@\]\} stands for is not known: write it"),
         (f"{UNIT}ExecStart=/usr/bin/{LINE} --block-size 16 --seed %i\n",
          "line 4: --seed: left out: what %i stands for"),
         (COMPOSE.replace("org/m", "org/m --block-size 16 --seed ${S}"), r"line 4: --seed: .* -o S=VALUE"),

@@ -24,7 +24,7 @@ _TOKEN = re.compile(
 _IN_DOUBLE_QUOTES = re.compile(r"""\\([$`"\\\n])|([\s\S])""")
 """An escaped character, or any other."""
 _QUOTED = "\0"
-WITHOUT_EFFECT = ([":"], ["["], ["[["], ["cd"], ["echo"], ["set"], ["sleep"], ["test"], ["true"])
+WITHOUT_EFFECT = ([":"], ["["], ["[["], ["break"], ["cd"], ["echo"], ["exit"], ["set"], ["sleep"], ["test"], ["true"])
 """Programs that the engine needs nothing of."""
 
 

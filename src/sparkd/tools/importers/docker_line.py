@@ -52,9 +52,8 @@ def _launches(command: Command, depth: int = 0) -> Iterator[Launch]:
             one.block, one.env = one.block or command.block, {**command.env, **one.env}
             yield from _launches(one, depth + 1)
     elif at < 0 and program(words)[1]:
-        launch = Launch(
-            line, words=words, entrypoint=[], env={name: (text, line) for name, text in command.env.items()}
-        )
+        launch = Launch(line, words=words, entrypoint=[])
+        launch.env = {name: (value, line) for name, value in command.env.items()}
         note_condition(launch, command.block)
         yield launch
     elif is_ray(words):
@@ -67,8 +66,7 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
     while at < len(words) and (words[at].startswith("-") or is_unknown(words[at], "[@]}")) and words[at] != "--":
         word, line, at = words[at], lines[at], at + 1
         if is_unknown(word):
-            text = f"left out: what {unknown(word)} stands for is not known: write its options"
-            launch.note(line, text, is_missing=True)
+            launch.note(line, f"left out: what {unknown(word)} stands for is not known: write it", is_missing=True)
             continue
         options, needs_value = _options(word, line)
         if needs_value:

@@ -122,29 +122,25 @@ def _commands(launch: Launch) -> list[Command]:
 def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     entrypoint, end = program(command.words)
     assigned = {name: value for name, equals, value in (word.partition("=") for word in command.words[:end]) if equals}
-    words = _without_open(command.words[end:], launch)
     try:
-        serve = parse_serve([*VLLM_SERVE, *words])
+        serve = parse_serve([*VLLM_SERVE, *_without_open(command.words[end:], launch)])
     except CommandError as error:
         _refuse_unknown(command.words, launch.line)
         raise LaunchError(launch.line, shown(str(error))) from None
     options = Options(launch, folder)
     options.take_env({**command.env, **assigned})
-    flags = tuple(flag for flag in serve.flags if _is_kept(flag, options) and _is_known(flag, launch))
-    container = options.container([value for flag in flags for value in flag.values])
+    flags = tuple(flag for flag in serve.flags if _is_kept(flag, options))
+    container = options.container([value for flag in flags if flag.name != "download-dir" for value in flag.values])
     flags, model = options.publish(flags), options.on_the_node(serve.model)
-    noted = {unknown(value) for flag in serve.flags for value in flag.values}
-    words = [word for word in words if unknown(word) not in noted]
-    _refuse_unknown((*entrypoint, model, launch.image, *words), launch.line)
+    _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     notes = [Note(note.line, shown(note.text), note.is_missing) for note in launch.notes]
     found = Serve({}, entrypoint, model, flags)
     return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
 
 
 def _refuse_unknown(words: Iterable[str], line: int) -> None:
-    for word in words:
-        if unknown(word):
-            raise LaunchError(line, _missing(word))
+    for word in filter(unknown, words):
+        raise LaunchError(line, _missing(word))
 
 
 def _missing(word: str) -> str:
@@ -165,20 +161,15 @@ def _without_open(words: list[str], launch: Launch) -> list[str]:
     return kept
 
 
-def _is_known(flag: Flag, launch: Launch) -> bool:
-    """Whether all of its values are; else it is noted as missing."""
-    for value in filter(unknown, flag.values):
-        launch.note(launch.line, f"--{flag.name}: left out: {_missing(value)}", is_missing=True)
-        return False
-    return True
-
-
 def _is_kept(flag: Flag, options: Options) -> bool:
-    stem = flag.name.removeprefix("no-").partition(".")[0]
+    launch, stem = options.launch, flag.name.removeprefix("no-").partition(".")[0]
     if stem in SECRET_FLAGS:
-        options.take_secret(SECRET_FLAGS[stem], options.launch.line)
+        options.take_secret(SECRET_FLAGS[stem], launch.line)
+    elif stem not in OWNED and any(map(unknown, flag.values)):
+        text = f"--{flag.name}: left out: {_missing(next(filter(unknown, flag.values)))}"
+        launch.note(launch.line, text, is_missing=True)
     elif stem not in OWNED and any(redact(value) != value for value in flag.values):
-        options.launch.note(options.launch.line, f"--{flag.name}: left out: its value looks like a secret")
+        launch.note(launch.line, f"--{flag.name}: left out: its value looks like a secret")
     else:
         return stem not in OWNED
     return False

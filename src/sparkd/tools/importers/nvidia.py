@@ -143,8 +143,7 @@ def _container(source: Source, launch: Launch) -> dict[str, object]:
         is_cache = name == "volume" and _CACHES.fullmatch(value)
         converted = {} if is_cache or name in _IGNORED else convert_option(name, value)
         if converted is None:
-            reason = TABLES.unused.get(name, "write it yourself")
-            text = f"{_SETUP}: --{option} {value[:60]}: left out: {reason}"
+            text = f"{_SETUP}: --{option} {value[:60]}: left out: {TABLES.unused.get(name, 'write it yourself')}"
             source.note(("runtime",), text, is_missing=name not in TABLES.unused)
         merge_keys(container, converted or {})
     for note in launch.notes:

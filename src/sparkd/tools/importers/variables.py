@@ -20,9 +20,7 @@ _MARK = re.compile(f"{_OPEN}+([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
 _USE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
 )
-_OF_SCRIPT = re.compile(
-    r'\$\(cd (?:-- )?"?\$\(dirname (?:-- )?"?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)"? && pwd(?: -P)?\)'
-)
+_OF_SCRIPT = re.compile(r'\$\(cd "?\$\(dirname "?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)"? && pwd(?: -P)?\)')
 """The folder that a script lies in."""
 _DEEPEST = 8
 _MOST_FILLED_IN = 1 << 22

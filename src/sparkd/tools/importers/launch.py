@@ -47,7 +47,7 @@ def program(words: list[str]) -> tuple[tuple[str, ...], int]:
             of_launcher = at - words[at::-1].index("exec") + 1 if "exec" in words[:at] else 0  # such as eugr's
             start = next((n for n in range(of_launcher, at) if words[n] not in _BEFORE and "=" not in words[n]), at)
             return tuple(words[start : at + 1]), at + 1
-        if _SERVER.fullmatch(word):
+        if _SERVER.fullmatch(word) and (word.endswith(".py") or words[at - 1 : at] == ["-m"]):
             return VLLM_SERVE, at + 1  # the same server; as a module it ignores a model that is no flag's
     return (), 0
 

@@ -102,6 +102,8 @@ class Variables(Struct):
         """Of the output of a program and of all else: not known, except the folder, and nothing of a comment."""
         if re.fullmatch(r"`\s*#[^`\n]*`", text):
             return ""
+        if (base := re.fullmatch(r"\$\{(\w+)##\*/\}", text)) and base[1] in self.values:
+            return self.values[base[1]].rpartition("/")[2]
         here = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") or _OF_SCRIPT.fullmatch(text) else ""
         return text if text == "$" else here or mark(text)
 

@@ -170,7 +170,7 @@ def parse_serve(words: list[str]) -> Serve:
         model, rest = rest[0], rest[1:]
     flags = _parse_flags(rest)
     if not model:
-        named = [flag.values[0] for flag in flags if flag.name == "model" and flag.values]
+        named = [flag.values[0] for flag in flags if flag.name == "model" and any(flag.values)]
         if not named:
             where = (
                 ", but a file of flags, --config: write them out" if "config" in [flag.name for flag in flags] else ""

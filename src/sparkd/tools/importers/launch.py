@@ -61,10 +61,11 @@ def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[
     while words and words[0] in _BEFORE:
         words = words[1:]
     at = next((n for n, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), 0)
-    if not at or not _SHELL.fullmatch(words[0]) or len(words) <= at + 1:
+    text = next((word for word in words[at + 1 :] if not word.startswith("-")), "")  # as in bash -c -i TEXT
+    if not at or not _SHELL.fullmatch(words[0]) or not text:
         return None
     try:
-        commands = Script(words[at + 1], Variables(dict(env))).read()
+        commands = Script(text, Variables(dict(env))).read()
     except CommandError as error:
         raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
     for command in commands:
@@ -114,7 +115,7 @@ def _commands(launch: Launch) -> list[Command]:
     if inner is not None:
         return inner
     is_bare = launch.entrypoint is None and "vllm" in launch.image and bool(words) and not program(words)[1]
-    if is_bare and (words[0].startswith(("-", "/models")) or REPO.fullmatch(words[0])):
+    if is_bare and (words[0].startswith(("-", "/models")) or REPO.fullmatch(words[0]) or unknown(words[0])):
         words = [*VLLM_SERVE, *words]  # as vllm/vllm-openai has it
     return [Command(words)]
 
@@ -140,10 +141,11 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
 
 def _refuse_unknown(words: Iterable[str], line: int) -> None:
     for word in filter(unknown, words):
-        raise LaunchError(line, _missing(word))
+        raise LaunchError(line, value_missing(word))
 
 
-def _missing(word: str) -> str:
+def value_missing(word: str) -> str:
+    """What is not known in the word, and how it is given."""
     missing = unknown(word)
     name = missing.strip("${}")
     hint = f", or give -o {name}=VALUE" if name.isidentifier() else ""
@@ -155,7 +157,7 @@ def _without_open(words: list[str], launch: Launch) -> list[str]:
     kept: list[str] = []
     for word in words:
         if kept and is_unknown(word) and (is_unknown(word, "[@]}") or not kept[-1].startswith("-")):
-            launch.note(launch.line, f"left out: {_missing(word)}", is_missing=True)
+            launch.note(launch.line, f"left out: {value_missing(word)}", is_missing=True)
         else:
             kept.append(word)
     return kept
@@ -166,7 +168,7 @@ def _is_kept(flag: Flag, options: Options) -> bool:
     if stem in SECRET_FLAGS:
         options.take_secret(SECRET_FLAGS[stem], launch.line)
     elif stem not in OWNED and any(map(unknown, flag.values)):
-        text = f"--{flag.name}: left out: {_missing(next(filter(unknown, flag.values)))}"
+        text = f"--{flag.name}: left out: {value_missing(next(filter(unknown, flag.values)))}"
         launch.note(launch.line, text, is_missing=True)
     elif stem not in OWNED and any(redact(value) != value for value in flag.values):
         launch.note(launch.line, f"--{flag.name}: left out: its value looks like a secret")

@@ -551,6 +551,12 @@ def test_a_flag_with_a_value_that_is_not_known_is_missing_and_the_rest_taken(
     assert re.search(reason, line)
 
 
+def test_words_behind_a_switch_are_not_its_value(tmp_path: Path) -> None:
+    text = f"{LINE} --trust-remote-code $MORE"
+    assert imported(tmp_path, text)[0].args == {"trust-remote-code": True}
+    assert ["left out: what $MORE" in line for line in missing(tmp_path, text)] == [True]
+
+
 @pytest.mark.parametrize(
     ("text", "line", "block"),
     [

@@ -172,9 +172,7 @@ def parse_serve(words: list[str]) -> Serve:
     if not model:
         named = [flag.values[0] for flag in flags if flag.name == "model" and any(flag.values)]
         if not named:
-            where = (
-                ", but a file of flags, --config: write them out" if "config" in [flag.name for flag in flags] else ""
-            )
+            where = ", but a file of flags, --config: write them out" * ("config" in {flag.name for flag in flags})
             raise CommandError(f"names no model right behind `serve`{where}")
         model = named[-1]
     return Serve(env, tuple(program), model, tuple(flag for flag in flags if flag.name != "model"))

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from sparkd.base.recipes.schema import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
+from sparkd.base.vllm.flag import SHIPPED
 from sparkd.tools.importers.command import WITHOUT_EFFECT, Flag, Serve, parse_serve
 from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
 from sparkd.tools.importers.shell import Command, Script
@@ -26,6 +27,7 @@ _SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/
 _BEFORE = ("exec", "sudo", "nohup", "env", "-E")
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _MOST_GIVEN = 1000
+_SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind == "switch"}
 
 
 class Engine(Struct):
@@ -156,7 +158,8 @@ def _without_open(words: list[str], launch: Launch) -> list[str]:
     """Without words that only a shell knows and that are no flag's first value; they are noted as missing."""
     kept: list[str] = []
     for word in words:
-        if kept and is_unknown(word) and (is_unknown(word, "[@]}") or not kept[-1].startswith("-")):
+        is_value = kept and kept[-1].startswith("-") and kept[-1] not in _SWITCHES
+        if kept and is_unknown(word) and (is_unknown(word, "[@]}") or not is_value):
             launch.note(launch.line, f"left out: {value_missing(word)}", is_missing=True)
         else:
             kept.append(word)

@@ -99,6 +99,19 @@ def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: 
     ]
 
 
+def test_a_cache_that_sparkd_does_not_know_is_kept_and_what_may_surprise_is_noted(tmp_path: Path) -> None:
+    own = PAIR.replace(
+        "docker run", "docker run -v $HOME/.cache/mine:/root/.cache/mine --security-opt seccomp=unconfined"
+    )
+    own = own.replace('"$IMAGE"\n', "r/i:older\n").replace("security:", "min_vidmem_gb: 128\nsecurity:")
+    recipe, result = imported(tmp_path, own, MEASURED)
+    assert (recipe.caches, recipe.image.ref, result.missing) == ({"mine": "/root/.cache/mine"}, f"r/i@{DIGEST}", ())
+    notes = " ".join(result.notes)
+    assert "min_vidmem_gb: 128" in notes
+    assert "runtime.image: r/i:latest: is taken, and not r/i:older of its setup_command" in notes
+    assert "--security-opt seccomp=unconfined: left out: docker's own seccomp profile stays" in notes
+
+
 def test_without_a_measurement_the_tag_is_named_as_one_that_moves(tmp_path: Path) -> None:
     recipe, result = imported(tmp_path, PAIR.replace("schema_version: 3", "schema_version: 4"))
     assert (recipe.image.ref, recipe.model.revision, recipe.expect) == ("r/i:latest", "", {})

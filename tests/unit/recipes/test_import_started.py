@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 
@@ -200,18 +201,14 @@ def test_the_conservative_reports_flags_are_those_of_the_shipped_recipe(tmp_path
         (f"docker run --device /dev/fuse {IMAGE} --model org/m", {}, {"devices": ("/dev/fuse",)}),
         (f"docker run --entrypoint vllm {IMAGE} serve org/m -tp 1", {"tensor-parallel-size": 1}, {}),
         (f"docker run {IMAGE} python3 -m vllm.entrypoints.openai.api_server --model org/m --seed 1", {"seed": 1}, {}),
-        (f"docker run --entrypoint bash {IMAGE} -c 'vllm serve org/m --seed $S'", None, {}),
         (f"docker run -e S=3 --entrypoint bash {IMAGE} -c 'vllm serve org/m --seed $S'", {"seed": 3}, {}),
         (f"docker run {IMAGE} sh -lc 'exec vllm serve org/m'", {}, {}),
+        (f'docker run {IMAGE} bash -c -i "vllm serve \\\n  org/m --seed 1"', {"seed": 1}, {}),
         (f"docker run --privileged --init --memory 100g {IMAGE} --model org/m", {},
          {"privileged": True, "init": True, "memory_limit_bytes": 100 << 30}),
     ],
 )  # fmt: skip
-def test_a_docker_line(line: str, args: dict[str, object] | None, container: dict[str, object], tmp_path: Path) -> None:
-    if args is None:
-        with pytest.raises(ConfigError, match=r"line 1: what \$S stands for"):
-            imported(tmp_path, line)
-        return
+def test_a_docker_line(line: str, args: dict[str, object], container: dict[str, object], tmp_path: Path) -> None:
     recipe, _, _ = imported(tmp_path, line)
     assert (recipe.args, recipe.model.repo, recipe.image.ref) == (args, "org/m", IMAGE)
     assert recipe.container.model_dump(exclude_unset=True) == container
@@ -225,6 +222,7 @@ def test_a_docker_line(line: str, args: dict[str, object] | None, container: dic
         (f'ARGS=(--seed 1\n  # why\n  --block-size 16)\ndocker run {IMAGE} --model org/m "${{ARGS[@]}}" "$@"',
          {"seed": 1, "block-size": 16}),
         (f"A=()\ndocker run {IMAGE} --model org/m ${{A[@]+\"${{A[@]}}\"}}", {}),
+        (f"M=org/m\ndocker run {IMAGE} --model $M --tokenizer /t/${{M##*/}}", {"tokenizer": "/t/m"}),
         (f"{LINE} --dtype auto>log 2>&1", {"dtype": "auto"}),
         (f"{LINE} --dtype auto&>log", {"dtype": "auto"}),
         (f'X="--seed 1"\ndocker run {IMAGE} --model org/m $X 2>&1 | tee log &', {"seed": 1}),
@@ -243,18 +241,17 @@ def test_a_plain_script(script: str, args: dict[str, object], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (f"f() {{\n  {LINE}\n}}\nf\n", "line 2: what begins in line 1 decides"),
-        (f"\nif true; then\n{LINE}\nfi", "line 3: what begins in line 2 decides"),
-        (f"while true; do {LINE}; done", "line 1: what begins in line 1 decides"),
-        (f"{LINE} --seed $(id -u)", r"line 1: what \$\(id -u\) stands for"),
-        (f"{LINE} $(cat more)", r"line 1: what \$\(cat more\) stands for"),
-        (f"{LINE} --seed `id`", "line 1: what `id` stands for"),
-        (f"if x; then S=1; fi\n{LINE} --seed $S", r"line 2: what \$S stands for in \$S is not known: .* -o S=VALUE"),
-        (f"{LINE} --seed $1", r"line 1: what \$1 stands for"),
-        (f"F+=(--rm)\ndocker run ${{G[@]}} {IMAGE} --model org/m", "line 2: what .* where the image is"),
+        (f"docker run {IMAGE} --model <name>", "line 1: what <name> stands for in <name> is not known"),
+        (f"for m in a b; do docker run {IMAGE} --model $m; done", r"line 1: what \$m stands for .* -o m=VALUE"),
+        ("F+=(--rm)\ndocker run ${G[@]}", "line 2: docker run names no image: write it"),
         (f"{LINE} 'x", "line 1: the quote ' has no end"),
         (f'\n{LINE} "x', 'line 2: the quote " has no end'),
         ("vllm serve org/m", "line 1: names no image to run it in: --image REF"),
+        (f"docker run {IMAGE} --config /x.yaml", "line 1: names no model .* but a file of flags, --config: write them"),
+        (f'M=""\ndocker run {IMAGE} --model "$M"', "line 2: names no model right behind"),
+        (f'docker run {IMAGE} "$1" "$@"', r"line 1: what \$1 stands for in \$1 is not known"),
+        ("pgrep -f vllm.entrypoints.openai.api_server", "line 1: starts no vLLM server"),
+        ("docker compose run -e A=1 vllm serve org/m", "line 1: starts no vLLM server"),
         (f"{LINE}\n{LINE}", "vLLM is started by 2 commands"),
         ("docker run redis", "line 1: starts no vLLM server"),
         ("docker run -Z x --model y", "line 1: docker's option -Z is not known"),
@@ -264,7 +261,6 @@ def test_a_plain_script(script: str, args: dict[str, object], tmp_path: Path) ->
         (COMPOSE.replace("--model org/m", '"--model org/m --seed ${X"'), "line 4: command: "),
         (COMPOSE + "    extends: x\n", "line 5: extends: write the service out"),
         ("services: 3\n# vllm", "line 1: services: must be a mapping"),
-        (f"{UNIT}ExecStart=/usr/bin/{LINE} --seed %i\n", "line 4: %i is filled in by systemd"),
         (f"{UNIT}ExecStart=/usr/bin/{LINE} 'x\n", "line 4: execstart|line 4: ExecStart: no closing quotation"),
     ],
 )  # fmt: skip
@@ -373,8 +369,10 @@ def test_a_secret_becomes_a_file_and_is_nowhere(text: str, tmp_path: Path) -> No
 
 
 def test_a_fault_names_no_secret(tmp_path: Path) -> None:
+    _, notes, written = imported(tmp_path, f"docker run {IMAGE} --model org/m --hf-token {SECRET} stray --x $Y")
+    assert SECRET not in "".join(notes) + written
     with pytest.raises(ConfigError) as fault:
-        imported(tmp_path, f"docker run {IMAGE} --model org/m --hf-token {SECRET} stray --x $Y")
+        imported(tmp_path, f"docker run {IMAGE} --model $Y --hf-token {SECRET} stray")
     assert SECRET not in str(fault.value)
 
 
@@ -519,7 +517,93 @@ def test_a_loss_is_missing_where_the_engine_needs_it(
 @pytest.mark.parametrize("word", ["{a,b}", "{a..c}", "*", "x?", "$'a\\nb'", '{"a":1,"b":2}', "--x={a,b}", "~/x*"])
 def test_a_word_that_bash_expands_is_not_taken_as_it_is(word: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not known"):
-        imported(tmp_path, f"{LINE} --served-model-name {word}\n")
+        imported(tmp_path, f"docker run {IMAGE} --model {word}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"{LINE} --block-size 16 --seed $(id -u)", r"line 1: --seed: left out: what \$\(id -u\) stands for"),
+        (f"{LINE} --seed `id` --block-size 16", "line 1: --seed: left out: what `id` stands for"),
+        (f"if x; then S=1; fi\n{LINE} --block-size 16 --seed=$S", r"line 2: --seed: .* in \$S is .* -o S=VALUE"),
+        (f"{LINE} --seed $1 --block-size 16", r"line 1: --seed: left out: what \$1 stands for"),
+        (f"{LINE} --block-size 16 $MORE", r"line 1: left out: what \$MORE stands for"),
+        (f"{LINE} $(cat more) --block-size 16", r"line 1: left out: what \$\(cat more\) stands for"),
+        (f"docker run {IMAGE} vllm serve org/m $MORE --block-size 16", r"line 1: left out: what \$MORE stands for"),
+        (f"docker run {IMAGE} bash -c \"vllm serve org/m --block-size 16 --seed $S\"",
+         r"line 1: --seed: left out: what \$S stands for in \$S is not known: write its value, or give -o S=VALUE"),
+        (f"{LINE} --seed {{a,b}} --block-size 16", "line 1: --seed: left out: what {a,b} stands for"),
+        (f"{LINE} --block-size 16 --seed <n>", "line 1: --seed: left out: what <n> stands for"),
+        (f"F=(--block-size 16)\nif x; then F+=(--seed 1); fi\n{LINE} ${{F[@]}}",
+         r"line 3: left out: what \$\{F\[@\]\} stands for"),
+        (f"docker run --gpus all ${{G[@]}} {IMAGE} --model org/m --block-size 16",
+         r"line 1: left out: what \$\{G\[@\]\} stands for is not known: write it"),
+        (f"{UNIT}ExecStart=/usr/bin/{LINE} --block-size 16 --seed %i\n",
+         "line 4: --seed: left out: what %i stands for"),
+        (COMPOSE.replace("org/m", "org/m --block-size 16 --seed ${S}"), r"line 4: --seed: .* -o S=VALUE"),
+    ],
+)  # fmt: skip
+def test_a_flag_with_a_value_that_is_not_known_is_missing_and_the_rest_taken(
+    text: str, reason: str, tmp_path: Path
+) -> None:
+    assert imported(tmp_path, text)[0].args == {"block-size": 16}
+    (line,) = missing(tmp_path, text)
+    assert re.search(reason, line)
+
+
+def test_words_behind_a_switch_are_not_its_value(tmp_path: Path) -> None:
+    text = f"{LINE} --trust-remote-code $MORE"
+    assert imported(tmp_path, text)[0].args == {"trust-remote-code": True}
+    assert ["left out: what $MORE" in line for line in missing(tmp_path, text)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "block"),
+    [
+        (f"f() {{\n  {LINE}\n}}\nf\n", 2, 1),
+        (f"\nif true; then\n{LINE}\nfi", 3, 2),
+        (f"while true; do {LINE}; done", 1, 1),
+        (f"docker run --entrypoint bash {IMAGE} -c 'if [ a ]; then vllm serve org/m; fi'", 1, 1),
+        (f"if x; then docker create redis; fi\n{LINE}", 0, 0),
+    ],
+)  # fmt: skip
+def test_what_a_condition_starts_is_taken_and_the_condition_noted(
+    text: str, line: int, block: int, tmp_path: Path
+) -> None:
+    recipe, notes, _ = imported(tmp_path, text)
+    assert not missing(tmp_path, text)
+    text = f"line {line}: what begins in line {block} decides whether it runs: taken as if it does"
+    assert (recipe.model.repo, notes[:1]) == ("org/m", [text] if line else [])
+
+
+def test_a_launcher_before_exec_is_none_of_the_image(tmp_path: Path) -> None:
+    recipe, _, _ = imported(tmp_path, "/x/launch-cluster.sh -t i -e A=1 exec vllm serve org/m", image=IMAGE)
+    assert (recipe.env, recipe.image.entrypoint, recipe.image.ref) == ({"A": "1"}, ("vllm", "serve"), IMAGE)
+
+
+def test_variables_that_env_sets_in_the_container_are_taken(tmp_path: Path) -> None:
+    recipe, _, _ = imported(tmp_path, f"docker run -e A=1 {IMAGE} env B=2 C=x=y vllm serve org/m\n")
+    assert (recipe.env, recipe.image.entrypoint) == ({"A": "1", "B": "2", "C": "x=y"}, ("vllm", "serve"))
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        '$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)',
+        '$(cd "$(dirname "$0")" && pwd)',
+        "$(cd $(dirname $0) && pwd -P)",
+    ],
+)
+def test_the_folder_of_a_script_is_known(folder: str, tmp_path: Path) -> None:
+    recipe, _, _ = imported(tmp_path, f'D="{folder}"\ndocker run -v "$D/t:/t:ro" {IMAGE} --model org/m')
+    assert recipe.container.volumes[0].source == f"{tmp_path}/0/t"
+
+
+def test_a_unit_knows_the_home_and_leaves_the_rest_of_systemd_open(tmp_path: Path) -> None:
+    line = f"docker run --cidfile=%t/x -v %h/t:/t:ro {IMAGE} --model org/m --served-model-name 5%%"
+    recipe, notes, _ = imported(tmp_path, f"{UNIT}ExecStart=/usr/bin/{line}\n")
+    assert (recipe.container.volumes[0].source, recipe.model.served_name) == (f"{Path.home()}/t", "5%")
+    assert notes == ["line 4: --cidfile %t/x: left out: what %t stands for is not known"]
 
 
 @pytest.mark.parametrize(
@@ -621,5 +705,5 @@ def test_a_file_of_many_services_is_refused(tmp_path: Path) -> None:
 def test_a_comment_between_options_is_nothing_and_an_unknown_image_is_named(tmp_path: Path) -> None:
     text = f"docker run `# all of it` --gpus all {IMAGE} --model org/m\n"
     assert imported(tmp_path, text)[0].image.ref == IMAGE
-    with pytest.raises(ConfigError, match=r"line 2: what \$OPTIONS stands for is not known, where an image is"):
+    with pytest.raises(ConfigError, match=r"line 2: image: what \$OPTIONS stands for .* -o OPTIONS=VALUE"):
         imported(tmp_path, f"\ndocker run $OPTIONS {IMAGE} --model org/m\n")

@@ -416,7 +416,11 @@ def test_what_leads_to_no_endpoint_says_so_and_what_is_missing(
     assert "To an endpoint" not in shown + (folder / "given.yaml").read_text()
 
 
-@pytest.mark.parametrize("more", ["", "post_exec: [x]\n", "builder: docker-pull\n", "executor_config: {user: a}\n"])
+@pytest.mark.parametrize(
+    "more",
+    ["", "post_exec: [x]\n", "builder: docker-pull\n", "executor_config: {user: a}\n",
+     "env: {TORCH_EXTENSIONS_DIR: /cache/huggingface/x, MINE_CACHE_DIR: /root/.cache/huggingface/y}\n"],
+)  # fmt: skip
 def test_what_the_engine_does_without_leaves_the_way_to_an_endpoint(tree: Path, more: str) -> None:
     path = tree / "recipes/given.yaml"
     path.write_text(f"{V2}{more}command: |\n  set -e\n  echo up\n  vllm serve o/m\n")

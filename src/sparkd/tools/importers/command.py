@@ -24,7 +24,7 @@ _TOKEN = re.compile(
 _IN_DOUBLE_QUOTES = re.compile(r"""\\([$`"\\\n])|([\s\S])""")
 """An escaped character, or any other."""
 _QUOTED = "\0"
-WITHOUT_EFFECT = ([":"], ["cd"], ["echo"], ["set"], ["sleep"], ["true"])
+WITHOUT_EFFECT = ([":"], ["["], ["[["], ["break"], ["cd"], ["echo"], ["exit"], ["set"], ["sleep"], ["test"], ["true"])
 """Programs that the engine needs nothing of."""
 
 
@@ -170,9 +170,10 @@ def parse_serve(words: list[str]) -> Serve:
         model, rest = rest[0], rest[1:]
     flags = _parse_flags(rest)
     if not model:
-        named = [flag.values[0] for flag in flags if flag.name == "model" and flag.values]
+        named = [flag.values[0] for flag in flags if flag.name == "model" and any(flag.values)]
         if not named:
-            raise CommandError("names no model right behind `serve`")
+            where = ", but a file of flags, --config: write them out" * ("config" in {flag.name for flag in flags})
+            raise CommandError(f"names no model right behind `serve`{where}")
         model = named[-1]
     return Serve(env, tuple(program), model, tuple(flag for flag in flags if flag.name != "model"))
 

@@ -177,6 +177,7 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
             "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
             "nodes": nodes,
             "executor": foreign.executor if nodes["min"] > 1 else "mp",
+            "caches": foreign.caches,
             "expect": foreign.expect,
             "args": args,
             "env": _convert_environment(source, {**foreign.env, **command.env}),

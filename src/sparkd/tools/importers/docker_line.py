@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from sparkd.base.recipes.yaml import YamlError
-from sparkd.tools.importers.launch import inner_commands, is_ray, program
+from sparkd.tools.importers.launch import inner_commands, is_ray, note_condition, program
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
-from sparkd.tools.importers.variables import Variables, mark, unknown
+from sparkd.tools.importers.variables import Variables, is_unknown, mark, unknown
 
 _SWITCHES = frozenset(
     ("detach", "interactive", "tty", "rm", "privileged", "init", "no-healthcheck", "oom-kill-disable", "publish-all",
@@ -25,7 +25,7 @@ _LETTERS = {
 }  # fmt: skip
 _PROGRAMS = ("docker", "podman")
 _SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
-_SPECIFIER = re.compile(r"%[A-Za-z]")
+_SPECIFIER = re.compile(r"%[A-Za-z%]")
 
 
 def read_script(text: str, variables: Variables) -> list[Launch]:
@@ -45,30 +45,29 @@ def _launches(command: Command, depth: int = 0) -> Iterator[Launch]:
     inner = inner_commands(words, {}, line) if depth < 3 else None
     if verb in (["run"], ["exec"], ["create"]):
         launch = read_docker(words, command.lines, words.index(verb[0], at) + 1, command.env)
-        _refuse_block(command, launch.line)
+        note_condition(launch, command.block)
         yield launch
     elif inner is not None:
         for one in inner:
             one.block, one.env = one.block or command.block, {**command.env, **one.env}
             yield from _launches(one, depth + 1)
-    elif program(words)[1]:
-        _refuse_block(command, line)
-        env = {name: (value, line) for name, value in command.env.items()}
-        yield Launch(line, words=words, entrypoint=[], env=env)
+    elif at < 0 and program(words)[1]:
+        launch = Launch(line, words=words, entrypoint=[])
+        launch.env = {name: (value, line) for name, value in command.env.items()}
+        note_condition(launch, command.block)
+        yield launch
     elif is_ray(words):
         yield Launch(line, notes=[Note(line, "ray start: left out: sparkd joins the nodes itself")])
-
-
-def _refuse_block(command: Command, line: int) -> None:
-    if command.block:
-        raise LaunchError(line, f"what begins in line {command.block} decides whether it runs: write it plainly")
 
 
 def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[str, str]) -> Launch:
     """`at`: where the options of run, create or exec begin. Raises LaunchError."""
     launch, verb = Launch(lines[at - 1]), words[at - 1]
-    while at < len(words) and words[at].startswith("-") and words[at] != "--":
+    while at < len(words) and (words[at].startswith("-") or is_unknown(words[at], "[@]}")) and words[at] != "--":
         word, line, at = words[at], lines[at], at + 1
+        if is_unknown(word):
+            launch.note(line, f"left out: what {unknown(word)} stands for is not known: write it", is_missing=True)
+            continue
         options, needs_value = _options(word, line)
         if needs_value:
             if at >= len(words):
@@ -78,9 +77,8 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
         for option in options:
             _take(launch, option, shell_env)
     started, launch.words = "".join(words[at : at + 1]), words[at + 1 :]
-    if not started or "[@]" in unknown(started):
-        what = f"what {unknown(started)} stands for is not known" if started else f"docker {verb} names none"
-        raise LaunchError(launch.line, f"{what}, where the {'container' if verb == 'exec' else 'image'} is: write it")
+    if not started:
+        raise LaunchError(launch.line, f"docker {verb} names no {'container' if verb == 'exec' else 'image'}: write it")
     if verb == "exec":
         launch.entrypoint = []
     else:
@@ -132,7 +130,7 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
             if key == "Environment":
                 for word in shlex.split(value):
                     name, _, content = word.partition("=")
-                    env[name] = variables.values[name] = _specifiers(content, line)
+                    env[name] = variables.values[name] = _specifiers(content, variables)
             elif key == "EnvironmentFile":
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
             elif key.startswith("Exec") and key != "ExecStart":
@@ -140,7 +138,7 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                     text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
                     notes.append(Note(line, text))
             elif key == "ExecStart" and value:
-                words = _exec_words(_specifiers(value.lstrip("-@:+!|"), line), variables)
+                words = _exec_words(_specifiers(value.lstrip("-@:+!|"), variables), variables)
                 launches += _launches(Command(words, [line] * len(words), dict(env)))
         except (CommandError, ValueError, YamlError) as error:
             raise LaunchError(line, f"{key}: {str(error).lower()}") from None
@@ -165,12 +163,10 @@ def _settings(text: str) -> Iterator[tuple[int, str, str]]:
         yield number, key.strip(), value.strip()
 
 
-def _specifiers(text: str, line: int) -> str:
-    """Raises LaunchError: what systemd fills in at the start is not known."""
-    plain = text.replace("%%", "\0")
-    if found := _SPECIFIER.search(plain):
-        raise LaunchError(line, f"{found[0]} is filled in by systemd: write its value")
-    return plain.replace("\0", "%")
+def _specifiers(text: str, variables: Variables) -> str:
+    """With %h as the home of the user who imports it; what else systemd fills in at the start is not known."""
+    known = {"%%": "%", "%h": variables.value("HOME")}
+    return _SPECIFIER.sub(lambda found: known.get(found[0]) or mark(found[0]), text)
 
 
 def _exec_words(text: str, variables: Variables) -> list[str]:

@@ -223,5 +223,6 @@ def _note_paths(source: Source, bundle: Bundle) -> None:
     for key, value in (*((f"args.{key}", value) for key, value in recipe.args.items()), *env.items()):
         named = isinstance(value, str) and any(f"{mount}/" in value for mount in _OTHER_MOUNTS)
         if named and not any(is_below(target, str(value)) for target in kept):
-            where = f"{key}: {str(value)[:120]}"
-            source.miss(("command",), f"{where}: sparkd mounts nothing there: add a volume, or change it")
+            text = f"{key}: {str(value)[:120]}: sparkd mounts nothing there: add a volume, or change it"
+            is_made = key in env and re.search("CACHE|EXTENSIONS|WORKSPACE", key)  # by the compiler that works there
+            source.note(("command",), text, is_missing=not is_made)

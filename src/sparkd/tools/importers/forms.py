@@ -17,7 +17,7 @@ from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.compose import parse_env_file, read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
-from sparkd.tools.importers.launch import Engine, find_engine, merge
+from sparkd.tools.importers.launch import Engine, find_engine, merge, value_missing
 from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source
 from sparkd.tools.importers.variables import Variables, unknown
@@ -84,8 +84,8 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
         reason = "starts no vLLM server: neither `vllm serve` nor an image of vLLM with its flags"
         for form in forms:
             for _, launch in form.launches:
-                if missing := unknown(launch.image):
-                    raise _fault(form.path, launch.line, f"what {missing} stands for is not known, where an image is")
+                if unknown(launch.image):
+                    raise _fault(form.path, launch.line, f"image: {value_missing(launch.image)}")
         raise _fault(forms[0].path, 1, reason)
     for form in forms:
         if len(names := [name for path, name, _ in engines if path == form.path]) > 1:

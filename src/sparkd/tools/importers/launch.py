@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from sparkd.base.recipes.schema import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
+from sparkd.base.vllm.flag import SHIPPED
 from sparkd.tools.importers.command import WITHOUT_EFFECT, Flag, Serve, parse_serve
 from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
 from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import CommandError, Note
-from sparkd.tools.importers.variables import Variables, shown, unknown
+from sparkd.tools.importers.variables import Variables, is_unknown, shown, unknown
 
 SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 VLLM_SERVE = ("vllm", "serve")
@@ -26,6 +27,7 @@ _SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/
 _BEFORE = ("exec", "sudo", "nohup", "env", "-E")
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _MOST_GIVEN = 1000
+_SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind == "switch"}
 
 
 class Engine(Struct):
@@ -44,9 +46,10 @@ def program(words: list[str]) -> tuple[tuple[str, ...], int]:
     """The words that start vLLM's server, and how many words come before its model; none and 0 where nothing does."""
     for at, word in enumerate(words):
         if word == "serve" and at and "vllm" in words[at - 1].rpartition("/")[2]:
-            start = next((n for n, one in enumerate(words[:at]) if one not in _BEFORE and "=" not in one), at)
+            of_launcher = at - words[at::-1].index("exec") + 1 if "exec" in words[:at] else 0  # such as eugr's
+            start = next((n for n in range(of_launcher, at) if words[n] not in _BEFORE and "=" not in words[n]), at)
             return tuple(words[start : at + 1]), at + 1
-        if _SERVER.fullmatch(word):
+        if _SERVER.fullmatch(word) and (word.endswith(".py") or words[at - 1 : at] == ["-m"]):
             return VLLM_SERVE, at + 1  # the same server; as a module it ignores a model that is no flag's
     return (), 0
 
@@ -60,15 +63,22 @@ def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[
     while words and words[0] in _BEFORE:
         words = words[1:]
     at = next((n for n, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), 0)
-    if not at or not _SHELL.fullmatch(words[0]) or len(words) <= at + 1:
+    text = next((word for word in words[at + 1 :] if not word.startswith("-")), "")  # as in bash -c -i TEXT
+    if not at or not _SHELL.fullmatch(words[0]) or not text:
         return None
     try:
-        commands = Script(words[at + 1], Variables(dict(env))).read()
+        commands = Script(text, Variables(dict(env))).read()
     except CommandError as error:
         raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
     for command in commands:
-        command.lines = [line for _ in command.lines]
+        command.lines, command.block = [line for _ in command.lines], command.block and line
     return commands
+
+
+def note_condition(launch: Launch, block: int) -> None:
+    """`block`: line of what decides whether it runs; 0 where nothing does."""
+    if block:
+        launch.note(launch.line, f"what begins in line {block} decides whether it runs: taken as if it does")
 
 
 def find_engine(launch: Launch, folder: str) -> Engine | None:
@@ -79,9 +89,9 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
     engines = [command for command in commands if program(command.words)[1]]
     if not engines:
         return None
-    if len(engines) > 1 or engines[0].block:
-        text = "more than one `vllm serve` may run, or a condition decides whether one does: write one plainly"
-        raise LaunchError(launch.line, text)
+    if len(engines) > 1:
+        raise LaunchError(launch.line, "more than one `vllm serve` may run: write one plainly")
+    note_condition(launch, engines[0].block)
     is_before = True
     for other in commands:
         if other is engines[0]:
@@ -107,47 +117,64 @@ def _commands(launch: Launch) -> list[Command]:
     if inner is not None:
         return inner
     is_bare = launch.entrypoint is None and "vllm" in launch.image and bool(words) and not program(words)[1]
-    if is_bare and (words[0].startswith(("-", "/models")) or REPO.fullmatch(words[0])):
+    if is_bare and (words[0].startswith(("-", "/models")) or REPO.fullmatch(words[0]) or unknown(words[0])):
         words = [*VLLM_SERVE, *words]  # as vllm/vllm-openai has it
     return [Command(words)]
 
 
 def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     entrypoint, end = program(command.words)
+    assigned = {name: value for name, equals, value in (word.partition("=") for word in command.words[:end]) if equals}
     try:
-        serve = parse_serve([*VLLM_SERVE, *command.words[end:]])
+        serve = parse_serve([*VLLM_SERVE, *_without_open(command.words[end:], launch)])
     except CommandError as error:
         _refuse_unknown(command.words, launch.line)
         raise LaunchError(launch.line, shown(str(error))) from None
     options = Options(launch, folder)
-    options.take_env(command.env)
+    options.take_env({**command.env, **assigned})
     flags = tuple(flag for flag in serve.flags if _is_kept(flag, options))
-    ours = {value for flag in serve.flags if flag not in flags for value in flag.values}
-    words = [word for word in command.words if not ours & {word, word.partition("=")[2]}]
-    _refuse_unknown(words, launch.line)
-    container = options.container([value for flag in flags for value in flag.values])
+    container = options.container([value for flag in flags if flag.name != "download-dir" for value in flag.values])
     flags, model = options.publish(flags), options.on_the_node(serve.model)
-    _refuse_unknown((model, launch.image), launch.line)
+    _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     notes = [Note(note.line, shown(note.text), note.is_missing) for note in launch.notes]
     found = Serve({}, entrypoint, model, flags)
     return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
 
 
 def _refuse_unknown(words: Iterable[str], line: int) -> None:
+    for word in filter(unknown, words):
+        raise LaunchError(line, value_missing(word))
+
+
+def value_missing(word: str) -> str:
+    """What is not known in the word, and how it is given."""
+    missing = unknown(word)
+    name = missing.strip("${}")
+    hint = f", or give -o {name}=VALUE" if name.isidentifier() else ""
+    return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
+
+
+def _without_open(words: list[str], launch: Launch) -> list[str]:
+    """Without words that only a shell knows and that are no flag's first value; they are noted as missing."""
+    kept: list[str] = []
     for word in words:
-        if missing := unknown(word):
-            name = missing.strip("${}")
-            hint = f", or give -o {name}=VALUE" if name.isidentifier() else ""
-            text = f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
-            raise LaunchError(line, text)
+        is_value = kept and kept[-1].startswith("-") and kept[-1] not in _SWITCHES
+        if kept and is_unknown(word) and (is_unknown(word, "[@]}") or not is_value):
+            launch.note(launch.line, f"left out: {value_missing(word)}", is_missing=True)
+        else:
+            kept.append(word)
+    return kept
 
 
 def _is_kept(flag: Flag, options: Options) -> bool:
-    stem = flag.name.removeprefix("no-").partition(".")[0]
+    launch, stem = options.launch, flag.name.removeprefix("no-").partition(".")[0]
     if stem in SECRET_FLAGS:
-        options.take_secret(SECRET_FLAGS[stem], options.launch.line)
+        options.take_secret(SECRET_FLAGS[stem], launch.line)
+    elif stem not in OWNED and any(map(unknown, flag.values)):
+        text = f"--{flag.name}: left out: {value_missing(next(filter(unknown, flag.values)))}"
+        launch.note(launch.line, text, is_missing=True)
     elif stem not in OWNED and any(redact(value) != value for value in flag.values):
-        options.launch.note(options.launch.line, f"--{flag.name}: left out: its value looks like a secret")
+        launch.note(launch.line, f"--{flag.name}: left out: its value looks like a secret")
     else:
         return stem not in OWNED
     return False

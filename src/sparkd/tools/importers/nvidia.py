@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from sparkd.base.lib.text import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
+from sparkd.base.vllm.container_paths import cache_folders
 from sparkd.tools.importers.command import split_commands
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.options import Launch, LaunchError, merge_keys
 from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source, Unusable, Values, as_mapping
-from sparkd.tools.importers.sparkrun import convert_option
+from sparkd.tools.importers.sparkrun import TABLES, convert_option
 
 _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")
 """Flags that sparkd sets, with values of the shell's."""
@@ -24,10 +25,10 @@ _REVISION = re.compile(r"[0-9a-f]{40}")
 _SETUP = "runtime.setup_command"
 _IGNORED = ("rm", "interactive", "tty", "detach", "init", "cap-add")
 """Options of `docker run` without meaning for the engine."""
-_OPTIONS = {"shm-size": "shm_size", "device": "devices"}
-_CACHES = ("/root/.cache/", "/root/.triton")
-"""sparkd keeps them for each image, and mounts models from the node."""
-_SHOWN = ("security", "limitations", "notes", "validation")
+_OPTIONS = {"shm-size": "shm_size", "device": "devices", "security-opt": "security_opt"}
+_CACHES = re.compile(r"[^:]+:(/root/\.(?:triton|cache/(?:([a-z0-9_]{1,32})/?)?.*))")
+"""Volumes of compilers, with the name of one, and of the hub: sparkd keeps the former, and mounts models itself."""
+_SHOWN = ("status", "min_vidmem_gb", "security", "limitations", "notes", "validation")
 
 
 def catalogue_name(source: Source) -> str:
@@ -55,11 +56,12 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
     return Foreign(
         format="NVIDIA catalogue",
         description=source.text("title"),
-        image=_pin_image(source, str(software.get("runtime_revision"))),
+        image=_pin_image(source, launch, str(software.get("runtime_revision"))),
         command=_OF_RANKS.sub(r"\g<1>0", str(source.mapping("serve").get("command") or "")),
         revision=revision if _REVISION.fullmatch(revision) else "",
         env=_environment(source, launch),
         container=_container(source, launch),
+        caches=_caches(launch),
         nodes=(nodes, nodes),
         expect=_read_figures(measured),
     )
@@ -72,8 +74,10 @@ def _count_nodes(source: Source) -> int:
     return nodes
 
 
-def _pin_image(source: Source, digest: str) -> str:
+def _pin_image(source: Source, launch: Launch, digest: str) -> str:
     image = str(source.mapping("runtime").get("image") or "")
+    if launch.image not in (image, "$IMAGE"):
+        source.note(("runtime",), f"runtime.image: {image}: is taken, and not {launch.image} of its setup_command")
     if _DIGEST.fullmatch(digest):
         return f"{image.partition('@')[0].rpartition(':')[0] or image}@{digest}"
     if "@" not in image:
@@ -134,12 +138,21 @@ def _environment(source: Source, launch: Launch) -> dict[str, str]:
 def _container(source: Source, launch: Launch) -> dict[str, object]:
     """Keys of schema 1's `container`. What has no counterpart becomes a note."""
     container: dict[str, object] = {}
-    for name, value, _ in launch.options:
-        is_cache = name == "volume" and value.partition(":")[2].startswith(_CACHES)
-        converted = {} if is_cache or name in _IGNORED else convert_option(_OPTIONS.get(name, name), value)
+    for option, value, _ in launch.options:
+        name = _OPTIONS.get(option, option)
+        is_cache = name == "volume" and _CACHES.fullmatch(value)
+        converted = {} if is_cache or name in _IGNORED else convert_option(name, value)
         if converted is None:
-            source.miss(("runtime",), f"{_SETUP}: --{name} {value[:60]}: left out: write it yourself")
+            text = f"{_SETUP}: --{option} {value[:60]}: left out: {TABLES.unused.get(name, 'write it yourself')}"
+            source.note(("runtime",), text, is_missing=name not in TABLES.unused)
         merge_keys(container, converted or {})
     for note in launch.notes:
         source.miss(("runtime",), f"{_SETUP}: {note.text}")
     return container
+
+
+def _caches(launch: Launch) -> dict[str, str]:
+    """Of compilers that sparkd does not know by itself, by name."""
+    found = [_CACHES.fullmatch(option.value) for option in launch.options if option.name == "volume"]
+    known = (*cache_folders({}), "huggingface")
+    return {match[2]: match[1] for match in found if match and match[2] and match[2] not in known}

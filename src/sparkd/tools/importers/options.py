@@ -66,7 +66,8 @@ class Launch(Struct):
     notes: list[Note] = field(default_factory=list)
 
     def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
-        self.notes.append(Note(line, text, is_missing))
+        if (note := Note(line, text, is_missing)) not in self.notes:
+            self.notes.append(note)
 
 
 class Options(Struct):
@@ -115,8 +116,7 @@ class Options(Struct):
         is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
         printed = (option.value if is_plain else redact(option.value))[:100]
         target = split_volume(option)[1].rstrip("/") if is_path else ""
-        is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
-        is_missing = is_mount and any(is_below(value, target) for value in used)
+        is_missing = not _HUB_CACHE.fullmatch(target) and any(target and is_below(value, target) for value in used)
         self.launch.note(option.line, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
 
     def _convert(self, option: Option) -> tuple[dict[str, object] | None, str]:

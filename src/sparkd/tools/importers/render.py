@@ -38,6 +38,7 @@ def render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -
         ("env", recipe.env),
         ("secrets", recipe.secrets),
         ("container", recipe.container.model_dump(exclude_unset=True)),
+        ("caches", recipe.caches),
         ("expect", recipe.expect),
     ):
         lines += ["", f"{section}:"] if entries else []

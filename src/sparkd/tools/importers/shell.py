@@ -18,6 +18,8 @@ _TOKEN = re.compile(
 )
 _REDIRECT = re.compile(r"(?:[0-9]{0,2}|&)(?:<<<|>>|>|<(?!<))(?P<to>&[0-9-])?")
 _OUTPUT = re.compile(r"&?>")
+_TO_FILL_IN = re.compile(r"<\w[\w./:-]{0,60}>(?=\s|\Z)")
+"""As in <model>, which a person is to fill in."""
 _HERE_DOCUMENT = re.compile(r"[0-9]?<<-?[ \t]*['\"\\]?(\w+)['\"]?")
 _ARRAY = re.compile(r"\"?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\1\[[@*]\]\}\"?)?\})\"?", re.ASCII)
 """All words of a list; of what a script is given there are none."""
@@ -124,6 +126,9 @@ class Script(Struct):
         if self.text[at] == "~" and self.text[at + 1 : at + 2] in ("", "/", " "):
             self._add(self.variables.values.get("HOME", mark("~")))
             return at + 1
+        if blank := _TO_FILL_IN.match(self.text, at):
+            self._add(mark(blank[0]))
+            return blank.end()
         if redirect := _REDIRECT.match(self.text, at):
             self.redirected = not redirect["to"]
             return redirect.end()
@@ -213,6 +218,8 @@ class Script(Struct):
         if command.words and command.words[0] in _CLOSING and self.blocks:
             self.blocks.pop()
         command.block = self.blocks[0] if self.blocks else 0
+        if command.words and command.words[0] in ("if", "while", "until", *_CLOSING):
+            del command.words[0], command.lines[0]
         self._assign(command)
         if command.words:
             self.variables.spend(len(self.exported) * _COST)

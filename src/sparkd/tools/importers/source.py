@@ -129,6 +129,7 @@ class Foreign(Struct, frozen=True):
     secrets: Mapping[str, str] = {}
     """File by variable."""
     executor: str = "mp"
+    caches: Mapping[str, str] = {}
     expect: Mapping[str, object] = {}
     """What its publisher measured."""
 

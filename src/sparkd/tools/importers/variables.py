@@ -15,10 +15,13 @@ from sparkd.tools.importers.source import CommandError
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _NO_BREAK = "\u00a0"
-_MARK = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}?")
+_MARK = re.compile(f"{_OPEN}+([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
+"""Also of a mark in a text that is read once more."""
 _USE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
 )
+_OF_SCRIPT = re.compile(r'\$\(cd "?\$\(dirname "?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)"? && pwd(?: -P)?\)')
+"""The folder that a script lies in."""
 _DEEPEST = 8
 _MOST_FILLED_IN = 1 << 22
 """Characters, of all values of one file together: text that doubles itself must end."""
@@ -31,6 +34,11 @@ def mark(name: str) -> str:
 def unknown(text: str) -> str:
     """The first part of the text that is not known; empty if there is none."""
     return found[1].replace(_NO_BREAK, " ") if (found := _MARK.search(text)) else ""
+
+
+def is_unknown(word: str, end: str = "") -> bool:
+    """Whether nothing of the word is known. `end`: of its name, such as [@]} of a list's."""
+    return bool(_MARK.fullmatch(word)) and shown(word).endswith(end)
 
 
 def shown(text: str) -> str:
@@ -94,7 +102,9 @@ class Variables(Struct):
         """Of the output of a program and of all else: not known, except the folder, and nothing of a comment."""
         if re.fullmatch(r"`\s*#[^`\n]*`", text):
             return ""
-        here = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") else ""
+        if (base := re.fullmatch(r"\$\{(\w+)##\*/\}", text)) and base[1] in self.values:
+            return self.values[base[1]].rpartition("/")[2]
+        here = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") or _OF_SCRIPT.fullmatch(text) else ""
         return text if text == "$" else here or mark(text)
 
 

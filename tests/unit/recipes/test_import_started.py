@@ -348,7 +348,55 @@ WantedBy=multi-user.target
 def test_a_unit_with_vllm_itself(tmp_path: Path) -> None:
     text = f"{UNIT}Environment=OMP_NUM_THREADS=8\nExecStart=/opt/vllm/bin/vllm serve org/m --port 9000\n"
     recipe, _, _ = imported(tmp_path, text, image=IMAGE)
-    assert (recipe.image.entrypoint, recipe.env) == (("/opt/vllm/bin/vllm", "serve"), {"OMP_NUM_THREADS": "8"})
+    assert (recipe.image.entrypoint, recipe.env) == (("vllm", "serve"), {"OMP_NUM_THREADS": "8"}), (
+        "the image's own vLLM"
+    )
+    text = f"docker run -d {IMAGE} sleep infinity\ndocker exec -d x /opt/vllm/bin/vllm serve org/m\n"
+    assert imported(tmp_path, text)[0].image.entrypoint == ("/opt/vllm/bin/vllm", "serve"), "a path in the container"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"cat >docker-compose.yml <<EOF\nservices:\n  a: {{image: other}}\nEOF\n{LINE}\n",
+        f"#!/bin/sh\n# what\n\ncat > recipe.yaml <<'EOF'\nmodel: a\ncommand: b\nEOF\n{LINE}\n",
+        f"sudo tee /etc/systemd/system/x.service <<-EOF\n[Service]\nExecStart=/bin/other\nEOF\n{LINE}\n",
+    ],
+)
+def test_what_a_script_writes_into_a_file_does_not_make_it_one(text: str, tmp_path: Path) -> None:
+    recipe, notes, written = imported(tmp_path, text)
+    assert (recipe.image.ref, notes) == (IMAGE, [])
+    assert "(command line)" in written
+
+
+@pytest.mark.parametrize(
+    "start", ["# what\n\n", "---\n", "%YAML 1.2\n---\n", "version: '3'\n", "\r\nx-a: &a\n  b: 1\r\n"]
+)
+def test_a_compose_file_may_begin_otherwise(start: str, tmp_path: Path) -> None:
+    assert "(compose)" in imported(tmp_path, start + COMPOSE)[2]
+
+
+def test_privileged_is_named_once(tmp_path: Path) -> None:
+    options = "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt label=disable --privileged"
+    recipe, notes, _ = imported(tmp_path, f"docker run {options} {IMAGE} --model org/m")
+    assert recipe.container.privileged
+    assert notes == ["line 1: --privileged: kept: root in the container is root on the node"]
+    assert not imported(tmp_path, f"docker run --privileged=false {IMAGE} --model org/m")[1]
+
+
+def test_a_folder_of_models_is_no_loss_where_sparkd_mounts_the_model_itself(tmp_path: Path) -> None:
+    line = f"\ndocker run -v {{}}:/models {IMAGE} --model /models/m"
+    (tmp_path / "m").mkdir()
+    recipe, notes, _ = imported(tmp_path, line.format(tmp_path))
+    assert recipe.model.path == f"{tmp_path}/m"
+    assert notes == [f"line 2: model: no repository is named: it is read from {tmp_path}/m"]
+    (loss,) = missing(tmp_path, f"{line.format(tmp_path)} --chat-template /models/x.jinja")
+    assert (
+        loss
+        == f"line 2: --volume {tmp_path}:/models: left out: /models in the container is sparkd's own: choose another"
+    )
+    losses = imported(tmp_path, line.format("named"))[1]
+    assert any(loss.startswith("line 2: --volume named:/models: left out: it is no folder") for loss in losses)
 
 
 SECRET = "wq8Zk2Vt9Xs4Lp7Rb3Nd"
@@ -450,12 +498,14 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     detail = {
         "Id": "a" * 64, "Image": "sha256:1",
         "Config": {"Image": IMAGE, "Entrypoint": ["vllm", "serve"], "Cmd": ["org/m", "--seed", "1"],
-                   "Env": ["PATH=/bin", "A=1", f"HF_TOKEN={SECRET}"]},
+                   "Env": ["PATH=/bin", "A=1", f"HF_TOKEN={SECRET}"], "User": "1000:1000"},
         "HostConfig": {"NetworkMode": "bridge", "IpcMode": "private", "ShmSize": 1 << 30, "Memory": 0,
                        "Privileged": False,
                        "Binds": ["/srv/x:/x:ro", "/:/host"], "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}],
                        "Devices": [{"PathOnHost": "/dev/infiniband", "PathInContainer": "/dev/infiniband"}],
-                       "DeviceRequests": [{"Driver": "nvidia"}], "CapAdd": None, "SecurityOpt": None,
+                       "DeviceRequests": [{"Driver": "nvidia"}], "CapAdd": None, "SecurityOpt": ["label=disable"],
+                       "Tmpfs": {"/tmp": "size=1g", "/t": ""}, "CapDrop": ["ALL"], "ReadonlyRootfs": True,
+                       "GroupAdd": ["video"], "PidMode": "host", "ExtraHosts": ["a:1.2.3.4"], "CpusetCpus": "",
                        "PortBindings": {"8000/tcp": [{"HostIp": "", "HostPort": "9000"}]}},
     }  # fmt: skip
     tree.file("/run/docker.pid", "7")
@@ -472,7 +522,13 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert (recipe.args, recipe.env, list(recipe.secrets)) == ({"seed": 1, "port": 9000}, {"A": "1"}, ["HF_TOKEN"])
     assert recipe.container.shm_bytes == 1 << 30
     assert [one.target for one in recipe.container.volumes] == ["/x"]
-    assert any("--volume /:/host: left out" in note for note in result.notes)
+    assert {note.removeprefix("vllm: line 1: ").partition(": left out")[0] for note in result.notes} == {
+        "--volume /:/host", "--user 1000:1000", "--tmpfs /tmp:size=1g", "--tmpfs /t", "--cap-drop ALL",
+        "--read-only true", "--group-add video", "--pid host", "--add-host a:1.2.3.4",
+        "HF_TOKEN: its value is not taken: put it into /etc/sparkd/hf_token",
+    }  # fmt: skip
+    stop = result.steps.index("sudo docker update --restart no vllm && sudo docker stop vllm")
+    assert result.steps[stop + 1] == "sudo sparkd preflight --dry-run", "which needs its port"
     assert SECRET not in result.text + "".join(result.notes)
     assert not any("docker pull" in step for step in result.steps), "its image is here"
     other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(), "mine:1")

@@ -125,7 +125,7 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     ours = {value for flag in serve.flags if flag not in flags for value in flag.values}
     words = [word for word in command.words if not ours & {word, word.partition("=")[2]}]
     _refuse_unknown(words, launch.line)
-    container = options.container([value for flag in flags for value in flag.values])
+    container = options.container([value for flag in flags for value in flag.values], serve.model)
     flags, model = options.publish(flags), options.on_the_node(serve.model)
     _refuse_unknown((model, launch.image), launch.line)
     notes = [Note(note.line, shown(note.text), note.is_missing) for note in launch.notes]

@@ -250,13 +250,14 @@ def test_a_plain_script(script: str, args: dict[str, object], tmp_path: Path) ->
         (f"{LINE} $(cat more)", r"line 1: what \$\(cat more\) stands for"),
         (f"{LINE} --seed `id`", "line 1: what `id` stands for"),
         (f"if x; then S=1; fi\n{LINE} --seed $S", r"line 2: what \$S stands for in \$S is not known: .* -o S=VALUE"),
-        (f"{LINE} --seed $1", r"line 1: what \$1 stands for"),
+        (f"{LINE} --seed $1", r"line 1: what \$1 stands for .* or give -o 1=VALUE"),
         (f"F+=(--rm)\ndocker run ${{G[@]}} {IMAGE} --model org/m", "line 2: what .* where the image is"),
         (f"{LINE} 'x", "line 1: the quote ' has no end"),
         (f'\n{LINE} "x', 'line 2: the quote " has no end'),
         ("vllm serve org/m", "line 1: names no image to run it in: --image REF"),
         (f"{LINE}\n{LINE}", "vLLM is started by 2 commands"),
-        ("docker run redis", "line 1: starts no vLLM server"),
+        ("docker run redis", "line 1: starts no vLLM server by itself: import the file"),
+        ("cat >a.yml <<E\nservices:\nE\ndocker compose up", "line 1: starts no vLLM server by itself: import the file"),
         ("docker run -Z x --model y", "line 1: docker's option -Z is not known"),
         (COMPOSE + f"  b:\n    image: {IMAGE}\n    command: --model org/b\n",
          "2 services vllm, b: name one by --service"),
@@ -276,6 +277,7 @@ def test_what_is_no_plain_start_is_refused_with_its_line(text: str, fault: str, 
 def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> None:
     script = f"if x; then M=a/b; fi\ndocker run {IMAGE} --model $M"
     assert imported(tmp_path, script, M="org/m")[0].model.repo == "org/m"
+    assert imported(tmp_path, f"docker run {IMAGE} --model $1", **{"1": "org/m"})[0].model.repo == "org/m"
     with pytest.raises(ConfigError, match=r"-o N: nothing in .* is filled in by that name"):
         imported(tmp_path, script, N="org/m")
 
@@ -346,8 +348,9 @@ WantedBy=multi-user.target
 
 
 def test_a_unit_with_vllm_itself(tmp_path: Path) -> None:
-    text = f"{UNIT}Environment=OMP_NUM_THREADS=8\nExecStart=/opt/vllm/bin/vllm serve org/m --port 9000\n"
-    recipe, _, _ = imported(tmp_path, text, image=IMAGE)
+    text = f"{UNIT}Environment=OMP_NUM_THREADS=8 PATH=/opt/vllm/bin:/bin\nExecStart=/opt/vllm/bin/vllm serve org/m\n"
+    recipe, notes, _ = imported(tmp_path, text, image=IMAGE)
+    assert notes == ["line 5: PATH: left out: the image has its own"]
     assert (recipe.image.entrypoint, recipe.env) == (("vllm", "serve"), {"OMP_NUM_THREADS": "8"}), (
         "the image's own vLLM"
     )
@@ -377,7 +380,7 @@ def test_a_compose_file_may_begin_otherwise(start: str, tmp_path: Path) -> None:
 
 
 def test_privileged_is_named_once(tmp_path: Path) -> None:
-    options = "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt label=disable --privileged"
+    options = "--cap-add SYS_ADMIN --security-opt seccomp:unconfined --security-opt label=disable --privileged"
     recipe, notes, _ = imported(tmp_path, f"docker run {options} {IMAGE} --model org/m")
     assert recipe.container.privileged
     assert notes == ["line 1: --privileged: kept: root in the container is root on the node"]

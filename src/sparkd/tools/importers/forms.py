@@ -29,6 +29,9 @@ _MAPPING = re.compile(r"(?:[ \t\r]*(?:[#%].*|---.*)?\n)*[\"']?[\w.-]+[\"']?[ \t]
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
 _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
 
+_OF_THE_NODE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+"""Variables with folders of the node, where vLLM runs outside of a container."""
+
 
 class Form(Struct, frozen=True):
     """One file with what it starts."""
@@ -90,7 +93,9 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     """The one engine that they start, on as many nodes as files start it. Raises ConfigError with file and line."""
     engines = _engines(forms, image)
     if not engines:
-        reason = "starts no vLLM server: neither `vllm serve` nor an image of vLLM with its flags"
+        reason = (
+            "starts no vLLM server by itself: import the file with `vllm serve` or vLLM's image, or --container NAME"
+        )
         for form in forms:
             for _, launch in form.launches:
                 if missing := unknown(launch.image):
@@ -123,6 +128,8 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
         if is_bare and len(waiting) == 1:
             launch.image, launch.options = waiting[0].image, waiting[0].options
             launch.env, launch.notes = {**waiting[0].env, **launch.env}, [*waiting[0].notes, *launch.notes]
+        for variable in filter(launch.env.__contains__, () if launch.image else _OF_THE_NODE):
+            launch.note(launch.env.pop(variable)[1], f"{variable}: left out: the image has its own")
         try:
             engine = find_engine(launch, form.folder)
         except LaunchError as error:
@@ -130,8 +137,8 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
         if engine is None:
             waiting += [] if is_bare else [launch]
             continue
-        if image and not launch.image:  # the path is one of the node's, or of its environment of Python
-            engine.serve = replace(engine.serve, entrypoint=VLLM_SERVE)
+        if not launch.image:
+            engine.serve = replace(engine.serve, entrypoint=VLLM_SERVE)  # its path is the node's
         engine.image = image or engine.image
         if not engine.image:
             raise _fault(form.path, engine.line, "names no image to run it in: --image REF names one")

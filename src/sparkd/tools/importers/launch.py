@@ -137,7 +137,7 @@ def _refuse_unknown(words: Iterable[str], line: int) -> None:
     for word in words:
         if missing := unknown(word):
             name = missing.strip("${}")
-            hint = f", or give -o {name}=VALUE" if name.isidentifier() else ""
+            hint = f", or give -o {name}=VALUE" if name.isalnum() or name.isidentifier() else ""
             text = f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
             raise LaunchError(line, text)
 

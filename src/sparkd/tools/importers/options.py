@@ -101,7 +101,7 @@ class Options(Struct):
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
             if option.name in _OWN or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
-            if found.get("privileged") and (option.name == "cap-add" or option.value.endswith("=unconfined")):
+            if found.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
                 continue  # it has them all
             converted, reason = self._convert(option)
             if converted is None:

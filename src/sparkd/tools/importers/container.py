@@ -31,8 +31,8 @@ def read_container(docker: DockerReader, name: str) -> Launch | None:
         if text not in _texts(default.get("Env")):
             launch.env[variable] = (value, 1)
     launch.options = [Option(key, value, 1) for key, value in _options(host)]
-    if (user := config.get("User")) and user != default.get("User"):
-        launch.options.append(Option("user", str(user), 1))
+    if (user := str(config.get("User") or "")) not in ("", default.get("User")):
+        launch.options.append(Option("user", user, 1))
     return launch
 
 
@@ -52,9 +52,8 @@ def _options(host: Mapping[object, object]) -> Iterator[tuple[str, str]]:
         yield "gpus", "all"
     for key, name in _NAMES.items():
         value = host.get(key)
-        yield from ((name, text) for text in _texts(value))
-        if isinstance(value, str | int) and value:
-            yield name, str(value).lower()
+        given = _texts(value) or [str(value).lower()] * bool(value)
+        yield from ((name, text) for text in given)
     yield from (("tmpfs", f"{target}:{how}".rstrip(":")) for target, how in as_mapping(host.get("Tmpfs")).items())
     for key in ("Mounts", "Devices", "Ulimits"):
         listed = host.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from msgspec import Struct
@@ -112,7 +113,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     count = len(engines)
     nodes = (count, count if count > 1 else None)
     source = Source(Document({}, {(): engine.line}), notes=engine.notes)
-    source.container = forms[0].path if forms[0].kind == CONTAINER else ""
+    source.container = shlex.quote(forms[0].path) if forms[0].kind == CONTAINER else ""
     source.is_running_here = bool(source.container) and not image
     foreign = Foreign(forms[0].kind, "", engine.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
     return source, foreign, engine.serve

@@ -391,7 +391,7 @@ def test_a_folder_of_models_is_no_loss_where_sparkd_mounts_the_model_itself(tmp_
     line = f"\ndocker run -v {{}}:/models {IMAGE} --model /models/m"
     (tmp_path / "m").mkdir()
     recipe, notes, _ = imported(tmp_path, line.format(tmp_path))
-    assert recipe.model.path == f"{tmp_path}/m"
+    assert (recipe.model.path, recipe.model.served_name) == (f"{tmp_path}/m", "/models/m"), "as clients name it"
     assert notes == [f"line 2: model: no repository is named: it is read from {tmp_path}/m"]
     (loss,) = missing(tmp_path, f"{line.format(tmp_path)} --chat-template /models/x.jinja")
     assert (

@@ -129,7 +129,7 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     flags, model = options.publish(flags), options.on_the_node(serve.model)
     _refuse_unknown((model, launch.image), launch.line)
     notes = [Note(note.line, shown(note.text), note.is_missing) for note in launch.notes]
-    found = Serve({}, entrypoint, model, flags)
+    found = Serve({}, entrypoint, model, (Flag("served-model-name", (serve.model,)), *flags))  # unless one follows
     return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
 
 

@@ -351,6 +351,8 @@ class Started(NamedTuple):
     flags: Mapping[str, list[str]]
     """And the model under an empty name."""
     env: Mapping[str, str]
+    rights: Mapping[str, object]
+    """Of its container, if it is in one, what the form sets: HostConfig, as docker has it."""
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +393,16 @@ def look(node: Node) -> Started:
     flags = foreign.meaning(words)
     named = flags.pop("model", [])
     env = dict(line.partition("=")[::2] for line in node.read(f"/proc/{pid}/environ").split("\0") if "=" in line)
-    return Started({**flags, "": model or named}, env)
+    return Started({**flags, "": model or named}, env, rights(node))
+
+
+def rights(node: Node) -> dict[str, object]:
+    listed = json.loads(node.sh("docker inspect $(docker ps --quiet)", check=False).stdout or "[]")
+    host = listed[0]["HostConfig"] if listed else {"Ulimits": []}
+    limits = {f"limit {one['Name']}": (one["Soft"], one["Hard"]) for one in host["Ulimits"] or ()}
+    given = {name: host.get(name) for name in ("Privileged", "Memory", "IpcMode", "ShmSize")}
+    by_default = {"Privileged": False, "Memory": 0, "IpcMode": "private", "ShmSize": 64 << 20}
+    return {**limits, **{name: value for name, value in given.items() if value not in (None, by_default[name])}}
 
 
 def start_by_hand(node: Node, form: Form, folder: str) -> Started:
@@ -420,6 +431,11 @@ def differences(form: Form, ours: Started, theirs: Started) -> list[str]:
         f"{name}: {ours.env.get(name)} instead of {value}"
         for name, value in theirs.env.items()
         if name not in OF_THE_SYSTEM and ours.env.get(name) != value
+    ]
+    found += [
+        f"{name}: {ours.rights.get(name)} instead of {value}"
+        for name, value in theirs.rights.items()
+        if ours.rights.get(name) != value
     ]
     return found
 
@@ -493,9 +509,7 @@ EVIL_NAMES = (
 def everything(node: Node) -> tuple[str, ...]:
     """Files, containers and processes of others than this look."""
     found = "find /etc /root /tmp /dev/shm /var/lib/sparkd /run/sparkd -xdev -printf '%p %i %s %T@ %m\\n' | sort"
-    listed = (
-        "docker ps --all --no-trunc --format '{{.ID}} {{.Names}} {{.State}}'; docker image ls --quiet; docker volume ls"
-    )
+    listed = "docker ps --all --format '{{.ID}} {{.State}}'; docker image ls --quiet | sort; docker volume ls | sort"
     return node.sh(found).stdout, node.sh(listed).stdout, " ".join(map(str, node.pids(".")))
 
 

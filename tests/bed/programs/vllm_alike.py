@@ -6,6 +6,7 @@ It runs endpoint_alike.py, which is in /opt/alike.
 
 import json
 import runpy
+import signal
 import sys
 
 
@@ -18,4 +19,5 @@ served = option("--served-model-name", option("--model", sys.argv[2]))
 card = {"id": served, "object": "model", "max_model_len": 512}
 alike = runpy.run_path("/opt/alike/endpoint_alike.py")
 alike["BODIES"]["GET /v1/models"] = json.dumps({"object": "list", "data": [card]})
+signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit())  # as a container's first process, too
 alike["main"](int(option("--port", "8000")), "serving")

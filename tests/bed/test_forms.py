@@ -531,11 +531,11 @@ def test_nothing_of_a_hostile_container_is_run_and_nothing_is_written(clean: Spa
         assert (one.stdout + one.stderr).replace("\n", "").isprintable()
         assert TOKEN not in one.stdout + one.stderr
     assert done.returncode == 10
-    for what in (
+    for loss in (
         "--user 65534:65534",
         "--tmpfs /t:size=1m",
         "--volume /:/host",
         "--volume /etc:/e",
         "HF_TOKEN: its value",
     ):
-        assert done.stderr.count(f"evil: line 1: {what}") == 1
+        assert done.stderr.count(f"evil: line 1: {loss}") == 1

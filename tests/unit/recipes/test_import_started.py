@@ -253,7 +253,8 @@ def test_a_plain_script(script: str, args: dict[str, object], tmp_path: Path) ->
         ("pgrep -f vllm.entrypoints.openai.api_server", "line 1: starts no vLLM server"),
         ("docker compose run -e A=1 vllm serve org/m", "line 1: starts no vLLM server"),
         (f"{LINE}\n{LINE}", "vLLM is started by 2 commands"),
-        ("docker run redis", "line 1: starts no vLLM server"),
+        ("docker run redis", "line 1: starts no vLLM server by itself: import the file"),
+        ("cat >a.yml <<E\nservices:\nE\ndocker compose up", "line 1: starts no vLLM server by itself: import the file"),
         ("docker run -Z x --model y", "line 1: docker's option -Z is not known"),
         (COMPOSE + f"  b:\n    image: {IMAGE}\n    command: --model org/b\n",
          "2 services vllm, b: name one by --service"),
@@ -272,6 +273,7 @@ def test_what_is_no_plain_start_is_refused_with_its_line(text: str, fault: str, 
 def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> None:
     script = f"if x; then M=a/b; fi\ndocker run {IMAGE} --model $M"
     assert imported(tmp_path, script, M="org/m")[0].model.repo == "org/m"
+    assert imported(tmp_path, f"docker run {IMAGE} --model $1", **{"1": "org/m"})[0].model.repo == "org/m"
     with pytest.raises(ConfigError, match=r"-o N: nothing in .* is filled in by that name"):
         imported(tmp_path, script, N="org/m")
 
@@ -342,9 +344,58 @@ WantedBy=multi-user.target
 
 
 def test_a_unit_with_vllm_itself(tmp_path: Path) -> None:
-    text = f"{UNIT}Environment=OMP_NUM_THREADS=8\nExecStart=/opt/vllm/bin/vllm serve org/m --port 9000\n"
-    recipe, _, _ = imported(tmp_path, text, image=IMAGE)
-    assert (recipe.image.entrypoint, recipe.env) == (("/opt/vllm/bin/vllm", "serve"), {"OMP_NUM_THREADS": "8"})
+    text = f"{UNIT}Environment=OMP_NUM_THREADS=8 PATH=/opt/vllm/bin:/bin\nExecStart=/opt/vllm/bin/vllm serve org/m\n"
+    recipe, notes, _ = imported(tmp_path, text, image=IMAGE)
+    assert notes == ["line 5: PATH: left out: the image has its own"]
+    assert (recipe.image.entrypoint, recipe.env) == (("vllm", "serve"), {"OMP_NUM_THREADS": "8"}), (
+        "the image's own vLLM"
+    )
+    text = f"docker run -d {IMAGE} sleep infinity\ndocker exec -d x /opt/vllm/bin/vllm serve org/m\n"
+    assert imported(tmp_path, text)[0].image.entrypoint == ("/opt/vllm/bin/vllm", "serve"), "a path in the container"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"cat >docker-compose.yml <<EOF\nservices:\n  a: {{image: other}}\nEOF\n{LINE}\n",
+        f"#!/bin/sh\n# what\n\ncat > recipe.yaml <<'EOF'\nmodel: a\ncommand: b\nEOF\n{LINE}\n",
+        f"sudo tee /etc/systemd/system/x.service <<-EOF\n[Service]\nExecStart=/bin/other\nEOF\n{LINE}\n",
+    ],
+)
+def test_what_a_script_writes_into_a_file_does_not_make_it_one(text: str, tmp_path: Path) -> None:
+    recipe, notes, written = imported(tmp_path, text)
+    assert (recipe.image.ref, notes) == (IMAGE, [])
+    assert "(command line)" in written
+
+
+@pytest.mark.parametrize(
+    "start", ["# what\n\n", "---\n", "%YAML 1.2\n---\n", "version: '3'\n", "\r\nx-a: &a\n  b: 1\r\n"]
+)
+def test_a_compose_file_may_begin_otherwise(start: str, tmp_path: Path) -> None:
+    assert "(compose)" in imported(tmp_path, start + COMPOSE)[2]
+
+
+def test_privileged_is_named_once(tmp_path: Path) -> None:
+    options = "--cap-add SYS_ADMIN --security-opt seccomp:unconfined --security-opt label=disable --privileged"
+    recipe, notes, _ = imported(tmp_path, f"docker run {options} {IMAGE} --model org/m")
+    assert recipe.container.privileged
+    assert notes == ["line 1: --privileged: kept: root in the container is root on the node"]
+    assert not imported(tmp_path, f"docker run --privileged=false {IMAGE} --model org/m")[1]
+
+
+def test_a_folder_of_models_is_no_loss_where_sparkd_mounts_the_model_itself(tmp_path: Path) -> None:
+    line = f"\ndocker run -v {{}}:/models {IMAGE} --model /models/m"
+    (tmp_path / "m").mkdir()
+    recipe, notes, _ = imported(tmp_path, line.format(tmp_path))
+    assert (recipe.model.path, recipe.model.served_name) == (f"{tmp_path}/m", "/models/m"), "as clients name it"
+    assert notes == [f"line 2: model: no repository is named: it is read from {tmp_path}/m"]
+    (loss,) = missing(tmp_path, f"{line.format(tmp_path)} --chat-template /models/x.jinja")
+    assert (
+        loss
+        == f"line 2: --volume {tmp_path}:/models: left out: /models in the container is sparkd's own: choose another"
+    )
+    losses = imported(tmp_path, line.format("named"))[1]
+    assert any(loss.startswith("line 2: --volume named:/models: left out: it is no folder") for loss in losses)
 
 
 SECRET = "wq8Zk2Vt9Xs4Lp7Rb3Nd"
@@ -448,12 +499,14 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     detail = {
         "Id": "a" * 64, "Image": "sha256:1",
         "Config": {"Image": IMAGE, "Entrypoint": ["vllm", "serve"], "Cmd": ["org/m", "--seed", "1"],
-                   "Env": ["PATH=/bin", "A=1", f"HF_TOKEN={SECRET}"]},
+                   "Env": ["PATH=/bin", "A=1", f"HF_TOKEN={SECRET}"], "User": "1000:1000"},
         "HostConfig": {"NetworkMode": "bridge", "IpcMode": "private", "ShmSize": 1 << 30, "Memory": 0,
                        "Privileged": False,
                        "Binds": ["/srv/x:/x:ro", "/:/host"], "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}],
                        "Devices": [{"PathOnHost": "/dev/infiniband", "PathInContainer": "/dev/infiniband"}],
-                       "DeviceRequests": [{"Driver": "nvidia"}], "CapAdd": None, "SecurityOpt": None,
+                       "DeviceRequests": [{"Driver": "nvidia"}], "CapAdd": None, "SecurityOpt": ["label=disable"],
+                       "Tmpfs": {"/tmp": "size=1g", "/t": ""}, "CapDrop": ["ALL"], "ReadonlyRootfs": True,
+                       "GroupAdd": ["video"], "PidMode": "host", "ExtraHosts": ["a:1.2.3.4"], "CpusetCpus": "",
                        "PortBindings": {"8000/tcp": [{"HostIp": "", "HostPort": "9000"}]}},
     }  # fmt: skip
     tree.file("/run/docker.pid", "7")
@@ -470,7 +523,13 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert (recipe.args, recipe.env, list(recipe.secrets)) == ({"seed": 1, "port": 9000}, {"A": "1"}, ["HF_TOKEN"])
     assert recipe.container.shm_bytes == 1 << 30
     assert [one.target for one in recipe.container.volumes] == ["/x"]
-    assert any("--volume /:/host: left out" in note for note in result.notes)
+    assert {note.removeprefix("vllm: line 1: ").partition(": left out")[0] for note in result.notes} == {
+        "--volume /:/host", "--user 1000:1000", "--tmpfs /tmp:size=1g", "--tmpfs /t", "--cap-drop ALL",
+        "--read-only true", "--group-add video", "--pid host", "--add-host a:1.2.3.4",
+        "HF_TOKEN: its value is not taken: put it into /etc/sparkd/hf_token",
+    }  # fmt: skip
+    stop = result.steps.index("sudo docker update --restart no vllm && sudo docker stop vllm")
+    assert result.steps[stop + 1] == "sudo sparkd preflight --dry-run", "which needs its port"
     assert SECRET not in result.text + "".join(result.notes)
     assert not any("docker pull" in step for step in result.steps), "its image is here"
     other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(), "mine:1")

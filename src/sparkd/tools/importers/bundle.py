@@ -38,6 +38,8 @@ class Bundle(Struct):
     """The image that no mod has changed."""
     build: str = ""
     """Command that builds it, if any is known."""
+    container: str = ""
+    """That the recipe was read off, as a shell's word: its port and its memory are the engine's."""
     is_here: bool = False
     """Whether this machine has the image."""
     drafts: dict[str, str] = field(default_factory=dict)
@@ -68,6 +70,8 @@ class Bundle(Struct):
         if many:
             yield from self._steps_to_others(beside)
         yield "sudo sparkd units install"
+        if self.container:
+            yield f"sudo docker update --restart no {self.container} && sudo docker stop {self.container}"
         yield "sudo sparkd preflight --dry-run"
         if many:
             yield f"sudo systemctl start sparkd-worker{_OTHERS}"

@@ -8,6 +8,13 @@ from sparkd.base.lib.dockerd.reader import DockerReader
 from sparkd.tools.importers.options import Launch, Option
 from sparkd.tools.importers.source import as_mapping
 
+_NAMES = {
+    "Privileged": "privileged", "Memory": "memory", "Binds": "volume", "CapAdd": "cap-add", "CapDrop": "cap-drop",
+    "SecurityOpt": "security-opt", "GroupAdd": "group-add", "PidMode": "pid", "ReadonlyRootfs": "read-only",
+    "ExtraHosts": "add-host", "CpusetCpus": "cpuset-cpus",
+}  # fmt: skip
+"""The option of `docker run` behind a key of HostConfig."""
+
 
 def read_container(docker: DockerReader, name: str) -> Launch | None:
     """None where docker has none of this name. Raises DockerError."""
@@ -24,6 +31,8 @@ def read_container(docker: DockerReader, name: str) -> Launch | None:
         if text not in _texts(default.get("Env")):
             launch.env[variable] = (value, 1)
     launch.options = [Option(key, value, 1) for key, value in _options(host)]
+    if (user := str(config.get("User") or "")) not in ("", default.get("User")):
+        launch.options.append(Option("user", user, 1))
     return launch
 
 
@@ -37,17 +46,15 @@ def _options(host: Mapping[object, object]) -> Iterator[tuple[str, str]]:
         yield "ipc", str(host["IpcMode"])
     elif host.get("ShmSize") not in (None, 64 << 20):
         yield "shm-size", str(host["ShmSize"])
-    for key, name, meant in (
-        ("NetworkMode", "network", host.get("NetworkMode") == "host"),
-        ("Privileged", "privileged", host.get("Privileged") is True),
-        ("Memory", "memory", bool(host.get("Memory"))),
-    ):
-        if meant:
-            yield name, str(host[key]).lower()
+    if host.get("NetworkMode") == "host":
+        yield "network", "host"
     if host.get("DeviceRequests") or host.get("Runtime") == "nvidia":
         yield "gpus", "all"
-    for key, name in (("Binds", "volume"), ("CapAdd", "cap-add"), ("SecurityOpt", "security-opt")):
-        yield from ((name, text) for text in _texts(host.get(key)))
+    for key, name in _NAMES.items():
+        value = host.get(key)
+        given = _texts(value) or [str(value).lower()] * bool(value)
+        yield from ((name, text) for text in given)
+    yield from (("tmpfs", f"{target}:{how}".rstrip(":")) for target, how in as_mapping(host.get("Tmpfs")).items())
     for key in ("Mounts", "Devices", "Ulimits"):
         listed = host.get(key)
         yield from filter(None, map(_entry, listed if isinstance(listed, list) else ()))

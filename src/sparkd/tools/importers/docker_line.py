@@ -117,7 +117,8 @@ def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
 
 
 def is_unit(text: str) -> bool:
-    return any((match := _SECTION.match(line)) and match[1] == "Service" for line in text.splitlines())
+    lines = [line for line in map(str.strip, text.splitlines()) if line and line[0] not in "#;"]
+    return bool(lines and _SECTION.match(lines[0])) and "[Service]" in lines  # a script may write one
 
 
 def read_unit(text: str, variables: Variables) -> list[Launch]:

@@ -52,7 +52,7 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
     if _X86.search(recipe.image.ref):
         source.miss(("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another")
     bundle.build = _build_command(source, recipe, path)
-    bundle.is_here = source.is_running_here
+    bundle.container, bundle.is_here = source.container, source.is_running_here
     if bundle.build:
         bundle.update("image", build=bundle.build, asserts=(_CUDA_TORCH,))
     _find_model(source, bundle)

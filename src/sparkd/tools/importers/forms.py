@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.base.host import Host
 from sparkd.base.host.docker import query
@@ -17,15 +19,19 @@ from sparkd.tools.importers.command import Serve
 from sparkd.tools.importers.compose import parse_env_file, read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
-from sparkd.tools.importers.launch import Engine, find_engine, merge, value_missing
+from sparkd.tools.importers.launch import VLLM_SERVE, Engine, find_engine, merge, value_missing
 from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source
 from sparkd.tools.importers.variables import Variables, unknown
 
 CONTAINER = "container"
-_RECIPE = re.compile(r"^(?:recipe_version|model|command|container)[ \t]*:", re.MULTILINE)
+_MAPPING = re.compile(r"(?:[ \t\r]*(?:[#%].*|---.*)?\n)*[\"']?[\w.-]+[\"']?[ \t]*:\s")
+"""How a file of YAML begins; a script that writes one begins otherwise."""
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
 _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
+
+_OF_THE_NODE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+"""Variables with folders of the node, where vLLM runs outside of a container."""
 
 
 class Form(Struct, frozen=True):
@@ -38,10 +44,17 @@ class Form(Struct, frozen=True):
     folder: str
 
 
+def _find_kind(text: str) -> str:
+    """Empty for another form."""
+    if _MAPPING.match(text):
+        return "compose" if _COMPOSE.search(text) else ""
+    return "systemd unit" if is_unit(text) else "command line" if _COMMAND.search(text) else ""
+
+
 def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *, beside: bool) -> Form | None:
     """None for a text of another form. `beside`: whether the path is a file's. Raises ConfigError with the line."""
-    is_compose = bool(_COMPOSE.search(text))
-    if not is_compose and (_RECIPE.search(text) or not (is_unit(text) or _COMMAND.search(text))):
+    kind = _find_kind(text)
+    if not kind:
         return None
     if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
@@ -49,10 +62,10 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     given = {"HOME": str(Path.home()), **({"PWD": folder} if folder else {}), **overrides}
     variables = Variables(given, frozenset(overrides))
     try:
-        if is_compose:
+        if kind == "compose":
             env_file = _read_env_file(path.parent / ".env", variables) if beside else {}
-            return Form(str(path), "compose", read_compose(text, variables, service, env_file), folder)
-        kind, read = ("systemd unit", read_unit) if is_unit(text) else ("command line", read_script)
+            return Form(str(path), kind, read_compose(text, variables, service, env_file), folder)
+        read = read_unit if kind == "systemd unit" else read_script
         return Form(str(path), kind, [("", launch) for launch in read(text, variables)], folder)
     except LaunchError as error:
         raise _fault(str(path), error.line, str(error)) from None
@@ -81,7 +94,9 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     """The one engine that they start, on as many nodes as files start it. Raises ConfigError with file and line."""
     engines = _engines(forms, image)
     if not engines:
-        reason = "starts no vLLM server: neither `vllm serve` nor an image of vLLM with its flags"
+        reason = (
+            "starts no vLLM server by itself: import the file with `vllm serve` or vLLM's image, or --container NAME"
+        )
         for form in forms:
             for _, launch in form.launches:
                 if unknown(launch.image):
@@ -97,8 +112,9 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
         raise _fault(engines[-1][0], error.line, str(error)) from None
     count = len(engines)
     nodes = (count, count if count > 1 else None)
-    source = Source(Document({}, {("command",): engine.line}), notes=engine.notes)
-    source.is_running_here = forms[0].kind == CONTAINER and not image
+    source = Source(Document({}, {(): engine.line}), notes=engine.notes)
+    source.container = shlex.quote(forms[0].path) if forms[0].kind == CONTAINER else ""
+    source.is_running_here = bool(source.container) and not image
     foreign = Foreign(forms[0].kind, "", engine.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
     return source, foreign, engine.serve
 
@@ -113,6 +129,8 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
         if is_bare and len(waiting) == 1:
             launch.image, launch.options = waiting[0].image, waiting[0].options
             launch.env, launch.notes = {**waiting[0].env, **launch.env}, [*waiting[0].notes, *launch.notes]
+        for variable in filter(launch.env.__contains__, () if launch.image else _OF_THE_NODE):
+            launch.note(launch.env.pop(variable)[1], f"{variable}: left out: the image has its own")
         try:
             engine = find_engine(launch, form.folder)
         except LaunchError as error:
@@ -120,6 +138,8 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
         if engine is None:
             waiting += [] if is_bare else [launch]
             continue
+        if not launch.image:
+            engine.serve = replace(engine.serve, entrypoint=VLLM_SERVE)  # its path is the node's
         engine.image = image or engine.image
         if not engine.image:
             raise _fault(form.path, engine.line, "names no image to run it in: --image REF names one")

@@ -133,11 +133,13 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     options = Options(launch, folder)
     options.take_env({**command.env, **assigned})
     flags = tuple(flag for flag in serve.flags if _is_kept(flag, options))
-    container = options.container([value for flag in flags if flag.name != "download-dir" for value in flag.values])
+    container = options.container(
+        [value for flag in flags if flag.name != "download-dir" for value in flag.values], serve.model
+    )
     flags, model = options.publish(flags), options.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     notes = [Note(note.line, shown(note.text), note.is_missing) for note in launch.notes]
-    found = Serve({}, entrypoint, model, flags)
+    found = Serve({}, entrypoint, model, (Flag("served-model-name", (serve.model,)), *flags))  # unless one follows
     return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
 
 
@@ -150,7 +152,7 @@ def value_missing(word: str) -> str:
     """What is not known in the word, and how it is given."""
     missing = unknown(word)
     name = missing.strip("${}")
-    hint = f", or give -o {name}=VALUE" if name.isidentifier() else ""
+    hint = f", or give -o {name}=VALUE" if name.isalnum() or name.isidentifier() else ""
     return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
 
 

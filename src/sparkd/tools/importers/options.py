@@ -16,7 +16,7 @@ from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import parse_variables
-from sparkd.base.vllm.container_paths import is_below, kept_caches
+from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.sparkrun import TABLES, convert_option
@@ -96,27 +96,34 @@ class Options(Struct):
             else:
                 self.env[name] = value
 
-    def container(self, used: Iterable[str]) -> dict[str, object]:
+    def container(self, used: Iterable[str], model: str) -> dict[str, object]:
         """Keys of schema 1's `container`. `used`: the values of the engine's flags, which may name files in a mount."""
         found: dict[str, object] = {}
-        for option in self.launch.options:
-            if option.name in _OWN or option.value.startswith("nvidia.com/gpu"):
+        for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
+            if option.name in _OWN or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
+            if found.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
+                continue  # it has them all
             converted, reason = self._convert(option)
             if converted is None:
-                self._leave_out(option, reason, used)
-            else:
-                merge_keys(found, converted)
+                self._leave_out(option, reason, used, model)
+                continue
+            if converted.get("privileged"):
+                self.launch.note(option.line, "--privileged: kept: root in the container is root on the node")
+            merge_keys(found, converted)
         if "shm_bytes" in found and "ipc" not in found:
             found["ipc"] = "private"  # docker's default, and where a size counts
         return found
 
-    def _leave_out(self, option: Option, reason: str, used: Iterable[str]) -> None:
+    def _leave_out(self, option: Option, reason: str, used: Iterable[str], model: str) -> None:
         is_path = option.name in ("volume", "mount", "device")
         is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
         printed = (option.value if is_plain else redact(option.value))[:100]
         target = split_volume(option)[1].rstrip("/") if is_path else ""
-        is_missing = not _HUB_CACHE.fullmatch(target) and any(target and is_below(value, target) for value in used)
+        is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
+        is_missing = is_mount and any(is_below(value, target) for value in used)
+        if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
+            return  # sparkd mounts the model there by itself
         self.launch.note(option.line, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
 
     def _convert(self, option: Option) -> tuple[dict[str, object] | None, str]:
@@ -143,12 +150,12 @@ class Options(Struct):
         source, target, mode = split_volume(option)
         source, target = self._absolute(source), target.rstrip("/")
         kept = kept_caches({}, {name: value for name, value in self.env.items() if value}, (), gpu=True).values()
-        if not source.startswith("/"):
-            return "", "it is no folder of the node: name one by its absolute path under container.volumes"
         if _HUB_CACHE.fullmatch(target) or target == self.env.get("HF_HOME", "-"):
             return "", "sparkd downloads the model and mounts it itself (sparkd model pull)"
         if target and any(is_below(one, target) or is_below(target, one) for one in kept):
             return "", "sparkd keeps the compile caches itself"
+        if not source.startswith("/"):
+            return "", "it is no folder of the node: name one by its absolute path under container.volumes"
         return f"{source}:{target}:{mode}", ""
 
     def on_the_node(self, model: str) -> str:

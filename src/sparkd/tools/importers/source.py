@@ -61,6 +61,8 @@ class Source(Struct):
     beside: Path | None = None
     """The file itself, where it is one: what was published with it lies beside it."""
     notes: list[Note] = field(default_factory=list)
+    container: str = ""
+    """Of this machine, that it was read off, as a shell's word; it may still run."""
     is_running_here: bool = False
     """Read off a container of this machine, which has its image."""
 

@@ -195,6 +195,11 @@ def test_an_image_that_the_tool_only_pulls_and_renames_is_pulled(
     assert [pulled in note for note in result.notes] == [True] * bool(pulled)
 
 
+def test_build_arguments_are_found_where_sparkrun_keeps_them(tree: Path) -> None:
+    text = f"{V2.replace('r/i:1', 'vllm-node')}runtime_config: {{build_args: [--rebuild-vllm]}}\n{SERVES}"
+    assert imported(tree, text)[1].steps[0].endswith("./build-and-copy.sh -t vllm-node --rebuild-vllm)")
+
+
 def image_here(*digests: str) -> Image:
     return Image("sha256:1", "arm64", "linux", "", 1, "", (), digests, ())
 

@@ -84,7 +84,7 @@ assert run_path(torch.origin.replace("__init__", "version"))["cuda"], "torch is 
 def _build_command(source: Source, bundle: Bundle, path: Path | None) -> str:
     """How the image is built; empty where a registry has it, perhaps by another name, and where that is not known."""
     image = bundle.base
-    words = [str(word) for word in source.items("build_args")]
+    words = [str(word) for word in _listed(source, "build_args")]
     if source.is_running_here or (is_published(image) and not words):
         return ""
     if not words and not image.startswith("vllm-node") and source.document.data.get("builder") != "eugr":
@@ -104,6 +104,12 @@ def _build_command(source: Source, bundle: Bundle, path: Path | None) -> str:
         source.miss(("build_args",), "build_args: left out: not plain words")
         return ""
     return command
+
+
+def _listed(source: Source, key: str) -> list[object]:
+    """Also below `runtime_config`, where sparkrun has keys that it does not know."""
+    inner = as_mapping(source.document.data.get("runtime_config")).get(key)
+    return [*source.items(key), *(inner if isinstance(inner, list) else [])]
 
 
 def _pulled_image(name: str, words: list[str], checkouts: list[Path]) -> str:
@@ -166,8 +172,7 @@ def _read_draft(config: Mapping[str, object]) -> tuple[str, str]:
 
 
 def _find_mods(source: Source, bundle: Bundle, path: Path | None) -> Iterable[Mod]:
-    inner = as_mapping(source.document.data.get("runtime_config")).get("mods")
-    given = [*source.items("mods"), *(inner if isinstance(inner, list) else [])]
+    given = _listed(source, "mods")
     mods: dict[str, Mod] = {}
     for reference in given[:MOST_MODS]:
         try:

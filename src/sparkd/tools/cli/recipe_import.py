@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -104,14 +105,14 @@ def _place(args: argparse.Namespace) -> Place:
     with suppress(SparkdError):  # a wrong configuration is found by the printed commands
         models = load_settings(os.environ).engine.models_dir
     if not args.write:
-        return Place(mods=args.mods, models=models, find_image=_find_image)
+        return Place(mods=args.mods, models=models, find_image=cache(_find_image))
     folder = os.path.abspath(args.write)  # noqa: PTH100 - links stay as they are
     if ":" in folder or not folder.isprintable():
         raise ConfigError(f"{sanitize(folder)}: docker can mount nothing from there", "name a folder without a colon")
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder}: is no folder")
     used = ADMINISTRATORS if find_writable(Files(), folder) else Path(folder)
-    return Place(used, args.mods, Path(folder), models, _find_image)
+    return Place(used, args.mods, Path(folder), models, cache(_find_image))
 
 
 def _find_image(ref: str) -> Image | None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.bed import Node
+from tests.bed import Node, engine_image, images, readme
 from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
-from tests.bed.sparkd_node import SparkdNode
+from tests.bed.sparkd_node import SERVING_SECONDS, SparkdNode
 from tests.unit.commands import INTERRUPTIBLE
 
 from sparkd.agent.actions.kept_images import image_name
@@ -45,6 +46,8 @@ def installed(make_node: MakeNode, package: Path, request: pytest.FixtureRequest
         del settings["storage-driver"]
         node.write("/etc/docker/daemon.json", json.dumps({**settings, "features": {"containerd-snapshotter": True}}))
         node.run("systemctl", "restart", "docker")
+        images.load(node)
+    readme.prepare(node, package)
     SparkdNode(node).install(package)
     node.run("sh", "-c", MAKE_BASE, BASE)
     node.run("mkdir", "-p", f"{FOLDER}/made.files")
@@ -182,3 +185,105 @@ def test_on_a_terminal_it_awaits_a_yes_and_names_each_step_as_it_begins(installe
     shown = installed.sh(command, input="y\n", timeout=300).stdout
     assert re.findall(r"step (\d) of 4: ", shown) == ["1", "2", "3", "4"]
     assert image_id(installed) != made
+
+
+PUBLISHED = f"""\
+recipe_version: "2"
+model: someone/tiny
+model_revision: 0f3a1c2
+container: {engine_image.NAME}
+mods: [mods/changes, mods/copies, mods/adds]
+defaults: {{port: 8000, served_model_name: tiny-chat}}
+executor_config: {{gpus: none, privileged: false}}
+env: {{VLLM_CPU_KVCACHE_SPACE: 1}}
+command: |
+  export OMP_NUM_THREADS=1
+  vllm serve {{model}} --port {{port}} --host 0.0.0.0 --dtype float32 --max-model-len 512 \\
+    --enforce-eager --gpu-memory-utilization 0.5 --chat-template fixed.jinja
+"""
+"""As sparkrun's users publish one: two mods change the image, in this order, and one only copies a template."""
+MODS = {
+    "changes/run.sh": "#!/bin/bash\nset -e\ncat files/changed.txt > /opt/changed\n",
+    "changes/files/changed.txt": "by its mod\n",
+    "adds/run.sh": '#!/bin/bash\nset -e\ngrep -q mod /opt/changed\necho "in $WORKSPACE_DIR" >> /opt/changed\n',
+    "copies/run.sh": "#!/bin/bash\nset -e\ncp chat.jinja $WORKSPACE_DIR/fixed.jinja\n",
+    "copies/chat.jinja": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
+}
+
+
+def import_published(node: Node, recipe: str, mods: dict[str, str]) -> tuple[list[str], str]:
+    """The printed steps, and what is on stderr."""
+    node.write("/root/published/recipes/Chat Tiny.yaml", recipe)
+    for path, text in mods.items():
+        node.write(f"/root/published/mods/{path}", text)
+    shown = node.sh(f"sparkd recipe import '/root/published/recipes/Chat Tiny.yaml' --write {FOLDER} --force")
+    return re.findall(r"^  \d+\. (.*)$", shown.stdout, re.MULTILINE), shown.stderr
+
+
+def confirm(node: Node, step: str) -> str:
+    """What a build shows on a terminal whose person says yes."""
+    words = shlex.join(["script", "--quiet", "--return", "--command", step, "/dev/null"])
+    return node.sh(f"TERM=xterm {words}", input="y\n", check=False, timeout=300).stdout
+
+
+BUILDS = "sudo sparkd image build "
+
+
+def test_a_published_recipe_with_mods_serves_by_the_commands_that_its_import_printed(installed: Node) -> None:
+    steps, left_out = import_published(installed, PUBLISHED, MODS)
+    print("\n".join(steps))
+    spark = SparkdNode(installed)
+    try:
+        for step in steps:
+            if step.startswith(BUILDS):
+                shown = confirm(installed, step)
+                assert re.findall(r"step (\d) of 4: (\w+)", shown) == [
+                    ("1", "copy"), ("2", "run"), ("3", "copy"), ("4", "run")
+                ], shown  # fmt: skip
+            elif not step.startswith(readme.NOT_RUN):
+                installed.sh(step, timeout=SERVING_SECONDS)
+        request = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        answer = installed.post(8000, "/v1/chat/completions", request, 30)
+        assert answer.status == 200, answer.body
+        assert json.loads(answer.body)["usage"]["completion_tokens"] >= 1
+        changed = installed.run("docker", "exec", "sparkd-rank0", "cat", "/opt/changed").stdout
+        assert changed == "by its mod\nin /\n", "each mod once, in order"
+        assert installed.run("test", "-e", "/opt/changed", check=False).returncode, "nothing of a mod runs on the node"
+        assert [step.startswith(BUILDS) for step in steps].count(True) == 1
+        assert not any("docker" in step for step in steps), "the image below is here"
+        assert left_out == ""
+        assert (
+            'image.built[2]: "run export WORKSPACE_DIR='
+            in installed.run("sparkd", "recipe", "show", "chat-tiny").stdout
+        )
+    finally:
+        spark.stop()
+        installed.sh(f"rm -r /root/published {FOLDER}/chat-tiny* /etc/sparkd/conf.d")
+
+
+@pytest.mark.parametrize(
+    ("base", "script", "needles"),
+    [
+        (engine_image.NAME, "touch /opt/here\necho patching\nexit 3\n", ["patching", "sparkd: step 4 (run export "]),
+        # By this name it would be built with CUDA's torch, and the tests' image has the CPU's.
+        ("vllm-node-own", "touch /opt/here\n", ["is not what the recipe needs", "torch is built without CUDA"]),
+    ],
+)
+def test_a_mod_that_fails_or_an_image_that_is_not_right_leaves_nothing_behind(
+    installed: Node, base: str, script: str, needles: list[str]
+) -> None:
+    installed.run("docker", "tag", engine_image.NAME, base)
+    names = installed.run("docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout
+    failing = {**MODS, "adds/run.sh": f"#!/bin/bash\n{script}"}
+    try:
+        steps, _ = import_published(installed, PUBLISHED.replace(engine_image.NAME, base), failing)
+        (step,) = [step for step in steps if step.startswith(BUILDS)]
+        done = installed.sh(f"{step} --yes", check=False, timeout=300)
+        assert done.returncode == 10
+        assert all(needle in done.stdout + done.stderr for needle in needles), done.stderr
+        now = installed.run("docker", "image", "ls", "--format", "{{.Repository}}:{{.Tag}}").stdout
+        assert set(now.split()) - {"<none>:<none>"} == set(names.split()) - {"<none>:<none>"}
+        assert containers(installed) == ""
+        assert installed.run("test", "-e", "/opt/here", check=False).returncode, "nothing of a mod runs on the node"
+    finally:
+        installed.sh(f"rm -r /root/published {FOLDER}/chat-tiny*")

@@ -13,7 +13,7 @@ from tests.bed.conftest import MakeNode
 from tests.bed.images import BUSYBOX
 from tests.bed.processes import wait_for
 from tests.bed.readme import Walk
-from tests.bed.sparkd_node import SERVING_SECONDS, SparkdNode
+from tests.bed.sparkd_node import SparkdNode
 
 STRAY = """
 import ctypes, os, signal, time
@@ -44,29 +44,6 @@ engine = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'VLLM::EngineCor', 0
 subprocess.run([sys.executable, "-c", engine])
 """
 """Somebody's engine, deaf to SIGTERM as one that starts."""
-
-PUBLISHED = """\
-recipe_version: "2"
-model: someone/tiny
-model_revision: 0f3a1c2
-container: sparkd-test/vllm-cpu:0.32.0
-mods: [mods/changes, mods/copies]
-metadata: {maintainer: someone}
-defaults: {port: 8000, served_model_name: tiny-chat}
-executor_config: {gpus: none, privileged: false}
-env: {VLLM_CPU_KVCACHE_SPACE: 1}
-command: |
-  export OMP_NUM_THREADS=1
-  vllm serve {model} --port {port} --host 0.0.0.0 --dtype float32 --max-model-len 512 \\
-    --enforce-eager --gpu-memory-utilization 0.5 --chat-template fixed.jinja
-"""
-"""As sparkrun's users publish one, with a mod that changes the image, and one that only copies a template."""
-MODS = {
-    "changes/run.sh": "#!/bin/bash\nset -e\ncat changed.txt > /opt/changed\n",
-    "changes/changed.txt": "by its mod\n",
-    "copies/run.sh": "#!/bin/bash\nset -e\ncp chat.jinja $WORKSPACE_DIR/fixed.jinja\n",
-    "copies/chat.jinja": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
-}
 
 
 @pytest.fixture(scope="module")
@@ -288,29 +265,3 @@ def test_the_agent_fixes_a_faulty_node_and_serves_and_its_journal_names_each_fix
         assert "theirs" in faulty.node.run("docker", "ps", "--format", "{{.Names}}").stdout.split()
     finally:
         faulty.stop()
-
-
-def test_a_published_recipe_with_mods_serves_by_the_commands_that_its_import_printed(installed: SparkdNode) -> None:
-    node, recipes = installed.node, "/etc/sparkd/recipes"
-    node.sh("mkdir -p /root/published/recipes /root/published/mods/copies /root/published/mods/changes")
-    node.write("/root/published/recipes/Chat Tiny.yaml", PUBLISHED)
-    for path, text in MODS.items():
-        node.write(f"/root/published/mods/{path}", text)
-    shown = node.sh(f"sparkd recipe import '/root/published/recipes/Chat Tiny.yaml' --write {recipes}")
-    print(shown.stdout, shown.stderr)
-    steps = re.findall(r"^  \d+\. (.*)$", shown.stdout, re.MULTILINE)
-    try:
-        for step in steps:
-            if not step.startswith(readme.NOT_RUN):
-                node.sh(step, timeout=SERVING_SECONDS)
-        request = {"model": "tiny-chat", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        answer = node.post(8000, "/v1/chat/completions", request, 30)
-        assert answer.status == 200, answer.body
-        assert json.loads(answer.body)["usage"]["completion_tokens"] >= 1
-        assert node.run("docker", "exec", "sparkd-rank0", "cat", "/opt/changed").stdout == "by its mod\n"
-        assert sum(step.startswith("sudo docker build ") for step in steps) == 1
-        assert shown.stderr == ""
-    finally:
-        installed.stop()
-        node.sh(f"rm -r /root/published {recipes}/chat-tiny* /etc/sparkd/conf.d")
-        node.sh("docker rmi --force $(docker images -q 'localhost/*')")

@@ -216,7 +216,7 @@ FAULTS = (
         also=("compile-cache", "remove-ipc"),
     ),
     Fault("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),
-    Fault("image-without-deepgemm", _image_lacks_deepgemm, Level.BLOCK, "image", says="deepseek-ai/DeepGEMM"),
+    Fault("image-without-deepgemm", _image_lacks_deepgemm, Level.BLOCK, "image", says="sparkd image build"),
     Fault("image-not-checked", _image_not_checked, Level.WARN, "image", says="the next start does"),
     Fault("cache-wiped", _cache_wiped, Level.BLOCK, "compile-cache", says="109.5 GiB and 3.0 GiB to compile"),
     Fault(

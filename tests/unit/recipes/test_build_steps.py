@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sparkd.base.config import Settings
 from sparkd.base.lib.errors import ConfigError
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node
 from sparkd.base.recipes.image import LONGEST_RUN, MOST_STEPS, Build
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.schema import Recipe, json_schema
@@ -104,8 +107,13 @@ def test_what_no_build_may_be(tmp_path: Path, made: object, ref: str, needle: st
 
 def test_the_hint_of_a_missing_image_is_the_command_or_the_text(tmp_path: Path) -> None:
     steps = {"from": "base", "steps": [{"run": "true"}]}
-    found = [load(tmp_path, one).image_build for one in (steps, "make mine", "")]
+    found = [load(tmp_path, one).image_build() for one in (steps, "make mine", "")]
     assert found == ["sudo sparkd image build r", "make mine", ""]
+    recipe, path = load(tmp_path, steps), "/root/my own/r.yaml"
+    settings = Settings().model_copy(update={"engine": Settings().engine.model_copy(update={"recipe": path})})
+    hint = make_plan(recipe, settings, Node(0, "", "", 1, "")).image_build
+    assert hint == "sudo sparkd image build '/root/my own/r.yaml'", "a name is not searched there"
+    assert recipe.image_build("/root/other.yaml") == "sudo sparkd image build r"
 
 
 def test_a_recipe_that_is_written_out_reads_back_the_same(tmp_path: Path) -> None:

@@ -12,15 +12,19 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from sparkd.base.host import Host
+from sparkd.base.host.docker_image import Image
 from sparkd.base.lib.errors import ConfigError
+from sparkd.base.recipes.image import Build
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main, recipe_import
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.mods import MOST_FILES
+from sparkd.tools.models.image_build import read_sources
 
-V1 = "recipe_version: '1'\nname: x\ncontainer: vllm-node\n"
+V1 = "recipe_version: '1'\nname: x\ncontainer: vllm-node-own\n"
 V2 = "recipe_version: '2'\nmodel: o/m\ncontainer: r/i:1\n"
 TEMPLATE = (
     '#!/bin/bash\nset -e\ncp chat.jinja $WORKSPACE_DIR/fixed.jinja\necho "=====> use --chat-template fixed.jinja"\n'
@@ -112,7 +116,7 @@ def test_a_template_that_a_mod_only_copies_is_mounted(tree: Path) -> None:
     ((name, file),) = result.files.items()
     assert (volume.source, volume.read_only) == (f"/etc/sparkd/recipes/{name}", True)
     assert recipe.args["chat-template"] == volume.target == "/workspace/mods/fix-chat/chat.jinja"
-    assert (file.content, recipe.image.ref) == (b"{{ x }}", "vllm-node")
+    assert (file.content, recipe.image.ref) == (b"{{ x }}", "vllm-node-own")
 
 
 @pytest.mark.parametrize(
@@ -132,31 +136,105 @@ def test_a_mod_that_does_anything_else_is_built(tree: Path, more: str) -> None:
     assert recipe.container.volumes == ()
 
 
-def test_mods_become_a_dockerfile_in_their_order(tree: Path) -> None:
+def test_mods_become_steps_of_a_build_in_their_order(tree: Path) -> None:
     add_mod(tree / "mods/b", "patch -p1 < x.patch\n", x_patch="--- a\n")
     add_mod(tree / "recipes/a", "true\n")
     recipe, result = imported(tree, f"{V1}mods: [mods/b, a]\nbuild_args: [--tf5, 'a b']\ncommand: vllm serve o/m\n")
-    lines = result.files["given.Dockerfile"].content.decode().splitlines()
-    assert [line for line in lines if not line.startswith("#")] == [
-        "FROM vllm-node",
-        'COPY ["b/", "/workspace/mods/b/"]',
-        'RUN ["bash", "-c", "export WORKSPACE_DIR=$PWD && cd /workspace/mods/b && chmod +x run.sh && ./run.sh"]',
-        'COPY ["a/", "/workspace/mods/a/"]',
-        'RUN ["bash", "-c", "export WORKSPACE_DIR=$PWD && cd /workspace/mods/a && chmod +x run.sh && ./run.sh"]',
-    ]
-    digest = subprocess.run(["sha256sum", "x.patch"], cwd=tree / "mods/b", capture_output=True, text=True, check=True)
-    assert f"#   {digest.stdout.split()[0]}  b/x.patch" in lines
-    build, made = shlex.split(result.steps[0]), shlex.split(result.steps[1])
-    assert build[-4:] == ["-t", "vllm-node", "--tf5", "a b)"]
-    assert "torch is built without CUDA" in str(recipe.image.asserts)
-    assert made[:3] == ["sudo", "docker", "build"]
-    assert made[made.index("-t") + 1] == recipe.image.ref
-    assert result.steps[1] == recipe.image.build
-    context = Path(made[-1])
-    assert context.parent == Path("/etc/sparkd/recipes")
-    assert {name for name in result.files if "/" in name} == {
-        f"{context.name}/{name}" for name in ("a/run.sh", "b/run.sh", "b/x.patch")
+    build = recipe.image.build
+    assert isinstance(build, Build)
+    (folder,) = {name.partition("/")[0] for name in result.files}
+    assert (build.base, [str(step) for step in build.steps]) == (
+        "vllm-node-own",
+        [
+            f"copy {folder}/b to /workspace/mods/b",
+            "run export WORKSPACE_DIR=$PWD && cd /workspace/mods/b && ./run.sh",
+            f"copy {folder}/a to /workspace/mods/a",
+            "run export WORKSPACE_DIR=$PWD && cd /workspace/mods/a && ./run.sh",
+        ],
+    )
+    assert result.text.count("\n      - {") == 4, "a step is a line"
+    assert {name: file.executable for name, file in result.files.items()} == {
+        f"{folder}/a/run.sh": True,
+        f"{folder}/b/run.sh": True,
+        f"{folder}/b/x.patch": False,
     }
+    by_hand = shlex.split(result.steps[0])
+    assert by_hand[-4:] == ["-t", "vllm-node-own", "--tf5", "a b)"]
+    assert "torch is built without CUDA" in str(recipe.image.asserts)
+    assert result.steps[1] == "sudo sparkd image build /etc/sparkd/recipes/given.yaml"
+
+
+PULLED, B12X = "eugr/spark-vllm:latest", "eugr/spark-vllm-b12x:latest"
+
+
+@pytest.mark.parametrize(
+    ("image", "words", "script", "pulled"),
+    [
+        ("vllm-node", [], "", PULLED),
+        ("vllm-node-tf5", ["--tf5"], f'IMAGE="{PULLED}"\n', PULLED),
+        ("vllm-node-b12x", [], "", B12X),
+        ("vllm-node-mine", ["--exp-b12x"], "", B12X),
+        ("vllm-node", ["--rebuild-vllm"], "", ""),
+        ("vllm-node", ["--exp-b12x", "--apply-vllm-pr", "1"], "", ""),
+        ("vllm-node-dsv4", [], "", ""),
+        ("vllm-node", [], "docker build -t vllm-node .\n", ""),
+        ("vllm-node", [], f"docker pull {PULLED}-of-a-fork\n", ""),
+    ],
+)
+def test_an_image_that_the_tool_only_pulls_and_renames_is_pulled(
+    tree: Path, image: str, words: list[str], script: str, pulled: str
+) -> None:
+    if script:
+        (tree / "build-and-copy.sh").write_text(script)
+    add_mod(tree / "mods/b", "true\n")
+    recipe, result = imported(tree, f"{V1.replace('vllm-node-own', image)}mods: [b]\nbuild_args: {words}\n{SERVES}")
+    assert isinstance(recipe.image.build, Build)
+    assert recipe.image.build.base == (pulled or image)
+    assert result.steps[0].startswith(f"sudo docker pull {pulled}") is bool(pulled)
+    assert ("build-and-copy.sh" in result.steps[0]) is not bool(pulled)
+    assert [pulled in note for note in result.notes] == [True] * bool(pulled)
+
+
+def test_build_arguments_are_found_where_sparkrun_keeps_them(tree: Path) -> None:
+    text = f"{V2.replace('r/i:1', 'vllm-node')}runtime_config: {{build_args: [--rebuild-vllm]}}\n{SERVES}"
+    assert imported(tree, text)[1].steps[0].endswith("./build-and-copy.sh -t vllm-node --rebuild-vllm)")
+
+
+def image_here(*digests: str) -> Image:
+    return Image("sha256:1", "arm64", "linux", "", 1, "", (), digests, ())
+
+
+@pytest.mark.parametrize(
+    ("ref", "digests", "base"),
+    [
+        ("mine:1", [], "mine:1"),
+        ("vllm-node", [], "vllm-node"),
+        ("mine:1", ["mine@sha256:" + "1" * 64], "mine:1"),  # containerd's store gives one to each image
+        ("r/i:1", [], "r/i:1"),
+        ("r/i:1", ["o/i@sha256:" + "1" * 64, "r/i@sha256:" + "2" * 64], "r/i@sha256:" + "2" * 64),
+        ("docker.io/r/i:1", ["r/i@sha256:" + "2" * 64], "r/i@sha256:" + "2" * 64),
+    ],
+)
+def test_an_image_that_is_here_is_neither_pulled_nor_built_and_its_digest_is_the_base(
+    tree: Path, ref: str, digests: list[str], base: str
+) -> None:
+    add_mod(tree / "mods/b", "true\n")
+    path = tree / "recipes/given.yaml"
+    path.write_text(f"{V2.replace('r/i:1', ref)}mods: [b]\nbuild_args: [--tf5]\n{SERVES}")
+    place = Place(find_image=lambda name: image_here(*digests) if name == ref else None)
+    result = convert.import_file(path, {}, (), place)
+    assert f"    from: {base}\n" in result.text.replace("'", "")
+    assert (result.steps[0], result.notes) == ("sudo sparkd image build /etc/sparkd/recipes/given.yaml", ())
+
+
+def test_more_files_than_one_build_copies_are_missing(tree: Path) -> None:
+    for name in "abcd":
+        add_mod(tree / f"mods/{name}", "true\n", **{f"f{number}": "" for number in range(MOST_FILES - 1)})
+    _, result = imported(tree, f"{V1}mods: [a, b, c]\n{SERVES}")
+    assert (result.missing, len(result.files)) == ((), 3 * MOST_FILES)
+    recipe, result = imported(tree, f"{V1}mods: [a, b, c, d]\n{SERVES}")
+    assert "mods: left out: together more than the 1000 files and 64" in result.missing[0]
+    assert (result.files, recipe.image.ref) == ({}, "vllm-node-own")
 
 
 def test_another_content_gives_another_image(tree: Path) -> None:
@@ -232,7 +310,7 @@ def test_a_folder_that_anybody_may_write_in_gives_no_mods(tree: Path) -> None:
 def test_hostile_words_stay_words(tree: Path) -> None:
     text = f"{V1}build_args: ['; touch /x; $(id)']\ncommand: vllm serve o/m\n"
     _, result = imported(tree, text)
-    assert result.steps[0].endswith("-t vllm-node '; touch /x; $(id)')")
+    assert result.steps[0].endswith("-t vllm-node-own '; touch /x; $(id)')")
     _, result = imported(
         tree, f"{V2}container: nowhere\ncommand: vllm serve /cache/huggingface/hub/models--o--../snapshots/0123456\n"
     )
@@ -251,9 +329,10 @@ def test_what_is_written_is_whole_and_its_commands_name_it(tree: Path, capsys: p
     assert main.main(words) == 0
     steps = printed(capsys)
     if os.geteuid() == 0:
-        recipe = load_recipe(str(folder / "given.yaml"), []).recipe
-        assert steps[1] == recipe.image.build
-        assert all(Path(word).exists() for word in shlex.split(steps[1])[-2:])
+        written = folder / "given.yaml"
+        assert steps[1] == shlex.join(["sudo", "sparkd", "image", "build", str(written)])
+        (copied,) = read_sources(str(written), Host()).files[0].values()
+        assert (copied.content, copied.executable) == (b"true\n", True)
         assert chosen(steps) == "given", "a cluster has its recipe by name"
         assert (
             shlex.join(["sudo", "install", "-D", "-m", "644", str(folder / "given.yaml"), steps_path("given")]) in steps
@@ -263,7 +342,7 @@ def test_what_is_written_is_whole_and_its_commands_name_it(tree: Path, capsys: p
     assert main.main([*words, "--force"]) == 0
     assert main.main([*words[:-1], str(folder / "none")]) == 78
     assert main.main(words[:3]) == 0
-    assert "it needs 2 files: --write FOLDER leaves them" in capsys.readouterr().err
+    assert "it needs 1 files: --write FOLDER leaves them" in capsys.readouterr().err
 
 
 def steps_path(name: str) -> str:
@@ -310,11 +389,11 @@ def test_only_what_is_forced_replaces_or_hides_anything(tree: Path, capsys: pyte
     given, folder = tree / "recipes/given.yaml", tree.parent / "out"
     folder.mkdir()
     given.write_text(f"{V1}mods: [b]\ncommand: vllm serve o/m\n")
-    (folder / "given.Dockerfile").write_text("FROM mine\n")
+    (folder / "given.yaml").write_text("mine\n")
     words = ["recipe", "import", str(given), "--write", str(folder)]
     assert main.main(words) == 78
-    assert (folder / "given.Dockerfile").read_text() == "FROM mine\n"
-    assert "given.Dockerfile: cannot be written: file exists" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["given.yaml"]
+    assert "given.yaml: exists already" in capsys.readouterr().err
     assert main.main([*words, "--force"]) == 0
     (first,) = folder.glob("*.mods-*")
     script.write_text("false\n")
@@ -362,7 +441,7 @@ def test_what_the_other_nodes_need_comes_before_the_check(tree: Path) -> None:
     ].steps
     order = [
         "sparkd recipe check", "printf ", "sudo sparkd init --nodes 2", "sudo sparkd init --join",
-        "rsync -a --relative --no-implied-dirs /etc/sparkd/recipes/given.Dockerfile ", "sparkd image sync",
+        "rsync -a --relative --no-implied-dirs /etc/sparkd/recipes/given.mods-", "sparkd image sync",
         "sudo systemctl start sparkd-worker", "sudo systemctl start sparkd-head",
     ]  # fmt: skip
     at = [[step.startswith(words) for step in steps].index(True) for words in order]
@@ -383,11 +462,15 @@ def test_what_a_workers_own_settings_must_allow_is_a_step(tree: Path) -> None:
 
 SERVES = "command: vllm serve o/m\n"
 MISSING = {
-    "mods: a: it is not beside": f"{V2}mods: [a]\n{SERVES}",
-    "mods: @r/a: it is not beside the recipe: left out; import again with --mods FOLDER: the folder mods in a copy of "
-    "the registry r,": f"{V2}mods: ['@r/a']\n{SERVES}",
-    "mods: @eugr/a: it is not beside the recipe: left out; import again with --mods FOLDER: the folder mods in a copy "
-    "of https://github.com/eugr/": f"{V2}mods: ['@eugr/a']\n{SERVES}",
+    "mods: a: it is not beside the recipe: left out; import again with --mods FOLDER: a copy of the recipe's "
+    "repository; for a mod of eugr's: git clone https://github.com/eugr/spark-vllm-docker, and import again with "
+    "--mods spark-vllm-docker": f"{V2}mods: [a]\n{SERVES}",
+    "mods: @r/a: it is not beside the recipe: left out; import again with --mods FOLDER: a copy of the registry "
+    "r,": f"{V2}mods: ['@r/a']\n{SERVES}",
+    "mods: @eugr/a: it is not beside the recipe: left out; git clone https://github.com/spark-arena/eugr-recipes, and "
+    "import again with --mods eugr-recipes": f"{V2}mods: ['@eugr/a']\n{SERVES}",
+    "git clone https://github.com/spark-arena/recipe-registry, and import again with --mods "
+    "recipe-registry": f"{V2}mods: ['@experimental/a']\n{SERVES}",
     "pre_exec: x: not run": f"{V2}pre_exec: [x]\n{SERVES}",
     "builder: not run: mine": f"{V2}builder: mine\n{SERVES}",
     "container: mine:1: no registry": f"{V2.replace('r/i:1', 'mine:1')}{SERVES}",
@@ -431,7 +514,7 @@ def test_what_the_engine_does_without_leaves_the_way_to_an_endpoint(tree: Path, 
 def test_a_mod_of_a_registry_is_found_in_its_own_copy(tree: Path, reference: str) -> None:
     add_mod(tree / "mods/a", "true\n")
     _, result = imported(tree, f"{V2}mods: ['{reference}']\n{SERVES}")
-    assert (result.missing, len(result.files)) == ((), 2)
+    assert (result.missing, len(result.files)) == ((), 1)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from sparkd.base.plan import script
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.additions import EXECUTE_TIMEOUT, MAX_JOBS, NVCC_THREADS, RAY, RAY_ENV, READY_TIMEOUT, VERBS
-from sparkd.base.recipes.image import Lines
+from sparkd.base.recipes.image import Build, Lines
 from sparkd.base.recipes.loader import find_recipes, load_recipe
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.vllm.flag import first_values, parse_json
@@ -162,6 +163,76 @@ def test_what_an_image_lacks_is_found_without_loading_what_it_has(
     code, found = check_asserts(tmp_path, shipped(f"deepseek-v4-flash-{name}").image.asserts)
     assert code == (64 if fault else 0), found
     assert fault in found
+
+
+def steps(name: str) -> list[str]:
+    """Programs of what builds the recipe's image."""
+    build = shipped(name).image.build
+    assert isinstance(build, Build)
+    return [step.run for step in build.steps if step.run]
+
+
+def run_step(program: str, root: Path) -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root)}
+    words = ["bash", "-eo", "pipefail", "-c", program]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, cwd=root)
+
+
+SETUP = """\
+class {name}:
+    def process_weights_after_loading(self, layer):
+        w13 = w2 = w13_scale = w2_scale = w13_bias = w2_bias = layer
+        self._setup_kernel(layer, w13, w2, w13_scale, w2_scale, w13_bias, w2_bias)
+
+"""
+LOAD = """\
+from types import SimpleNamespace
+calls = []
+torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=lambda: calls.append("emptied")))
+exec(open("{path}").read())
+Mxfp4._setup_kernel = lambda self, *words: calls.append(len(words))
+Mxfp4().process_weights_after_loading(0)
+assert calls == [7, "emptied"], calls
+"""
+
+
+def test_the_fix_of_the_load_is_made_once_where_an_image_lacks_it(tmp_path: Path) -> None:
+    given = SETUP.format(name="GptOss") + SETUP.format(name="Mxfp4")
+    for text in (given, "torch.accelerator.empty_cache()\n", "torch.cuda.empty_cache()\n" * 2):
+        write_modules(tmp_path, {MXFP4: text, "vllm/__init__.py": ""})
+        for _ in range(2):
+            done = run_step(steps("deepseek-v4-flash-built")[1], tmp_path)
+            assert done.returncode == 0, done.stderr
+        code, fault = check_asserts(tmp_path, shipped("deepseek-v4-flash-built").image.asserts)
+        assert code == 0, fault
+        assert ((tmp_path / MXFP4).read_text() == text) is (text != given)
+        if text == given:
+            loaded = run_step(f"python3 -c '{LOAD.format(path=tmp_path / MXFP4)}'", tmp_path)
+            assert loaded.returncode == 0, loaded.stderr
+
+
+def test_an_overlay_and_the_programs_of_its_stages_are_taken_out_of_their_repository(tmp_path: Path) -> None:
+    program = (
+        steps("dspark-nvfp4-1m")[1].replace("/opt/", f"{tmp_path}/opt/").replace("/tmp/stage", f"{tmp_path}/stage")
+    )
+    vllm, recipe = tmp_path / "opt/env/lib/python3.12/site-packages/vllm", tmp_path / "opt/dspark/recipe"
+    for folder in (vllm / "v1", recipe / "nvfp4", recipe / "overlay/vllm/v1", tmp_path / "opt/env/bin"):
+        folder.mkdir(parents=True)
+    (tmp_path / "opt/env/bin/python").symlink_to(sys.executable)
+    (vllm / "v1/a.py").write_text("old = 1\n")
+    (vllm / "kept.py").write_text("kept = 1\n")
+    (recipe / "overlay/vllm/v1/a.py").write_text("new = 1\n")
+    for stage in "abc":
+        inner = f"from pathlib import Path\nPath('{tmp_path}/order').open('a').write('{stage}')\n"
+        text = f"ARG BASE_IMAGE=x\nFROM ${{BASE_IMAGE}}\n\nRUN /opt/env/bin/python - <<'PY'\n{inner}PY\n"
+        (recipe / f"nvfp4/Dockerfile.stage-{stage}").write_text(text)
+    done = run_step(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [(vllm / name).read_text() for name in ("v1/a.py", "kept.py")] == ["new = 1\n", "kept = 1\n"]
+    assert (tmp_path / "order").read_text() == "abc"
+    assert not (tmp_path / "stage.py").exists()
+    (recipe / "nvfp4/Dockerfile.stage-b").write_text("FROM x\n")
+    assert run_step(program, tmp_path).returncode == 1, "a stage without a program"
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from tests.unit.node_reports import HEAD
 from sparkd.agent.actions import image_build as dockers
 from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host
-from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, read_built
+from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, find_built, read_built
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import GIB, MIB
+from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.cli.model import explain_interrupt
-from sparkd.tools.models import image_build
 from sparkd.tools.models.image_build import Sources, find_memory, find_remedy, find_store, read_sources
 
 BASE = Image("sha256:" + "1" * 64, "arm64", "linux", "", 1000, "", (), (), ())
@@ -106,11 +106,11 @@ def test_a_link_on_the_way_is_refused_and_so_is_what_is_missing_or_too_much(
         sources(mod, {"copy": "there/hostname", "to": "/x"})
     with pytest.raises(ConfigError, match="no such file"):
         sources(mod, {"copy": "missing", "to": "/x"})
-    (mod / "mods/fix/large").write_bytes(bytes(image_build.MOST_BYTES))
+    (mod / "mods/fix/large").write_bytes(bytes(MOST_BYTES))
     with pytest.raises(ConfigError, match="at most 64"):
         sources(mod, COPY)
     (mod / "mods/fix/large").unlink()
-    for number in range(image_build.MOST_FILES):
+    for number in range(MOST_FILES):
         (mod / f"mods/fix/{number}").touch()
     with pytest.raises(ConfigError, match="more than 1000 files"):
         sources(mod, COPY)
@@ -266,3 +266,29 @@ def test_a_label_that_sparkd_did_not_write_is_none(label: str | None) -> None:
             return {"Config": {"Labels": None if label is None else {BUILT: label}}}
 
     assert read_built(Reader(), "mine:1") is None
+
+
+@pytest.mark.parametrize(
+    ("ref", "name"),
+    [
+        ("localhost/a:1", "localhost/a:1"),
+        ("localhost/a:new", "localhost/a:2"),  # the newest one that sparkd has built
+        ("localhost/b:new", ""),
+        ("a", ""),
+    ],
+)
+def test_the_build_before_has_the_name_or_another_tag_of_its_repository(ref: str, name: str) -> None:
+    tags = ["localhost/a:3", "localhost/a:2", "localhost/a:1", "localhost:5000/a:1"]
+
+    class Reader(DockerReader):
+        def __init__(self) -> None: ...
+
+        def images(self) -> object:
+            return [{"RepoTags": None}, "rubbish", *({"RepoTags": [tag]} for tag in tags)]
+
+        def image(self, ref: str) -> object:
+            label = json.dumps({"base": ref, "base_id": "b", "steps": []})
+            return {"Config": {"Labels": {BUILT: label}}} if ref in tags[1:] else None
+
+    found, built = find_built(Reader(), ref)
+    assert (found, built and built.base) == (name, name or None)

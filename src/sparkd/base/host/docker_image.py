@@ -34,6 +34,7 @@ BUILT = f"{LABEL}build"
 LONGEST_BUILT = 64 << 10
 MOST_BUILT = 64
 """Steps, as in a recipe: a label that sparkd did not write may have thousands."""
+MOST_ALIKE = 8
 SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
 """Other names that some tools write into an image, and docker accepts."""
 
@@ -85,6 +86,17 @@ def read_built(docker: DockerReader, ref: str) -> BuiltFrom | None:
     return None
 
 
+def find_built(docker: DockerReader, ref: str) -> tuple[str, BuiltFrom | None]:
+    """Name and origin of the image that was built before: of the same name, else the newest one of its repository,
+    since an import names an image by its content. Raises DockerError.
+    """
+    listed = docker.images()  # the newest one first
+    tags = (one.get("RepoTags") for one in listed if isinstance(one, dict)) if isinstance(listed, list) else ()
+    alike = [tag for words in tags for tag in _words(words) if tag.rpartition(":")[0] == ref.rpartition(":")[0]]
+    found = ((name, read_built(docker, name)) for name in (ref, *alike[:MOST_ALIKE]))
+    return next(((name, built) for name, built in found if built), ("", None))
+
+
 def read_image(docker: DockerReader, ref: str) -> Image | None:
     """None where there is no such image. Raises DockerError."""
     match docker.image(ref):
@@ -119,9 +131,14 @@ def read_names(docker: DockerReader) -> tuple[str, ...]:
 def read_digest(host: Host, image_id: str, name: str) -> str:
     """NAME@sha256:..., of the repository of the image's name; empty where none is known. Raises DockerError."""
     image = query(host, lambda docker: read_image(docker, image_id))
+    return digest_of(image, name) if image else ""
+
+
+def digest_of(image: Image, name: str) -> str:
+    """As `read_digest`."""
     repository = re.sub(r"^docker\.io/|@.*|:[^/]*$", "", name)
     wanted = re.compile(rf"{re.escape(repository)}@sha256:[0-9a-f]{{64}}")
-    return next(filter(wanted.fullmatch, image.digests if image else ()), "")
+    return next(filter(wanted.fullmatch, image.digests), "")
 
 
 def read_architecture(docker: DockerReader) -> str:

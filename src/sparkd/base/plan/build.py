@@ -102,7 +102,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         sysctls=tuple(sorted(recipe.host.sysctls.items())),
         kv_cache_tokens=_expected_tokens(recipe, settings),
         asserts=recipe.image.asserts,
-        image_build=recipe.image_build if engine.image == recipe.image.ref else "",
+        image_build=recipe.image_build(settings.engine.recipe) if engine.image == recipe.image.ref else "",
         extra_flags=recipe.flags.extra,
         on_ray=on_ray,
         insists_on_hcas=HCAS in str((engine.args, {**recipe.env, **settings.engine.env})),

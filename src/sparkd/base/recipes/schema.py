@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from shlex import quote
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Strict, model_validator
@@ -303,11 +304,13 @@ class Recipe(Section):
             seen.add(target)
         return self
 
-    @property
-    def image_build(self) -> str:
-        """How its image is built: a command, or what a person is to do; empty where a registry has it."""
-        build = self.image.build
-        return build if isinstance(build, str) else f"sudo sparkd image build {self.name}"
+    def image_build(self, chosen: str = "") -> str:
+        """How its image is built: a command, or what a person is to do; empty where a registry has it.
+
+        `chosen`: the recipe that the settings name, perhaps by its path.
+        """
+        build, word = self.image.build, chosen if chosen.endswith(f"/{self.name}.yaml") else self.name
+        return build if isinstance(build, str) else f"sudo sparkd image build {quote(word)}"
 
 
 def json_schema() -> str:

@@ -180,11 +180,11 @@ def build_image(args: argparse.Namespace) -> None:
     word = os.path.abspath(args.recipe) if "/" in args.recipe else args.recipe  # noqa: PTH100 - as choose_repo
     sources = image_build.read_sources(word, host)
     show("\n".join(sources.describe()))
-    base, replaced, before = image_build.find_images(sources, host)
+    base, replaced, (name, before) = image_build.find_images(sources, host)
     memory_bytes = image_build.find_memory(host, load_settings(os.environ).memory)
     show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
     for change in sources.built_from(base).changes(before) if before else ():
-        show(f"other than in the image that has the name: {change}")
+        show(f"other than in {name}: {change}")
     if not args.yes and not sys.stdin.isatty():
         raise UsageError(
             "a build runs these steps as root", f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"

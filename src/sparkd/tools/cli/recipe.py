@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkd.base import config
 from sparkd.base.host import CachedHost, Host, docker
-from sparkd.base.host.docker_image import read_built
+from sparkd.base.host.docker_image import read_built, read_image
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
@@ -124,11 +124,13 @@ def show_recipe(args: argparse.Namespace) -> None:
         value, instead = json.dumps(one.value, ensure_ascii=False), json.dumps(one.instead_of, ensure_ascii=False)
         after = "" if one.instead_of is None else f", instead of {sanitize(instead, 60)}"
         print(printable(f"{f'{one.key}: {value}':<60} # {one.by}: {one.where}{after}"))
-    ref, built = loaded.recipe.image.ref, None
+    ref, image, built = loaded.recipe.image.ref, None, None
     with suppress(DockerError):  # such as for users other than root
-        built = docker.query(Host(), lambda reader: read_built(reader, ref))
+        found = docker.query(Host(), lambda reader: (read_image(reader, ref), read_built(reader, ref)))
+        image, built = found or (None, None)
+    at = f"the image that is here, of {image.created[:10]}" if image else ""
     for number, line in enumerate(built.lines() if built else ()):
-        print(printable(f"{f'image.built[{number}]: {json.dumps(line)}':<60} # docker: the image that is here"))
+        print(printable(f"{f'image.built[{number}]: {json.dumps(line)}':<60} # docker: {at}"))
 
 
 def _settings() -> config.Loaded | None:

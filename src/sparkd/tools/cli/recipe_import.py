@@ -7,14 +7,18 @@ import os
 import shlex
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
+from sparkd.base.host.docker import query
+from sparkd.base.host.docker_image import Image, read_image
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import LIMIT_BYTES, read_file, sanitize
 from sparkd.base.recipes.loader import SUFFIX
@@ -101,14 +105,21 @@ def _place(args: argparse.Namespace) -> Place:
     with suppress(SparkdError):  # a wrong configuration is found by the printed commands
         models = load_settings(os.environ).engine.models_dir
     if not args.write:
-        return Place(mods=args.mods, models=models)
+        return Place(mods=args.mods, models=models, find_image=cache(_find_image))
     folder = os.path.abspath(args.write)  # noqa: PTH100 - links stay as they are
     if ":" in folder or not folder.isprintable():
         raise ConfigError(f"{sanitize(folder)}: docker can mount nothing from there", "name a folder without a colon")
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder}: is no folder")
     used = ADMINISTRATORS if find_writable(Files(), folder) else Path(folder)
-    return Place(used, args.mods, Path(folder), models)
+    return Place(used, args.mods, Path(folder), models, cache(_find_image))
+
+
+def _find_image(ref: str) -> Image | None:
+    """None also where docker does not answer this user: the commands then get an image that is there already."""
+    with suppress(DockerError):
+        return query(Host(), lambda docker: read_image(docker, ref))
+    return None
 
 
 def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> ExitCode:
@@ -158,9 +169,8 @@ def write(place: Place, result: convert.Result, force: bool) -> None:
         _refuse_existing(place, result.name)
 
     def leave() -> None:
-        for name, one in result.files.items():
-            over, mode = force or "/" in name, 0o755 if one.executable else 0o644  # mods are named by their content
-            files.write(folder / name, one.content, mode, durable=True, over=over)
+        for name, one in result.files.items():  # in a folder that is named by their content
+            files.write(folder / name, one.content, 0o755 if one.executable else 0o644, durable=True, over=True)
         files.write(folder / file, result.text, 0o644, durable=True, over=force)
 
     try:

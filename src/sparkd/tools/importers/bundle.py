@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct, field
 
 from sparkd.base.config.settings import Engine
+from sparkd.base.host.docker_image import Image
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.importers.mods import File
 
@@ -27,6 +28,8 @@ class Place(Struct, frozen=True):
     origin: Path = ADMINISTRATORS
     """Where it is written; another folder where others than root may write to that one."""
     models: str = Engine().models_dir
+    find_image: Callable[[str], Image | None] = lambda _ref: None
+    """In this machine's docker, by its name."""
 
 
 class Bundle(Struct):
@@ -59,7 +62,7 @@ class Bundle(Struct):
         if place.origin != place.folder:
             copy = shlex.join(["sudo", "cp", "-r", *(f"{place.origin}/{name}" for name in beside), f"{place.folder}/"])
             yield f"sudo mkdir -p {place.folder} && {copy}"
-        yield from self._steps_to_image()
+        yield from self._steps_to_image(path)
         yield from self._steps_to_models(path)
         if many and place.folder != ADMINISTRATORS:  # a cluster has its recipe by name
             yield shlex.join(["sudo", "install", "-D", "-m", "644", path, str(ADMINISTRATORS / f"{recipe.name}.yaml")])
@@ -77,13 +80,16 @@ class Bundle(Struct):
             yield f"sudo systemctl start sparkd-worker{_OTHERS}"
         yield "sudo systemctl start sparkd-head"
 
-    def _steps_to_image(self) -> Iterator[str]:
-        if is_published(self.base) and not self.is_here:
+    def _steps_to_image(self, path: str) -> Iterator[str]:
+        """`path`: of the recipe, as below."""
+        if self.is_here:
+            pass
+        elif is_published(self.base):
             yield shlex.join(["sudo", "docker", "pull", self.base]) + f"  # or: {self.build}" * bool(self.build)
         elif self.build:
             yield self.build
         if self.recipe.image.ref != self.base:
-            yield self.recipe.image_build
+            yield shlex.join(["sudo", "sparkd", "image", "build", path])
 
     def _steps_to_models(self, path: str) -> Iterator[str]:
         """`path`: of the recipe. Secrets come first: the model may be one that needs the token."""

@@ -1,37 +1,48 @@
-"""Completes an imported recipe: its models, its mods as files to leave beside it, and the build of its image."""
+"""Completes an imported recipe: its models, its mods as files to leave beside it, and how its image is made."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 from sparkd.base.config.settings import MAX_NODES
-from sparkd.base.lib.text import sanitize
+from sparkd.base.host.docker_image import digest_of
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import read_file, sanitize, size
+from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, Build
 from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.flag import parse_json
 from sparkd.tools.importers.bundle import Bundle, Place, is_published
 from sparkd.tools.importers.mods import (
     CONTAINER_FOLDER,
+    SCRIPT,
     File,
     Mod,
     ModError,
-    dockerfile,
+    build_steps,
     find_mod,
     registry_and_path,
     trees,
 )
 from sparkd.tools.importers.source import Source, as_mapping
+from sparkd.tools.importers.sparkrun import TABLES
 
 MODELS = RESERVED_TARGETS[0]
 DRAFT = "speculative-config"
 EUGR = "https://github.com/eugr/spark-vllm-docker"
 _CHECKOUT = EUGR.rpartition("/")[2]
 _BUILD_TOOL = "build-and-copy.sh"
+_REGULAR, _B12X = "eugr/spark-vllm:latest", "eugr/spark-vllm-b12x:latest"
+_PULLED = {"vllm-node": _REGULAR, "vllm-node-tf5": _REGULAR, "vllm-node-b12x": _B12X}
+"""What that tool pulls and gives the name, by the name, if all arguments are of _UNBUILT (at 028b7ce, 2026)."""
+_EXP_B12X = {"--exp-b12x", "--experimental-b12x"}
+_UNBUILT = {"--tf5", "--pre-tf", "--pre-transformers", *_EXP_B12X}
 _OF_HUB_CACHE = re.compile(
     r"(?:/root/\.cache|/cache)/huggingface/hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
     r"/snapshots/([0-9a-f]{7,40})/?",
@@ -51,8 +62,9 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
         source.miss((), f"it needs {recipe.nodes.min} nodes, and with sparkd at most {MAX_NODES} serve together")
     if _X86.search(recipe.image.ref):
         source.miss(("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another")
-    bundle.build = _build_command(source, recipe, path)
-    bundle.container, bundle.is_here = source.container, source.is_running_here
+    bundle.container = source.container
+    bundle.is_here = source.is_running_here or place.find_image(bundle.base) is not None
+    bundle.build = _build_command(source, bundle, path)
     if bundle.build:
         bundle.update("image", build=bundle.build, asserts=(_CUDA_TORCH,))
     _find_model(source, bundle)
@@ -70,16 +82,22 @@ assert run_path(torch.origin.replace("__init__", "version"))["cuda"], "torch is 
 """A build that resolves torch from Python's package index gets its wheel for the CPU."""
 
 
-def _build_command(source: Source, recipe: Recipe, path: Path | None) -> str:
-    """How the image is built; empty where a registry has it."""
-    image = recipe.image.ref
-    words = [str(word) for word in source.items("build_args")]
+def _build_command(source: Source, bundle: Bundle, path: Path | None) -> str:
+    """How the image is built; empty where a registry has it, perhaps by another name, and where that is not known."""
+    image = bundle.base
+    words = [str(word) for word in _listed(source, "build_args")]
     if source.is_running_here or (is_published(image) and not words):
         return ""
     if not words and not image.startswith("vllm-node") and source.document.data.get("builder") != "eugr":
-        source.miss(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
+        if not bundle.is_here:
+            source.miss(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return ""
     above = [folder for folder in trees(path) if (folder / _BUILD_TOOL).is_file()]
+    if not bundle.is_here and (pulled := _pulled_image(image, words, above)):
+        source.note(("container",), f"container: {image}: {pulled}, which its tool gives this name: a tag that moves")
+        bundle.base, bundle.is_here = pulled, bundle.place.find_image(pulled) is not None
+        bundle.update("image", ref=pulled)
+        return ""
     checkout, clone = (str(above[0]), "") if above else (_CHECKOUT, f"[ -d {_CHECKOUT} ] || git clone {EUGR} && ")
     run = shlex.join([f"./{_BUILD_TOOL}", "-t", image, *words])
     command = f"{clone}(cd {shlex.quote(checkout)} && {run})"
@@ -87,6 +105,21 @@ def _build_command(source: Source, recipe: Recipe, path: Path | None) -> str:
         source.miss(("build_args",), "build_args: left out: not plain words")
         return ""
     return command
+
+
+def _listed(source: Source, key: str) -> list[object]:
+    """Also below `runtime_config`, where sparkrun has keys that it does not know."""
+    inner = as_mapping(source.document.data.get("runtime_config")).get(key)
+    return [*source.items(key), *(inner if isinstance(inner, list) else [])]
+
+
+def _pulled_image(name: str, words: list[str], checkouts: list[Path]) -> str:
+    """Empty where the tool builds. The one beside the recipe may be older, or a fork, and has another image then."""
+    image = _PULLED.get(name, "") if _EXP_B12X.isdisjoint(words) else _B12X
+    with suppress(OSError, ConfigError):
+        known = not checkouts or f'"{image}"' in read_file(checkouts[0] / _BUILD_TOOL)
+        return image if known and _UNBUILT.issuperset(words) else ""
+    return ""
 
 
 def _find_model(source: Source, bundle: Bundle) -> None:
@@ -139,10 +172,8 @@ def _read_draft(config: Mapping[str, object]) -> tuple[str, str]:
     return (draft, revision) if good else ("", "")
 
 
-def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
-    """Templates that mods only copy become mounts; all other mods, a Dockerfile."""
-    inner = as_mapping(source.document.data.get("runtime_config")).get("mods")
-    given = [*source.items("mods"), *(inner if isinstance(inner, list) else [])]
+def _find_mods(source: Source, bundle: Bundle, path: Path | None) -> Iterable[Mod]:
+    given = _listed(source, "mods")
     mods: dict[str, Mod] = {}
     for reference in given[:MOST_MODS]:
         try:
@@ -155,14 +186,28 @@ def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
             source.miss(("mods",), f"mods: {shown}: {error}: left out; {_where_mods_are(str(reference))}")
     if given[MOST_MODS:]:
         source.miss(("mods",), f"mods: only the first {MOST_MODS} are taken")
+    return mods.values()
+
+
+def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
+    """Templates that mods only copy become mounts; all other mods, steps of a build."""
+    mods = _find_mods(source, bundle, path)
     contents = sha256()
-    for mod in mods.values():
+    for mod in mods:
         for name, file in mod.files.items():
             contents.update(f"{mod.name}/{name}\0{len(file.content)}\0".encode() + file.content)
-    folder = f"{bundle.recipe.name}.mods-{contents.hexdigest()[:12]}"
-    built = [mod for mod in mods.values() if not _mount(bundle, mod, folder)]
+    folder = f"{bundle.recipe.name[:80]}.mods-{contents.hexdigest()[:12]}"
+    built = [mod for mod in mods if not _mount(bundle, mod, folder)]
+    files = [file.content for mod in built for file in mod.files.values()]
+    if len(files) > MOST_FILES or sum(map(len, files)) > MOST_BYTES:
+        most = f"{MOST_FILES} files and {size(MOST_BYTES)}"
+        source.miss(("mods",), f"mods: left out: together more than the {most} that one build copies")
+        built = []
     for mod in built:
-        bundle.files |= {f"{folder}/{mod.name}/{name}": file for name, file in mod.files.items()}
+        bundle.files |= {
+            f"{folder}/{mod.name}/{name}": File(file.content, file.executable or name == SCRIPT)
+            for name, file in mod.files.items()
+        }
         if mod.starts_beside():
             source.note(("mods",), f"mods: {mod.name}: what it starts in the background ends with the build")
     if built:
@@ -171,9 +216,11 @@ def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
 
 def _where_mods_are(reference: str) -> str:
     registry = sanitize(registry_and_path(reference)[0])
-    place = f"the registry {registry}, which `sparkrun registry list` names" if registry else "the recipe's repository"
-    again = "import again with --mods FOLDER: the folder mods in a copy of"
-    return f"{again} " + (EUGR if registry.startswith("eugr") else f"{place}, or of {EUGR} for a mod of eugr's")
+    again, url = "import again with --mods", TABLES.registries.get(registry) if registry else EUGR
+    if not url:
+        return f"{again} FOLDER: a copy of the registry {registry}, which `sparkrun registry list` names"
+    own = "" if registry else f"{again} FOLDER: a copy of the recipe's repository; for a mod of eugr's: "
+    return f"{own}git clone {url}, and {again} {url.rpartition('/')[2]}"
 
 
 def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
@@ -199,13 +246,12 @@ def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
 
 def _build(bundle: Bundle, mods: list[Mod], folder: str) -> None:
     """Name the built image by its content, under a registry of this machine's own, where no stranger can publish it."""
-    name, text = bundle.recipe.name, dockerfile(bundle.base, mods)
-    file = f"{name}.Dockerfile"
-    bundle.files[file] = File(text.encode(), False)
-    image = f"localhost/{re.sub('[._-]+', '-', name).strip('-')}:{sha256(text.encode()).hexdigest()[:12]}"
-    where = bundle.place.folder
-    command = ["sudo", "docker", "build", "-t", image, "-f", f"{where}/{file}", f"{where}/{folder}"]
-    bundle.update("image", ref=image, build=shlex.join(command))
+    base, here = bundle.base, bundle.place.find_image(bundle.base)
+    known = digest_of(here, base) if here and is_published(base) else ""
+    build = Build.model_validate({"from": known or base, "steps": tuple(build_steps(folder, mods))})
+    name = re.sub("[._-]+", "-", bundle.recipe.name).strip("-")
+    content = sha256(build.dockerfile(build.base).encode()).hexdigest()
+    bundle.update("image", ref=f"localhost/{name}:{content[:12]}", build=build)
 
 
 def _note_paths(source: Source, bundle: Bundle) -> None:

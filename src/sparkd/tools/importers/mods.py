@@ -1,4 +1,4 @@
-"""Mods of a foreign recipe: found beside it and read, never run; as a Dockerfile, or as a template to mount.
+"""Mods of a foreign recipe: found beside it and read, never run; as steps of a build, or as a template to mount.
 
 A mod is a folder with a run.sh, which both tools copy into each container and run there before the engine starts.
 The names come from the recipe, the files from its publisher: nothing outside the recipe's tree is read.
@@ -10,13 +10,13 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
-from hashlib import sha256
 from pathlib import Path
 
 from msgspec import Struct
 
 from sparkd.base.host.files import FileFacts, Files
 from sparkd.base.lib.text import sanitize
+from sparkd.base.recipes.image import Step
 
 CONTAINER_FOLDER = "/workspace/mods"
 """Where both tools copy a mod to."""
@@ -153,17 +153,9 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[Path]:
         yield from (Path(here, name) for name in names + folders)
 
 
-def dockerfile(base: str, mods: list[Mod]) -> str:
-    """Does to the image what both tools do to each container. Names are of `find_mod`; the reference is checked."""
-    lines = [
-        "# Made by `sparkd recipe import`. Read the run.sh of each mod before you build: a build runs it as root,",
-        "# with access to the network. Checksums (SHA-256) of what is copied:",
-    ]
+def build_steps(folder: str, mods: list[Mod]) -> Iterator[Step]:
+    """What both tools do to each container, done to the image. `folder`: beside the recipe, of its mods."""
     for mod in mods:
-        lines += [f"#   {sha256(file.content).hexdigest()}  {mod.name}/{path}" for path, file in mod.files.items()]
-    lines += [f"FROM {base}"]
-    for mod in mods:
-        folder = f"{CONTAINER_FOLDER}/{mod.name}"
-        run = f"export WORKSPACE_DIR=$PWD && cd {folder} && chmod +x {SCRIPT} && ./{SCRIPT}"
-        lines += [f"COPY {json.dumps([f'{mod.name}/', f'{folder}/'])}", f"RUN {json.dumps(['bash', '-c', run])}"]
-    return "\n".join(lines) + "\n"
+        place = f"{CONTAINER_FOLDER}/{mod.name}"
+        yield Step.model_validate({"copy": f"{folder}/{mod.name}", "to": place})
+        yield Step(run=f"export WORKSPACE_DIR=$PWD && cd {place} && ./{SCRIPT}")

@@ -43,10 +43,18 @@ def render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -
     ):
         lines += ["", f"{section}:"] if entries else []
         for key, value in entries.items():
-            written = format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
-            written = json.dumps(value) if section == "expect" else written
-            lines.append(f"  {format_flow(key, plain_numbers=False)}: {written}")
+            lines.append(f"  {format_flow(key, plain_numbers=False)}: {_format(section, value)}")
     return "\n".join(lines) + "\n"
+
+
+def _format(section: str, value: object) -> str:
+    """A value. That of `image.build` has a line for each step, since people read them."""
+    if section == "expect":
+        return json.dumps(value)
+    if section == "image" and isinstance(value, dict):
+        steps = "".join(f"\n      - {format_flow(step)}" for step in value["steps"])
+        return f"\n    from: {format_flow(value['from'])}\n    steps:{steps}"
+    return format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
 
 
 def _one_line(text: str) -> str:

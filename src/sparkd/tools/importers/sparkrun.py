@@ -46,6 +46,8 @@ class _Tables(Struct, frozen=True, forbid_unknown_fields=True):
     defaults: dict[str, float]
     env: dict[str, str]
     container: dict[str, object]
+    registries: dict[str, str]
+    """Repositories of those that it has from the start."""
 
 
 TABLES = toml.decode(read_data("sparkrun.toml"), type=_Tables)

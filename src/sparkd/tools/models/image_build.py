@@ -19,7 +19,7 @@ from sparkd.agent.actions.kept_images import image_name
 from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host, docker
 from sparkd.base.host.disks import read_rooms
-from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, read_built, read_image
+from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, find_built, read_image
 from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
@@ -27,14 +27,12 @@ from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import GIB, MIB, printable, sanitize, size
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
-from sparkd.base.recipes.image import Build, Step
+from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, Build, Step
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.status.model import Phase, read_living_report
 from sparkd.tools.models.ssh import require_room
 
-MOST_FILES, MOST_BYTES = 1000, 64 << 20
-"""Of all steps. The largest mod that is published has 30 files and 2 MB; all 150 of one launcher have less than 10."""
 LAST_LINES = 20
 LEAST_MEMORY = 2 * GIB
 """For a step. A choice: less is too little for one compiler of a GPU's kernels beside pip."""
@@ -137,15 +135,15 @@ def _title(step: Step) -> str:
     return sanitize(" ".join(str(step).split()), 160)
 
 
-def find_images(sources: Sources, host: Host) -> tuple[Image, str, BuiltFrom | None]:
-    """The image below; the id of the one that has the name, or empty; what that was built from, if sparkd built it.
+def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, BuiltFrom | None]]:
+    """The image below; the id of the one that has the name, or empty; as `find_built`.
 
     Raises BlockedError, also where there is no room for half of what is below: compilers' files and a second torch.
     """
     base, ref = sources.build.base, sources.recipe.image.ref
 
-    def look(reader: DockerReader) -> tuple[Image | None, Image | None, BuiltFrom | None, object]:
-        return read_image(reader, base), read_image(reader, ref), read_built(reader, ref), reader.info()
+    def look(reader: DockerReader) -> tuple[Image | None, Image | None, tuple[str, BuiltFrom | None], object]:
+        return read_image(reader, base), read_image(reader, ref), find_built(reader, ref), reader.info()
 
     try:
         found = docker.query(host, look)

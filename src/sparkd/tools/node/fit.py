@@ -119,7 +119,7 @@ def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterato
         pull = f"sudo sparkd model pull {recipe.name}" if recipe.model.repo else ""
         yield Lack(f"{sanitize(plan.model_path)} {supply.model}", pull)
     if supply.image:
-        build = "" if supply.docker else recipe.image_build
+        build = "" if supply.docker else recipe.image_build()
         reason = f"you build its image: {supply.image}" if build else supply.image
         yield Lack(
             reason,

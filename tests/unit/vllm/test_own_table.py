@@ -77,6 +77,37 @@ def test_flags_are_judged_by_the_images_own_vllm(site: Path) -> None:
     assert SHIPPED.version in SHIPPED.judge
 
 
+@pytest.mark.parametrize("folder", ["common", "launchers", "openai"])
+def test_each_place_of_the_parser_is_known(site: Path, folder: str) -> None:
+    """vLLM 0.33 has it in common, 0.32 in launchers, 0.24 to 0.12 in openai."""
+    for name in ("__init__.py", "cli_args.py"):
+        moved = site / "vllm/entrypoints" / folder / name
+        moved.parent.mkdir(exist_ok=True)
+        (site / "vllm/entrypoints/openai" / name).rename(moved)
+    assert query(site).by_name.keys() >= {"enable-fork"}
+
+
+def test_a_hidden_no_form_is_taken(site: Path) -> None:
+    """vLLM 0.33 takes them out of the action, not out of its parser."""
+    file = site / "vllm/entrypoints/openai/cli_args.py"
+    added = 'parser.add_argument("--enable-fork", '
+    hidden = ARGS.replace(added, f'{added} "--no-enable-fork", ').replace(
+        '"store_true")', '"store_true").option_strings.pop()'
+    )
+    file.write_text(hidden)
+    assert issues(query(site), "--no-enable-fork") == []
+
+
+def test_another_long_name_of_a_flag_is_judged_as_the_flag(site: Path) -> None:
+    """vLLM 0.33 takes --disable-x for --no-enable-x, and --device-memory-utilization."""
+    file = site / "vllm/entrypoints/openai/cli_args.py"
+    file.write_text(ARGS.replace('"--max-model-len"', '"--max-model-len", "--longest-text"'))
+    assert issues(query(site), "--longest-text", "8") == []
+    ((reason, blocks),) = issues(query(site), "--longest-text", "eight")
+    assert blocks
+    assert "needs a whole number" in reason
+
+
 def test_an_image_that_can_not_answer_gives_no_table(site: Path) -> None:
     (site / "vllm/entrypoints/openai/cli_args.py").write_text("raise RuntimeError('no GPU')")
     assert query(site) == EMPTY

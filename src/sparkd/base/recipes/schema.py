@@ -143,6 +143,11 @@ class Image(Section):
     """The container image that the engine runs in."""
 
     ref: t.ImageOrEmpty = Field("", description="Name and tag, or digest, of an image that is on every node.")
+    vllm: Annotated[str, t.matching(r"(0\.\d{1,3}(\.\d{1,3})?)?", 'a release in quotes, such as "0.29"')] = Field(
+        "",
+        description="Release of vLLM in it, by whose flags the recipe is judged where the image is away. Empty: "
+        "that of the tag of an image of vLLM, else the newest that sparkd knows.",
+    )
     entrypoint: Annotated[Words, AfterValidator(_program)] = Field(
         ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."
     )

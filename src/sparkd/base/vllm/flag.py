@@ -226,6 +226,9 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
         long = {name[2:]: flag for flag in self.flags for name in flag.aliases if name.startswith("--")}
         return {flag.name: flag for flag in self.flags} | others | long
 
+    def has(self, flag: str) -> bool:
+        return flag in self.by_name
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(self.by_name)

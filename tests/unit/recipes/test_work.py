@@ -16,9 +16,11 @@ from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml, parse_yaml
     ids=["lines", "braces", "items"],
 )
 def test_a_file_of_60000_keys_is_refused_before_it_is_parsed(text: str) -> None:
-    for parse in (lambda: parse_yaml(text, lambda _: False), lambda: parse_as_pyyaml(text)):
-        with pytest.raises(YamlError, match="line 1: has more than 8,000 colons, commas and lines"):
-            parse()
+    refusal = "line 1: has more than 8,000 colons, commas and lines"
+    with pytest.raises(YamlError, match=refusal):
+        parse_yaml(text, lambda _: False)
+    with pytest.raises(YamlError, match=refusal):
+        parse_as_pyyaml(text)
 
 
 def test_settings_load_no_asyncio() -> None:

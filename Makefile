@@ -77,7 +77,7 @@ bench: deb  ## figures: build/bench.json and a table
 generate: venv  ## files made from the source: config/sparkd.toml, and the marked parts of manuals in docs
 	PYTHONPATH=packaging $(PYTHON) -m generate
 
-flags: venv  ## src/sparkd/data/vllm-flags.json, from the parser of the engine in the bed (as root)
+flags: venv  ## src/sparkd/data/vllm-flags.json and vllm-releases.json, from the parsers of vLLM's releases (as root)
 	$(PYTHON) -m tests.bed flags
 
 lock: venv  ## requirements.lock from pyproject.toml; what it pins stays unless pyproject.toml asks for more

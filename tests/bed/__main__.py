@@ -1,7 +1,7 @@
 """The bed, for people.
 
 python3 -m tests.bed build                 everything slow, into the cache
-python3 -m tests.bed flags                 the table of vLLM's flags, from its own parser
+python3 -m tests.bed flags                 the tables of vLLM's releases, from their own parsers
 python3 -m tests.bed demo                  one node from the .deb in dist/ to a completion
 python3 -m tests.bed up [N]                N nodes (1), spark1 and so on, that stay until `down`
 python3 -m tests.bed shell NODE            a root shell in the node
@@ -21,7 +21,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import base_disk, engine_parser, hand, nodebase, registry
+from . import base_disk, hand, nodebase, registry, release_tables
 from .bed import Bed
 from .command import BedError
 from .demo import demo, newest_package
@@ -83,7 +83,7 @@ def main(words: list[str]) -> int:
             build()
         case ["flags"]:
             ensure()
-            engine_parser.write_table()
+            release_tables.write_tables()
         case ["demo"]:
             demo(newest_package(Path("dist")))
         case ["up"] | ["up", _]:

@@ -1,7 +1,4 @@
-"""Real vLLM's own parser of `vllm serve`, run in a copy of the engine's image, and the table made of it.
-
-`make flags` regenerates the table.
-"""
+"""Real vLLM's own parser of `vllm serve`, run in a copy of the engine's image, and the table made of it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 
 from msgspec import convert, to_builtins
 
-from sparkd.base.vllm.flag import FILE, Field, Flag, FlagTable
+from sparkd.base.vllm.flag import Field, Flag, FlagTable
 
 from . import cache, engine_image
 from .command import run
@@ -20,23 +17,20 @@ from .tree import Tree
 
 PROGRAM = Path(__file__).with_name("programs") / "vllm_refusals.py"
 QUERY_PROGRAM = Path("src/sparkd/base/vllm/parser_program.py")
-TABLE = Path("src/sparkd/data") / FILE
 ENV = {"TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
 class Answers:
     table: str
-    """Content of the file that is made of it."""
+    """As a file of JSON."""
     refusals: list[str]
     """What it says to each line; empty where it takes one."""
 
 
 def query_parser(lines: Sequence[Sequence[str]] = ()) -> Answers:
     """All lines of words behind `vllm`, in one process."""
-    archive = engine_image.archive()
-    # It stays unpacked: to remove it takes longer than to use it.
-    root = cache.artefact("parser", engine_image.key(), "", lambda folder: _unpack(archive, folder))
+    root = unpacked()
     with cache.lock("parser"):
         for program in (PROGRAM, QUERY_PROGRAM):
             (root / program.name).write_bytes(program.read_bytes())
@@ -47,13 +41,15 @@ def query_parser(lines: Sequence[Sequence[str]] = ()) -> Answers:
     return Answers(format_table(convert(rows, FlagTable)), found["refusals"])
 
 
+def unpacked() -> Path:
+    """The engine's root file system. It stays unpacked: to remove it takes longer than to use it."""
+    archive = engine_image.archive()
+    return cache.artefact("parser", engine_image.key(), "", lambda folder: _unpack(archive, folder))
+
+
 def _unpack(archive: Path, folder: Path) -> None:
     folder.mkdir()
     run("tar", "-C", folder, "-I", "zstd -dq", "-xf", archive)
-
-
-def write_table() -> None:
-    TABLE.write_text(query_parser().table)
 
 
 def format_table(table: FlagTable) -> str:

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from random import Random
 
 from sparkd.base.vllm.args import JsonValue
-from sparkd.base.vllm.flag import FIELDS, FLAGS, Flag, Kind
+from sparkd.base.vllm.flag import Flag, Kind
+from sparkd.base.vllm.releases import find_release
+
+TABLE = find_release("0.32")
+"""Of the bed's engine."""
+FLAGS, FIELDS = TABLE.flags, TABLE.fields
 
 START = ("serve", "/models/m")
 GOOD: dict[Kind, tuple[str, ...]] = {

@@ -6,19 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
-from tests.bed.engine_parser import TABLE, query_parser
-from tests.bed.flag_lines import lines, wrong_fields
+from tests.bed import release_tables
+from tests.bed.engine_parser import query_parser
+from tests.bed.flag_lines import TABLE, lines, wrong_fields
 
 from sparkd.base.config import Settings
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import Node
 from sparkd.base.recipes.loader import load_recipe
-from sparkd.base.vllm.flag import first_values, parse_flags
+from sparkd.base.vllm.flag import FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.base.vllm.releases import find_release
 
 RECIPES = Path("config/recipes")
+
+
 ON_THE_WORDS = {"json", "flag-value", "flag-misprint", "flag-unknown", "flag-choice", "misnamed-flag"}
 IN_JSON = {"json-field", "json-unknown"}
 SEED, COUNT = 20260, 1000
@@ -48,7 +53,13 @@ def parser() -> ParserAnswers:
 
 
 def test_the_table_is_what_the_parser_says(parser: ParserAnswers) -> None:
-    assert TABLE.read_text() == parser.table, "run `make flags`"
+    """The table of this release was made from its sources alone, this one from what its wheel installs."""
+    assert as_dicts(TABLE) == as_dicts(msgspec.json.decode(parser.table, type=FlagTable)), "run `make flags`"
+
+
+@pytest.mark.parametrize("version", [release_tables.VERSIONS[0], release_tables.VERSIONS[7]])
+def test_the_table_of_a_release_is_what_its_sources_say(version: str) -> None:
+    assert as_dicts(find_release(version)) == as_dicts(release_tables.query(version))
 
 
 def test_the_rules_agree_with_the_parser_on_good_and_bad_lines(parser: ParserAnswers) -> None:
@@ -68,9 +79,15 @@ def test_the_parser_takes_every_rank_of_every_shipped_recipe_of_upstreams_flags(
     assert [(rank, why) for rank, why in parser.shipped if why] == []
 
 
+def as_dicts(table: FlagTable) -> tuple[object, ...]:
+    """In any order of rows."""
+    fields = {flag: {one.name: one for one in rows} for flag, rows in table.fields.items() if rows}
+    return {flag.name: flag for flag in table.flags}, fields, {*table.variables}
+
+
 def _seen(line: Line, by: set[str] = ON_THE_WORDS) -> list[str]:
     argv = ("vllm", *line)
-    found = rules.find_issues(Launch(flags=first_values(argv), given=parse_flags(argv)))
+    found = rules.find_issues(Launch(flags=first_values(argv), given=parse_flags(argv), vllm=TABLE))
     # The parser takes any text for it, which the engine refuses later.
     later = ("flag-choice", "args.attention-backend")
     return [one.reason for one in found if one.rule in by and (one.rule, one.at) != later]

@@ -127,7 +127,7 @@ def test_the_correction_is_named() -> None:
     assert [(one.at, one.reason) for one in found] == [
         (
             f"args.{SPECULATIVE}.num_speculative_token",
-            f"--{SPECULATIVE}: num_speculative_token is no key of vLLM 0.32.0: num_speculative_tokens is",
+            f"--{SPECULATIVE}: num_speculative_token is no key of vLLM 0.33.0: num_speculative_tokens is",
         ),
         (
             f"args.{COMPILATION}.mode",

@@ -57,7 +57,7 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"default_chat_template_kwargs": "thinking=true", "reasoning_config": "x"}, ["json", "json"]),
         ({"prefix_caching": None}, ["misnamed-flag"]),
         ({"enable_prefix_caching": None}, []),
-        ({"disable_log_requests": None, "rope_scaling": "{}"}, ["misnamed-flag", "misnamed-flag"]),
+        ({"no_enable_log_requests": None, "rope_scaling": "{}"}, ["misnamed-flag"]),
         ({"gpu_memory_utilization": "0.912"}, []),
         ({"gpu_memory_utilization": "0.92"}, ["high-memory-share"]),
         ({"gpu_memory_utilization": "0.95"}, ["high-memory-share"]),

@@ -67,7 +67,9 @@ def test_flags_are_judged_by_the_images_own_vllm(site: Path) -> None:
     table = query(site)
     assert (table.version, table.image, table.variables) == ("0.1.dev1+g83cb22a0e", IMAGE, ("VLLM_FORK_SPEED",))
     assert issues(table, "--enable-fork", "--kv-cache-dtype", "fork4", "--max-model-len", "8") == []
-    assert issues(table, "--max-num-seqs", "4") == [("--max-num-seqs is no flag of the vLLM in fork:1", True)]
+    assert issues(table, "--max-num-seqs", "4") == [
+        ("--max-num-seqs is no flag of the vLLM in fork:1; vLLM 0.12 to 0.33 have it", True)
+    ]
     ((reason, blocks),) = issues(table, "--kv-cache-dtype", "fp8")
     assert blocks, "it is certain"
     assert "has no choice 'fp8'" in reason
@@ -75,6 +77,37 @@ def test_flags_are_judged_by_the_images_own_vllm(site: Path) -> None:
     assert not blocks, "the table that comes with sparkd is that of another build"
     assert IMAGE in table.judge
     assert SHIPPED.version in SHIPPED.judge
+
+
+@pytest.mark.parametrize("folder", ["common", "launchers", "openai"])
+def test_each_place_of_the_parser_is_known(site: Path, folder: str) -> None:
+    """vLLM 0.33 has it in common, 0.32 in launchers, 0.24 to 0.12 in openai."""
+    for name in ("__init__.py", "cli_args.py"):
+        moved = site / "vllm/entrypoints" / folder / name
+        moved.parent.mkdir(exist_ok=True)
+        (site / "vllm/entrypoints/openai" / name).rename(moved)
+    assert query(site).by_name.keys() >= {"enable-fork"}
+
+
+def test_a_hidden_no_form_is_taken(site: Path) -> None:
+    """vLLM 0.33 takes them out of the action, not out of its parser."""
+    file = site / "vllm/entrypoints/openai/cli_args.py"
+    added = 'parser.add_argument("--enable-fork", '
+    hidden = ARGS.replace(added, f'{added} "--no-enable-fork", ').replace(
+        '"store_true")', '"store_true").option_strings.pop()'
+    )
+    file.write_text(hidden)
+    assert issues(query(site), "--no-enable-fork") == []
+
+
+def test_another_long_name_of_a_flag_is_judged_as_the_flag(site: Path) -> None:
+    """vLLM 0.33 takes --disable-x for --no-enable-x, and --device-memory-utilization."""
+    file = site / "vllm/entrypoints/openai/cli_args.py"
+    file.write_text(ARGS.replace('"--max-model-len"', '"--max-model-len", "--longest-text"'))
+    assert issues(query(site), "--longest-text", "8") == []
+    ((reason, blocks),) = issues(query(site), "--longest-text", "eight")
+    assert blocks
+    assert "needs a whole number" in reason
 
 
 def test_an_image_that_can_not_answer_gives_no_table(site: Path) -> None:

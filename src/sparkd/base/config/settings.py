@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from types import SimpleNamespace
 from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, Strict, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sparkd.base.config import types as t
+from sparkd.base.lib import without
+
+with without("asyncio", stand_in=SimpleNamespace()):  # for commands of its own, and 40 ms
+    from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory"]
 ALL_FIXES: tuple[FixKind, ...] = get_args(FixKind)

@@ -78,15 +78,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     A dotted name with another section wins: `cluster.recipe` means `engine.recipe`.
     """
-    from difflib import get_close_matches
+    from difflib import SequenceMatcher, get_close_matches
 
     words = list(known)
     last = word.rpartition(".")[2]
     moved = [one for one in words if one.rpartition(".")[2] == last]
-    # Half of the letters may be a common ending: then the beginning must be the same, or two letters be swapped.
-    near = [one for one in get_close_matches(word, words, n=1) if one[:3] == word[:3] or sorted(one) == sorted(word)]
-    found = moved if len(moved) == 1 else get_close_matches(word, words, n=1, cutoff=0.85) or near
-    return f"; did you mean {found[0]}?" if found else ""
+    if len(moved) == 1:
+        return f"; did you mean {moved[0]}?"
+    for one in get_close_matches(word, words, n=1):
+        # Half of the letters may be a common ending: then the beginning must be the same, or two letters be swapped.
+        near = one[:3] == word[:3] or sorted(one) == sorted(word)
+        if near or SequenceMatcher(None, one, word).ratio() >= 0.85:
+            return f"; did you mean {one}?"
+    return ""
 
 
 def format_key(key: tuple[str, ...], value: object) -> str:

@@ -76,8 +76,7 @@ CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in 
 
 
 def _bytes(raw: object) -> object:
-    match = re.fullmatch(r"(\d{1,9})([kmgt])(?:i?b)?", raw.strip().lower()) if isinstance(raw, str) else None
-    if match:
+    if isinstance(raw, str) and (match := re.fullmatch(r"(\d{1,9})([kmgt])(?:i?b)?", raw.strip().lower())):
         raise ValueError(f"must be a number of bytes: {int(match[1]) << 10 * ('kmgt'.index(match[2]) + 1)}")
     return raw
 
@@ -144,6 +143,9 @@ class Image(Section):
     """The container image that the engine runs in."""
 
     ref: t.ImageOrEmpty = Field("", description="Name and tag, or digest, of an image that is on every node.")
+    vllm: Annotated[str, t.matching(r"(0\.\d{1,3}(\.\d{1,3})?)?", 'a release in quotes, such as "0.29"')] = Field(
+        "", description="Release of vLLM whose flags judge where the image is away. Empty: its tag's, or the newest."
+    )
     entrypoint: Annotated[Words, AfterValidator(_program)] = Field(
         ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."
     )
@@ -317,6 +319,5 @@ def json_schema() -> str:
     """JSON Schema of a recipe file, for editors. Keys that a base may provide are not required."""
     import json
 
-    schema = Recipe.model_json_schema(by_alias=True)
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return json.dumps({**dialect, **schema, "title": "sparkd recipe"}, indent=2)
+    return json.dumps({**dialect, **Recipe.model_json_schema(by_alias=True), "title": "sparkd recipe"}, indent=2)

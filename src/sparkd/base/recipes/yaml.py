@@ -30,6 +30,8 @@ _WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _LONGEST_NUMBER = 300
 _DEEPEST = 50
 _MOST_VALUES = 20_000
+_MOST_MARKS = 8_000
+"""Colons, commas and ends of lines, one for each key or item at least: 4,000 keys, which take some 0.5 s."""
 
 
 class YamlError(Exception):
@@ -78,6 +80,8 @@ def _parse(
     from ruamel.yaml.error import YAMLError as AnyYamlError
     from ruamel.yaml.nodes import MappingNode
 
+    if sum(map(text.count, ":,\n")) > _MOST_MARKS:
+        raise YamlError(1, f"has more than {_MOST_MARKS:,} colons, commas and lines, which no recipe needs")
     try:
         reader = YAML(typ="safe", pure=True)
         reader.version = version

@@ -15,7 +15,8 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.state.file import PUBLIC, Report, StateFile, ignore_report
-from sparkd.base.vllm.flag import SHIPPED, FlagTable
+from sparkd.base.vllm.flag import FlagTable
+from sparkd.base.vllm.releases import find_release
 
 IMAGES_KEPT = 8
 """Of some 100 KB each; the oldest go first."""
@@ -43,14 +44,18 @@ def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:
     return FILE.read(files, report) or VllmTables()
 
 
-def find_table(host: Host, ref: str) -> FlagTable:
-    """Of the image that has this name here now; SHIPPED where it is away, or gave no answer."""
+def find_table(host: Host, ref: str, version: str = "") -> FlagTable:
+    """Of the image that has this name here now; that of its release where it is away, or gave no answer.
+
+    `version`: of its vLLM, as a recipe gives it.
+    """
+    release = find_release(version or ref)
     try:
         tables = read_tables(host.files).tables
         image = query(host, lambda docker: docker_image.read_image(docker, ref)) if tables and ref else None
     except (UsageError, DockerError, OSError):
-        return SHIPPED
+        return release
     table = tables.get(image.id) if image else None
     if table is None:
-        return SHIPPED
-    return replace(table, image=ref) if table.flags else replace(SHIPPED, unanswered=ref)
+        return release
+    return replace(table, image=ref) if table.flags else replace(release, unanswered=ref)

@@ -221,9 +221,13 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
 
     @cached_property
     def by_name(self) -> dict[str, Flag]:
-        """With the --no- forms."""
-        positive = {flag.name: flag for flag in self.flags}
-        return positive | {f"no-{flag.name}": flag for flag in self.flags if flag.negative}
+        """With the --no- forms and other long names."""
+        others = {f"no-{flag.name}": flag for flag in self.flags if flag.negative}
+        long = {name[2:]: flag for flag in self.flags for name in flag.aliases if name.startswith("--")}
+        return {flag.name: flag for flag in self.flags} | others | long
+
+    def has(self, flag: str) -> bool:
+        return flag in self.by_name
 
     @cached_property
     def names(self) -> tuple[str, ...]:

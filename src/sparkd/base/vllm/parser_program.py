@@ -21,7 +21,7 @@ from importlib.metadata import version
 from typing import Any, Literal, get_args, get_origin
 
 MARK = "sparkd-vllm-parser:"
-ARGS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
+ARGS = tuple(f"vllm.entrypoints.{where}.cli_args" for where in ("common", "launchers", "openai"))
 PARSERS = ("vllm.utils.argparse_utils", "vllm.utils")
 MANAGERS = (
     ("--reasoning-parser", "ReasoningParserManager", "vllm.reasoning"),
@@ -37,8 +37,8 @@ OWNERS = ("VllmConfig", "ModelConfig", "ParallelConfig", "CacheConfig", "Observa
 """Classes of vllm.config with fields that are classes of fields, each behind a flag of its name."""
 
 
-def described(action: argparse.Action) -> dict[str, object]:
-    long, *others = action.option_strings
+def described(action: argparse.Action, names: list[str]) -> dict[str, object]:
+    long, *others = names
     negative = [word for word in others if word == f"--no-{long.removeprefix('--')}"]
     read = {text: value for text in PROBES if (value := tried(action, text)) is not REFUSED}
     return {
@@ -184,7 +184,12 @@ def describe(parser: argparse.ArgumentParser) -> dict[str, object]:
     """What sparkd's FlagTable has, less the image."""
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     longest = [action for action in actions if action.option_strings[0].startswith("--")]
-    flags = sorted((described(action) for action in longest), key=lambda row: str(row["name"]))
+    # vLLM 0.33 hides the --no- forms from the actions; its parser takes them still.
+    every = parser._option_string_actions.items()
+    names = {
+        action: [*dict.fromkeys((*action.option_strings, *(n for n, a in every if a is action)))] for action in longest
+    }
+    flags = sorted((described(action, names[action]) for action in longest), key=lambda row: str(row["name"]))
     return {
         "version": attempt(lambda: version("vllm"), "") or attempt(lambda: load("__version__", "vllm"), "unknown"),
         "flags": flags,

@@ -172,7 +172,7 @@ def check_recipes(args: argparse.Namespace) -> None:
         memory_bytes, whole = args.memory or GB10_BYTES, not problems
         errors, warnings = list[str](), list[str]()
         if loaded:
-            vllm = find_table(host, loaded.recipe.image.ref)
+            vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
             judges[vllm.judge] = None
             errors, warnings = lint(loaded, whole=whole, memory_bytes=memory_bytes, host=host, vllm=vllm)
         errors = [*problems, *errors]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -85,7 +86,7 @@ def _find_origin(loaded: Loaded, key: str) -> str | None:
     positive = key.replace("args.no-", "args.", 1)
     fields = (one for one in loaded.origins if one.startswith(f"{key}."))
     flag = ".".join(key.split(".")[:2])
-    return next(filter(None, map(loaded.origins.get, (key, positive, *fields, flag))), None)
+    return next(filter(None, map(loaded.origins.get, chain((key, positive), fields, (flag,)))), None)
 
 
 def _locate_key(loaded: Loaded, text: str) -> str:

@@ -18,6 +18,7 @@ from sparkd.base.vllm.flag import SHIPPED, FirstValues, FlagTable, first_values,
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint import script as scripts
 from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
+from sparkd.base.vllm.releases import find_release
 
 SCRIPT_LIMIT_BYTES = 64 << 10
 NO_SCRIPT = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP, EISDIR, ENXIO)
@@ -74,7 +75,7 @@ class PlanLint(Check[PlanFacts], frozen=True):
 
 def is_doubtful(plan: LaunchPlan) -> bool:
     """Whether the image's own vLLM may judge the plan otherwise than the table that comes with sparkd."""
-    return rules.is_doubtful(_launch(plan, None))
+    return rules.is_doubtful(replace(_launch(plan, None), vllm=find_release(plan.image)))
 
 
 def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 
 import msgspec
 
 from sparkd.base.lib import read_data
-from sparkd.base.vllm.flag import SHIPPED, misprint_of
+from sparkd.base.vllm.flag import SHIPPED, FlagTable, misprint_of
 from sparkd.base.vllm.lint.predicates import Launch, Matches
+from sparkd.base.vllm.releases import add_history, load_releases
 
 PREFIXES = ("VLLM_", "NCCL_", "PYTORCH_", "TORCH", "UCX_", "FLASHINFER_", "HF_", "CUDA_")
 MOST_NAMES = 200
@@ -36,7 +37,7 @@ def load_variables() -> Variables:
 
 def misprinted(launch: Launch) -> Matches:
     known = dict.fromkeys((*launch.vllm.variables, *load_variables().names))
-    real = {*known, *SHIPPED.variables}
+    real = {*known, *(name for table in load_releases() for name in table.variables)}
     others = (name for name in launch.env if name.startswith(PREFIXES) and name not in real)
     for name in islice(others, MOST_NAMES):
         if right := misprint_of(name, known):
@@ -46,9 +47,20 @@ def misprinted(launch: Launch) -> Matches:
 def removed(launch: Launch) -> Matches:
     if not launch.vllm.variables:  # a build of which only the flags are known
         return
-    for name, instead in load_variables().removed.items():
-        if name in launch.env and name not in launch.vllm.variables:
-            yield f"env.{name}", f"{name}={launch.env[name][:40]} does nothing in {launch.vllm.vllm}: {instead}"
+    instead, known = load_variables().removed, {*launch.vllm.variables}
+    others = {*instead} - known
+    if launch.vllm.image or launch.vllm.version != SHIPPED.version:  # else the release is not known
+        newest, *_, oldest = (frozenset(table.variables) for table in load_releases())
+        names = {name for table in load_releases() for name in table.variables if name.startswith("VLLM_")}
+        others |= names - known - (newest & oldest)
+    for name in (name for name in launch.env if name in others):
+        reason = f"{name}={launch.env[name][:40]} does nothing in {launch.vllm.vllm}"
+        since = add_history(reason, partial(_has_variable, name))
+        yield f"env.{name}", f"{reason}: {instead[name]}" if name in instead else since
+
+
+def _has_variable(name: str, table: FlagTable) -> bool:
+    return name in table.variables
 
 
 def wrong_value(launch: Launch) -> Matches:

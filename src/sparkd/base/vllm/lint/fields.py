@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 
 from sparkd.base.lib.text import did_you_mean, sanitize
 from sparkd.base.vllm.args import JsonValue
-from sparkd.base.vllm.flag import Field, misprint_of
+from sparkd.base.vllm.flag import Field, FlagTable, misprint_of
 from sparkd.base.vllm.lint.predicates import Launch, Matches
+from sparkd.base.vllm.releases import add_history, load_releases
 
 NUMBERS = frozenset(("null", "bool", "int", "float"))
 MOST_FIELDS = 200
@@ -27,12 +29,18 @@ def _wrong(launch: Launch, *, sure: bool) -> Matches:
     for flag, name, value in _given(launch):
         at, shown, known = f"args.{flag}.{name}", sanitize(name, 60), launch.vllm.fields_by_name[flag]
         if name not in known:
-            right = misprint_of(name, known)
+            has = partial(_has_key, flag, name)
+            elsewhere = any(map(has, load_releases()))
+            right = "" if elsewhere else misprint_of(name, known)
             if sure is bool(right):
-                meant = f": {right} is" if right else did_you_mean(shown, known)
-                yield at, f"--{flag}: {shown} is no key of {launch.vllm.vllm}{meant}"
+                meant = f": {right} is" if right else "" if elsewhere else did_you_mean(shown, known)
+                yield at, add_history(f"--{flag}: {shown} is no key of {launch.vllm.vllm}{meant}", has)
         elif sure is _needs_number(known[name], value) and (reason := known[name].wrong_value(value)):
             yield at, f"--{flag}: {name} {reason}"
+
+
+def _has_key(flag: str, name: str, table: FlagTable) -> bool:
+    return name in table.fields_by_name.get(flag, {})
 
 
 def _needs_number(field: Field, value: JsonValue) -> bool:

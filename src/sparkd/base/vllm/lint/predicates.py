@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import JsonValue
 from sparkd.base.vllm.flag import SHIPPED, FirstValues, FlagTable, ParsedFlag, parse_amount, parse_json
+from sparkd.base.vllm.releases import add_history
 
 Matches = Iterator[tuple[str, str]]
 """Matches of a rule: recipe key and reason."""
@@ -192,7 +194,8 @@ def _no_object(text: str, flag: str) -> str:
 def misnamed(launch: Launch) -> Matches:
     for flag, right in RENAMED.items():
         if flag in launch.flags and flag not in launch.vllm.by_name:
-            yield about(flag, f"is no flag of {launch.vllm.vllm}: {right}")
+            reason = f"is no flag of {launch.vllm.vllm}: {right}"
+            yield about(flag, add_history(reason, partial(FlagTable.has, flag=flag)))
 
 
 def longer_than_model(launch: Launch) -> Matches:

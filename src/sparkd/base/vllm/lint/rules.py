@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from msgspec import Struct
 
@@ -15,6 +16,7 @@ from sparkd.base.lib.text import did_you_mean
 from sparkd.base.vllm.flag import Flag, FlagTable, ParsedFlag, misprint_of
 from sparkd.base.vllm.lint import environment, fields, predicates, values
 from sparkd.base.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, RENAMED, Launch, Matches, about
+from sparkd.base.vllm.releases import add_history, load_releases
 
 MOST_FLAGS = 400
 """Judged by name, which takes 5 ms for an unknown one. vLLM has 316."""
@@ -86,7 +88,8 @@ def unknown(launch: Launch) -> Matches:
         whole = _completed(head, launch.vllm)
         flag = launch.vllm.by_name.get(whole)
         if flag is None:
-            yield about(one.name, f"is no flag of {launch.vllm.vllm}{did_you_mean(head, launch.vllm.names)}")
+            reason = f"is no flag of {launch.vllm.vllm}{did_you_mean(head, launch.vllm.names)}"
+            yield about(one.name, add_history(reason, partial(FlagTable.has, flag=head)))
         elif reason := _unreadable(one, flag) or _unlisted(one, flag):
             yield about(one.name, f"is read as --{whole}, and {reason}")
 
@@ -115,7 +118,12 @@ def _unreadable(one: ParsedFlag, flag: Flag) -> str:
 def _unlisted(one: ParsedFlag, flag: Flag) -> str:
     if "." in one.name or _unreadable(one, flag):
         return ""
-    return next(filter(None, (flag.not_a_choice(text) for text in _texts(one))), "")
+    text, reason = next(((text, why) for text in _texts(one) if (why := flag.not_a_choice(text))), ("", ""))
+    return reason and add_history(reason, lambda table: _is_listed(table.by_name.get(flag.name), text))
+
+
+def _is_listed(flag: Flag | None, text: str) -> bool:
+    return flag is not None and bool(flag.choices) and not flag.not_a_choice(text)
 
 
 def _wrong_arity(one: ParsedFlag, flag: Flag) -> str:
@@ -138,8 +146,12 @@ def _wrong_type(flag: Flag, text: str) -> str:
 
 
 def _typo_of(name: str, table: FlagTable) -> str:
-    """The flag whose name differs by one letter: wrong, missing, extra, or swapped with its neighbour."""
-    return "" if name in table.by_name or _completed(name, table) else misprint_of(name, table.names)
+    """The flag whose name differs by one letter: wrong, missing, extra, or swapped with its neighbour.
+
+    No release has the name.
+    """
+    right = "" if name in table.by_name or _completed(name, table) else misprint_of(name, table.names)
+    return "" if right and any(release.has(name) for release in load_releases()) else right
 
 
 BLOCKS, WARNS = True, False

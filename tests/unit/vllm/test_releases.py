@@ -1,0 +1,97 @@
+"""A launch is judged by the release that its image has; reasons name the release with which a name came or went."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from sparkd.base.lib import read_data
+from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
+from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.base.vllm.releases import FILE, find_release, load_releases, minor
+
+VERSIONS = [f"0.{number}" for number in range(33, 11, -1)]
+OWN = replace(find_release("0.27"), image="fork:1")
+
+
+def judged(table: FlagTable, *words: str, **env: str) -> list[tuple[str, bool]]:
+    launch = Launch(
+        flags=first_values(words), gpu=False, env=env, given=parse_flags(("vllm", "serve", "/m", *words)), vllm=table
+    )
+    return [(one.reason, one.blocks) for one in rules.find_issues(launch)]
+
+
+def test_every_minor_release_of_a_year_is_known() -> None:
+    assert [minor(table) for table in load_releases()] == VERSIONS
+    assert load_releases()[0] is SHIPPED
+    counts = [len(table.flags) for table in load_releases()]
+    assert counts == sorted(counts, reverse=True), "each release of this year had as many flags as the one before"
+    assert (counts[1], len(find_release("0.32").variables)) == (316, 316), "as the parser of its wheel has"
+    assert sum(map(len, find_release("0.32").fields.values())) == 242
+    assert len(read_data(FILE)) < 128 << 10
+
+
+@pytest.mark.parametrize("table", load_releases(), ids=VERSIONS)
+def test_no_release_has_one_name_twice_or_fields_of_a_flag_that_it_lacks(table: FlagTable) -> None:
+    assert len({flag.name for flag in table.flags}) == len(table.flags)
+    assert table.fields.keys() <= {flag.name for flag in table.flags}
+    assert all(len({one.name for one in fields}) == len(fields) for fields in table.fields.values())
+    assert judged(table, "--max-model-len", "8192", "--no-enable-prefix-caching", "--kv-cache-dtype", "fp8") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("0.29", "0.29"), ("0.29.7", "0.29"), ("vllm/vllm-openai:v0.29.0", "0.29"), ("r:5000/x/vllm:0.30.1", "0.30"),
+        ("vllm-openai:v0.31.0-cu130", "0.31"), ("0.99", "0.33"), ("vllm:v0.28.1rc1", "0.33"), ("mine:0.29.0", "0.33"),
+        ("vllm:0.28.1.dev4", "0.33"), ("nvidia/vllm:26.01-py3", "0.33"), ("vllm@sha256:00.29.1", "0.33"), ("", "0.33"),
+        ("vllm:0.1.dev20482+g83cb22a0e", "0.33"),
+    ],
+)  # fmt: skip
+def test_the_release_is_read_from_a_version_or_the_tag_of_an_image_of_vllm(text: str, version: str) -> None:
+    assert minor(find_release(text)) == version
+
+
+@pytest.mark.parametrize(
+    ("table", "word", "reason"),
+    [
+        (find_release("0.27"), "--max-num-queued-reqs", "is no flag of vLLM 0.27.1; it came with 0.29"),
+        (SHIPPED, "--calculate-kv-scales", "is no flag of vLLM 0.33.0; it went with 0.28"),
+        (SHIPPED, "--swap-space", "is no flag of vLLM 0.33.0: nothing has its place; it went with 0.18"),
+        (find_release("0.32"), "--enable-bf16x3-router-gemm", "; it came with 0.26 and went with 0.30"),
+        (find_release("0.30"), "--disable-prefix-caching", "; it came with 0.33"),
+    ],
+)
+def test_a_flag_of_another_release_warns_and_says_with_which_it_came_or_went(
+    table: FlagTable, word: str, reason: str
+) -> None:
+    ((said, blocks),) = judged(table, word)
+    assert reason in said
+    assert not blocks
+
+
+def test_what_the_images_own_vllm_lacks_is_an_error_and_says_who_has_it() -> None:
+    assert judged(OWN, "--monokernel") == [("--monokernel is no flag of the vLLM in fork:1; it came with 0.33", True)]
+
+
+def test_a_name_of_another_release_is_no_misprint() -> None:
+    fewer = replace(OWN, flags=tuple(flag for flag in OWN.flags if flag.name != "enable-moe-shared-loras"))
+    near = replace(fewer, flags=(*fewer.flags, replace(fewer.flags[0], name="enable-moe-shared-lora", aliases=())))
+    ((reason, _),) = judged(near, "--enable-moe-shared-loras")
+    assert "it came with 0.26" in reason
+    assert ": --enable-moe-shared-lora is" not in reason
+
+
+def test_choices_keys_and_variables_say_it_too() -> None:
+    table = find_release("0.31")
+    ((reason, blocks),) = judged(SHIPPED, "--mamba-cache-mode", "all")
+    assert "it came with 0.15 and went with 0.32" in reason
+    assert not blocks
+    ((reason, _),) = judged(SHIPPED, "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_ip": "::1"}')
+    assert reason == "--kv-transfer-config: kv_ip is no key of vLLM 0.33.0; it went with 0.32"
+    ((reason, blocks),) = judged(table, VLLM_MXFP4_USE_MARLIN="1")
+    assert reason == "VLLM_MXFP4_USE_MARLIN=1 does nothing in vLLM 0.31.0; it went with 0.24"
+    assert not blocks
+    assert judged(SHIPPED, VLLM_MXFP4_USE_MARLIN="1") == [], "the release of an image that is away is not known"
+    assert judged(find_release("0.23"), VLLM_MXFP4_USE_MARLIN="1") == []

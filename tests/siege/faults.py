@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tests.bed import victims
+from tests.bed.fabric import Fabric
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import SparkdNode
 
@@ -89,17 +90,8 @@ def thaw(_: World, member: SparkdNode, __: int) -> None:
     member.node.run("fsfreeze", "--unfreeze", "/", check=False, timeout=20)
 
 
-def cable(what: str, world: World, _: SparkdNode, __: int) -> None:
-    fabric = world.cluster.worker.node.fabric
-    ways: dict[str, Callable[[], None]] = {way: partial(fabric.swallow, way) for way in ("iifname", "oifname")}
-    acts = {
-        "cut": fabric.cut,
-        "both": fabric.blackhole,
-        "loss": partial(fabric.lose, 15),
-        "clear": fabric.clear,
-        **ways,
-    }
-    acts[what]()
+def cable(act: Callable[[Fabric], None], world: World, _: SparkdNode, __: int) -> None:
+    act(world.cluster.worker.node.fabric)
 
 
 def edit(world: World, member: SparkdNode, number: int) -> None:
@@ -172,10 +164,13 @@ time.sleep(30)
 """
 ENGINE, CORE, WORKER = victims.main_of_engine, victims.engine_core, victims.worker
 SECONDS, SHORT = (2, 5, 12, 35), (1, 3, 8)
-CABLES = (
-    ("cut", "cut", ("own-address-gone",)), ("swallows", "both", HANGS), ("loses", "loss", HANGS),
-    ("one-way", "oifname", HANGS), ("other-way", "iifname", HANGS),
-)  # fmt: skip
+CABLES: tuple[tuple[str, Callable[[Fabric], None], tuple[str, ...]], ...] = (
+    ("cut", Fabric.cut, ("own-address-gone",)),
+    ("swallows", Fabric.blackhole, HANGS),
+    ("one-way", lambda fabric: fabric.swallow("oifname"), HANGS),
+    ("other-way", lambda fabric: fabric.swallow("iifname"), HANGS),
+    ("loses", lambda fabric: fabric.lose(15), HANGS),
+)
 FAULTS = (
     Fault("kill-agent", partial(send, signal.SIGKILL, victims.sparkd), ("agent-killed",)),
     Fault("kill-guard", partial(send, signal.SIGKILL, first("^sparkd-guard$")), ("agent-killed",)),
@@ -189,8 +184,8 @@ FAULTS = (
           partial(send, signal.SIGCONT, victims.sparkd), SECONDS, lasts=True),
     Fault("power-cut", cut_power, ("agent-killed",), power_on, (1, 4, 25), lasts=True),
     Fault("reboot", reboot, ("agent-killed",), power_on, (1,), lasts=True),
-    *(Fault(f"cable-{name}", partial(cable, what), causes, partial(cable, "clear"), SECONDS, lasts=True)
-      for name, what, causes in CABLES),
+    *(Fault(f"cable-{name}", partial(cable, act), causes, partial(cable, Fabric.clear), SECONDS, lasts=True)
+      for name, act, causes in CABLES),
     Fault("clock", shell("printf %+d {n} >/run/siege-clock"), (), numbers=(3600, -3600, 86400, -864000, 0)),
     Fault("disk-full", shell("fallocate -l $(df --output=avail -B1 / | tail -1) /var/full || cat /dev/zero >/var/full"),
           SLOW, shell("rm -f /var/full"), SHORT, lasts=True),

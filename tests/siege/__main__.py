@@ -11,7 +11,7 @@ from tests.bed import Bed, BedError
 from tests.bed.demo import newest_package
 
 from .package import renamed
-from .runner import Siege, Step, ViolationError, draw, read, shrink
+from .runner import Siege, Step, ViolationError, bursts, draw, read, shrink
 from .world import World
 
 FOLDER = Path("build/siege")
@@ -66,7 +66,8 @@ def main(words: list[str]) -> int:
         return again is not None and again.rule == violation.rule
 
     with suppress(BedError):
-        steps = shrink(list(violation.steps), shows)
+        *_, last = bursts(violation.steps)
+        steps = shrink(last if shows(last) else list(violation.steps), shows)
     (FOLDER / "short-list").write_text("".join(f"{step}\n" for step in steps))
     print("the shortest list that shows it, for `make siege LIST=build/siege/short-list`:", *steps, sep="\n  ")
     return 1

@@ -162,6 +162,8 @@ except OSError:
     os.posix_fallocate(file.fileno(), 0, os.statvfs("/dev/shm").f_bavail * 4096 - 65536)
 time.sleep(30)
 """
+FULL = "fallocate -l $((($(stat -f -c %f /) - 4000) * 4096)) /var/full; dd if=/dev/zero of=/var/full2 bs=4k 2>/dev/null"
+"""Also of the blocks that only root may use."""
 ENGINE, CORE, WORKER = victims.main_of_engine, victims.engine_core, victims.worker
 SECONDS, SHORT = (2, 5, 12, 35), (1, 3, 8)
 CABLES: tuple[tuple[str, Callable[[Fabric], None], tuple[str, ...]], ...] = (
@@ -187,8 +189,7 @@ FAULTS = (
     *(Fault(f"cable-{name}", partial(cable, act), causes, partial(cable, Fabric.clear), SECONDS, lasts=True)
       for name, act, causes in CABLES),
     Fault("clock", shell("printf %+d {n} >/run/siege-clock"), (), numbers=(3600, -3600, 86400, -864000, 0)),
-    Fault("disk-full", shell("fallocate -l $(df --output=avail -B1 / | tail -1) /var/full || cat /dev/zero >/var/full"),
-          SLOW, shell("rm -f /var/full"), SHORT, lasts=True),
+    Fault("disk-full", shell(FULL), SLOW, shell("rm -f /var/full*"), SHORT, lasts=True),
     Fault("disk-hangs", command("fsfreeze", "--freeze", "/"), SLOW, thaw, SHORT, lasts=True),
     Fault("kill-dockerd", partial(send, signal.SIGKILL, victims.dockerd), DOCKER),
     Fault("restart-docker", command("systemctl", "restart", "--no-block", "docker"), DOCKER),

@@ -81,7 +81,8 @@ class Rules:
     foreign: dict[str, str] = field(default_factory=dict)
     first: dict[str, dict[str, int]] = field(default_factory=dict)
     cursors: dict[str, str] = field(default_factory=dict)
-    launches: dict[str, set[str]] = field(default_factory=dict)
+    ended: dict[str, set[str]] = field(default_factory=dict)
+    """The launches on each node that had ended in the last calm."""
     calm_at: float = field(default_factory=time.monotonic)
 
     def all_along(self) -> Iterator[str]:
@@ -110,7 +111,6 @@ class Rules:
             self.strangers[self._boot(member)] = node.found(r"/run/stranger\.py")
             self.foreign.setdefault(node.name, self._foreign(member))
             self.cursors[node.name] = member.cursor()
-            self.launches[node.name] = {str(one["id"]) for one in self._history(member)}
         self.calm_at = time.monotonic()
 
     def in_calm(self, names: list[str]) -> Iterator[str]:
@@ -126,8 +126,9 @@ class Rules:
         yield from self._ends(member, names)
         yield from self._left(member)
         yield from self._growth(member)
-        yield from self._journal(member, names)
-        yield from self._secrets(member)
+        journal = member.journal_since(self.cursors[name])
+        yield from self._lines(member, journal, names)
+        yield from self._secrets(member, journal)
 
     def _foreign(self, member: SparkdNode) -> str:
         return " ".join(member.node.sh(FOREIGN, check=False).stdout.split())
@@ -138,15 +139,15 @@ class Rules:
 
     def _ends(self, member: SparkdNode, names: list[str]) -> Iterator[str]:
         """Each launch but the one that serves has one cause, which a fault of this burst may have, and one action."""
-        name, known = member.node.name, self.launches[member.node.name]
-        rows, report = self._history(member), member.report()
+        name = member.node.name
+        known, rows, report = self.ended.get(name, set()), self._history(member), member.report()
         may = {*PEER, *(cause for fault in names for cause in BY_NAME[fault].causes)}
-        ids = {str(row["id"]) for row in rows}
-        if report and report.rank_id not in ids and not set(ROWLESS) & set(names):
+        self.ended[name] = {str(row["id"]) for row in rows if row.get("end")}
+        if report and report.rank_id not in {row["id"] for row in rows} and not set(ROWLESS) & set(names):
             yield f"history: the rank that serves on {name} has no row"
         for row in rows:
             end = row.get("end")
-            if row["id"] == (report.rank_id if report else "") or (end and row["id"] in known):
+            if row["id"] == (report.rank_id if report else "") or row["id"] in known:
                 continue
             if not isinstance(end, dict) or not end.get("cause"):
                 if not set(ROWLESS) & set(names):
@@ -161,10 +162,8 @@ class Rules:
         node, containers = member.node, member.containers()
         if len(containers) != 1:
             yield f"left: {node.name} has the containers {containers}"
-        inside = (
-            set(node.run("docker", "top", *containers[:1], "-eo", "pid").stdout.split()[1:]) if containers else set()
-        )
-        strays = [pid for pid in node.pids(RANK) if str(pid) not in inside]
+        top = node.run("docker", "top", *containers, "-eo", "pid", check=False).stdout.split()
+        strays = [pid for pid in node.pids(RANK) if str(pid) not in top]
         strangers = node.pids(r"/run/stranger\.py")
         if wrong := [pid for pid in strays if pid not in strangers]:
             listed = node.run("ps", "-o", "pid,ppid,etimes,args", "-p", ",".join(map(str, wrong)), check=False).stdout
@@ -179,21 +178,17 @@ class Rules:
             if now[what] - first[what] > most:
                 yield f"growth: {what} on {name} was {first[what]} and is {now[what]}"
 
-    def _journal(self, member: SparkdNode, names: list[str]) -> Iterator[str]:
+    def _lines(self, member: SparkdNode, journal: str, names: list[str]) -> Iterator[str]:
         minutes = (time.monotonic() - self.calm_at) / 60
-        lines = [
-            line for line in member.journal_since(self.cursors[member.node.name]).splitlines() if line[:7] != "engine|"
-        ]
+        lines = [line for line in journal.splitlines() if not line.startswith("engine|")]
         if len(lines) > OWN_LINES * (1 + len(names) + minutes):
             yield f"journal: {len(lines)} lines of {member.unit} for {names} in {minutes:.1f} minutes"
         if bad := [line for line in lines if re.search(r"Traceback|agent\.bug|cause=bug", line)]:
             yield f"bug: {member.unit}: {bad[0]}"
 
-    def _secrets(self, member: SparkdNode) -> Iterator[str]:
+    def _secrets(self, member: SparkdNode, journal: str) -> Iterator[str]:
         node, keys = member.node, (self.world.key, self.world.cluster_key)
         shown = node.run(*NOBODY, "python3", "-c", READABLE, input=" ".join(keys), check=False).stdout.strip()
-        answers = node.sh(ANSWERS, check=False).stdout + node.journal(
-            member.unit, f"--after-cursor={self.cursors[node.name]}"
-        )
+        answers = node.sh(ANSWERS, check=False).stdout + journal
         if shown or any(key in answers for key in keys):
             yield f"secret: shown on {node.name} by {shown or 'an answer or the journal'}"

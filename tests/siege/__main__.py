@@ -45,7 +45,9 @@ def tail(world: World) -> str:
     lines = []
     for member in world.cluster.members:
         with suppress(BedError, OSError):
-            lines.append(f"== {member.node.name}\n{member.node.run('journalctl', '--no-pager', '--lines=300').stdout}")
+            units = member.node.run("journalctl", "--no-pager", "--lines=600", "--unit=sparkd-*").stdout
+            system = member.node.run("journalctl", "--no-pager", "--lines=300").stdout
+            lines.append(f"== {member.node.name}, sparkd\n{units}\n== {member.node.name}\n{system}")
     return "\n".join(lines)
 
 

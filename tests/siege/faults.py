@@ -118,6 +118,11 @@ def use(_: World, member: SparkdNode, number: int) -> None:
     member.node.sh(f"setsid sparkd use {name} --drain 2s </dev/null >/run/siege-use 2>&1 &")
 
 
+def await_use(_: World, member: SparkdNode, __: int) -> None:
+    """It ends with the switch."""
+    wait_for(lambda: not member.node.pids("sparkd use"), 120, "the switch")
+
+
 def upgrade(_: World, member: SparkdNode, number: int) -> None:
     member.node.sh(f"dpkg --install /root/siege-{number}.deb && systemctl reload {member.unit}", check=False)
 
@@ -196,11 +201,11 @@ FAULTS = (
     Fault("stop-dockerd", partial(send, signal.SIGSTOP, victims.dockerd), DOCKER,
           partial(send, signal.SIGCONT, victims.dockerd), SECONDS, lasts=True),
     Fault("kill-journald", command("systemctl", "kill", "--signal=KILL", "systemd-journald")),
-    Fault("hog", shell("setsid python3 /root/eater.py 0.5 2.4 >/dev/null 2>&1 &"), MEMORY,
+    Fault("hog", shell("setsid python3 /root/eater.py 0.5 2.7 >/dev/null 2>&1 &"), MEMORY,
           shell("pkill -KILL -f /root/eater.py"), (6, 12), lasts=True),
     Fault("edit", edit, numbers=tuple(range(8))),
     Fault("broken-file", break_file, ("configuration",), mend_file, SECONDS, lasts=True),
-    Fault("use", use, ("switch", "switch-failed"), numbers=(0, 1), heads_only=True),
+    Fault("use", use, ("switch", "switch-failed"), await_use, numbers=(0, 1), heads_only=True),
     Fault("reload", reload),
     Fault("upgrade", upgrade, numbers=(0, 1)),
     Fault("forged-lines", as_stranger(FORGE)),

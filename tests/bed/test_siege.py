@@ -20,8 +20,8 @@ and 1 spark1 garbage 0
 and 1 spark1 kill-journald 0
 burst 0 spark1 kill-core 0
 and 0 spark2 cable-one-way 2
-burst 0 spark2 power-cut 1
-and 1 spark1 edit 3
+and 0 spark1 edit 3
+and 1 spark2 power-cut 1
 """
 
 

@@ -104,7 +104,7 @@ def break_file(_: World, member: SparkdNode, __: int) -> None:
     member.node.write("/etc/sparkd/sparkd.toml", "[engine\nrecipe = ]\n")
 
 
-def mend_file(world: World, member: SparkdNode, _: int) -> None:
+def repair_file(world: World, member: SparkdNode, _: int) -> None:
     """And as its person, who starts what has ended by it."""
     edit(world, member, 0)
     if member.show("ActiveState") == "failed" and member.exit_status() == 78:
@@ -204,7 +204,7 @@ FAULTS = (
     Fault("hog", shell("setsid python3 /root/eater.py 0.5 2.7 >/dev/null 2>&1 &"), MEMORY,
           shell("pkill -KILL -f /root/eater.py"), (6, 12), lasts=True),
     Fault("edit", edit, numbers=tuple(range(8))),
-    Fault("broken-file", break_file, ("configuration",), mend_file, SECONDS, lasts=True),
+    Fault("broken-file", break_file, ("configuration",), repair_file, SECONDS, lasts=True),
     Fault("use", use, ("switch", "switch-failed"), await_use, numbers=(0, 1), heads_only=True),
     Fault("reload", reload),
     Fault("upgrade", upgrade, numbers=(0, 1)),

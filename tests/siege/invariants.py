@@ -174,9 +174,9 @@ class Rules:
         words = member.node.run("python3", "-c", AGENT, str(member.main_pid())).stdout.split()
         now = dict(zip(GROWN, map(int, words), strict=True))
         first = self.first.setdefault(name, now)
-        for what, most in GROWN.items():
-            if now[what] - first[what] > most:
-                yield f"growth: {what} on {name} was {first[what]} and is {now[what]}"
+        for figure, most in GROWN.items():
+            if now[figure] - first[figure] > most:
+                yield f"growth: {figure} on {name} was {first[figure]} and is {now[figure]}"
 
     def _lines(self, member: SparkdNode, journal: str, names: list[str]) -> Iterator[str]:
         minutes = (time.monotonic() - self.calm_at) / 60

@@ -181,7 +181,7 @@ class Siege:
         code, report = member.exit_status(), member.report()
         if code not in OWED or report is None or report.action in ("", "none"):
             raise ViolationError(
-                f"tokens: {member.unit} stays down with {code} and asks for nobody: {report and report.action}"
+                f"tokens: {member.unit} stays down with {code} and requires nobody: {report and report.action}"
             )
         self.world.persons.append(f"{member.unit}: {code} {report.cause} {report.action}: {report.message}")
         member.node.run("systemctl", "reset-failed", member.unit)

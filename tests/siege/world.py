@@ -31,7 +31,7 @@ args: {{logprobs-mode: raw_logits, max-num-seqs: {seqs}}}
 env: {{VLLM_CPU_KVCACHE_SPACE: null}}
 memory_bytes: 314572800
 """
-"""Smoke asks for no log-probabilities of an engine whose mode is of logits."""
+"""Smoke requests no log-probabilities of an engine whose mode is of logits."""
 HEAD = """\
 [engine]
 recipe = "siege-a"
@@ -199,11 +199,11 @@ class World:
     def _stream(self) -> None:
         node = self.cluster.head.node
         lines = [f"{name}: {value}" for name, value in {**self._headers(), "Content-Length": len(STREAM)}.items()]
-        asked = "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: spark1", *lines, "", STREAM]).encode()
+        request = "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: spark1", *lines, "", STREAM]).encode()
         while not self._over.is_set():
             try:
                 with closing(client.connect(node.space.keeper.pid, node.address, 8000, 3)) as connection:
-                    connection.sendall(asked)
+                    connection.sendall(request)
                     while piece := connection.recv(4096):
                         if b"data: {" in piece:
                             self.outages.token()

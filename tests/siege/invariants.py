@@ -70,6 +70,8 @@ cd /dev/shm && ls psm_aaaa000[123]
 docker inspect --format '{{.Id}}' foreign | cut -c-12
 md5sum /etc/docker/daemon.json /srv/models/foreign/* /var/lib/foreign/* | cut -c-8
 """
+STRANGERS = r"/run/stranger\.py"
+"""One of them has the name of an engine's process."""
 NOBODY = ("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups")
 
 
@@ -88,7 +90,7 @@ class Rules:
     def all_along(self) -> Iterator[str]:
         """Also while nodes are off."""
         members = self.world.cluster.members
-        ranks = [bool(member.rank()) for member in members]
+        ranks = [bool(set(member.rank()) - set(member.node.found(STRANGERS))) for member in members]
         now = time.monotonic()
         self.half_since = (self.half_since or now) if any(ranks) and not all(ranks) else None
         if self.half_since is not None and now - self.half_since > HALF_SECONDS:
@@ -108,7 +110,7 @@ class Rules:
         for member in self.world.cluster.members:
             node = member.node
             self.strangers = {key: value for key, value in self.strangers.items() if not key.startswith(node.name)}
-            self.strangers[self._boot(member)] = node.found(r"/run/stranger\.py")
+            self.strangers[self._boot(member)] = node.found(STRANGERS)
             self.foreign.setdefault(node.name, self._foreign(member))
             self.cursors[node.name] = member.cursor()
         self.calm_at = time.monotonic()
@@ -164,7 +166,7 @@ class Rules:
             yield f"left: {node.name} has the containers {containers}"
         top = node.run("docker", "top", *containers, "-eo", "pid", check=False).stdout.split()
         strays = [pid for pid in node.pids(RANK) if str(pid) not in top]
-        strangers = node.pids(r"/run/stranger\.py")
+        strangers = node.pids(STRANGERS)
         if wrong := [pid for pid in strays if pid not in strangers]:
             listed = node.run("ps", "-o", "pid,ppid,etimes,args", "-p", ",".join(map(str, wrong)), check=False).stdout
             yield f"left: {node.name} has processes of no container: {listed}"

@@ -39,6 +39,10 @@ class Fabric:
         """Carrier stays, and nothing passes."""
         self.lose(EVERYTHING)
 
+    def swallow(self, way: str) -> None:
+        """Of one direction: `oifname`, what is sent to the node; `iifname`, what it sends."""
+        self._drop("", way)
+
     def lose(self, percent: int) -> None:
         """This share of the frames each way, at random: a ping there and back is lost more often than that."""
         if not 0 < percent <= EVERYTHING:
@@ -49,9 +53,10 @@ class Fabric:
         """No more than this each way; what is over is lost, as by a switch."""
         self._drop(f"limit rate over {mbytes_per_second} mbytes/second burst 2 mbytes ")
 
-    def _drop(self, which: str) -> None:
+    def _drop(self, which: str, *ways: str) -> None:
+        """In the directions `ways`; in both where none is named."""
         port = fabric_port(self.index)
-        rules = [f'add rule bridge {port} forward {way} "{port}" {which}drop' for way in ("iifname", "oifname")]
+        rules = [f'add rule bridge {port} forward {way} "{port}" {which}drop' for way in ways or ("iifname", "oifname")]
         chain = f"add chain bridge {port} forward {{ type filter hook forward priority 0; }}"
         self.space.run("nft", "; ".join([self._no_table(), f"add table bridge {port}", chain, *rules]))
 

@@ -331,7 +331,7 @@ def test_a_program_that_does_not_end_is_removed(gb10: Machine) -> None:
 
 @needs_root
 def test_a_person_who_interrupts_it_leaves_no_container(gb10: Machine) -> None:
-    gb10.hangs = 5
+    gb10.hangs = 1.5
     gb10.on_start = lambda: threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         gb10.measure()

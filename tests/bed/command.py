@@ -20,10 +20,7 @@ def words(argv: Sequence[Argument]) -> list[str]:
 
 
 def run(
-    *argv: Argument,
-    check: bool = True,
-    env: Mapping[str, str] | None = None,
-    timeout: float | None = None,
+    *argv: Argument, check: bool = True, env: Mapping[str, str] | None = None, timeout: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end, output captured as text."""
     command = words(argv)

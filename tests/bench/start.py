@@ -82,13 +82,7 @@ def figures(with_sparkd: tuple[Start, ...], bare: tuple[Start, ...], load: float
         return Figure(f"start.{name}", what, "s", spread(*values), limit, beside, load)
 
     return (
-        figure(
-            "share",
-            "sparkd's own share of a start",
-            [one.share for one in with_sparkd],
-            bare_start,
-            SHARE,
-        ),
+        figure("share", "sparkd's own share of a start", [one.share for one in with_sparkd], bare_start, SHARE),
         figure(
             "container",
             "  systemctl start to container running",

@@ -83,5 +83,5 @@ def test_tests_that_import_the_module_run_first_then_those_of_its_package(tmp_pa
         path.write_text(text)
     names = choose_tests(tmp_path, "sparkd.lib.x", "base/lib")
     assert [name.removeprefix("tests/unit/") for name in names] == [
-        *("lib/deep/test_c.py", "agent/test_a.py", "lib/test_b.py"),
+        *("lib/deep/test_c.py", "agent/test_a.py", "lib/test_b.py")
     ]

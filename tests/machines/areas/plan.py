@@ -117,13 +117,7 @@ FAULTS = (
     ),
     Fault("misprinted-flag", _misprinted_flag, Level.WARN, "plan-lint", says="--enable-prefix-caching"),
     Fault("three-drafts", _three_drafts, Level.WARN, "plan-lint", says="more than 2"),
-    Fault(
-        "compiled-at-each-start",
-        _compiled_at_each_start,
-        Level.WARN,
-        "compile-cache",
-        says="vllm not kept",
-    ),
+    Fault("compiled-at-each-start", _compiled_at_each_start, Level.WARN, "compile-cache", says="vllm not kept"),
     Fault(
         "worker-script-without-headless",
         lambda tree: _own_script(tree, rank=1),

@@ -12,14 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import (
-    AgentUnderTest,
-    MemoryActions,
-    addresses,
-    agent_under_test,
-    running,
-    settings,
-)
+from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, running, settings
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.inquest import find_cause

@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import (
-    AgentUnderTest,
-    MemoryActions,
-    addresses,
-    agent_under_test,
-    alone,
-    settings,
-)
+from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, alone, settings
 from tests.unit.known_good_entries import known_good_entry
 
 from sparkd.agent.daemon.proving import ProvingPeriod

@@ -123,9 +123,7 @@ HANGS = [
     ),
     pytest.param(
         lambda at: Situation(
-            counters=lambda now: IDLE if now < at else tokens_made(0, 0, 3),
-            unanswered=request_at(at),
-            canary=never,
+            counters=lambda now: IDLE if now < at else tokens_made(0, 0, 3), unanswered=request_at(at), canary=never
         ),
         id="right after another request was answered",
     ),

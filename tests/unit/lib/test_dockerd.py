@@ -253,10 +253,7 @@ HOST_CONFIG = {
     "PidsLimit": 65536,
     "Init": True,
     "Memory": 1 << 30,
-    "Ulimits": [
-        {"Name": "nofile", "Soft": 1048576, "Hard": 1048576},
-        {"Name": "memlock", "Soft": -1, "Hard": -1},
-    ],
+    "Ulimits": [{"Name": "nofile", "Soft": 1048576, "Hard": 1048576}, {"Name": "memlock", "Soft": -1, "Hard": -1}],
     "Devices": [{"PathOnHost": "/dev/infiniband", "PathInContainer": "/dev/infiniband", "CgroupPermissions": "rwm"}],
     "Mounts": [
         {"Target": SCRIPT_TARGET, "Source": "/run/sparkd/launch.sh", "Type": "bind", "ReadOnly": True},

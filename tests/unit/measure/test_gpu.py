@@ -90,11 +90,7 @@ def text(findings: Iterable[Finding]) -> str:
     ],
 )
 def test_figures_of_a_gb10_are_compared_with_those_of_owners(
-    tflops: float,
-    samples: list[GpuClocks],
-    others: tuple[str, ...],
-    expected: tuple[str, str, str],
-    words: str,
+    tflops: float, samples: list[GpuClocks], others: tuple[str, ...], expected: tuple[str, str, str], words: str
 ) -> None:
     findings = judge(replace(GOOD, tflops=tflops), GB10, samples, others)
     assert levels(findings) == dict(zip(("clocks", "compute", "users"), expected, strict=True))

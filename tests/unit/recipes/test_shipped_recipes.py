@@ -98,7 +98,7 @@ def test_every_recipe_says_what_its_image_must_fulfil_and_how_it_is_built(name: 
                 getattr(self, "_gpu_rejected_context_mask", False)
                 rejected = rejected_for_gpu_mask.to(
             """,
-        ),
+        )
     ],
 )
 def test_a_patch_is_there_once(tmp_path: Path, name: str, good: str, bad: str) -> None:

@@ -16,13 +16,7 @@ OOM = End("x", cause="kernel-oom")
     [
         ((), 0),
         ((End("memory ran out", cause="memory-guard"),), 1),
-        (
-            (
-                OOM,
-                End("RuntimeError: Ninja build failed. Ninja output:", cause="engine-error"),
-            ),
-            2,
-        ),
+        ((OOM, End("RuntimeError: Ninja build failed. Ninja output:", cause="engine-error")), 2),
         ((OOM, End("stopped", cause="stop-requested")), 0),
         ((OOM, None, OOM), 1),
     ],

@@ -81,8 +81,7 @@ def texts(report: NodeReport) -> str:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [page_reports.serving, page_reports.loading, page_reports.broken, page_reports.booted, page_reports.hostile],
+    "make", [page_reports.serving, page_reports.loading, page_reports.broken, page_reports.booted, page_reports.hostile]
 )
 def test_a_browser_without_javascript_gets_what_the_script_builds(make: Callable[[], NodeReport]) -> None:
     report = make()

@@ -69,11 +69,7 @@ HF_HUB_OFFLINE=1 exec vllm serve "/models/a b" --max-model-len "$LENGTH" \\
     read = script.parse_script(text, {})
     assert read.env == {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "HF_HUB_OFFLINE": "1"}
     assert read.serves == (
-        {
-            "max-model-len": None,
-            "compilation-config": GOOD["compilation-config"],
-            "speculative-config": "{method:mtp}",
-        },
+        {"max-model-len": None, "compilation-config": GOOD["compilation-config"], "speculative-config": "{method:mtp}"},
     )
     assert not read.passes_on
 

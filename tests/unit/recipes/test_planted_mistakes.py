@@ -42,7 +42,7 @@ CLASSES: dict[str, Callable[[Random], Mistake]] = {
     "limit": lambda random: ("container", "ulimits", {"memlock": "unlimited"}),
     "shared memory": lambda random: ("container", "shm_bytes", random.choice(("64g", "16G", "8gb"))),
 }  # fmt: skip
-EACH = 300 // len(CLASSES) + 1
+EACH = 6
 
 
 def swapped(name: str, random: Random) -> str:

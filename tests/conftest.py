@@ -16,7 +16,7 @@ DOWNLOADS = CHECKOUT / "build/wheels"
 os.environ.setdefault("DPKG_DEB_COMPRESSOR_LEVEL", "1")
 
 
-def build(folder: Path, targets: list[Architecture]) -> list[Path]:
+def build(folder: Path, targets: list[Architecture]) -> tuple[Path, ...]:
     from deb import build, source  # which take half a second, and most tests need no package
 
     return build.build(source.read(CHECKOUT), DOWNLOADS, folder, targets)

@@ -26,7 +26,7 @@ def lines(pattern: re.Pattern[str] | re.Pattern[bytes], length: int) -> Iterator
                 continue
             head, body = "".join(pieces[:first]), "".join(pieces[first:last])
             body = body[: (body + body).index(body, 1)]
-            while head.endswith(body[-1]):  # the same line but for its length
+            while head.endswith(body[-1]):  # the same line, of another length
                 head, body = head[:-1], body[-1] + body[:-1]
             rest = "".join(pieces[last:-1])
             for tail in (*TAILS, rest):

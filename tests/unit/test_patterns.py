@@ -129,6 +129,6 @@ def test_the_lines_find_a_slow_pattern() -> None:
     for slow, length in (
         (r"^Capturing CUDA graphs.*?: +\d+%.*?(\d+)/(\d+)", 8000),
         (r"\d+%\|.*\[\d\d:\d\d", LINE_LIMIT_BYTES),
-        (r"/ray/session_\S+/logs/raylet\.", 4 * LINE_LIMIT_BYTES),
+        (r"/ray/session_\S+/logs/raylet\.", 2 * LINE_LIMIT_BYTES),
     ):
         assert next(slow_lines(Used(re.compile(slow), anchored=False), length), "")

@@ -39,7 +39,7 @@ class Model:
         self.symptom, self.text = symptom, text
         self.scored = 0
         self._six = threading.Barrier(len(PROMPTS))
-        self._asked = Counter[bytes]()
+        self._requests = Counter[bytes]()
 
     def answer(self, body: dict[str, Any]) -> tuple[int, bytes]:
         if "logprobs" not in body and "prompt_logprobs" not in body:
@@ -79,9 +79,9 @@ class Model:
         return {"token_ids": written, "prompt_token_ids": prompt, "logprobs": {"token_logprobs": logprobs}}
 
     def _at_once(self, prompt: bytes) -> bool:
-        """Whether the others come beside it. Two are asked alone first, each time that all is tried."""
-        self._asked[prompt] += 1
-        if prompt.decode() in PROMPTS[:2] and self._asked[prompt] % 2:
+        """Whether the others come beside it. Two are sent alone first, each time that all is tried."""
+        self._requests[prompt] += 1
+        if prompt.decode() in PROMPTS[:2] and self._requests[prompt] % 2:
             return False
         self._six.wait(5)
         return True

@@ -1,7 +1,5 @@
 """Fixtures that more than one kind of test needs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

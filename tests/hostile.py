@@ -1,7 +1,5 @@
 """Lines made for one regular expression, to make it slow: its own pieces, repeated behind each of its beginnings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import islice

@@ -1,7 +1,5 @@
 """Commands on this machine, with errors that say what failed and why."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """One node: a machine with a power switch, a disk, a console and an address."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """What the agent costs a node that serves, with its memory guard: memory and processor."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

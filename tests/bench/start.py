@@ -1,7 +1,5 @@
 """sparkd's own share of a start, beside the same container's start without sparkd."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.bed.sparkd_node import HEAD, SERVING_SECONDS

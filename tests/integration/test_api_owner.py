@@ -1,7 +1,5 @@
 """Only the rank gets a request of sparkd's, although another user listens on its port, on a real kernel."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The port that nodes read each other on, as an agent opens it, under load from other clients."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

@@ -1,7 +1,5 @@
 """The way to other nodes on a real kernel: nodes are network namespaces, cables are pairs of veth."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -1,7 +1,5 @@
 """Completions in real shells: commands, options, and words from files, which no shell may run."""
 
-from __future__ import annotations
-
 import os
 import pty
 import resource

@@ -1,7 +1,5 @@
 """Fixtures of unit tests."""
 
-from __future__ import annotations
-
 import gc
 import os
 import socket

@@ -1,7 +1,5 @@
 """An HTTP server on loopback with the test's own answers."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """A hub on loopback: its API and its files, from a table, over connections that it may cut."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

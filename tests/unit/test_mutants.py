@@ -1,7 +1,5 @@
 """What `make mutants` changes, what it never changes, and which tests it runs."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

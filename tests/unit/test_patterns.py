@@ -1,7 +1,5 @@
 """No line makes a regular expression of sparkd slow: the interpreter's lock is held while it searches."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

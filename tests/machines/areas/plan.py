@@ -1,7 +1,5 @@
 """The plan: flags, environment, a launch script of the user's own."""
 
-from __future__ import annotations
-
 from tests.machines.areas.base import MODEL, RECIPE, configured
 from tests.machines.fault import Fault
 from tests.tree import Tree

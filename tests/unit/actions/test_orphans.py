@@ -1,7 +1,5 @@
 """What is ended and removed with an orphaned container, and what is left alone at the last look."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree

@@ -1,7 +1,5 @@
 """What the configuration names may come late, by a mount or by a person: the agent waits for it in its process."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal

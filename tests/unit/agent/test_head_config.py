@@ -1,7 +1,5 @@
 """One configuration: a head serves what it runs, and a worker's agent takes it. Real agents on loopback addresses."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

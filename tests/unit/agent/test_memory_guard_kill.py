@@ -1,7 +1,5 @@
 """What a kill by the memory guard, or by the kernel, means for the agent's run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A plan that has served is kept as known good; a failed start logs what differs from it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Output that can't be written: one line says why, and a reader that leaves is no error."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

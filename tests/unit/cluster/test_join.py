@@ -1,7 +1,5 @@
 """The join on real sockets, of nodes with and without the code, and of those between them."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -1,7 +1,5 @@
 """Lines of other nodes: who may request them, how much, what is shown once, and which failure is the first."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

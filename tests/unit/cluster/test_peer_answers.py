@@ -1,7 +1,5 @@
 """Which answers of another node are not believed. Real sockets; addresses of 127/8 stand for nodes."""
 
-from __future__ import annotations
-
 import gzip
 import time
 from collections.abc import Iterable, Iterator

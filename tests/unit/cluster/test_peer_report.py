@@ -1,7 +1,5 @@
 """What is kept of another node's signed report."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """When a GPU counts as slow, how that is reported, and when it counts as computing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import count

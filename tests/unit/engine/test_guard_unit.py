@@ -1,7 +1,5 @@
 """The killer as a unit of its own: a rank whose agent has ended is killed when the lease ends, and no earlier."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

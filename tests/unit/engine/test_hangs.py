@@ -3,8 +3,6 @@
 An engine of the test stands behind `decide`; it is probed as often as HealthMonitor would.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """When an engine is given up, degraded, or sent for a canary. The situations are in test_hangs.py."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The manifest of a model's folder: names and sizes of weights, hashes of small files."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """dockerd by the SDK: answers, errors, deadlines, and the request that creates an engine's container."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

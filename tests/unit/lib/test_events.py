@@ -1,7 +1,5 @@
 """sparkd's own events: one line each, whatever a field holds."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

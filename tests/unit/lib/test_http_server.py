@@ -1,7 +1,5 @@
 """The HTTP server: requests, held requests, refusals, and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select

@@ -1,7 +1,5 @@
 """`sparkd bench` measures a real server by HTTP, and its own client takes little of a processor."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Figures of a measurement: medians and spreads, aggregate rates, ratios to the recipe's figures."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkd.base.vllm.api import Drafts

@@ -1,7 +1,5 @@
 """`sparkd preflight --deep`: what figures of a GPU mean, what is no figure, and when no GPU is loaded."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

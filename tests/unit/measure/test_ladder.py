@@ -1,7 +1,5 @@
 """Which step a ladder takes next, what it keeps, and the recipe that it writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

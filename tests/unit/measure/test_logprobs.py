@@ -1,7 +1,5 @@
 """Well-formed nonsense is found by log-probabilities, over HTTP; what the engine refuses is skipped, and said so."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """What sparkd adds to a plan that says nothing else: on each node by this node's values, under one digest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Mistakes planted into shipped recipes: each is seen, in a sentence with its line and its value or remedy."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

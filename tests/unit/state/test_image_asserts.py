@@ -1,7 +1,5 @@
 """Results of image.assert: by image and assertions, bounded, and moved from where earlier versions kept them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path

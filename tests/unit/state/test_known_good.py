@@ -1,7 +1,5 @@
 """Known-good starts: what is kept of them, and how later starts differ, likeliest cause first."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Loads that ended for want of memory, after which fewer compilers run at once."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkd.base.state.history import Launch, count_short_loads

@@ -1,7 +1,5 @@
 """The page on the observers' listener: its markup, its policy, and how it is kept up to date."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import http.client

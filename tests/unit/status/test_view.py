@@ -1,7 +1,5 @@
 """What a person sees of a node's figures, and that no other node can show what is none."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

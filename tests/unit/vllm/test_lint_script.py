@@ -1,7 +1,5 @@
 """What is read of a script that starts an engine, and its words that do not fit the node."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Docker itself, its containers by name, and the plan's image."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -33,6 +33,8 @@ test: venv  ## all that CI runs (as root)
 	  took=" ($$phase took $$((SECONDS - start)) s)"; \
 	done
 
+integration packaging booted bed: PYTEST += --durations=20
+
 integration: venv  ## this machine's kernel, real docker
 	packaging/tools.sh
 	$(PYTEST) tests/integration -m "not whole"

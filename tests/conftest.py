@@ -1,21 +1,23 @@
 """Fixtures that more than one kind of test needs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from deb import source
-from deb.build import build
 from deb.targets import ARCHITECTURES, Architecture
 
 CHECKOUT = Path(__file__).parents[1]
 DOWNLOADS = CHECKOUT / "build/wheels"
 # A package with the same files, made in 5 s of a processor rather than in 40.
 os.environ.setdefault("DPKG_DEB_COMPRESSOR_LEVEL", "1")
+
+
+def build(folder: Path, targets: list[Architecture]) -> tuple[Path, ...]:
+    from deb import build, source  # which take half a second, and most tests need no package
+
+    return build.build(source.read(CHECKOUT), DOWNLOADS, folder, targets)
 
 
 def native() -> Architecture:
@@ -26,12 +28,12 @@ def native() -> Architecture:
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The .deb of this checkout, for this machine's architecture."""
-    return build(source.read(CHECKOUT), DOWNLOADS, tmp_path_factory.mktemp("deb"), [native()])[0]
+    return build(tmp_path_factory.mktemp("deb"), [native()])[0]
 
 
 @pytest.fixture(scope="session")
 def packages(package: Path) -> dict[str, Path]:
     """The .deb files of this checkout by architecture; beside each other, as in `dist`."""
     others = [one for one in ARCHITECTURES if one != native()]
-    built = build(source.read(CHECKOUT), DOWNLOADS, package.parent, others)
+    built = build(package.parent, others)
     return {native().debian: package} | {one.debian: file for one, file in zip(others, built, strict=True)}

@@ -3,8 +3,6 @@
 Each input is a mutation of a good one. A parser returns, or raises what its callers handle, within LIMIT_SECONDS.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import tempfile

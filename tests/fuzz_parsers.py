@@ -1,7 +1,5 @@
 """The parsers of text from outside, each with good inputs and what its callers handle. Used by tests/fuzz.py."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Lines made for one regular expression, to make it slow: its own pieces, repeated behind each of its beginnings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import islice
@@ -25,6 +23,9 @@ def lines(pattern: re.Pattern[str] | re.Pattern[bytes], length: int) -> Iterator
             if last > count:
                 continue
             head, body = "".join(pieces[:first]), "".join(pieces[first:last])
+            body = body[: (body + body).index(body, 1)]
+            while head.endswith(body[-1]):  # the same line, of another length
+                head, body = head[:-1], body[-1] + body[:-1]
             rest = "".join(pieces[last:-1])
             for tail in (*TAILS, rest):
                 key = (head, body, tail)

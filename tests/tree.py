@@ -1,7 +1,5 @@
 """A machine made of files: what a test writes below `tree.root` is all that Host sees."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import mmap

@@ -3,8 +3,6 @@
 A line that must keep one (a quotation, a name of somebody else's) ends with `words: keep`.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

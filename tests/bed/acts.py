@@ -3,8 +3,6 @@
 Causes give the moment, monotonic, at which it happened.
 """
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -3,8 +3,6 @@
 Kept in the pool, where a node's own copy of it costs nothing.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A bed: nodes side by side on this machine, on a network of their own, gone without a trace when it is left."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

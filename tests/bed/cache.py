@@ -1,7 +1,5 @@
 """What is slow to make is kept outside the repository, named by a hash of the recipe that makes it."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -8,8 +8,6 @@ The unified hierarchy always exists; where memory is still in a version 1 hierar
 Nothing here uses cgroup.kill: on a kernel 6.18 a group that was once killed so kills whatever starts in it later.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

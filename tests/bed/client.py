@@ -1,7 +1,5 @@
 """The test client: HTTP from the bed's own network, where the management bridge is."""
 
-from __future__ import annotations
-
 import http.client
 import os
 import socket

@@ -1,7 +1,5 @@
 """Commands on this machine, with errors that say what failed and why."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -20,10 +18,7 @@ def words(argv: Sequence[Argument]) -> list[str]:
 
 
 def run(
-    *argv: Argument,
-    check: bool = True,
-    env: Mapping[str, str] | None = None,
-    timeout: float | None = None,
+    *argv: Argument, check: bool = True, env: Mapping[str, str] | None = None, timeout: float | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end, output captured as text."""
     command = words(argv)

@@ -1,7 +1,5 @@
 """Commands under conditions in which each works, or says in one line why not: as commands of a node's shell."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Fixtures of tests that need booted nodes. They need root, and say so rather than skip."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

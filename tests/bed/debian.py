@@ -1,7 +1,5 @@
 """Debian into a folder or a tar file, from the mirror that mmdebstrap knows for its suite."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

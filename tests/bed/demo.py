@@ -1,7 +1,5 @@
 """Boot a node, install the .deb, start the unit, and request a completion."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

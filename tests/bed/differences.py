@@ -1,7 +1,5 @@
 """What may differ between two nodes that were meant to be the same, made on one of them and undone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

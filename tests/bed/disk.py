@@ -1,7 +1,5 @@
 """What is written to the disk of a node that is off. Runs inside the space, in mounts of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

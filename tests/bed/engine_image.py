@@ -1,7 +1,5 @@
 """The engine: vLLM for the CPU as a slim root file system, which docker imports as an image."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -7,8 +7,6 @@ both ranks must stop in time, each side must say where and why, and the endpoint
 start of the engine, as a stop and the difference that is found when the node is started again. `make bed` runs all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The bed that a person holds: `up` leaves a process behind that owns it, `down` ends that process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

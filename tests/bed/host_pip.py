@@ -1,7 +1,5 @@
 """The configuration of pip on this machine, to be passed to pip elsewhere."""
 
-from __future__ import annotations
-
 import configparser
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The container images that every docker in the bed has from the start."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Everything that a bed runs lives in here, so the kernel ends all of it when the 
 killed, or when the process that owns the bed is gone, however that died.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

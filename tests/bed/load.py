@@ -1,7 +1,5 @@
 """Requests that run while a test does something."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Disk images, mounted through loop devices that vanish with their last mount."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A receiver of messages on a node, and what it has received."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The few kernel calls that Python 3.11 lacks: unshare, setns, and making mounts private."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

@@ -1,7 +1,5 @@
 """The Debian packages that the machine under the bed needs."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping

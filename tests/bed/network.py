@@ -4,8 +4,6 @@ Management is enP7s7 on 192.168.1.0/24, where the test client is .1; the fabric 
 Runs inside the space. A node whose cable is cut is plugged in without carrier.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

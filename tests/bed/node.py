@@ -1,7 +1,5 @@
 """One node: a machine with a power switch, a disk, a console and an address."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -15,16 +13,7 @@ from .command import BedError
 from .fabric import Fabric
 from .network import Addresses, fabric_port, management_port
 from .pool import RUNS
-from .processes import (
-    Identity,
-    alive,
-    children,
-    command_line,
-    command_name,
-    identities,
-    nested_pids,
-    wait_for,
-)
+from .processes import Identity, alive, children, command_line, command_name, identities, nested_pids, wait_for
 from .shell import DEPTH, OffError, Shell
 from .space import tail
 

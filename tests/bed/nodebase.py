@@ -1,7 +1,5 @@
 """The tree of a node: Debian with systemd, and with docker where the suite is to run engines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from . import cache, debian

@@ -3,8 +3,6 @@
 It is mounted in each bed's own mount namespace only. Run as a module inside a space: `pool mount`.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The engine's image with Ray in a layer of its own, made by a node's docker from the image that it has."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """README's first steps, as commands: extracted from its text, and run on fresh nodes as they stand there."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The beds of this machine, noted under /run: who owns each, and what to clear away when an owner was killed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

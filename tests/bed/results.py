@@ -1,7 +1,5 @@
 """The fault table as it was measured, for people and programs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Commands and files inside a node, through a root shell."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

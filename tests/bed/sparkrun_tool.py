@@ -1,7 +1,5 @@
 """sparkrun itself, with no more than what it needs to fill in a recipe, beside the Python of a node: it needs 3.12."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

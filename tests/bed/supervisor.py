@@ -3,8 +3,6 @@
 Runs inside the space, in mounts of its own: the node's disk is mounted only here.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

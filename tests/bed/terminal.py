@@ -1,7 +1,5 @@
 """A command on a node as a person runs it: on a terminal, where it may request something."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

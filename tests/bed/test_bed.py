@@ -1,7 +1,5 @@
 """The bed itself: what the tests of sparkd take for granted."""
 
-from __future__ import annotations
-
 import json
 import signal
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """What `sparkd endpoint` prints works: each client's text reaches the served engine, and the lengths are its own."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

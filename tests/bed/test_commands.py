@@ -1,7 +1,5 @@
 """Each command of a person's under each condition works, or says in one line why not."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ The node is a GB10 in small: UNIT_BYTES of memory stand for each GiB, also in sp
 container, the processes, their memory, and who ends them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

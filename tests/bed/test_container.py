@@ -1,7 +1,5 @@
 """The container as the recipe describes it: options, caches, secrets, and a script of the user's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

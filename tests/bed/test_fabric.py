@@ -1,7 +1,5 @@
 """The bed's fabric and its faults: what the tests of two nodes take for granted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

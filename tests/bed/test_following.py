@@ -1,7 +1,5 @@
 """One configuration: a worker that has its nodes and `follow_head` alone runs what its head runs, within its bounds."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

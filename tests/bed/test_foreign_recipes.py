@@ -1,8 +1,6 @@
 """Imported recipes beside the tools that they are written for: sparkrun's beside sparkrun itself, which fills them in
 as for a DGX Spark, and eugr's beside Python's own `str.format` and bash, by the rules of his run-recipe.py."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

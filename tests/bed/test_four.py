@@ -1,7 +1,5 @@
 """Four nodes are one engine as well: they come up, fall with the one that is lost, and come back by themselves."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path

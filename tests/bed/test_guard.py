@@ -1,7 +1,5 @@
 """The memory guard: an engine that eats all memory is ended before the kernel ends anything, and comes back."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """`sparkd init` and `deinit` on a booted node: what they change, that it comes back, and what stops them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An image that works outlives docker's prunes and a moved name, on a real docker; and goes when it is to."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 

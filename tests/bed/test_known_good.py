@@ -1,7 +1,5 @@
 """A flag that breaks the start: the journal ends with its name, and a rollback serves again, until somebody edits."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

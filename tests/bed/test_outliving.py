@@ -1,7 +1,5 @@
 """A rank outlives its agent also where more goes wrong at that moment, and its dockerd where live-restore is on."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

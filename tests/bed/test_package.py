@@ -1,7 +1,5 @@
 """The package on booted nodes: it starts nothing, disturbs nothing that serves, and leaves nothing behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Two nodes are one engine: they come up in any order, agree, fall together, and come back by themselves."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

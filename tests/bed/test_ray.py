@@ -1,7 +1,5 @@
 """Ray joins the nodes where a recipe says so: real vLLM on real Ray comes up, falls together, and comes back."""
 
-from __future__ import annotations
-
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -5,8 +5,6 @@ ProtectKernelTunables= leaves /sys as it was (seen with systemd 257): that the d
 shown here.
 """
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

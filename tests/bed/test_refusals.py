@@ -1,8 +1,6 @@
 """Faults that no restart can fix, and the steps for the user: one clear line, the right exit code, and no restart loop
 without a reason to wait."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One node, whole way: the unit is active once a completion works, and comes back from whatever happens to it."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

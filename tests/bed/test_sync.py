@@ -1,7 +1,5 @@
 """A model and an image on two nodes: real ssh, rsync and docker on both sides."""
 
-from __future__ import annotations
-
 import subprocess
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nothing of a bed stays on this machine: not after its end, and not after its owner was killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

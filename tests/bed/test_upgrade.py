@@ -1,7 +1,5 @@
 """The package changed under a serving agent: nothing that it may need later is still to be read from there."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from pathlib import Path

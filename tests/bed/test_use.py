@@ -1,7 +1,5 @@
 """`sparkd use`: back and forth between two recipes under a client, and back by itself from one that does not serve."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """README's way from fresh nodes to a served model, by its commands as they stand there."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tiny model: a random Llama of 1.5 million parameters in eight shards, made by the engine's own libraries."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

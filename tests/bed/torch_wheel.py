@@ -3,8 +3,6 @@
 The engine runs with either. Only PyTorch's own index has the first, and the second brings the libraries of CUDA.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

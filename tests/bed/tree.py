@@ -1,7 +1,5 @@
 """A root file system in a folder, and commands run inside it by chroot."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A fault, caused on a pair that serves, and timed."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -1,7 +1,5 @@
 """Targets of the faults, by the node's process ids."""
 
-from __future__ import annotations
-
 from .sparkd_node import SparkdNode
 
 

@@ -1,7 +1,5 @@
 """What the agent costs a node that serves, with its memory guard: memory and processor."""
 
-from __future__ import annotations
-
 import os
 import re
 import time
@@ -30,14 +28,7 @@ def measure(bench: BenchNode) -> tuple[Figure, ...]:
     if completions["succeeded"] < completions["sent"]:
         raise BedError(f"of {completions['sent']:g} completions only {completions['succeeded']:g} came")
     return (
-        Figure(
-            "agent.pss",
-            "memory of the serving agent and its guard (PSS)",
-            "MiB",
-            _pss(bench),
-            PSS,
-            load=load(),
-        ),
+        Figure("agent.pss", "memory of the serving agent and its guard (PSS)", "MiB", _pss(bench), PSS, load=load()),
         Figure("agent.cpu-idle", "its CPU, no requests, over 60 s", "% of a core", idle, IDLE_CPU, load=load()),
         Figure("agent.cpu-loaded", "its CPU, a request a second", "% of a core", loaded, LOADED_CPU, load=load()),
     )

@@ -1,7 +1,5 @@
 """All checks together over a machine of files: what ten times the processes, containers or shards cost."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

@@ -3,8 +3,6 @@
 Each figure is what peers add to an agent: what that takes by itself stands in `agent`.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How long a person waits for a command: the whole process, warm."""
 
-from __future__ import annotations
-
 from .bench_node import BenchNode, Timed
 from .figures import Beside, Figure, Limit, Spread
 from .machine import load

@@ -1,7 +1,5 @@
 """What docker says of a container, and the `docker run` that makes the same one without sparkd. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

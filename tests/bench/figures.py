@@ -1,7 +1,5 @@
 """A figure: what was measured, how often, against which limit, beside what. Pure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median

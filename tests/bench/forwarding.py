@@ -1,7 +1,5 @@
 """Engine lines a second: a real container's log through docker and sparkd's own code to a pipe that is read."""
 
-from __future__ import annotations
-
 import os
 import re
 import select

@@ -1,7 +1,5 @@
 """What the memory guard costs while memory is plentiful: its process, on this machine, beside a rank that sleeps."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What the agent imports costs each start: CPU time, warm, compiled when the package was installed."""
 
-from __future__ import annotations
-
 import json
 
 from tests.bed import BedError

@@ -1,7 +1,5 @@
 """From a killed rank to the unit's failure: reported in the journal, and known to systemd."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """Numbered lines: what a container writes, and what of it arrived, when, in which order. Pure."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

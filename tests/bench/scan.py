@@ -1,7 +1,5 @@
 """The look for strays over a crowd of real processes, in a PID namespace of its own that ends them all."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

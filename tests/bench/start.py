@@ -1,7 +1,5 @@
 """sparkd's own share of a start, beside the same container's start without sparkd."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tests.bed.sparkd_node import HEAD, SERVING_SECONDS
@@ -82,13 +80,7 @@ def figures(with_sparkd: tuple[Start, ...], bare: tuple[Start, ...], load: float
         return Figure(f"start.{name}", what, "s", spread(*values), limit, beside, load)
 
     return (
-        figure(
-            "share",
-            "sparkd's own share of a start",
-            [one.share for one in with_sparkd],
-            bare_start,
-            SHARE,
-        ),
+        figure("share", "sparkd's own share of a start", [one.share for one in with_sparkd], bare_start, SHARE),
         figure(
             "container",
             "  systemctl start to container running",

@@ -1,7 +1,5 @@
 """Figures as people and programs read them. Pure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

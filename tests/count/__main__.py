@@ -18,15 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.count.lines import Lines, count_code_tokens, count_docstring_words, count_lines
-from tests.count.shape import (
-    MAX_BRANCHES,
-    Function,
-    list_calls,
-    list_rooms,
-    list_waits,
-    measure_functions,
-    percentile,
-)
+from tests.count.shape import MAX_BRANCHES, Function, list_calls, list_rooms, list_waits, measure_functions, percentile
 from tests.count.source import Module, import_closure, read_modules
 
 ROOT = Path(__file__).parents[2]

@@ -3,8 +3,6 @@
 A place is `path:function`, without a line's number: it stays where lines above it change.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator

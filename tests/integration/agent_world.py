@@ -3,8 +3,6 @@
 All of it is processes of one PID namespace, whose first one ends with the test process: nothing is left behind.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """What may end a run of the head of two nodes, at a moment of the test's choice, and how the run has ended."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -4,8 +4,6 @@ python -m tests.integration.engine_alike PORT [stubborn]: a main process in a se
 below it a worker. Says `up` once the worker listens.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """A stand-in for another node's sparkd: it serves signed reports, from a network namespace of its own."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket

@@ -1,7 +1,5 @@
 """Scenarios that mostly wait run side by side, while each stays a test of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager

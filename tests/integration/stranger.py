@@ -4,8 +4,6 @@ A keeper of root starts the program and adopts what the program orphans, as PID 
 descends from it is known by pid, and ended and reaped with it.
 """
 
-from __future__ import annotations
-
 import queue
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Only the rank gets a request of sparkd's, although another user listens on its port, on a real kernel."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
@@ -86,12 +84,7 @@ def probe_as(owner: Rank, port: int, host: str = "127.0.0.1", journal: list[str]
 
 @pytest.mark.parametrize(
     ("address", "mode", "host"),
-    [
-        ("0.0.0.0", "", "127.0.0.1"),
-        ("127.0.0.1", "child", "127.0.0.1"),
-        ("::", "", "127.0.0.1"),
-        ("::1", "", "::1"),
-    ],
+    [("0.0.0.0", "", "127.0.0.1"), ("127.0.0.1", "child", "127.0.0.1"), ("::", "", "127.0.0.1"), ("::1", "", "::1")],
 )
 def test_the_rank_itself_gets_the_requests(address: str, mode: str, host: str, port: int) -> None:
     with rank(address, port, mode) as serving:

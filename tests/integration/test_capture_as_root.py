@@ -1,7 +1,5 @@
 """`sparkd capture` on this machine, as root: it has neither docker nor an agent."""
 
-from __future__ import annotations
-
 import json
 import stat
 import tarfile

@@ -1,7 +1,5 @@
 """A rank's compilers in a memory that does not hold them all: real processes and signals, a small made-up machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

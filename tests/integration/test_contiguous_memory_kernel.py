@@ -1,7 +1,5 @@
 """Free memory in large blocks, as this machine's kernel counts it. Compaction is shown in QEMU: tests/bed/qemu."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import time

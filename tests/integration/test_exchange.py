@@ -1,7 +1,5 @@
 """The port that nodes read each other on, as an agent opens it, under load from other clients."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket
@@ -307,9 +305,6 @@ def test_a_port_that_another_program_has_blocks_the_start_and_is_named(tree: Tre
 def test_a_node_is_known_by_its_address_however_that_is_written(tree: Tree, port: int) -> None:
     host = machine(tree, 0)
     node = context(settings(("127.0.0.1", "::FFFF:127.0.0.2"), port), host)
-    with (
-        joined(node, host) as cluster,
-        reading("127.0.0.1", port, rank=0, own_address="127.0.0.2") as reader,
-    ):
+    with joined(node, host) as cluster, reading("127.0.0.1", port, rank=0, own_address="127.0.0.2") as reader:
         cluster.sinks[0](make_public(report(0)))
         assert heard(reader) == report(0)

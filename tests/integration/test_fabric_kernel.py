@@ -1,7 +1,5 @@
 """The way to other nodes on a real kernel: nodes are network namespaces, cables are pairs of veth."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest
@@ -187,7 +185,4 @@ def test_the_check_of_the_link_reads_this_kernels_interfaces() -> None:
     assert dark[0][0] == "ok"
     assert dark[1][0] == "warn"
     assert dark[1][1].startswith("spark0 has no carrier")
-    assert down == [
-        ["warn", "no interface that is up carries 10.0.0.1"],
-        ["warn", "spark0 is not set up (down)"],
-    ]
+    assert down == [["warn", "no interface that is up carries 10.0.0.1"], ["warn", "spark0 is not set up (down)"]]

@@ -1,7 +1,5 @@
 """`sparkd fabric test` with the real iperf3: two nodes are network namespaces, the cable is a pair of veth."""
 
-from __future__ import annotations
-
 import textwrap
 
 from tests.integration import world

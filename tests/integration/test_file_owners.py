@@ -1,7 +1,5 @@
 """Files that somebody without rights may swap are not used: recipes, secrets, and the script of the user's own."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A process whose first thread has ended, as in an engine that calls pthread_exit: the kernel shows it as a zombie."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import subprocess

@@ -1,7 +1,5 @@
 """Actions on real processes and real segments of this machine, all of the test's own making."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -1,7 +1,5 @@
 """A file server that hangs while the engine serves: nothing ends, and the service continues once it is unmounted."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator

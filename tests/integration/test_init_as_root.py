@@ -1,7 +1,5 @@
 """`sparkd init` as a person types it. Only root may, and these tests run as root."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

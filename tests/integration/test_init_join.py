@@ -1,7 +1,5 @@
 """`sparkd init` on a head and on the node that joins it: two network namespaces, each with a machine made of files."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

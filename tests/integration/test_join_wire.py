@@ -1,7 +1,5 @@
 """A join over a cable between two kernels' network namespaces, with each frame on it recorded."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

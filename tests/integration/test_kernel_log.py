@@ -1,7 +1,5 @@
 """The log of a real kernel: its own records, somebody else's, a process that it killed, a reader without rights."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,7 +1,5 @@
 """The log of a real kernel, followed: its own message within two seconds, and none that somebody writes into it."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The load guard on a real page cache: files on this machine's disk, read and mapped by a process of the test's own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the main loop's thread opens and looks at, by its system calls: nothing that hangs with a disk or a process."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

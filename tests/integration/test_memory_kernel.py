@@ -1,7 +1,5 @@
 """Memory and limits as a real kernel writes them."""
 
-from __future__ import annotations
-
 import textwrap
 
 from tests.integration import world

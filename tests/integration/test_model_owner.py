@@ -1,7 +1,5 @@
 """`sparkd model pull` as root into a folder of a user's: it follows no link of theirs, and what it writes is theirs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What `make mutants` does with a mutant, in the kernel's namespaces: a tree of one module, and its tests."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

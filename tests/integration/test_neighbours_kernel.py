@@ -1,7 +1,5 @@
 """Neighbours on a real kernel: nodes are network namespaces, cables are pairs of veth."""
 
-from __future__ import annotations
-
 import textwrap
 
 from tests.integration import world

@@ -1,7 +1,5 @@
 """An hour of an agent's requests and answers, as fast as they go: its memory stays flat."""
 
-from __future__ import annotations
-
 from tests.unit.nodes import KEY, network, report, resident_bytes, served
 
 from sparkd.base.lib.http_client import HttpClient

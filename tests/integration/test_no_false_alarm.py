@@ -1,7 +1,5 @@
 """`sparkd preflight` on the machine that runs these tests: it is well, and no check says otherwise."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The observers' listener beside a local user who takes all of it that he can get."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 from contextlib import closing

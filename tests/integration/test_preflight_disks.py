@@ -1,7 +1,5 @@
 """Disks on a real kernel: what statvfs and /proc/1/mounts say of one that is full, and of one that is read-only."""
 
-from __future__ import annotations
-
 import textwrap
 
 from tests.integration import world

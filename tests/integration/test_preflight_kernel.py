@@ -1,7 +1,5 @@
 """Preflight on a real kernel: real orphans, real segments, real sockets, real locks."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

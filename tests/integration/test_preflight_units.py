@@ -1,7 +1,5 @@
 """Units are merged as systemd itself merges them: `systemd-analyze verify` names the first program it misses."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The record of a rank as the real agent leaves it, and what `sparkd sweep` ends by it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

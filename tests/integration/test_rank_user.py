@@ -4,8 +4,6 @@ By name, age or owner the one is as the other: all segments here have an engine'
 first are old and used by no process.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Whose folder configuration comes from. Only root may give a folder away, and these tests run as root."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 `tests/unit/test_writers.py` finds code that writes and is not walked here.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A run that is to end while docker makes or starts its container: the call may end late, and leaves no container."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A stop while all that may hang does: the GPU's driver, /proc of the rank, docker's log, and a full pipe as stdout."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -1,7 +1,5 @@
 """The stranger of these tests has no rights, and leaves nothing behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.integration.stranger import UID, Stranger

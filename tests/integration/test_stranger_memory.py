@@ -1,7 +1,5 @@
 """A local user who takes memory is named, however he takes it."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a local user names his processes and control groups proves nothing, and costs the agent little time."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """Tables of the kernel, grown by a user without rights: sparkd does without, or reads a part and names the user."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """`sparkd tune` on a real kernel: settings of a network namespace of the test's own."""
 
-from __future__ import annotations
-
 import textwrap
 
 from tests.integration import world

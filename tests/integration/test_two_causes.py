@@ -6,8 +6,6 @@ within a few milliseconds; whatever wakes it, a signal counts before a chosen pl
 A stop that comes first is never overtaken, nor is a chosen plan once it is seen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A node that nobody has set up: every command says so, or what it does, and ends with what to do."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Requests that warm an engine, which stands in: it compiles a kernel for each new kind of batch; and a run with it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import subprocess

@@ -3,8 +3,6 @@
 `run(code)` runs Python in it as PID 1, so that orphans are adopted there, and gives what it printed as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A fault: a change of a healthy machine's files, and the check that must find it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

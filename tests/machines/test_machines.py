@@ -3,8 +3,6 @@
 SPARKD_GOLDEN=write records the answers in golden/, for review as a diff.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

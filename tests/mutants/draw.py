@@ -4,8 +4,6 @@ Changed are comparisons, `and`, `or`, `not`, conditions, numbers, returned value
 call, which are removed. Functions that end processes or remove files are never changed: the tests may run as root.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections import Counter

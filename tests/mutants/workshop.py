@@ -4,8 +4,6 @@ A mutant may do what no test expects. So the tests run in namespaces of their ow
 write only the copy and their temporary files.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Headless Chromium, driven over the DevTools protocol by two pipes: no port, no library."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The package of this machine's architecture, unpacked."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Prometheus of Debian's package, as `packaging/unpack.sh prometheus` has unpacked it, on loopback."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

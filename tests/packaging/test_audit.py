@@ -1,7 +1,5 @@
 """`make audit`: every pin and every crate is looked up, and what can't be looked up is no good news."""
 
-from __future__ import annotations
-
 import json
 import threading
 import zipfile

@@ -1,7 +1,5 @@
 """The builder: the same bytes for the same commit, and no file that the lock does not pin."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

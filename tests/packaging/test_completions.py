@@ -1,7 +1,5 @@
 """Completions in real shells: commands, options, and words from files, which no shell may run."""
 
-from __future__ import annotations
-
 import os
 import pty
 import resource
@@ -30,10 +28,7 @@ LINES = (
     ("sparkd model sync --to 10.0.0.", "10.0.0.2"),
     ("sparkd endpoint --client open-w", "open-webui"),
 )
-STARTS = {
-    "bash": ("bash", "--noprofile", "--norc", "-i"),
-    "zsh": ("zsh", "-f", "-i"),
-}
+STARTS = {"bash": ("bash", "--noprofile", "--norc", "-i"), "zsh": ("zsh", "-f", "-i")}
 PREPARATIONS = {
     "bash": "source {script}; bind 'set enable-bracketed-paste off'",
     "zsh": "fpath=({folder} $fpath); autoload -Uz compinit && compinit -u -D; unsetopt ZLE_BRACKETED_PASTE",

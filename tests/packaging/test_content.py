@@ -1,7 +1,5 @@
 """What is in the package: everything it needs, for every system it is for, and nothing that prompts or leaks."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """The page in a browser: Chromium against the real server. `build/page` has what it looked like."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator

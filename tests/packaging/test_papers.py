@@ -1,7 +1,5 @@
 """The copyright file: every component that is compiled into a library has its notice and its licence's text."""
 
-from __future__ import annotations
-
 import json
 import re
 import tarfile

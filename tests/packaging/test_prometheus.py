@@ -1,7 +1,5 @@
 """/metrics, the alert rules and the dashboard in real Prometheus, which scrapes the real server."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

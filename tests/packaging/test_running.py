@@ -1,7 +1,5 @@
 """The unpacked package runs with every CPython that it is for, as far as this machine has them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

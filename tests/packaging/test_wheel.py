@@ -1,7 +1,5 @@
 """The wheel: `pip install .` gives a program that has its recipes and units."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

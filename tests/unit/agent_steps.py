@@ -1,7 +1,5 @@
 """Steps of an agent under test, in a thread of their own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 python -m tests.unit.audited REPORT ARGUMENTS... writes one line per offence into REPORT.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

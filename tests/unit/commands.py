@@ -1,7 +1,5 @@
 """The command line in the test's own process: one of its own takes a third of a second to begin."""
 
-from __future__ import annotations
-
 import io
 import os
 from contextlib import redirect_stderr, redirect_stdout

@@ -1,7 +1,5 @@
 """A dockerd on a socket of its own, which answers with bytes of the test."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

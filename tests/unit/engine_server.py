@@ -1,7 +1,5 @@
 """An HTTP server on loopback with the test's own answers."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -48,6 +46,7 @@ def engine(reply: Callable[[str, str], Reply], *, slow_seconds: float = 0) -> It
 @contextmanager
 def serve(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
     """Its port."""
+    handler.disable_nagle_algorithm = True  # each answer is two writes: the second would wait 40 ms
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

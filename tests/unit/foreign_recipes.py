@@ -4,8 +4,6 @@ The templating here shares nothing with sparkd's: eugr's is Python's own `str.fo
 the other, and the words are those that bash itself makes. tests/bed compares sparkrun's with sparkrun itself.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The HTTP server on a free port, and its clients. Real sockets; addresses of 127/8 stand for sources."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -1,7 +1,5 @@
 """A receiver of messages on this machine: real HTTP, over TLS where it has a certificate."""
 
-from __future__ import annotations
-
 import ssl
 import threading
 import time

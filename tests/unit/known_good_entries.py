@@ -1,7 +1,5 @@
 """An entry of known-good.json."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from sparkd.base.config import Settings

@@ -1,7 +1,5 @@
 """Flags that are known to serve well, and scripts that start an engine with flags of their own."""
 
-from __future__ import annotations
-
 from sparkd.base.vllm.lint.script import Place
 
 GOOD: dict[str, str | None] = {

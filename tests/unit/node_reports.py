@@ -1,7 +1,5 @@
 """The reports of two nodes, as a table, a page of metrics and an HTTP answer show them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Reports of pairs of nodes for the page: one that serves, one that loads, a broken, a recorded, and a hostile one."""
 
-from __future__ import annotations
-
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

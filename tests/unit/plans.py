@@ -1,7 +1,5 @@
 """Plans of a small recipe, and of the shipped ones."""
 
-from __future__ import annotations
-
 from sparkd.base.config import Settings
 from sparkd.base.lib import recipes_dir
 from sparkd.base.plan.build import make_plan

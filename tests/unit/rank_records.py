@@ -1,7 +1,5 @@
 """Records of ranks."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from sparkd.base.state.rank_record import RankRecord

@@ -3,8 +3,6 @@
 Where a report names a node's own address, interface or devices, its variable stands in OF_THE_NODE instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Settings files below a root of the test's own, and the faults found in them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

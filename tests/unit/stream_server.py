@@ -3,8 +3,6 @@
 python -m tests.unit.stream_server FIRST EACH: seconds to the first token, and between tokens. Prints its port.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

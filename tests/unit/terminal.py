@@ -1,7 +1,5 @@
 """What a terminal gets, through a pseudo-terminal."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -3,8 +3,6 @@
 pip is the real one, and its index is served on loopback.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

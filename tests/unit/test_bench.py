@@ -1,7 +1,5 @@
 """The pure parts of the benchmark: what counts against a limit, what the table says, what of numbered lines is lost."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A small share of `make fuzz`: hostile inputs, with those that once raised, for every parser of text from outside."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

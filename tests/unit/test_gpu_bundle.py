@@ -1,7 +1,5 @@
 """What the bundles for a GPU leave out of a shared object."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

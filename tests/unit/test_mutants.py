@@ -1,7 +1,5 @@
 """What `make mutants` changes, what it never changes, and which tests it runs."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -83,5 +81,5 @@ def test_tests_that_import_the_module_run_first_then_those_of_its_package(tmp_pa
         path.write_text(text)
     names = choose_tests(tmp_path, "sparkd.lib.x", "base/lib")
     assert [name.removeprefix("tests/unit/") for name in names] == [
-        *("lib/deep/test_c.py", "agent/test_a.py", "lib/test_b.py"),
+        *("lib/deep/test_c.py", "agent/test_a.py", "lib/test_b.py")
     ]

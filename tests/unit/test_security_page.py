@@ -1,7 +1,5 @@
 """The tests, events and files that docs/security.md names are there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

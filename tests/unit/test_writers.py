@@ -3,8 +3,6 @@
 What goes through `files.write` and `files.remove` needs no line. `tests/integration/test_shared_folders.py` walks them.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

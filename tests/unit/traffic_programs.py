@@ -1,7 +1,5 @@
 """Stand-ins for the programs that measure: they print what the real ones do, and carry nothing."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What tests of checks expect of a verdict."""
 
-from __future__ import annotations
-
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.base.host.gpu import GpuFacts
 

@@ -1,7 +1,5 @@
 """A man in the middle: answers each request with bytes of the test's own."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Middleware of vLLM's server: what a broken engine answers, by the symptom that /planted/symptom names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

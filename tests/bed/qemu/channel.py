@@ -1,7 +1,5 @@
 """Lines of JSON over a socket: QEMU's own protocol (QMP), and that of its agent in the guest."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

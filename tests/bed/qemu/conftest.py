@@ -1,7 +1,5 @@
 """Fixtures of tests that need a kernel of their own. They take minutes, so they are for `make bed` alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

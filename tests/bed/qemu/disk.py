@@ -1,7 +1,5 @@
 """What every machine of QEMU starts from: Debian's kernel, an initial RAM disk, and a disk with Debian on it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

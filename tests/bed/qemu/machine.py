@@ -1,7 +1,5 @@
 """One machine of QEMU: a power switch, links that can be cut, and a root shell by its agent."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

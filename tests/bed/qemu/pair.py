@@ -1,7 +1,5 @@
 """Two machines with sparkd on them, as the nodes of one cluster, two cables between them."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from dataclasses import dataclass

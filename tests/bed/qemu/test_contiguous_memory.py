@@ -1,7 +1,5 @@
 """Compaction by a kernel of its own, in the unit's sandbox. A hypervisor that takes memory back blurs the figures."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fabric as a real kernel shows it: a bond of two cables, RDMA on it, and what is said when they are cut."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The memory guard under real shortage: a machine that works from swap, and one that has none."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The log of a kernel of one's own: what it says itself, and what others put into it."""
 
-from __future__ import annotations
-
 import pytest
 from tests.bed.processes import wait_for
 from tests.bed.qemu.machine import SPARE

@@ -1,7 +1,5 @@
 """How a boot ended, as the next one's agent names it: real resets, panics and freezes of a kernel of one's own."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

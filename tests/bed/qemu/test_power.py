@@ -1,7 +1,5 @@
 """The plug is pulled: what the kernel had not brought to the disk is lost, as in life."""
 
-from __future__ import annotations
-
 import pytest
 from tests.bed.qemu.pair import UNIT, Pair
 

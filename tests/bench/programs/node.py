@@ -159,12 +159,7 @@ class Node:
 
     def _join(self) -> None:
         cluster = join_cluster(
-            self._place.plan.node,
-            self._place.settings,
-            self._host,
-            self._loop.wake,
-            self._loop.spawn,
-            self._log,
+            self._place.plan.node, self._place.settings, self._host, self._loop.wake, self._loop.spawn, self._log
         )
         sinks = (self._to_file, self._to_systemd, self._stamp, *cluster.sinks)
         self._reporter = Reporter(self._reporter.report, sinks, self._redact)

@@ -1,7 +1,5 @@
 """The files of a machine, one module for each area: the healthy state, and its faults."""
 
-from __future__ import annotations
-
 from tests.machines.areas import base, docker, fabric, gpu, guard, kernel, memory, model, plan
 from tests.machines.fault import Fault
 from tests.tree import Tree

@@ -1,7 +1,5 @@
 """The node itself: its name, memory, configuration, unit, model and processes, as a DGX Spark has them."""
 
-from __future__ import annotations
-
 import json
 
 from tests.machines.fault import Fault

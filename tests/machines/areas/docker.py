@@ -196,14 +196,7 @@ def _container_of_before(tree: Tree) -> None:
 NOT_SEEN = ("image", "compile-cache", "stale-container", "remove-ipc")
 """Without docker."""
 FAULTS = (
-    Fault(
-        "docker-away",
-        _away,
-        Level.WARN,
-        "docker",
-        says="systemctl start docker",
-        also=NOT_SEEN,
-    ),
+    Fault("docker-away", _away, Level.WARN, "docker", says="systemctl start docker", also=NOT_SEEN),
     Fault("docker-out-of-order", _does_not_answer, Level.UNKNOWN, "docker", says="runtimes"),
     Fault("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
     Fault(
@@ -220,11 +213,7 @@ FAULTS = (
     Fault("image-not-checked", _image_not_checked, Level.WARN, "image", says="the next start does"),
     Fault("cache-wiped", _cache_wiped, Level.BLOCK, "compile-cache", says="109.5 GiB and 3.0 GiB to compile"),
     Fault(
-        "compiles-with-room",
-        _nothing_compiled,
-        Level.WARN,
-        "compile-cache",
-        says="compiles from scratch (vllm empty, ",
+        "compiles-with-room", _nothing_compiled, Level.WARN, "compile-cache", says="compiles from scratch (vllm empty, "
     ),
     Fault("cache-is-no-folder", _cache_in_the_way, Level.BLOCK, "compile-cache", says="is no folder"),
     Fault("api-port-held", _port_held, Level.BLOCK, "ports", says="pid 50 (open-webui)"),

@@ -3,8 +3,6 @@
 Each port of a ConnectX-7 is twins on two PCI domains, and one cable is a pair of HCAs (NVIDIA, "Connect two Sparks").
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

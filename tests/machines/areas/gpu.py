@@ -1,7 +1,5 @@
 """The GPU and its driver."""
 
-from __future__ import annotations
-
 import json
 
 from tests.machines.fault import Fault

@@ -1,7 +1,5 @@
 """What is to keep the engine from taking all memory."""
 
-from __future__ import annotations
-
 from tests.machines.areas.base import configured
 from tests.machines.fault import Fault
 from tests.tree import Tree

@@ -1,7 +1,5 @@
 """The kernel: its version, its log, and how the boot before this one ended."""
 
-from __future__ import annotations
-
 from tests.machines.fault import Fault
 from tests.tree import Tree
 

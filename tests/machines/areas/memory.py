@@ -1,7 +1,5 @@
 """Memory beyond the sum: swap, limits, who holds much."""
 
-from __future__ import annotations
-
 from tests.machines.areas import base, docker
 from tests.machines.fault import Fault
 from tests.tree import Tree

@@ -1,7 +1,5 @@
 """The weights, the disks, and how the last boots ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

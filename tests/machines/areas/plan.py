@@ -1,7 +1,5 @@
 """The plan: flags, environment, a launch script of the user's own."""
 
-from __future__ import annotations
-
 from tests.machines.areas.base import MODEL, RECIPE, configured
 from tests.machines.fault import Fault
 from tests.tree import Tree
@@ -117,13 +115,7 @@ FAULTS = (
     ),
     Fault("misprinted-flag", _misprinted_flag, Level.WARN, "plan-lint", says="--enable-prefix-caching"),
     Fault("three-drafts", _three_drafts, Level.WARN, "plan-lint", says="more than 2"),
-    Fault(
-        "compiled-at-each-start",
-        _compiled_at_each_start,
-        Level.WARN,
-        "compile-cache",
-        says="vllm not kept",
-    ),
+    Fault("compiled-at-each-start", _compiled_at_each_start, Level.WARN, "compile-cache", says="vllm not kept"),
     Fault(
         "worker-script-without-headless",
         lambda tree: _own_script(tree, rank=1),

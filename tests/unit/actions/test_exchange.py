@@ -1,7 +1,5 @@
 """A state file that the agent and people's commands write: a writer that has read an older one changes nothing."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

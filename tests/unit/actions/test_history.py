@@ -1,7 +1,5 @@
 """history.db on a real disk: it is bounded, counts on, and outlives power cuts, rubbish, and several writers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

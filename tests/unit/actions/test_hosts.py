@@ -1,7 +1,5 @@
 """A container's /etc/hosts: the node's own, byte for byte, and below it the names of the nodes."""
 
-from __future__ import annotations
-
 import pytest
 from tests.tree import Tree
 

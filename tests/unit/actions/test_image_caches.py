@@ -1,7 +1,5 @@
 """Caches of images: the youngest stay, and what is not a cache's is never removed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

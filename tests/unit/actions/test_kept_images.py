@@ -1,7 +1,5 @@
 """Images that stay on the node, and which lose what keeps them: the requests to docker."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """Names by LLDP, from lldpcli's json0: what a stranger wrote into a frame."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`sparkd model pull`: the hub's own client against a hub on loopback."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -1,7 +1,5 @@
 """What is ended and removed with an orphaned container, and what is left alone at the last look."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
@@ -67,8 +65,7 @@ def test_a_record_stays_as_long_as_a_segment_that_it_names(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/etc/psm_0123abcd", "/dev/shm/", "/dev/shm/sub/psm_0123abcd", "psm_0123abcd", "/dev/shm/" + "p" * 300],
+    "path", ["/etc/psm_0123abcd", "/dev/shm/", "/dev/shm/sub/psm_0123abcd", "psm_0123abcd", "/dev/shm/" + "p" * 300]
 )
 def test_what_is_not_right_below_dev_shm_is_no_segment_that_is_left(tree: Tree, path: str) -> None:
     segment = tree.segment("psm_0123abcd")

@@ -1,7 +1,5 @@
 """The targets of a copy, and the reasons of failures there."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Who owns the node, on a /run that can't be written."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import resource

@@ -1,7 +1,5 @@
 """What `sparkd init` wrote comes back exactly, wherever it was interrupted, and nothing of a person's is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`sparkd tune`: what it sets, what it remembers, and that it takes back exactly that."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,8 +1,6 @@
 """The whole run of an agent as `sparkd run` wires it, on a machine of files: a dockerd and an engine that answer as the
 test says, a rank that is a process of the test's own, and systemd's socket."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

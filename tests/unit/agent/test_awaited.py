@@ -1,7 +1,5 @@
 """What the configuration names may come late, by a mount or by a person: the agent waits for it in its process."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal
@@ -101,10 +99,7 @@ def test_a_recipe_and_a_secret_on_a_late_mount_are_waited_for_with_one_line_each
 
 
 def test_a_configuration_that_is_changed_while_files_are_awaited_starts_the_agent_again(late: Late) -> None:
-    with (
-        late.meanwhile(("own.yaml", lambda: late.configure("tiny-cpu"))),
-        pytest.raises(OutdatedPlanError) as ended,
-    ):
+    with late.meanwhile(("own.yaml", lambda: late.configure("tiny-cpu"))), pytest.raises(OutdatedPlanError) as ended:
         late.start()
     assert ended.value.code is ExitCode.BLOCKED
 

@@ -1,7 +1,5 @@
 """The RDMA devices of a plan may change before its launch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

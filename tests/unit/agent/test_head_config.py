@@ -1,7 +1,5 @@
 """One configuration: a head serves what it runs, and a worker's agent takes it. Real agents on loopback addresses."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -202,10 +200,7 @@ def test_a_worker_that_waits_restarts_with_what_its_head_has_changed(tree: Tree,
         first_document(tree, port, head)
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         worker.set_plan("d")
-        with (
-            running_steps(worker, wait_while_blocked) as waits,
-            head_of(tree, port, "again", env={"NEW": "1"}) as head,
-        ):
+        with running_steps(worker, wait_while_blocked) as waits, head_of(tree, port, "again", env={"NEW": "1"}) as head:
             until_with(lambda: waits.over, head)
             assert isinstance(waits.join(), OutdatedPlanError)
         assert worker.report.plan_digest == "", "its head compares no plan with one that is over"
@@ -224,10 +219,7 @@ def test_a_worker_that_waits_after_failures_of_a_plan_takes_another_one_of_its_h
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         failures = LaunchHistory({worker.agent.plan.counted_as: len(BACKOFF_SECONDS) - 1})
         tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
-        with (
-            running_steps(worker, wait_out) as waits,
-            head_of(tree, port, "again", env={"NEW": "1"}) as again,
-        ):
+        with running_steps(worker, wait_out) as waits, head_of(tree, port, "again", env={"NEW": "1"}) as again:
             until_with(lambda: waits.over, again)
             assert isinstance(waits.join(), OutdatedPlanError)
 

@@ -1,7 +1,5 @@
 """What a recipe asserts of its image: run once for each image, in a container of its own, and judged by preflight."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

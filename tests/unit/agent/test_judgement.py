@@ -1,7 +1,5 @@
 """What a run's end is taken for, by its error and the evidence beside it."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkd.agent.daemon.inquest import Evidence, count_end, judge_end

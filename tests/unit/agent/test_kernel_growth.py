@@ -1,7 +1,5 @@
 """Kernels that come into the caches while requests wait."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from msgspec.structs import replace

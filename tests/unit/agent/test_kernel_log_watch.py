@@ -1,7 +1,5 @@
 """The kernel's log, followed while the agent runs: each kind and device once, also in a flood."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """The row that an agent keeps of its launch: begun, filled and ended; and a history that fails costs an event only."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 import time

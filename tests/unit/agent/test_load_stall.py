@@ -1,7 +1,5 @@
 """A load that stands still: on a head, and on a worker whose head loads too. The rank is a process of the test."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

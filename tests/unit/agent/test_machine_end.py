@@ -1,7 +1,5 @@
 """How the last boot ended, by what is left of it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

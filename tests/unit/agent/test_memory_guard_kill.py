@@ -1,7 +1,5 @@
 """What a kill by the memory guard, or by the kernel, means for the agent's run."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -12,14 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import (
-    AgentUnderTest,
-    MemoryActions,
-    addresses,
-    agent_under_test,
-    running,
-    settings,
-)
+from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, running, settings
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.inquest import find_cause

@@ -1,7 +1,5 @@
 """Messages to people: the queue on disk, its sender, and the operator's own program."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """How ranks start together and end together: real agents on loopback addresses, without docker and engine."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -1,7 +1,5 @@
 """A port that somebody else took while the engine loaded does not count against the plan."""
 
-from __future__ import annotations
-
 import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import MemoryActions, agent_under_test, alone, running

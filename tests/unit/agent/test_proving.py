@@ -1,7 +1,5 @@
 """A plan that has served is kept as known good; a failed start logs what differs from it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,14 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import (
-    AgentUnderTest,
-    MemoryActions,
-    addresses,
-    agent_under_test,
-    alone,
-    settings,
-)
+from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, alone, settings
 from tests.unit.known_good_entries import known_good_entry
 
 from sparkd.agent.daemon.proving import ProvingPeriod

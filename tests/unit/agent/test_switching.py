@@ -1,7 +1,5 @@
 """The agent's part in a switch: it sees the choice, tries it, and says which plan follows a failure."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Which rank the next agent takes over, and what it knows of it then."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`sparkd bench`: what it refuses, what it chooses, and what people see of the figures."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

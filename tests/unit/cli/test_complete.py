@@ -1,7 +1,5 @@
 """Words for completions: from the files that hold, and none that a shell could run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

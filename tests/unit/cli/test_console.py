@@ -1,7 +1,5 @@
 """Tables and progress: by rich on a terminal, plain and without rich elsewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

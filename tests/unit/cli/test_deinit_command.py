@@ -1,7 +1,5 @@
 """`sparkd deinit` names the command that lets go of known good images."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

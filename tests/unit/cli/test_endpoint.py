@@ -1,7 +1,5 @@
 """`sparkd endpoint`: the address that clients reach, the length of context, the key's file, and whether it serves."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`sparkd fabric test`: two nodes of it on loopback, and what it says where it can't run."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

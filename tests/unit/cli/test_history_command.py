@@ -1,7 +1,5 @@
 """`sparkd history`: its table, and what it says where there is nothing to show."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 from tests.unit.commands import sparkd
 

@@ -1,7 +1,5 @@
 """`sparkd logs`: times that people write, and what is shown of a line."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime, timedelta
 

@@ -1,7 +1,5 @@
 """sparkd(8) has every command, action, argument and option of the command line, and no other."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

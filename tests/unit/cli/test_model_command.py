@@ -1,7 +1,5 @@
 """`sparkd model check`: whole files, and the hashes that Hugging Face's client keeps."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`sparkd preflight --fix`: what it ends, and what it refuses. The processes are real, the machine is made of files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a soak sees of all nodes: its own files, and what the others last reported."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree

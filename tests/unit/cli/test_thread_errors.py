@@ -1,7 +1,5 @@
 """A thread of the agent that ends by an error is reported, and the agent continues; a bug of its own ends it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

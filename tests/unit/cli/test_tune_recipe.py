@@ -1,7 +1,5 @@
 """`sparkd tune-recipe` before its first step: what it refuses, what it says; and what shortage of memory is."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

@@ -1,7 +1,5 @@
 """`sparkd status --watch` on a terminal of its own, as a person uses it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

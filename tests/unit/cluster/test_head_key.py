@@ -1,7 +1,5 @@
 """Who has the cluster's key and the head's address, and not the head's own key, chooses nothing that a worker runs."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

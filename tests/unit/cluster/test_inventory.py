@@ -1,7 +1,5 @@
 """What the nodes have, read from each and judged against a plan before anything is changed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

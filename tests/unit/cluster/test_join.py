@@ -1,7 +1,5 @@
 """The join on real sockets, of nodes with and without the code, and of those between them."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time
@@ -87,10 +85,7 @@ def request(
         to_head, from_head = own.seals(bytes.fromhex(offer["key"]), parsed, source, offer["challenge"], head=False)
         hello = to_head.close(join.Hello("spark9", "1.2.3", written, changed.pop("inventory", b"")))
         key, sealed = changed.get("key", own.public), changed.get("sealed", hello)
-        sent = b"GET /join?key=%s&sealed=%s HTTP/1.1\r\nHost: h\r\n\r\n" % (
-            key.hex().encode(),
-            sealed.hex().encode(),
-        )
+        sent = b"GET /join?key=%s&sealed=%s HTTP/1.1\r\nHost: h\r\n\r\n" % (key.hex().encode(), sealed.hex().encode())
         sock.sendall(sent)
         head, _, body = message(sock).partition(b"\r\n\r\n")
     status = int(head.split()[1])

@@ -1,7 +1,5 @@
 """The cluster key is used only from a file that only root can read."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lines of other nodes: who may request them, how much, what is shown once, and which failure is the first."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -11,18 +9,7 @@ from tests.tree import Tree
 from tests.unit.nodes import node, reading
 
 from sparkd.agent.cluster import logs
-from sparkd.agent.cluster.logs import (
-    BusyError,
-    Entry,
-    Marks,
-    NodeLog,
-    Page,
-    dump,
-    make_path,
-    merge,
-    parse,
-    parse_query,
-)
+from sparkd.agent.cluster.logs import BusyError, Entry, Marks, NodeLog, Page, dump, make_path, merge, parse, parse_query
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query

@@ -1,7 +1,5 @@
 """Which answers of another node are not believed. Real sockets; addresses of 127/8 stand for nodes."""
 
-from __future__ import annotations
-
 import gzip
 import time
 from collections.abc import Iterable, Iterator
@@ -143,10 +141,7 @@ def test_an_answer_that_was_changed_on_its_way_is_not_believed(change: tuple[byt
     ids=["another rank's", "empty", "text", "bytes", "schema", "nested", "cut", "phase"],
 )
 def test_a_signed_answer_that_is_no_report_of_this_rank_is_not_believed(body: bytes) -> None:
-    with (
-        served("127.0.0.2", signed("127.0.0.2", body)) as server,
-        reading("127.0.0.2", server.port) as reader,
-    ):
+    with served("127.0.0.2", signed("127.0.0.2", body)) as server, reading("127.0.0.2", server.port) as reader:
         assert contact_of(reader, Contact.UNSIGNED).startswith("its answer is no report of this rank")
         assert reader.status.report is None
 
@@ -222,9 +217,6 @@ def test_a_compressed_bomb_takes_no_memory() -> None:
     ids=["body", "headers", "garbage"],
 )
 def test_an_answer_that_drips_is_given_up_in_time(data: bytes) -> None:
-    with (
-        answering("127.0.0.2", lambda _: dripped(data, 0.005)) as port,
-        reading("127.0.0.2", port) as reader,
-    ):
+    with answering("127.0.0.2", lambda _: dripped(data, 0.005)) as port, reading("127.0.0.2", port) as reader:
         took = until(lambda: reader.status.contact is Contact.SILENT, 3 * PATIENCE_SECONDS)
         assert took < PATIENCE_SECONDS + 0.5

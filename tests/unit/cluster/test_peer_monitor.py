@@ -305,12 +305,7 @@ RUNNING = report(phase=Phase.SERVING, epoch="e1")
     ("contact", "changes", "reason", "cause"),
     [
         (Contact.ANSWERS, {"incarnation": "another"}, "rank 1 on spark2 (10.0.0.2) has restarted", Cause.PEER_LOST),
-        (
-            Contact.ANSWERS,
-            {"rank_id": "another"},
-            "rank 1 on spark2 (10.0.0.2) has restarted",
-            Cause.PEER_LOST,
-        ),
+        (Contact.ANSWERS, {"rank_id": "another"}, "rank 1 on spark2 (10.0.0.2) has restarted", Cause.PEER_LOST),
         (
             Contact.ANSWERS,
             {"incarnation": "another", "last_cause": "RuntimeError: boom (exit 13)"},

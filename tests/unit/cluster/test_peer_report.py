@@ -1,7 +1,5 @@
 """What is kept of another node's signed report."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -118,12 +116,12 @@ def test_deeply_nested_reports_are_refused() -> None:
 
 @pytest.mark.parametrize("letter", ["a", '"', "\n", "\U0001f600", "\udc80"])
 def test_the_largest_report_of_eight_nodes_is_one_that_every_reader_takes(letter: str) -> None:
-    text = letter * 20_000
+    text = letter * 2 * TEXT_LIMIT
     endless = report(
         message=text,
         **dict.fromkeys(("node", "epoch", "incarnation", "version", "last_cause", "last_hint", "plan_digest"), text),
-        versions={f"{number}{text}": text for number in range(200)},
-        findings=(FindingReport(text, text, text, text),) * 300,
+        versions={f"{number}{text}": text for number in range(ITEMS_LIMIT + 1)},
+        findings=(FindingReport(text, text, text, text),) * (ITEMS_LIMIT + 1),
         engine=EngineReport(text, text, text),
     )
     sent = dump(endless).encode()

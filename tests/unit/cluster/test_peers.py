@@ -1,7 +1,5 @@
 """Reading the reports of other nodes. Real sockets; addresses of 127/8 stand for nodes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

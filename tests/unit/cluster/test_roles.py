@@ -1,7 +1,5 @@
 """A node's place: its rank by the address that it owns, its unit, its peers, the ports that must be free."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import pytest

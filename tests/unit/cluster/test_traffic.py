@@ -1,7 +1,5 @@
 """The HTTP of a test: for the node that signs with the key alone."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

@@ -1,7 +1,5 @@
 """The programs of a test: what they print, and that they end."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """References of images and addresses of nodes, as docker and the kernel compare them."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

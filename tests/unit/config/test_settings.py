@@ -1,7 +1,5 @@
 """Settings: what the layers say is merged and checked, and every fault is named with its place."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

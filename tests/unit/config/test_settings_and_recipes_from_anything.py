@@ -1,7 +1,5 @@
 """Whatever stands in a file or a variable: it is good, or a ConfigError says so. Never a traceback."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

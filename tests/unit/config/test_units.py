@@ -1,7 +1,5 @@
 """What systemd runs follows from the configuration, and only files of ours are ever changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

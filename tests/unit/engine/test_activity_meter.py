@@ -1,7 +1,5 @@
 """What a serving engine does, by its counters."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

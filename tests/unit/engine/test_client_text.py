@@ -1,7 +1,5 @@
 """What clients write into the log of a serving engine proves nothing: no step, no cause, no end of the rank."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

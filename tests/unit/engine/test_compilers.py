@@ -1,7 +1,5 @@
 """Which compilers are held back while memory is short, and for how long."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """When memory is compacted during a load, how often, and what is reported of it."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

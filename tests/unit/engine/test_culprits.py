@@ -1,7 +1,5 @@
 """Who ended a rank from outside, by recorded lines of the killers, and by what users may write."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 from contextlib import closing

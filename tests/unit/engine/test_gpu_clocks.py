@@ -1,7 +1,5 @@
 """When a GPU counts as slow, how that is reported, and when it counts as computing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import count
@@ -63,33 +61,18 @@ SAID = "the GPU is slow: 611 MHz and 22 W under load"
         ([gpu(611, 22, None)] * 2, ""),
         ([gpu(611, 22, 96, "NVIDIA T4")] * 2, ""),
         ([gpu(611, 22, 96, "NVIDIA GB10", "its power cap")] * 2, f"{SAID}, held down by its power cap"),
+        # A latched clock, at half speed under load and at little power; then clocks that have a reason.
+        ([gpu(702, 33.8, 96), gpu(702, 36.1, 95), gpu(705, 34.9, 96)], "the GPU is slow: 702 MHz and 36 W under load"),
+        ([gpu(799, 19.5, 96)] * 3, "the GPU is slow: 799 MHz and 20 W under load"),
+        ([gpu(2398, 45, 96)] * 3, ""),  # decoding
+        ([gpu(1480, 31, 94)] * 3, ""),  # decoding, which the memory limits, at a lower clock
+        ([gpu(2184, 38, 96)] * 3, ""),  # limited by its owner
+        ([gpu(2411, 22, 96)] * 3, ""),  # waiting for another rank
+        ([gpu(208, 4.2, 96)] * 3, ""),  # idle since a moment, still called busy
+        ([gpu(702, 36, 40), gpu(702, 36, 96), gpu(2398, 47, 95)], ""),  # while its clock rises
     ],
 )  # fmt: skip
 def test_a_gpu_is_slow_where_two_looks_under_load_find_it_so(looks: list[Clocks], warning: str) -> None:
-    slow = ThrottleState()
-    for number, seen in enumerate(looks):
-        slow = decide_throttle(slow, seen, 1000 + 30 * number)
-    assert slow.warning == warning
-
-
-@pytest.mark.parametrize(
-    ("looks", "warning"),
-    [
-        pytest.param(
-            [gpu(702, 33.8, 96), gpu(702, 36.1, 95), gpu(705, 34.9, 96)],
-            "the GPU is slow: 702 MHz and 36 W under load",
-            id="it works, at half speed",
-        ),
-        pytest.param([gpu(799, 19.5, 96)] * 3, "the GPU is slow: 799 MHz and 20 W under load", id="at little power"),
-        pytest.param([gpu(2398, 45, 96)] * 3, "", id="decoding"),
-        pytest.param([gpu(1480, 31, 94)] * 3, "", id="decoding, which the memory limits, at a lower clock"),
-        pytest.param([gpu(2184, 38, 96)] * 3, "", id="its clock limited by its owner"),
-        pytest.param([gpu(2411, 22, 96)] * 3, "", id="waiting for another rank"),
-        pytest.param([gpu(208, 4.2, 96)] * 3, "", id="idle since a moment, still called busy"),
-        pytest.param([gpu(702, 36, 40), gpu(702, 36, 96), gpu(2398, 47, 95)], "", id="while its clock rises"),
-    ],
-)
-def test_a_latched_clock_is_found_whatever_power_it_draws(looks: list[Clocks], warning: str) -> None:
     slow = ThrottleState()
     for number, seen in enumerate(looks):
         slow = decide_throttle(slow, seen, 1000 + 30 * number)

@@ -3,8 +3,6 @@
 An engine of the test stands behind `decide`; it is probed as often as HealthMonitor would.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -123,9 +121,7 @@ HANGS = [
     ),
     pytest.param(
         lambda at: Situation(
-            counters=lambda now: IDLE if now < at else tokens_made(0, 0, 3),
-            unanswered=request_at(at),
-            canary=never,
+            counters=lambda now: IDLE if now < at else tokens_made(0, 0, 3), unanswered=request_at(at), canary=never
         ),
         id="right after another request was answered",
     ),

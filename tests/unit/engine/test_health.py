@@ -1,7 +1,5 @@
 """When an engine is given up, degraded, or sent for a canary. The situations are in test_hangs.py."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path
@@ -11,15 +9,7 @@ from msgspec.structs import replace
 from tests.unit.engine_server import Reply, engine, token
 from tests.unit.nodes import until
 
-from sparkd.agent.engine.health import (
-    DOUBT_SECONDS,
-    Continue,
-    Failure,
-    HealthMonitor,
-    Observation,
-    decide,
-    healthy,
-)
+from sparkd.agent.engine.health import DOUBT_SECONDS, Continue, Failure, HealthMonitor, Observation, decide, healthy
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import Unanswered
@@ -105,9 +95,7 @@ PREFILL = Counters(1, 0, prompt_tokens=5, generation_tokens=5, iterations=6)
         pytest.param([at(360, None, health=None)], StalledError, id="no answer, too long"),
         pytest.param([at(300), at(310, canary=FAILED), at(661)], StalledError, id="idle, canaries fail for too long"),
         pytest.param(
-            [at(300, None), at(420, None, canary=FAILED), at(661, None)],
-            StalledError,
-            id="no counters, canaries fail",
+            [at(300, None), at(420, None, canary=FAILED), at(661, None)], StalledError, id="no counters, canaries fail"
         ),
     ],
 )

@@ -1,7 +1,5 @@
 """When a load stands still, and whose rank is to blame."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

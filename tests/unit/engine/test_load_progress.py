@@ -1,7 +1,5 @@
 """The load's progress and the engine's end against whole logs of vLLM 0.32 (CPU wheel, captured runs and failures)."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from functools import partial

@@ -1,7 +1,5 @@
 """The engine's log lines: split from the stream, and prepared for the journal."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The position in an engine's log from which the next agent continues."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The guard over memory: its rule as a table, its process on this machine's kernel and on files that shrink."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

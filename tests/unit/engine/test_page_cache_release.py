@@ -1,7 +1,5 @@
 """Which shards are finished, and when their page cache is dropped."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Page cache that grows while the engine serves: reported, and dropped while it is idle."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

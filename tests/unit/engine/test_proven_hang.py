@@ -1,7 +1,5 @@
 """When a rank is proven to hang, and when it is not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The shared memory that a rank leaves behind is known, also where the look at it was given up."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable

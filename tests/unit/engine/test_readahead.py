@@ -1,7 +1,5 @@
 """The disk's readahead during a load."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stacks of a rank that hangs: real processes of this machine, and programs in place of py-spy."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

@@ -1,7 +1,5 @@
 """What processes do and wait for: from files, and from this kernel's own."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The interface of an address, and its RDMA devices, from tables as kernels print them."""
 
-from __future__ import annotations
-
 import pytest
 from tests.machines.areas import fabric as spark
 from tests.tree import Tree

@@ -1,7 +1,5 @@
 """Which ports may be a fabric, from /sys as a DGX Spark and other machines have it."""
 
-from __future__ import annotations
-
 import pytest
 from tests.machines.areas import fabric as spark
 from tests.tree import Tree

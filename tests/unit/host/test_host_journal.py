@@ -1,7 +1,5 @@
 """The journal's lines, as journalctl prints them: what is taken, what is bounded, and what is hostile."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,6 +1,4 @@
 # ruff: noqa: N802 - the names of NVML's own functions
-from __future__ import annotations
-
 import ctypes
 import threading
 import time

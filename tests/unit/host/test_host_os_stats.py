@@ -1,7 +1,5 @@
 """psutil's readings of this machine and of a tree of files."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import time
 
@@ -131,18 +129,15 @@ def test_a_process_with_the_most_groups_has_details(tree: Tree) -> None:
 
 
 def test_two_thousand_processes_are_scanned_within_a_fifth_of_a_second(tree: Tree) -> None:
-    """The best of five, for others run beside it; the bench has ten thousand real ones."""
+    """Of a processor; the bench has ten thousand real ones."""
     for pid in range(1, 2_001):
         folder = tree.root / "proc" / str(pid)
         folder.mkdir()
         (folder / "stat").write_text(f"{pid} (sleep) S 1 {pid} {pid} 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0\n")
     host = Host(tree.root)
-    took = []
-    for _ in range(5):
-        began = time.perf_counter()
-        assert len(host.processes().processes) == 2_000
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.2
+    began = time.thread_time()
+    assert len(host.processes().processes) == 2_000
+    assert time.thread_time() - began < 0.2
 
 
 def test_the_topmost_of_thirty_thousand_processes_are_found_in_one_walk() -> None:

@@ -1,7 +1,5 @@
 """What the kernel's own tables are read as."""
 
-from __future__ import annotations
-
 import fcntl
 
 import pytest

@@ -1,7 +1,5 @@
 """Real lines of the kernel's log, from public reports, and what sparkd makes of them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

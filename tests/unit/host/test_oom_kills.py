@@ -1,7 +1,5 @@
 """The kernel's records of a kill for want of memory: recorded ones of 5.15 and 6.18, and what users may name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import pytest

@@ -1,7 +1,5 @@
 """What others may change on the way to a file: bits, owners, folders above, symlinks and where they lead."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which connections wait for an answer, by the kernel of this machine. The sockets are real."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

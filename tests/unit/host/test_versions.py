@@ -1,7 +1,5 @@
 """Versions of a node, and the identity of an image."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

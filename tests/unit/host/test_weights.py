@@ -1,7 +1,5 @@
 """The manifest of a model's folder: names and sizes of weights, hashes of small files."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -51,11 +49,7 @@ def test_links_are_followed_and_a_dangling_one_is_missing(tree: Tree) -> None:
     tree.link(f"{FOLDER}/model.safetensors", "../../../hub/blobs/0")
     tree.link(f"{FOLDER}/gone.safetensors", "../../../hub/blobs/1")
     tree.link(f"{FOLDER}/config.json", "/hub/blobs/2")
-    assert manifest(tree) == {
-        "model.safetensors": "7 bytes",
-        "gone.safetensors": "missing",
-        "config.json": "missing",
-    }
+    assert manifest(tree) == {"model.safetensors": "7 bytes", "gone.safetensors": "missing", "config.json": "missing"}
 
 
 def test_an_index_cannot_lead_out_of_the_folder(tree: Tree) -> None:

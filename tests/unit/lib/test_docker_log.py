@@ -1,7 +1,5 @@
 """A container's log as a stream: its frames, its end, and a docker that stops during it."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Iterable

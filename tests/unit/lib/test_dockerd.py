@@ -1,7 +1,5 @@
 """dockerd by the SDK: answers, errors, deadlines, and the request that creates an engine's container."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -253,10 +251,7 @@ HOST_CONFIG = {
     "PidsLimit": 65536,
     "Init": True,
     "Memory": 1 << 30,
-    "Ulimits": [
-        {"Name": "nofile", "Soft": 1048576, "Hard": 1048576},
-        {"Name": "memlock", "Soft": -1, "Hard": -1},
-    ],
+    "Ulimits": [{"Name": "nofile", "Soft": 1048576, "Hard": 1048576}, {"Name": "memlock", "Soft": -1, "Hard": -1}],
     "Devices": [{"PathOnHost": "/dev/infiniband", "PathInContainer": "/dev/infiniband", "CgroupPermissions": "rwm"}],
     "Mounts": [
         {"Target": SCRIPT_TARGET, "Source": "/run/sparkd/launch.sh", "Type": "bind", "ReadOnly": True},

@@ -1,7 +1,5 @@
 """A text from a URL: by https alone, bounded; and `sparkd recipe import URL`, which writes after a yes."""
 
-from __future__ import annotations
-
 import os
 import pty
 import ssl

@@ -1,7 +1,5 @@
 """The event loop: the error of every task reaches somebody, and a call that hangs holds no end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """sparkd's own events: one line each, whatever a field holds."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -245,8 +243,7 @@ def test_what_a_library_logs_is_an_event_that_may_be_dropped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "written_levels"),
-    [("debug", [7, 6, 4, 3]), ("info", [4, 3]), ("warning", [4, 3]), ("error", [3])],
+    ("level", "written_levels"), [("debug", [7, 6, 4, 3]), ("info", [4, 3]), ("warning", [4, 3]), ("error", [3])]
 )
 def test_the_level_is_the_libraries_too_but_they_are_quiet_unless_it_is_debug(
     level: Level, written_levels: list[int]

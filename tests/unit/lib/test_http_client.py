@@ -1,7 +1,5 @@
 """Servers of every kind: the client always ends in time, with a response or with HttpError."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

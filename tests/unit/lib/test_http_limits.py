@@ -1,7 +1,5 @@
 """Bounds on what clients of the HTTP server can use: time, places, requests, memory."""
 
-from __future__ import annotations
-
 import math
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The HTTP server: requests, held requests, refusals, and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select
@@ -252,9 +250,7 @@ def test_a_handler_that_raises_gives_500_and_is_reported_once() -> None:
     assert errors == ["ValueError", "RuntimeError", "LocalProtocolError"]
 
 
-def test_without_descriptors_the_server_waits_without_spinning_and_logs_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_descriptors_the_server_waits_without_spinning_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,7 +1,5 @@
 """The main loop's waits, with a real socket in place of systemd's."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

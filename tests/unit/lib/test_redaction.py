@@ -1,7 +1,5 @@
 """What leaves a machine: secrets of many kinds, written in many ways, are searched for in the result byte by byte."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

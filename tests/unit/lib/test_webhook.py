@@ -1,7 +1,5 @@
 """A message to a URL that is itself a secret."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import subprocess

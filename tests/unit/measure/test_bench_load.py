@@ -1,7 +1,5 @@
 """`sparkd bench` measures a real server by HTTP, and its own client takes little of a processor."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -75,8 +73,8 @@ def test_a_hundred_requests_in_flight_take_less_than_half_a_core() -> None:
     with streaming(0.2, 0.08) as port:
         endpoint = Endpoint("127.0.0.1", port, "tiny", connections=100)
         began, used = time.monotonic(), time.process_time()
-        replies = asyncio.run(send(endpoint, ["word"] * 100, 50, 100, 0))
+        replies = asyncio.run(send(endpoint, ["word"] * 100, 25, 100, 0))
         seconds, cpu = time.monotonic() - began, time.process_time() - used
     assert not [one for one in replies if isinstance(one, str)]
-    print(f"100 requests, 5000 tokens in {seconds:.2f} s: {cpu:.2f} s of CPU, {cpu / seconds:.2f} of a core")
+    print(f"100 requests, 2500 tokens in {seconds:.2f} s: {cpu:.2f} s of CPU, {cpu / seconds:.2f} of a core")
     assert cpu / seconds < 0.5

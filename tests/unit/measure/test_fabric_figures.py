@@ -1,7 +1,5 @@
 """Figures of a fabric as they were reported, and what each of them means."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

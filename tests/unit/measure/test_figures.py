@@ -1,7 +1,5 @@
 """Figures of a measurement: medians and spreads, aggregate rates, ratios to the recipe's figures."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkd.base.vllm.api import Drafts
@@ -41,8 +39,7 @@ def test_a_stream_is_measured_from_its_first_token_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
-    [([], None), ([3.0], Spread(3, 3, 3)), ([1.0, 2.0, 9.0], Spread(2, 1.1, 8.3))],
+    ("values", "expected"), [([], None), ([3.0], Spread(3, 3, 3)), ([1.0, 2.0, 9.0], Spread(2, 1.1, 8.3))]
 )
 def test_spread(values: list[float], expected: Spread | None) -> None:
     found = spread(values)

@@ -1,7 +1,5 @@
 """`sparkd use --image`: which bench is the one before, what is slower, and that a trial which is not kept goes back."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Which step a ladder takes next, what it keeps, and the recipe that it writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -95,12 +93,7 @@ def test_a_ladder_that_is_repeated_from_any_moment_ends_at_the_same() -> None:
 
 
 DRAFTS = {"method": "deepseek_mtp", "num_speculative_tokens": 2}
-DRAFTING = {
-    "speculative-config": DRAFTS,
-    "max-num-seqs": "1k",
-    "gpu-memory-utilization": 0.85,
-    "max-model-len": 65536,
-}
+DRAFTING = {"speculative-config": DRAFTS, "max-num-seqs": "1k", "gpu-memory-utilization": 0.85, "max-model-len": 65536}
 
 
 def test_bounds_are_read_beside_the_recipes_own_value() -> None:

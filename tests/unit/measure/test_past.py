@@ -1,7 +1,5 @@
 """What is usual by earlier benches, and which of them a new one is compared with."""
 
-from __future__ import annotations
-
 import msgspec
 
 from sparkd.base.state.history import Bench, Launch, Row, Smoke

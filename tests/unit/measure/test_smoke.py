@@ -1,7 +1,5 @@
 """Answers that show broken weights or kernels are found; a random model's and a healthy one's are not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """A long load: a leak is found in the noise, and so is a failure."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Sequence

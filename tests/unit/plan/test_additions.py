@@ -1,7 +1,5 @@
 """What sparkd adds to a plan that says nothing else: on each node by this node's values, under one digest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -53,10 +51,7 @@ def test_the_nodes_of_a_cluster_have_names_in_the_form_that_torch_looks_up() -> 
         settings = configured(cluster={"nodes": nodes})
         return make_plan(recipe(args={"tensor-parallel-size": 2}), settings, HEAD).hosts
 
-    assert hosts("10.0.0.1", "10.0.0.2") == (
-        ("::ffff:10.0.0.1", "sparkd-rank0"),
-        ("::ffff:10.0.0.2", "sparkd-rank1"),
-    )
+    assert hosts("10.0.0.1", "10.0.0.2") == (("::ffff:10.0.0.1", "sparkd-rank0"), ("::ffff:10.0.0.2", "sparkd-rank1"))
     assert hosts("fd00::1", "fe80::2%x\n::1 evil") == (("fd00::1", "sparkd-rank0"), ("fe80::2", "sparkd-rank1"))
     assert plan(ALONE).hosts == ()
 

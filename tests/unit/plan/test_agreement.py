@@ -1,7 +1,5 @@
 """Plan agreement: every shared value counts, order does not, secrets stay hidden, differences are listed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Which names of images an entry of `cluster.allow.images` permits."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkd.base.plan.allowed import is_permitted

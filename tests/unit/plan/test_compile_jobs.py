@@ -1,7 +1,5 @@
 """How many compilers a node's memory holds beside a rank's weights."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree

@@ -1,7 +1,5 @@
 """Whether a model fits its rank's share of the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

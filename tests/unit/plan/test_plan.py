@@ -1,7 +1,5 @@
 """Recipe, settings and node make a plan: pure, the same digest on every rank, a clear error where they do not fit."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, shipped

@@ -1,7 +1,5 @@
 """A plan for Ray: its scripts run with a `ray` that records its arguments."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Any text without NUL goes from a plan through the script and a real bash to the program unchanged."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Admission on machines made of files, with fixes that change those files."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The manual of the checks holds what the checks declare: it is written by hand, and `--explain` prints its pages."""
 
-from __future__ import annotations
-
 import re
 from textwrap import fill
 

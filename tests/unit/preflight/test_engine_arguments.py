@@ -1,7 +1,5 @@
 """What is a `vllm serve`."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkd.agent.preflight.engine_processes import is_serve

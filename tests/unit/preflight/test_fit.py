@@ -1,7 +1,5 @@
 """What a node lacks for a recipe, and which recipe comes first."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.unit.plans import plan, recipe

@@ -1,7 +1,5 @@
 """The operator's hooks: real programs, real processes."""
 
-from __future__ import annotations
-
 import os
 import select
 import time

@@ -1,7 +1,5 @@
 """Beside a serving agent a dry run judges what the next start would meet: the agent's own rank counts as released."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """One examination sends each docker request once, and waits once for a docker that hangs."""
 
-from __future__ import annotations
-
 import gc
 import time
 import weakref

@@ -1,7 +1,5 @@
 """`sparkd preflight` as a program, on a machine made of files."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from enum import Enum
 from typing import get_args

@@ -1,7 +1,5 @@
 """Mistakes planted into shipped recipes: each is seen, in a sentence with its line and its value or remedy."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -42,7 +40,7 @@ CLASSES: dict[str, Callable[[Random], Mistake]] = {
     "limit": lambda random: ("container", "ulimits", {"memlock": "unlimited"}),
     "shared memory": lambda random: ("container", "shm_bytes", random.choice(("64g", "16G", "8gb"))),
 }  # fmt: skip
-EACH = 300 // len(CLASSES) + 1
+EACH = 6
 
 
 def swapped(name: str, random: Random) -> str:

@@ -1,7 +1,5 @@
 """What a recipe may do beyond its container is warned of, and what recipes commonly mount is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`sparkd recipe check` sees what a plan would: planted mistakes of nodes, ports, placeholders and files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

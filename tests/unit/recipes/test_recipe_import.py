@@ -1,7 +1,5 @@
 """Recipes of eugr and sparkrun: the same command line as from their tools, nothing run, each fault with its line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

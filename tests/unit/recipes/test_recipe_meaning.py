@@ -1,7 +1,5 @@
 """Recipes are compared by meaning, not by notation; each value is explained with its source."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Recipes: schema 1, bases, lookup; every fault is named with file and line."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether a series of figures has become worse: beyond the spread of those before, and since when."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkd.base.state.history import find_decline

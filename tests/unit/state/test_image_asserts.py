@@ -1,7 +1,5 @@
 """Results of image.assert: by image and assertions, bounded, and moved from where earlier versions kept them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -83,10 +81,7 @@ def on_disk(made: AgentUnderTest) -> Tree:
     ids=["not moved yet", "the power went between", "moved", "damaged and moved", "damaged"],
 )
 def test_what_an_earlier_version_knew_of_images_moves_at_the_first_start_and_nothing_else_changes(
-    upgraded: AgentUnderTest,
-    earlier: str | None,
-    present: Mapping[str, AssertResult],
-    faults: tuple[str | None, ...],
+    upgraded: AgentUnderTest, earlier: str | None, present: Mapping[str, AssertResult], faults: tuple[str | None, ...]
 ) -> None:
     agent, tree = upgraded.agent, on_disk(upgraded)
     tree.file(FILE.path, FILE.encode(replace(load_history(agent.host.files), asserts=present)))

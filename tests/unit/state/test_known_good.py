@@ -1,7 +1,5 @@
 """Known-good starts: what is kept of them, and how later starts differ, likeliest cause first."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -252,12 +250,7 @@ def images(*numbers: int) -> tuple[Entry, ...]:
 
 @pytest.mark.parametrize(
     ("known", "named", "pinned"),
-    [
-        ((), (), ()),
-        ((1,), (1,), (1,)),
-        ((1, 1, 2), (1, 2), (1, 2)),
-        ((3, 2, 3, 1), (3, 2, 1), (3, 2)),
-    ],
+    [((), (), ()), ((1,), (1,), (1,)), ((1, 1, 2), (1, 2), (1, 2)), ((3, 2, 3, 1), (3, 2, 1), (3, 2))],
 )
 def test_each_known_good_image_keeps_a_name_and_the_last_two_a_container(
     known: tuple[int, ...], named: tuple[int, ...], pinned: tuple[int, ...]

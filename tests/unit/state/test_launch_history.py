@@ -1,7 +1,5 @@
 """The launch history: which launches count, why the last process ended, and what the agent records when."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

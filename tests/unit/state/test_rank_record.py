@@ -1,7 +1,5 @@
 """The record of a rank as untrusted input, and whose a container is by it: only an orphan is ever ended."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree

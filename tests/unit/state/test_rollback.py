@@ -1,7 +1,5 @@
 """Rollback: a known good plan replaces the configured one, for every command, until the configuration changes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Loads that ended for want of memory, after which fewer compilers run at once."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkd.base.state.history import Launch, count_short_loads
@@ -16,13 +14,7 @@ OOM = End("x", cause="kernel-oom")
     [
         ((), 0),
         ((End("memory ran out", cause="memory-guard"),), 1),
-        (
-            (
-                OOM,
-                End("RuntimeError: Ninja build failed. Ninja output:", cause="engine-error"),
-            ),
-            2,
-        ),
+        ((OOM, End("RuntimeError: Ninja build failed. Ninja output:", cause="engine-error")), 2),
         ((OOM, End("stopped", cause="stop-requested")), 0),
         ((OOM, None, OOM), 1),
     ],

@@ -1,7 +1,5 @@
 """Files of state: read as input that is not trusted."""
 
-from __future__ import annotations
-
 import json
 import os
 

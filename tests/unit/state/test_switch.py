@@ -1,7 +1,5 @@
 """The switch between two plans is a pure table: whatever ends a process, it ends in one of the two."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Who gets an answer from the observers' listener where it needs a token."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from base64 import b64encode

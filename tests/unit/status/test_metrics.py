@@ -1,7 +1,5 @@
 """What the page for Prometheus has of reports of several conditions."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

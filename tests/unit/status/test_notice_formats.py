@@ -1,7 +1,5 @@
 """A message in each receiver's form, and texts that would do more there than be read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

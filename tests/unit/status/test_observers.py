@@ -1,7 +1,5 @@
 """The HTTP answers for monitors, over a real socket; and the page that Prometheus reads."""
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

@@ -1,7 +1,5 @@
 """The page on the observers' listener: its markup, its policy, and how it is kept up to date."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import http.client
@@ -81,8 +79,7 @@ def texts(report: NodeReport) -> str:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [page_reports.serving, page_reports.loading, page_reports.broken, page_reports.booted, page_reports.hostile],
+    "make", [page_reports.serving, page_reports.loading, page_reports.broken, page_reports.booted, page_reports.hostile]
 )
 def test_a_browser_without_javascript_gets_what_the_script_builds(make: Callable[[], NodeReport]) -> None:
     report = make()

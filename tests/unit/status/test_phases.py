@@ -1,7 +1,5 @@
 """The table of phases: what a run needs of it, and what the other nodes read from it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """What a person sees of the nodes, from one report."""
 
-from __future__ import annotations
-
 from datetime import timedelta, timezone
 
 import pytest

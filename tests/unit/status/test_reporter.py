@@ -1,7 +1,5 @@
 """What is published at once, what at the reporter's pace, and what is noise."""
 
-from __future__ import annotations
-
 import pytest
 from tests.unit.nodes import report, status
 

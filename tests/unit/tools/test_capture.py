@@ -1,7 +1,5 @@
 """`sparkd capture`: what gets into the archive, and what does not."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """`sparkd init`: a key is made once, never printed, and never lost to a second one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

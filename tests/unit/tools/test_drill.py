@@ -1,7 +1,5 @@
 """A drill: whom it kills, and when it says that the endpoint is back."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 import time

@@ -1,7 +1,5 @@
 """`sparkd init` on machines made of files: what it proposes and writes, that it repeats nothing, and what stops it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tomllib

@@ -1,7 +1,5 @@
 """Secrets of sixty kinds, planted wherever a text may have one: none comes out where others can read."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import io

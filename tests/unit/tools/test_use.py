@@ -1,7 +1,5 @@
 """`sparkd use` before it changes anything: what it takes, what it refuses, and how its outcome is read."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """Texts for clients: each in its program's own form, with one endpoint, and lengths that stay within the context."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Compile caches are found where the programs themselves put them, and kept unless something keeps them already."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

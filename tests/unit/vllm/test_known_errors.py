@@ -1,7 +1,5 @@
 """Known errors by the lines of those who met them; safe and fast on lines that a client made."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile

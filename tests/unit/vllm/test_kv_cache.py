@@ -3,8 +3,6 @@
 Engines before 0.21 logged blocks instead of requests: there their "Maximum concurrency" counts, times its length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

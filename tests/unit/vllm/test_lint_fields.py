@@ -129,10 +129,7 @@ def test_the_correction_is_named() -> None:
             f"args.{SPECULATIVE}.num_speculative_token",
             f"--{SPECULATIVE}: num_speculative_token is no key of vLLM 0.33.0: num_speculative_tokens is",
         ),
-        (
-            f"args.{COMPILATION}.mode",
-            f"--{COMPILATION}: mode has no choice 'fast' in vLLM's own: {', '.join(MODES)}",
-        ),
+        (f"args.{COMPILATION}.mode", f"--{COMPILATION}: mode has no choice 'fast' in vLLM's own: {', '.join(MODES)}"),
         (f"args.{SPECULATIVE}.method", f"--{SPECULATIVE}: method has no choice 'mpt' in vLLM's own; did you mean mtp?"),
     ]
 

@@ -14,11 +14,7 @@ from sparkd.base.vllm.flag import SHIPPED, first_values, parse_flags
 from sparkd.base.vllm.lint import predicates, rules
 from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
 
-LAUNCH = Launch(
-    GOOD,
-    pool_tokens=612_341,
-    model=ModelLimits("deepseek_v4", 1_048_576),
-)
+LAUNCH = Launch(GOOD, pool_tokens=612_341, model=ModelLimits("deepseek_v4", 1_048_576))
 DRAFTS = '{"method":"%s","num_speculative_tokens":%s}'
 
 

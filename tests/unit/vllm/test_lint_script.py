@@ -1,7 +1,5 @@
 """What is read of a script that starts an engine, and its words that do not fit the node."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from pathlib import Path
@@ -69,11 +67,7 @@ HF_HUB_OFFLINE=1 exec vllm serve "/models/a b" --max-model-len "$LENGTH" \\
     read = script.parse_script(text, {})
     assert read.env == {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "HF_HUB_OFFLINE": "1"}
     assert read.serves == (
-        {
-            "max-model-len": None,
-            "compilation-config": GOOD["compilation-config"],
-            "speculative-config": "{method:mtp}",
-        },
+        {"max-model-len": None, "compilation-config": GOOD["compilation-config"], "speculative-config": "{method:mtp}"},
     )
     assert not read.passes_on
 

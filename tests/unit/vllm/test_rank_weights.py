@@ -1,7 +1,5 @@
 """Which weights a rank holds, by the names of tensors."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkd.base.vllm.rank_weights import RankWeights, divide_weights

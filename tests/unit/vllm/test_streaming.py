@@ -1,7 +1,5 @@
 """A streamed completion: the server's counts, the time of each part, and an error for all that is no such stream."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """What is sent to warm an engine, and what counts as compiled. Whether that warms it: tests/integration."""
 
-from __future__ import annotations
-
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.warm_up import LEAVING, Compiled, Limits, add_up, make_steps, read_limits, sizes
 

@@ -1,7 +1,5 @@
 """The compile caches of the plan's image, and those of others."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Room where a launch writes, and file systems that let it write."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

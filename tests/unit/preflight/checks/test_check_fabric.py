@@ -1,7 +1,5 @@
 """The fabric's address, its link, and the path to the other nodes."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.machines.areas import fabric as machine

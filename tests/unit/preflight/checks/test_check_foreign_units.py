@@ -1,7 +1,5 @@
 """What else starts vLLM by itself: units as people write them, and containers that docker restarts."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Free memory in large blocks: how the kernel's table is read, and when it is too little."""
 
-from __future__ import annotations
-
 import pytest
 from tests.tree import Tree
 from tests.unit.verdicts import expect

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -84,9 +82,7 @@ def test_a_recorded_answer_that_is_none_is_unknown(tree: Tree, answer: object) -
 def test_a_machine_without_driver_or_answer_has_no_gpu(tree: Tree) -> None:
     verdict = Gpu().run(Host(tree.root))[1]
     assert verdict == Verdict(
-        Level.BLOCK,
-        "no GPU is seen, and no NVIDIA kernel module is loaded",
-        "nvidia-smi; modprobe nvidia; dkms status",
+        Level.BLOCK, "no GPU is seen, and no NVIDIA kernel module is loaded", "nvidia-smi; modprobe nvidia; dkms status"
     )
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -147,9 +145,7 @@ def test_probe_reads_a_recorded_log(tree: Tree) -> None:
         "4,516,9600000,-;something else\n",
     )
     assert KernelLog().probe(host) == KernelLogFacts(
-        UPTIME,
-        7.0,
-        (Event("driver-loaded", "", 0, 1, 7.0, LOADED), Event("xid", "000f:01:00", 94, 2, 9.5, xid(94))),
+        UPTIME, 7.0, (Event("driver-loaded", "", 0, 1, 7.0, LOADED), Event("xid", "000f:01:00", 94, 2, 9.5, xid(94)))
     )
 
 

@@ -1,7 +1,5 @@
 """Kernel settings of the recipe, and those known to break engines."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

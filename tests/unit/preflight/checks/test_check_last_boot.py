@@ -1,7 +1,5 @@
 """How the boots before this one ended: what is written down at each launch, and what the next boot makes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Limits that an engine meets: the size of /dev/shm, how much memory it may lock, what bounds its memory."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree

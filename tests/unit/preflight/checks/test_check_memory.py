@@ -1,7 +1,5 @@
 """Unified memory, the page cache, and swap."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree

@@ -1,7 +1,5 @@
 """Who holds memory by name, and memory that nobody seems to have."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree

@@ -1,7 +1,5 @@
 """DNS, what the engine opens, and the other nodes' clocks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

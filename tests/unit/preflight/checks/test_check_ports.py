@@ -1,7 +1,5 @@
 """Whether the ports that a node needs are free: each test is a machine, and what is said of it."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree

@@ -1,7 +1,5 @@
 """RDMA devices that NCCL will use, and the GID index that a plan may pin."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

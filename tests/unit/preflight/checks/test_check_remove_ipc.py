@@ -1,7 +1,5 @@
 """Whose segments systemd-logind would take away from a running engine."""
 
-from __future__ import annotations
-
 import pytest
 from tests.tree import Tree
 

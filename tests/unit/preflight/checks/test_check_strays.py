@@ -1,7 +1,5 @@
 """Who is a stray: each test is a machine, and what is said of it."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
@@ -32,10 +30,7 @@ def container(invocation: str = "dead", *, ours: bool = True, running: bool = Tr
 
 
 def judged(
-    tree: Tree,
-    docker: DockerFacts = NO_DOCKER,
-    gpu: GpuFacts | None = None,
-    tried: frozenset[Identity] = frozenset(),
+    tree: Tree, docker: DockerFacts = NO_DOCKER, gpu: GpuFacts | None = None, tried: frozenset[Identity] = frozenset()
 ) -> Verdict:
     tree.file("/proc/uptime", f"{NOW_SECONDS}.00 1.00\n")
     if not (tree.root / "proc/net/tcp").exists():

@@ -1,7 +1,5 @@
 """The model's folder as its loader will find it: complete, whole, and seen by the container."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """The check that holds a node's plan against the rules, and `sparkd recipe check`, which uses the same."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -232,7 +232,7 @@ def fault(
         act()
         for proof, before in zip(pair.proofs, ends, strict=True):
             wait_for(partial(_has_ended, proof, before), END_SECONDS, "the agent's end", 0.1)
-    told = [proof.running.ended[before] for proof, before in zip(pair.proofs, ends, strict=True)]
+    noticed = [proof.running.ended[before] for proof, before in zip(pair.proofs, ends, strict=True)]
     pair.forget_failures()
     if heal is not None:
         heal()
@@ -241,7 +241,7 @@ def fault(
     seconds, tokens = time.monotonic() - began, pair.head.view.complete()
     processes, mib = gpu_use()
     whose = sum(len(node.view.containers()) for node in pair.nodes)
-    ended = ", ".join(f"{at - began:.1f} s ({how})" for at, how in told)
+    ended = ", ".join(f"{at - began:.1f} s ({how})" for at, how in noticed)
     measured = f"head and worker ended after {ended}; READY {seconds:.1f} s after the fault"
     measured += f", {seconds - (healed - began):.1f} s after the repair" if heal else ""
     measured += f"; {processes} processes on the GPUs, at most {mib} MiB"
@@ -249,7 +249,7 @@ def fault(
         text = (proof.folder / "agent.log").read_bytes()[size:].decode(errors="replace")
         causes = [line for line in text.splitlines() if re.search(r"<[0-3]>\S+ .*(?:cause|reason)=", line)]
         print(f"   {proof.folder.name}: {causes[0][:500] if causes else 'no cause'}", flush=True)
-    good = tokens and whose == 2 and all(at - began < bound for at, _ in told)
+    good = tokens and whose == 2 and all(at - began < bound for at, _ in noticed)
     pair.results.add(f"{name}, {CLIENTS} streaming clients", measured, good, seconds=seconds)
 
 

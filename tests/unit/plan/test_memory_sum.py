@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.plans import ALONE, HEAD, configured, plan, shipped
 
@@ -49,6 +50,14 @@ def test_weights_and_a_request_are_held_against_the_share(weights_gib: float, fi
 
 def test_a_shorter_request_fits() -> None:
     assert summed(101.0, args={"max-model-len": "8K"}).fit is ModelFit.TIGHT
+
+
+def test_before_0_33_vllm_took_more_requests_at_once() -> None:
+    found = {
+        tag: add_up(replace(plan(ALONE), image=f"vllm/vllm-openai:{tag}"), QWEN3_32B, {"w": GIB}, SHARE_BYTES).sequences
+        for tag in ("v0.32.1", "v0.33.0", "nightly")
+    }
+    assert found == {"v0.32.1": 1024, "v0.33.0": 256, "nightly": 256}
 
 
 def test_a_cache_of_fp8_takes_half() -> None:

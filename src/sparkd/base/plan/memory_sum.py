@@ -19,12 +19,13 @@ from sparkd.base.vllm.flag import first_values
 from sparkd.base.vllm.kv_cache import MOST_LAYERS, KvCache, read_kv_cache
 from sparkd.base.vllm.lint.predicates import Launch, parse_limits
 from sparkd.base.vllm.rank_weights import RankWeights, divide_weights
+from sparkd.base.vllm.releases import find_release, is_before
 
 OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
 """Of the share, for activations, CUDA graphs and NCCL: 1.3 to 10.5 % in 20 public logs of vLLM 0.10 to 0.33 on GPUs of
 24 to 192 GiB, and up to 13 % in logs of refused starts."""
-BATCHED_TOKENS, SEQUENCES = 2048, 256
-"""vLLM's defaults of --max-num-batched-tokens and --max-num-seqs on a GB10 (vllm/engine/arg_utils.py, 0.33)."""
+DEFAULTS, EARLIER_DEFAULTS = (2048, 256), (8192, 1024)
+"""vLLM's of --max-num-batched-tokens and --max-num-seqs on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
 CHANGES_WEIGHTS = (
     "cpu-offload-gb", "hf-config-path", "hf-overrides", "kv-cache-memory-bytes", "offload-backend",
     "offload-group-size", "offload-num-in-group", "prefill-context-parallel-size", "quantization-config",
@@ -160,7 +161,8 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
     launch = Launch(flags=first_values(plan.argv), env=dict(plan.env), model=parse_limits(config))
     flags, drafts = launch.flags, _own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*SIZES[:2], DATA_SIZE))
-    batched = launch.amount("max-num-batched-tokens") or BATCHED_TOKENS
+    batched, sequences = EARLIER_DEFAULTS if is_before(find_release(plan.image), 33) else DEFAULTS
+    batched = launch.amount("max-num-batched-tokens") or batched
     cache = held = None
     if not any(flag in flags for flag in CHANGES_CACHE):
         dtype = (flags.get("kv-cache-dtype") or "auto").lower()
@@ -170,7 +172,7 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
         layers = parse_count((nested if isinstance(nested, Mapping) else config).get("num_hidden_layers"), MOST_LAYERS)
         held = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
     length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
-    return MemorySum(share_bytes, held, cache, length, launch.amount("max-num-seqs") or SEQUENCES)
+    return MemorySum(share_bytes, held, cache, length, launch.amount("max-num-seqs") or sequences)
 
 
 def _own_drafts(launch: Launch) -> int:

@@ -56,6 +56,11 @@ def minor(table: FlagTable) -> str:
     return table.version.rpartition(".")[0]
 
 
+def is_before(table: FlagTable, number: int) -> bool:
+    """Whether it is of an earlier release than 0.`number`."""
+    return int(minor(table).rpartition(".")[2]) < number
+
+
 def add_history(reason: str, has: Callable[[FlagTable], object]) -> str:
     """With which release it came and went, before a question; the reason alone where no release has it."""
     tables = load_releases()[::-1]

@@ -30,8 +30,8 @@ COLD_START_SECONDS = "cold_start_seconds"
 """In a recipe's `expect`: its source's time from the start to the first completion."""
 MOST_LOAD_SECONDS = 1 << 20
 """Twelve days: a longer time in a recipe is no estimate."""
-WAIT_SECONDS = 2.0
-"""At 0.5, nearly each start on two cores at load 17 went without its history."""
+WAIT_SECONDS, READ_SECONDS = 0.5, 2.0
+"""With 0.5 for reading, nearly each start on two cores at load 17 went without its history."""
 ID, HINT = "history", "sparkd history"
 
 
@@ -72,7 +72,7 @@ class LaunchRow:
         agent = self._agent
         work = partial(agent.actions.read_past, end, agent.plan.recipe, agent.context.rank)
         try:
-            self.past, replaced = agent.loop.beside(work, WAIT_SECONDS, "reading the history", shielded=True)
+            self.past, replaced = agent.loop.beside(work, READ_SECONDS, "reading the history", shielded=True)
         except OSError as error:
             agent.events.warning("history.read.failed", reason=str(error), hint=HINT)
             return

@@ -252,24 +252,31 @@ def check_image(agent: Agent) -> bool:
     """
     program, began = render_asserts(agent.plan.asserts), time.monotonic()
     try:
-        # Its tables are files of the package, which this thread does not read.
-        doubtful = agent.loop.beside(partial(is_doubtful, agent.plan), TABLES_SECONDS, "reading vLLM's flags")
-        if not (program or doubtful) or EngineImage.id in agent.settings.preflight.skip:
+        unanswered = _find_unanswered(agent, program)
+        if unanswered is None:
             return False
-        image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
-        if image is None:
-            return False
-        checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
-        queried = (checked and not doubtful) or agent.store.read(vllm_tables.read_tables).is_queried(image.id)
-        if checked and queried:
-            return False
-        code, log = _run_programs(agent, image.id, program, "" if queried else render_query())
+        image_id, checked, queried = unanswered
+        code, log = _run_programs(agent, image_id, program, "" if queried else render_query())
     except (DockerError, LaunchError, TimeoutError, BlockingIOError, OSError) as error:
         if not program:  # the launch itself reports what is wrong with docker
             return False
         raise _blocked(agent, "can't be checked", str(error), IMAGE_HINT) from None
-    new = not queried and (checked or code == 0) and _record_table(agent, image.id, log)
-    return new if checked else _record_asserts(agent, image.id, program, (code, log), began) or new
+    new = not queried and (checked or code == 0) and _record_table(agent, image_id, log)
+    return new if checked else _record_asserts(agent, image_id, program, (code, log), began) or new
+
+
+def _find_unanswered(agent: Agent, program: str) -> tuple[str, bool, bool] | None:
+    """The image's id, whether it was checked, and whether its vLLM was queried; None where it has nothing to answer."""
+    # Its tables are files of the package, which this thread does not read.
+    doubtful = agent.loop.beside(partial(is_doubtful, agent.plan), TABLES_SECONDS, "reading vLLM's flags")
+    if not (program or doubtful) or EngineImage.id in agent.settings.preflight.skip:
+        return None
+    image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
+    if image is None:
+        return None
+    checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
+    queried = (checked and not doubtful) or agent.store.read(vllm_tables.read_tables).is_queried(image.id)
+    return None if checked and queried else (image.id, checked, queried)
 
 
 def _run_programs(agent: Agent, image_id: str, program: str, query: str) -> tuple[int, str]:

@@ -137,12 +137,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
         meant = [(hca, port) for hca, port in ports if not up or hca in up or selection.names_whole(hca.name)]
         used = tuple(dict.fromkeys(hca for hca, _ in meant))
         problems = [*self._absent(facts, selection, used, up=bool(up)), *_shared_lanes(facts, used)]
-        for hca, port in meant:
-            if port.state != ACTIVE:
-                dark = ", ".join(one for one in hca.interfaces if one in facts.no_carrier)
-                why = f"; {dark} has no carrier" if dark else ""
-                hint = f"{CABLE} Else leave it out of fabric.hcas"
-                problems.append(warn(f"{_name(hca)}: port {port.number} is {port.state}{why}", hint))
+        problems += [_describe_down(hca, port, facts) for hca, port in meant if port.state != ACTIVE]
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, {COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
@@ -169,6 +164,12 @@ class Rdma(Check[RdmaFacts], frozen=True):
         elif missing:
             reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
             yield warn(reason, f"{here}: correct fabric.hcas or {NAMES}")
+
+
+def _describe_down(hca: Hca, port: Port, facts: RdmaFacts) -> Verdict:
+    dark = ", ".join(name for name in hca.interfaces if name in facts.no_carrier)
+    why = f"; {dark} has no carrier" if dark else ""
+    return warn(f"{_name(hca)}: port {port.number} is {port.state}{why}", f"{CABLE} Else leave it out of fabric.hcas")
 
 
 def _shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:

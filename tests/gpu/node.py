@@ -22,7 +22,7 @@ from .units import Agent, Guard
 from .view import View
 
 FOLDER = Path("/opt/sparkd-gpu/nodes")
-CARD = "enp1s0f0np0"
+CARD, MTU = "enp1s0f0np0", 9000
 INIT = machine.HOME / "docker/bin/docker-init"
 OWN = ("etc", "var/lib", "var/log")
 """Folders that begin as a copy of the host's."""
@@ -95,8 +95,8 @@ class Node:
 def join(nodes: list[Node]) -> None:
     """A cable between the two."""
     head, worker = nodes
-    create = ["link", "add", CARD, "netns", head.pid, "type", "veth", "peer", "name", CARD, "netns", worker.pid]
-    machine.run(*machine.IP, *create)
+    ends = [["name", CARD, "mtu", MTU, "netns", node.pid] for node in (head, worker)]
+    machine.run(*machine.IP, "link", "add", *ends[0], "type", "veth", "peer", *ends[1])
     for node in nodes:
         inside = (*node.view.enter("net"), *machine.IP)
         machine.run(*inside, "address", "add", f"{node.address}/24", "dev", CARD)

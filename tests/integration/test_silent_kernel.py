@@ -18,7 +18,7 @@ ANSWERING = """
     open("/proc/sys/net/ipv4/neigh/spark0/delay_first_probe_time", "w").write("1")
 
     def look(*addresses):
-        return sorted(network.find_answering(host.files, addresses))
+        return sorted(one for one, answers in network.find_answering(host.files, addresses).items() if answers)
 
     def look_until(wanted, seconds=20):
         end = time.monotonic() + seconds

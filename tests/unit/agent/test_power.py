@@ -50,6 +50,8 @@ class Node:
         self.watch = PowerWatch(made.agent, os.getuid())
         self.gone = set[str]()
         """Addresses whose kernels do not answer."""
+        self.unlisted = set[str]()
+        """Addresses of which this kernel knows nothing."""
         self.tree.file("/proc/net/route", ROUTES)
         self.link(carrier=True)
         self.tree.folder("/var/lib/sparkd")
@@ -83,9 +85,11 @@ class Node:
     def look(self, seconds: float = LOOK_SECONDS) -> None:
         self.now += seconds
         named = [*addresses(self.count), *map(lan, range(self.count)), GATEWAY]
+        named = [one for one in named if one not in self.unlisted]
         rows = (f"{one} 0x1 {'0x0' if one in self.gone else '0x2'} 00:00:00:00:00:01 * bond0\n" for one in named)
         self.tree.file("/proc/net/arp", "IP address HW type Flags HW address Mask Device\n" + "".join(rows))
-        self.watch.look(self.now)
+        self.tree.file("/proc/uptime", f"{self.now} 0.0\n")
+        self.watch.look()
 
     def look_for(self, minutes: float) -> None:
         for _ in range(round(minutes * 60 / LOOK_SECONDS)):
@@ -161,9 +165,10 @@ def test_the_message_is_sent_before_and_waits_for_another_look(node: Node) -> No
         [body] = received.bodies
         assert "127.0.0.2 has been silent for 10 min, and sparkd has its power cut by" in json.loads(body)["text"]
         node.see(1, Contact.ANSWERS)  # it was slow
+        node.gone.clear()
         node.look()
         assert node.calls == []
-        node.see(1, Contact.SILENT)
+        node.hang(1)
         node.look_for(MINUTES)
         assert node.calls == [] and len(received.bodies) == 2
         node.look()
@@ -181,6 +186,22 @@ def test_a_kernel_that_answers_on_any_network_keeps_its_power(node: Node, addres
     node.gone.add(address)
     node.look_for(MINUTES + 1)
     assert len(node.calls) == 1
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2", lan(1)])
+def test_a_kernel_of_which_this_one_knows_nothing_may_answer(node: Node, address: str) -> None:
+    """As where any user of this node fills the table of its neighbours, or this node has left that network."""
+    node.look()
+    node.unlisted.add(address)
+    assert silent_from_now(node) == []
+    why = f"this kernel's table of neighbours has no {address}: ip neigh"
+    assert node.refusals == [f"whether it or this node is cut off is unknown: {why}"]
+
+
+def test_a_node_whose_other_address_is_on_the_fabric_too_keeps_its_power(node: Node) -> None:
+    node.tree.file("/proc/net/route", ROUTES.replace("wlan0", "bond0"))
+    assert silent(node) == []
+    assert node.refusals == ["whether it or this node is cut off is unknown: on no second network did it answer before"]
 
 
 def no_carrier(node: Node) -> None:
@@ -241,6 +262,14 @@ def test_a_node_that_said_that_it_ends_keeps_its_power(node: Node, phase: Phase)
     node.see(1, Contact.ANSWERS, replace(SERVING, phase=phase))
     node.look()
     node.hang(1)
+    node.look_for(3 * MINUTES)
+    assert node.calls == []
+
+
+def test_a_node_that_ended_between_two_looks_keeps_its_power(node: Node) -> None:
+    node.look()
+    node.hang(1)
+    node.see(1, Contact.SILENT, replace(SERVING, phase=Phase.STOPPING))
     node.look_for(3 * MINUTES)
     assert node.calls == []
 
@@ -310,6 +339,10 @@ def test_another_node_proves_as_much_as_the_gateway(tree: Tree, port: int) -> No
         node.look()
         node.hang(2)
         node.gone.add(GATEWAY)
+        node.gone.add(lan(1))
+        node.look_for(MINUTES + 1)
+        assert node.calls == []
+        node.gone.remove(lan(1))
         node.look_for(MINUTES + 1)
         assert node.calls == ["127.0.0.3 cycle two words"]
 
@@ -391,10 +424,11 @@ PEER = PeerStatus("10.0.0.2", 1, Contact.ANSWERS, LONG_AGO, replace(SERVING, lan
 
 
 def test_a_report_that_is_still_fresh_as_the_kernels_table_forgets_the_node_takes_nothing_back() -> None:
-    before = advance(None, PEER, {"10.0.0.2", "192.168.1.12"}, 1.0, "")
-    assert before == Seen(1.0, "192.168.1.12")
-    assert advance(before, PEER, (), 2.0, "") == Seen(2.0, "192.168.1.12")
-    assert advance(None, PEER, ("192.168.1.12",), 2.0, "") is None
+    before = advance(None, PEER, {"10.0.0.2": True, "192.168.1.12": True}, 1.0, "")
+    assert before == Seen(1.0, "192.168.1.12", 1.0)
+    assert advance(before, PEER, {}, 2.0, "") == Seen(2.0, "192.168.1.12", 1.0)
+    assert advance(before, PEER, {}, 62.0, "") == Seen(62.0, "", 62.0)  # it has another address there now, or no cable
+    assert advance(None, PEER, {"192.168.1.12": True}, 2.0, "") is None
 
 
 def test_it_is_off_by_default_and_watches_where_it_is_set(tree: Tree, port: int) -> None:

@@ -6,7 +6,7 @@ from tests.tree import Tree
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.infiniband import hcas_of
-from sparkd.base.host.network import canonical, interface_of
+from sparkd.base.host.network import canonical, find_answering, interface_of
 
 ROUTES = """\
 Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
@@ -118,3 +118,11 @@ def test_a_machine_without_rdma_has_no_hcas(tree: Tree) -> None:
 )
 def test_an_address_is_compared_in_one_form(written: str, is_: str) -> None:
     assert canonical(written) == is_
+
+
+def test_who_answers_is_read_of_neighbours_by_ipv4_alone(tree: Tree, files: Files) -> None:
+    """A zone of another node's report would be looked up as a name."""
+    rows = {"10.0.0.2": "0x2", "10.0.0.3": "0x0", "10.0.0.4%spark": "0x2", "172.16.0.1": "0x2"}
+    lines = (f"{one} 0x1 {flags} 02:00:00:00:00:01 * bond0\n" for one, flags in rows.items())
+    tree.file("/proc/net/arp", "IP address HW type Flags HW address Mask Device\n" + "".join(lines))
+    assert find_answering(files, [*rows, "10.0.0.5", "fd00::a", "spark2", ""]) == {"10.0.0.2": True, "10.0.0.3": False}

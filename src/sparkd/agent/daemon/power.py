@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,15 +42,17 @@ class Seen(Struct, frozen=True):
     """A node that has answered, and has neither ended its agent nor refused a connection since."""
 
     alive_at: float
-    """Monotonic: when it was last not proven to be silent."""
+    """When it was last not proven to be silent, as `Watch.at`."""
     lan_address: str
     """By its report, where its kernel answered; else empty."""
+    lan_at: float
+    """When it last did, beside a report."""
     announced: bool = False
 
 
 class Watch(Struct, frozen=True):
     at: float
-    """Monotonic, of the last look."""
+    """Uptime at the last look, which counts a suspended machine's time too."""
     nodes: Mapping[str, Seen] = {}
     """By address of cluster.nodes."""
 
@@ -64,18 +66,21 @@ WATCH = StateFile("power.json", Watch, folder=RANK_FILE.folder)
 FILE = StateFile("power.json", LastRuns)
 
 
-def advance(before: Seen | None, peer: PeerStatus, answering: Collection[str], now: float, doubt: str) -> Seen | None:
-    """`answering`: addresses whose kernels do. `doubt`: why this node may be the one that is cut off. Pure."""
+def advance(before: Seen | None, peer: PeerStatus, answers: Mapping[str, bool], now: float, doubt: str) -> Seen | None:
+    """`answers`: of kernels, by address. `doubt`: why this node may be the one that is cut off. Pure."""
     report = peer.report
-    if peer.contact is Contact.ANSWERS and report is not None and report.phase not in ENDED:
-        # Once is enough: the table may forget one that hangs before its reader does.
-        known = before is not None and before.lan_address == report.lan_address
-        lan_address = report.lan_address if known or report.lan_address in answering else ""
-        return Seen(now, lan_address) if before is not None or peer.address in answering else None
+    if report is not None and report.phase in ENDED:
+        return None
+    if peer.contact is Contact.ANSWERS and report is not None:
+        seen = Seen(now, report.lan_address if answers.get(report.lan_address) else "", now)
+        if before is not None and before.lan_address == report.lan_address and not seen.lan_address:
+            # The table may forget one that hangs before its reader does.
+            seen = replace(before, alive_at=now, announced=False) if now - before.lan_at <= PAUSE_SECONDS else seen
+        return seen if before is not None or answers.get(peer.address) else None
     if before is None or peer.contact not in (Contact.SILENT, Contact.UNHEARD):
         return None
-    if doubt or peer.address in answering or before.lan_address in answering:
-        return Seen(now, before.lan_address)
+    if doubt or answers.get(peer.address, True) or answers.get(before.lan_address, True):
+        return replace(before, alive_at=now, announced=False)
     return before
 
 
@@ -90,25 +95,28 @@ class PowerWatch:
     def run(self) -> None:
         while True:
             try:
-                self.look(time.monotonic())
+                self.look()
             except (OSError, ValueError) as error:
                 self._refuse("", f"this node can't look: {error}", "df -h /run /var/lib/sparkd")
             time.sleep(LOOK_SECONDS)
 
-    def look(self, now: float) -> None:
-        """`now`: monotonic. Raises OSError, ValueError."""
+    def look(self) -> None:
+        """Raises OSError, ValueError."""
+        now = self._agent.host.uptime_seconds()
         watch = WATCH.read(self._files) or Watch(0.0)
         before = watch.nodes if 0 <= now - watch.at <= PAUSE_SECONDS else {}
         peers, gateways = self._agent.monitor.statuses(), network.default_routes(self._files).values()
-        lan_addresses = (one.report.lan_address for one in peers if one.report)
+        lan_addresses = {one.report.lan_address: one.contact for one in peers if one.report}
         known = (one.lan_address for one in before.values())
         named = (*(one.address for one in peers), *gateways, *lan_addresses, *known)
-        answering, nodes = network.find_answering(self._files, named), dict[str, Seen]()
+        answers, nodes = network.find_answering(self._files, named), dict[str, Seen]()
+        others = (one for one, contact in lan_addresses.items() if contact is Contact.ANSWERS)
+        connected = any(answers.get(one) for one in (*gateways, *others))
         for peer in peers:
             doubt = ""
             if (seen := before.get(peer.address)) and peer.contact is Contact.SILENT:
-                doubt = self._find_doubt(peer, seen, peers, bool(answering.intersection(gateways)))
-            seen = advance(seen, peer, answering, now, doubt)
+                doubt = self._find_doubt(peer, seen, answers, connected=connected)
+            seen = advance(seen, peer, answers, now, doubt)
             if doubt:
                 if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= PAUSE_SECONDS:
                     reason = f"whether it or this node is cut off is unknown: {doubt}"
@@ -121,7 +129,7 @@ class PowerWatch:
                 nodes[peer.address] = seen
         self._agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
 
-    def _find_doubt(self, peer: PeerStatus, seen: Seen, peers: tuple[PeerStatus, ...], gateway: bool) -> str:
+    def _find_doubt(self, peer: PeerStatus, seen: Seen, answers: Mapping[str, bool], *, connected: bool) -> str:
         interface = self._agent.plan.node.interface
         if peer.own_address_gone:
             return peer.said
@@ -129,9 +137,11 @@ class PowerWatch:
             return "which interface has this node's address is not known: set fabric.interface"
         if (link := network.read_link(self._files, interface)) is None or not link.carrier:
             return f"{interface} has no carrier"
-        if not seen.lan_address:
+        if not seen.lan_address or interface in network.interfaces_of(self._files, seen.lan_address):
             return "on no second network did it answer before"
-        if not gateway and not any(one.contact is Contact.ANSWERS for one in peers):
+        if lacking := ", ".join({peer.address, seen.lan_address} - answers.keys()):
+            return f"this kernel's table of neighbours has no {lacking}: ip neigh"
+        if not connected:
             return "neither another node nor the gateway answers"
         return ""
 
@@ -159,7 +169,7 @@ class PowerWatch:
             runs = LastRuns({**runs.at, address: time.time()})  # on the disk first: it must not be run for ever
             write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
             self._run(address, seconds)
-            return Seen(now, seen.lan_address)
+            return replace(seen, alive_at=now, announced=False)
         return seen
 
     def _run(self, address: str, seconds: float) -> None:

@@ -100,24 +100,27 @@ def default_routes(files: Files) -> Mapping[str, str]:
     }
 
 
-def find_answering(files: Files, addresses: Iterable[str]) -> frozenset[str]:
-    """Those whose kernels answer ARP, which no firewall stops; none of IPv6, nor behind a router.
+def find_answering(files: Files, addresses: Iterable[str]) -> Mapping[str, bool]:
+    """Whether their kernels answer ARP, which no firewall stops. Left out: by IPv6, behind a router, or without a place
+    in this kernel's table, which any user of it can fill.
 
     An empty datagram to each has this kernel prove what it knows, for the next look: one that has gone leaves its table
     within a minute of such looks (arp(7)). Raises ValueError for another format.
     """
     near = set[str]()
     for address in addresses:
-        with suppress(ValueError):  # a text of another node may be any
-            near |= {address} if ":" not in address and interfaces_of(files, address) else set()
+        with suppress(ValueError):  # a text of another node may be any, and a zone would be looked up as a name
+            near |= {address} if interfaces_of(files, str(IPv4Address(address))) else set()
     if files.root == "/":
         with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)) as probe:
             for address in near:
                 with suppress(OSError):
                     probe.sendto(b"", (address, 9))  # discard
-    rows = (line.split() for line in (files.text_if_any("/proc/net/arp") or "").splitlines()[1:])
-    # 2: ATF_COM of linux/if_arp.h
-    return frozenset(near & {row[0] for row in rows if len(row) > 2 and int(row[2], 16) & 2})
+    answers = dict[str, bool]()
+    for row in map(str.split, (files.text_if_any("/proc/net/arp") or "").splitlines()[1:]):
+        if len(row) > 2 and row[0] in near:
+            answers[row[0]] = answers.get(row[0], False) or bool(int(row[2], 16) & 2)  # ATF_COM of linux/if_arp.h
+    return answers
 
 
 def read_addresses(files: Files) -> tuple[str, ...]:

@@ -431,6 +431,14 @@ def test_a_report_that_is_still_fresh_as_the_kernels_table_forgets_the_node_take
     assert advance(None, PEER, {"192.168.1.12": True}, 2.0, "") is None
 
 
+def test_a_nodes_report_has_its_second_address_of_now(tree: Tree, port: int) -> None:
+    """At its agent's start DHCP may not have given it one, and may give it another one later."""
+    with agent_under_test(tree, 0, settings(addresses(2), port)) as made:
+        made.agent.reporter.update(lan_address="192.168.1.9")
+        made.agent.monitor.check()
+        assert made.agent.reporter.report.lan_address == ""  # a tree of files has no route
+
+
 def test_it_is_off_by_default_and_watches_where_it_is_set(tree: Tree, port: int) -> None:
     """The thread is all that there is of it."""
     import threading

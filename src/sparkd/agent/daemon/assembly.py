@@ -65,7 +65,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
         node.settings.supervise.peer_timeout_seconds,
         node.settings.supervise.agent_return_seconds,
         lambda: loop.resumed_at,
-        partial(_report_peers, reporter, events),
+        partial(_report_peers, host, reporter, events),
     )
     serve_observers(base, reporter, events)
     store, rank = StateStore(host, actions, loop, events), OwnRank()
@@ -120,10 +120,10 @@ def make_follower(
     return HeadFollower(base.settings, place, base.host, base.actions, base.loop, head, events, digest, owner_uid)
 
 
-def _report_peers(reporter: Reporter, events: Events, peers: tuple[PeerStatus, ...]) -> None:
-    """Put the other nodes into the report, and log each change of contact."""
+def _report_peers(host: Host, reporter: Reporter, events: Events, peers: tuple[PeerStatus, ...]) -> None:
+    """Put the other nodes into the report, and this one's address beside the fabric; log each change of contact."""
     before = {one.rank: one.contact for one in reporter.report.peers}
-    reporter.update(peers=peers)
+    reporter.update(peers=peers, lan_address=network.source_address(host.files) if peers else "")
     for one in peers:
         if before.get(one.rank) not in (None, one.contact):
             events.info("cluster.contact.changed", node=one.name, contact=one.contact.value, said=one.said)
@@ -151,8 +151,7 @@ def initial_status(node: NodeContext, host: Host, invocation: str) -> NodeReport
     unplaced = unplaced_status(node.role, host, invocation)
     awaits = node.settings.supervise.agent_return_seconds
     placed = replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address, recipe=node.recipe.name)
-    lan = network.source_address(host.files) if node.peers else ""
-    return replace(placed, awaits_agents_seconds=awaits, lan_address=lan)
+    return replace(placed, awaits_agents_seconds=awaits)
 
 
 def unplaced_status(

@@ -152,7 +152,7 @@ class NodeReport(Struct, frozen=True):
     address: str = ""
     """Of the node on the fabric; empty where the cluster is this node alone."""
     lan_address: str = ""
-    """Of the node toward other networks, as its agent began; empty where it had none."""
+    """Of the node toward other networks; empty where it has none, or no other nodes."""
     plan_digest: str = ""
     """Of all that the ranks must share. Empty until docker and the model's folder have been looked at."""
     config_digest: str = ""

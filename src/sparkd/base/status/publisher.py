@@ -67,6 +67,7 @@ class Changes(TypedDict, total=False):
     plan_digest: str
     config_digest: str
     transport: str
+    lan_address: str
     versions: Mapping[str, str]
     peers: tuple[PeerStatus, ...]
 

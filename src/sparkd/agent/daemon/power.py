@@ -149,6 +149,11 @@ class PowerWatch:
         """Send the message in one look, and run the program in the next, if it is silent still."""
         agent, address, seconds = self._agent, peer.address, now - seen.alive_at
         supervise = agent.settings.supervise
+        first = next((one for one in peers if one.rank < agent.context.rank and one.contact is Contact.ANSWERS), None)
+        if first is not None:  # it may just have run it
+            if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= supervise.power_after_minutes * 60:
+                self._refuse(address, f"{first.name} answers too, and comes first", "nothing is to be done here")
+            return replace(seen, alive_at=now, announced=False)
         if seconds < supervise.power_after_minutes * 60 or agent.loop.stop_requested:
             return seen
         path = supervise.power_command[0]
@@ -156,10 +161,7 @@ class PowerWatch:
         runs = FILE.load(self._files, faults.append) or LastRuns()
         if (at := runs.at.get(address)) is not None:
             faults.append(judge_earlier(FILE.path, at, time.time(), "had that power cut", APART_SECONDS))
-        first = next((one for one in peers if one.rank < agent.context.rank and one.contact is Contact.ANSWERS), None)
-        if first is not None:
-            self._refuse(address, f"{first.name} answers too, and comes first", "nothing is to be done here")
-        elif objection := "".join(faults) or program.problem:
+        if objection := "".join(faults) or program.problem:
             self._refuse(address, objection, program.hint or "turn that node off and on again")
         elif not seen.announced:
             what = f"{address} has been silent for {format_duration(seconds)}, and sparkd has its power cut by {path}"

@@ -137,8 +137,11 @@ def test_the_program_is_run_for_a_node_that_hangs_and_once_in_an_hour(node: Node
     assert any("power.command.ended" in one and "exit code 0" in one for one in node.made.events.lines)
     kept = json.loads((node.tree.root / STATE[1:]).read_text())
     assert kept["at"]["127.0.0.2"] == pytest.approx(time.time(), abs=60)
-    node.look_for(30)
-    assert len(node.calls) == 1
+    node.look_for(70)
+    assert len(node.calls) == 1, "a person's, until it reports again"
+    node.gone.clear()
+    node.see(1, Contact.ANSWERS)
+    assert len(silent(node)) == 1
     [refusal] = node.refusals
     assert refusal.startswith("it had that power cut ")
     assert refusal.endswith(" ago, and does so once in 1 h 0 min at most")

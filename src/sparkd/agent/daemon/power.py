@@ -145,7 +145,7 @@ class PowerWatch:
             return "neither another node nor the gateway answers"
         return ""
 
-    def _act(self, peer: PeerStatus, seen: Seen, peers: tuple[PeerStatus, ...], now: float) -> Seen:
+    def _act(self, peer: PeerStatus, seen: Seen, peers: tuple[PeerStatus, ...], now: float) -> Seen | None:
         """Send the message in one look, and run the program in the next, if it is silent still."""
         agent, address, seconds = self._agent, peer.address, now - seen.alive_at
         supervise = agent.settings.supervise
@@ -171,7 +171,7 @@ class PowerWatch:
             runs = LastRuns({**runs.at, address: time.time()})  # on the disk first: it must not be run for ever
             write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
             self._run(address, seconds)
-            return replace(seen, alive_at=now, announced=False)
+            return None  # a person's, until it reports again: somebody may work at its console
         return seen
 
     def _run(self, address: str, seconds: float) -> None:
@@ -184,7 +184,9 @@ class PowerWatch:
             ended = f"exit code {code}" if code is not None else f"killed after {DEADLINE_SECONDS:g} s"
         except OSError as error:
             ended = f"it can't be run: {error.strerror}"
-        hint = "" if code == 0 else "turn that node off and on again"
+        hint = "turn that node off and on again"
+        if code == 0:
+            hint = "nothing is to be done if it comes back; else look at its console: this is done once"
         agent.events.warning("power.command.ended", node=address, ended=ended, output=first_line(output), hint=hint)
 
     def _refuse(self, address: str, reason: str, hint: str) -> None:

@@ -755,6 +755,23 @@ def test_a_start_with_thousands_of_options_is_refused(tmp_path: Path) -> None:
         imported(tmp_path, f"docker run {options} {IMAGE} --model org/m\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".env", f"A=x{' ' * 200_000}y"),
+        ("unit", f"{UNIT}ExecStartPre={'docker ' * 100_000}\nExecStart={LINE}\n"),
+        ("script", f"docker run {' '.join(f'${{A{n}[@]}}' for n in range(40_000))} {IMAGE} --model org/m\n"),
+    ],
+)
+def test_a_large_file_takes_seconds(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    if name == ".env":
+        (tmp_path / "given").write_text(COMPOSE)
+    started = time.process_time()
+    assert main.main(["recipe", "import", str(tmp_path / ("given" if name == ".env" else name))]) in (0, 10)
+    assert time.process_time() - started < 5  # minutes, where each place is read to the end
+
+
 def test_a_file_of_many_services_is_refused(tmp_path: Path) -> None:
     text = "services:\n" + "".join(f"  s{number}: {{image: a}}\n" for number in range(201))
     with pytest.raises(ConfigError, match="line 1: services: more than 200"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -225,6 +226,13 @@ def test_an_image_that_is_here_is_neither_pulled_nor_built_and_its_digest_is_the
     result = convert.import_file(path, {}, (), place)
     assert f"    from: {base}\n" in result.text.replace("'", "")
     assert (result.steps[0], result.notes) == ("sudo sparkd image build /etc/sparkd/recipes/given.yaml", ())
+
+
+def test_a_mod_with_a_long_line_takes_no_time(tree: Path) -> None:
+    add_mod(tree / "mods/b", f"echo {' ' * 200_000}!\n{' ' * 200_000}!\n")
+    started = time.process_time()
+    imported(tree, f"{V1}mods: [b]\n{SERVES}")
+    assert time.process_time() - started < 5
 
 
 def test_more_files_than_one_build_copies_are_missing(tree: Path) -> None:

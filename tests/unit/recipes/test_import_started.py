@@ -547,6 +547,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main.main(["recipe", "import", str(tmp_path / "bare.sh"), "--image", IMAGE]) == 0
     assert f"ref: {IMAGE}" in capsys.readouterr().out
     assert main.main(["recipe", "import"]) == 2
+    (tmp_path / "other.yaml").write_text(f"recipe_version: '2'\nmodel: o/m\ncontainer: {IMAGE}\n")
+    assert main.main(["recipe", "import", str(tmp_path / "other.yaml"), "--image", "r/i:1"]) == 2, "has its own"
+    assert main.main(["recipe", "import", str(tmp_path), "--service", "a"]) == 2, "of one file"
 
 
 def missing(folder: Path, text: str) -> list[str]:

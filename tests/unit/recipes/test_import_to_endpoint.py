@@ -456,6 +456,8 @@ def test_what_the_other_nodes_need_comes_before_the_check(tree: Path) -> None:
     assert at == sorted(at)
     assert not any("cluster.nodes" in step for step in steps)
     assert [step.split()[3] for step in steps if step.startswith("sparkd model sync")] == ["m", "d"]
+    steps = imported(tree, f"{V2}command: vllm serve {tree} -tp 2\n")[1].steps
+    assert [step.split()[3] for step in steps if step.startswith("sparkd model sync")] == [str(tree)]
 
 
 def test_what_a_workers_own_settings_must_allow_is_a_step(tree: Path) -> None:

@@ -738,6 +738,10 @@ def test_a_note_on_what_is_left_out_names_no_secret(text: str, tmp_path: Path) -
     assert notes and SECRET not in "".join(notes) + written
 
 
+def test_copies_of_the_engine_are_ranks_as_the_plan_counts_them(tmp_path: Path) -> None:
+    assert imported(tmp_path, f"{LINE} --data-parallel-size 2 -tp 2\n")[0].nodes.min == 4
+
+
 def test_yes_is_text_in_a_compose_file_but_switches_privileged_on(tmp_path: Path) -> None:
     text = f"{COMPOSE}    environment: {{A: yes, B: off, C: true}}\n    init: yes\n    privileged: yes\n"
     recipe = imported(tmp_path, text)[0]

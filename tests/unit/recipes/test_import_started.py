@@ -294,6 +294,7 @@ services:
       - hub:/root/.cache/huggingface
       - other:/other
     cap_add: [IPC_LOCK]
+    build: .
     env_file: [.env, more.env]
     deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, count: all, capabilities: [gpu]}}]}}}}}}
     healthcheck: {{test: [CMD, "true"]}}
@@ -311,8 +312,9 @@ volumes: {{hub: {{}}}}
     ]
     assert [note.partition(": left out")[0].partition(": not read")[0] for note in notes] == [
         "line 3: D", "line 9: --publish 7:7", "line 12: --volume hub:/root/.cache/huggingface",
-        "line 13: --volume other:/other", "line 14: --cap-add IPC_LOCK", "line 15: env_file: more.env",
-        "line 18: sysctls",
+        "line 13: --volume other:/other", "line 14: --cap-add IPC_LOCK",
+        "line 15: build: not done: where no registry has the image, `docker compose build` makes it",
+        "line 16: env_file: more.env", "line 19: sysctls",
     ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ _VALUES = {
 _OWN = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
     "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "platform", "runtime", "expose",
-    "stop_grace_period", "build", "env_file",
+    "stop_grace_period", "env_file",
 )  # fmt: skip
 
 
@@ -139,6 +139,8 @@ class _Service:
                 yield from self._ulimits()
             elif name == "deploy":
                 yield from self._deploy(launch)
+            elif name == "build":
+                launch.note(line, "build: not done: where no registry has the image, `docker compose build` makes it")
             elif name not in _OWN and not name.startswith("x-"):
                 launch.note(line, f"{name}: left out: a recipe cannot say it")
 

@@ -235,6 +235,13 @@ def test_a_mod_with_a_long_line_takes_no_time(tree: Path) -> None:
     assert time.process_time() - started < 5
 
 
+@pytest.mark.parametrize(("tag", "vllm"), [("v0.29.0", "0.29"), ("latest", "")])
+def test_a_built_image_keeps_the_release_of_what_it_is_made_from(tree: Path, tag: str, vllm: str) -> None:
+    add_mod(tree / "mods/b", "true\n")
+    recipe, _ = imported(tree, f"{V2.replace('r/i:1', f'vllm/vllm-openai:{tag}')}mods: [b]\n{SERVES}")
+    assert recipe.image.vllm == vllm
+
+
 def test_more_files_than_one_build_copies_are_missing(tree: Path) -> None:
     for name in "abcd":
         add_mod(tree / f"mods/{name}", "true\n", **{f"f{number}": "" for number in range(MOST_FILES - 1)})

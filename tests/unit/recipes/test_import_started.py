@@ -518,6 +518,7 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
               "0: 2 0 00010000 0001 01 5 /run/docker.sock\n")  # fmt: skip
     tree.docker("/containers/vllm/json", detail)
     tree.docker("/images/sha256:1/json", own)
+    tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:1"})
     result = import_forms([form_of_container("vllm", Host(tree.root))], (), Place())
     written = tree.root / "m.yaml"
     written.write_text(result.text)
@@ -536,6 +537,9 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert not any("docker pull" in step for step in result.steps), "its image is here"
     other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(), "mine:1")
     assert any("mine:1: no registry has it" in note for note in other.missing)
+    tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:2"})
+    (_, launch), *_ = form_of_container("vllm", Host(tree.root)).launches
+    assert launch.notes[0].text.startswith(f"image: {IMAGE} is another image now than the container's 1,")
     with pytest.raises(ConfigError, match="docker has no container other"):
         form_of_container("other", Host(tree.root))
 

@@ -19,6 +19,7 @@ from sparkd.base.lib.errors import ConfigError
 from sparkd.tools.cli import main
 from sparkd.tools.importers.download import LIMIT_BYTES, download_text
 
+COMPOSE = "services: {a: {image: r/vllm:1, command: vllm serve o/a}, b: {image: r/i:1, command: vllm serve o/b}}\n"
 RECIPE = "recipe_version: '2'\nmodel: o/m\ncontainer: r/i:1\nmods: [x]\ncommand: vllm serve o/m\n"
 
 
@@ -52,7 +53,12 @@ def site(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
             if self.path == "/slow":
                 self.send_line_by_line()
                 return
-            bodies = {"/x.yaml": RECIPE.encode(), "/large": b"x" * (LIMIT_BYTES + 1), "/binary": b"\xff"}
+            bodies = {
+                "/x.yaml": RECIPE.encode(),
+                "/c.yaml": COMPOSE.encode(),
+                "/large": b"x" * (LIMIT_BYTES + 1),
+                "/binary": b"\xff",
+            }
             to = {"/moved": "/x.yaml", "/down": "http://127.0.0.1:1/x", "/loop": "/loop", "/file": "file:///etc/passwd"}
             body = bodies.get(self.path, b"")
             self.send_response(302 if self.path in to else 200 if self.path in bodies else 404)
@@ -147,3 +153,13 @@ def test_a_recipe_of_a_url_is_shown_and_written_only_after_a_yes(
         assert done.stdout.index("schema: 1") < done.stdout.index("write it to")
         assert (tmp_path / "x.yaml").exists() is there
     assert main.main([*words, "--write", str(tmp_path), "--yes", "--force"]) == 10
+
+
+def test_a_url_is_read_as_a_file_is_and_alone(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["recipe", "import", f"{site.url}/c.yaml"]
+    assert main.main(words) == 78, "two services"
+    assert main.main([*words, "--service", "b", "--image", "r/i:2"]) == 0
+    shown = capsys.readouterr().out
+    assert "repo: o/b" in shown and "ref: r/i:2" in shown
+    assert main.main([*words, words[-1]]) == 2, "the second would be lost"
+    assert main.main(["recipe", "import", f"{site.url}/x.yaml", "--image", "r/i:2"]) == 2

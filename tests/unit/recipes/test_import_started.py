@@ -294,6 +294,7 @@ services:
       - hub:/root/.cache/huggingface
       - other:/other
     cap_add: [IPC_LOCK]
+    build: .
     env_file: [.env, more.env]
     deploy: {{resources: {{reservations: {{devices: [{{driver: nvidia, count: all, capabilities: [gpu]}}]}}}}}}
     healthcheck: {{test: [CMD, "true"]}}
@@ -311,8 +312,9 @@ volumes: {{hub: {{}}}}
     ]
     assert [note.partition(": left out")[0].partition(": not read")[0] for note in notes] == [
         "line 3: D", "line 9: --publish 7:7", "line 12: --volume hub:/root/.cache/huggingface",
-        "line 13: --volume other:/other", "line 14: --cap-add IPC_LOCK", "line 15: env_file: more.env",
-        "line 18: sysctls",
+        "line 13: --volume other:/other", "line 14: --cap-add IPC_LOCK",
+        "line 15: build: not done: where no registry has the image, `docker compose build` makes it",
+        "line 16: env_file: more.env", "line 19: sysctls",
     ]  # fmt: skip
 
 
@@ -516,6 +518,7 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
               "0: 2 0 00010000 0001 01 5 /run/docker.sock\n")  # fmt: skip
     tree.docker("/containers/vllm/json", detail)
     tree.docker("/images/sha256:1/json", own)
+    tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:1"})
     result = import_forms([form_of_container("vllm", Host(tree.root))], (), Place())
     written = tree.root / "m.yaml"
     written.write_text(result.text)
@@ -534,6 +537,9 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert not any("docker pull" in step for step in result.steps), "its image is here"
     other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(), "mine:1")
     assert any("mine:1: no registry has it" in note for note in other.missing)
+    tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:2"})
+    (_, launch), *_ = form_of_container("vllm", Host(tree.root)).launches
+    assert launch.notes[0].text.startswith(f"image: {IMAGE} is another image now than the container's 1,")
     with pytest.raises(ConfigError, match="docker has no container other"):
         form_of_container("other", Host(tree.root))
 
@@ -547,6 +553,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main.main(["recipe", "import", str(tmp_path / "bare.sh"), "--image", IMAGE]) == 0
     assert f"ref: {IMAGE}" in capsys.readouterr().out
     assert main.main(["recipe", "import"]) == 2
+    (tmp_path / "other.yaml").write_text(f"recipe_version: '2'\nmodel: o/m\ncontainer: {IMAGE}\n")
+    assert main.main(["recipe", "import", str(tmp_path / "other.yaml"), "--image", "r/i:1"]) == 2, "has its own"
+    assert main.main(["recipe", "import", str(tmp_path), "--service", "a"]) == 2, "of one file"
 
 
 def missing(folder: Path, text: str) -> list[str]:
@@ -735,6 +744,10 @@ def test_a_note_on_what_is_left_out_names_no_secret(text: str, tmp_path: Path) -
     assert notes and SECRET not in "".join(notes) + written
 
 
+def test_copies_of_the_engine_are_ranks_as_the_plan_counts_them(tmp_path: Path) -> None:
+    assert imported(tmp_path, f"{LINE} --data-parallel-size 2 -tp 2\n")[0].nodes.min == 4
+
+
 def test_yes_is_text_in_a_compose_file_but_switches_privileged_on(tmp_path: Path) -> None:
     text = f"{COMPOSE}    environment: {{A: yes, B: off, C: true}}\n    init: yes\n    privileged: yes\n"
     recipe = imported(tmp_path, text)[0]
@@ -753,6 +766,23 @@ def test_a_start_with_thousands_of_options_is_refused(tmp_path: Path) -> None:
     options = " ".join(f"-v /a/{number}:/b/{number}" for number in range(1001))
     with pytest.raises(ConfigError, match="line 1: has more than 1000 options"):
         imported(tmp_path, f"docker run {options} {IMAGE} --model org/m\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".env", f"A=x{' ' * 200_000}y"),
+        ("unit", f"{UNIT}ExecStartPre={'docker ' * 100_000}\nExecStart={LINE}\n"),
+        ("script", f"docker run {' '.join(f'${{A{n}[@]}}' for n in range(40_000))} {IMAGE} --model org/m\n"),
+    ],
+)
+def test_a_large_file_takes_seconds(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    if name == ".env":
+        (tmp_path / "given").write_text(COMPOSE)
+    started = time.process_time()
+    assert main.main(["recipe", "import", str(tmp_path / ("given" if name == ".env" else name))]) in (0, 10)
+    assert time.process_time() - started < 5  # minutes, where each place is read to the end
 
 
 def test_a_file_of_many_services_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -225,6 +226,20 @@ def test_an_image_that_is_here_is_neither_pulled_nor_built_and_its_digest_is_the
     result = convert.import_file(path, {}, (), place)
     assert f"    from: {base}\n" in result.text.replace("'", "")
     assert (result.steps[0], result.notes) == ("sudo sparkd image build /etc/sparkd/recipes/given.yaml", ())
+
+
+def test_a_mod_with_a_long_line_takes_no_time(tree: Path) -> None:
+    add_mod(tree / "mods/b", f"echo {' ' * 200_000}!\n{' ' * 200_000}!\n")
+    started = time.process_time()
+    imported(tree, f"{V1}mods: [b]\n{SERVES}")
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(("tag", "vllm"), [("v0.29.0", "0.29"), ("latest", "")])
+def test_a_built_image_keeps_the_release_of_what_it_is_made_from(tree: Path, tag: str, vllm: str) -> None:
+    add_mod(tree / "mods/b", "true\n")
+    recipe, _ = imported(tree, f"{V2.replace('r/i:1', f'vllm/vllm-openai:{tag}')}mods: [b]\n{SERVES}")
+    assert recipe.image.vllm == vllm
 
 
 def test_more_files_than_one_build_copies_are_missing(tree: Path) -> None:
@@ -448,6 +463,8 @@ def test_what_the_other_nodes_need_comes_before_the_check(tree: Path) -> None:
     assert at == sorted(at)
     assert not any("cluster.nodes" in step for step in steps)
     assert [step.split()[3] for step in steps if step.startswith("sparkd model sync")] == ["m", "d"]
+    steps = imported(tree, f"{V2}command: vllm serve {tree} -tp 2\n")[1].steps
+    assert [step.split()[3] for step in steps if step.startswith("sparkd model sync")] == [str(tree)]
 
 
 def test_what_a_workers_own_settings_must_allow_is_a_step(tree: Path) -> None:

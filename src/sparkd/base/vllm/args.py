@@ -232,13 +232,17 @@ def _text(value: JsonValue) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
+def rank_flags(args: Mapping[str, JsonValue]) -> tuple[str, ...]:
+    """Whose product is the number of ranks that are started together."""
+    return SIZES if any(args.get(flag) is not None for flag in STARTED_APART) else (*SIZES, DATA_SIZE)
+
+
 def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: str) -> None:
     """Raises ConfigError unless the flags (placeholders filled) give one rank per node, because a Spark has one GPU.
 
     Without GPUs a single node may run several ranks, as processes of one container.
     """
-    flags = SIZES if any(args.get(flag) is not None for flag in STARTED_APART) else (*SIZES, DATA_SIZE)
-    sizes = {flag: _parse_size(recipe, flag, args[flag]) for flag in flags if args.get(flag) is not None}
+    sizes = {flag: _parse_size(recipe, flag, args[flag]) for flag in rank_flags(args) if args.get(flag) is not None}
     ranks = prod(sizes.values())
     if ranks == nodes or (nodes == 1 and gpus == "none"):
         return

@@ -38,10 +38,11 @@ def import_recipes(args: argparse.Namespace) -> ExitCode:
     if bool(args.path) == bool(args.container):
         raise UsageError("name a file, or --container NAME")
     overrides, place = parse_overrides(args.overrides), _place(args)
-    if "://" in "".join(args.path[:1]):
+    if any("://" in word for word in args.path):
         return _import_url(args, overrides, place)
     if started := _read_forms(args, overrides):
         return _show(args, place, convert.import_forms(started, (), place, args.image))
+    _refuse_unused(args)
     code, faults = ExitCode.GOOD, list[str]()
     taken: set[str] = set()
     for path in convert.find_files(Path(args.path[0])):
@@ -55,6 +56,12 @@ def import_recipes(args: argparse.Namespace) -> ExitCode:
     if faults:
         raise ConfigError("\n".join(faults))
     return code
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Raises UsageError."""
+    if args.service or args.image:
+        raise UsageError("--service and --image are for a file that starts vLLM", "leave them out, or name that file")
 
 
 def _show(args: argparse.Namespace, place: Place, result: convert.Result, before: str = "") -> ExitCode:
@@ -128,9 +135,15 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
 
     if args.write and not args.yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to confirm on", "--yes writes it; without --write it is only shown")
+    if args.path[1:]:
+        raise UsageError("a URL is imported alone", "save the files, and name them together")
     text = download_text(args.path[0])
     path = Path(unquote(urlsplit(args.path[0]).path).lstrip("/") or "imported")
-    result = convert.import_text(text, path, overrides, (), place, beside=None)
+    if form := read_form(text, path, overrides, args.service, beside=False):
+        result = convert.import_forms([form], (), place, args.image)
+    else:
+        _refuse_unused(args)
+        result = convert.import_text(text, path, overrides, (), place, beside=None)
     print(result.text, end="", flush=True)
     _print_open(result, args.write)
     if args.write and (args.yes or input(f"write it to {place.origin}? [y/N] ").strip().lower() in ("y", "yes")):

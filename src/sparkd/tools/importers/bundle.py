@@ -118,7 +118,7 @@ class Bundle(Struct):
         if allowed:
             yield _write_settings(ALLOWED, "[cluster.allow]", *allowed) + _OTHERS
         yield "sparkd image sync"
-        for name in (*[model.path] * bool(model.repo), *(repo.rpartition("/")[2] for repo in self.drafts)):
+        for name in (model.path, *(repo.rpartition("/")[2] for repo in self.drafts)):
             yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
 
 

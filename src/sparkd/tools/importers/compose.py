@@ -13,7 +13,7 @@ from sparkd.tools.importers.variables import Variables
 
 _MOST_SERVICES = 200
 _ENV_LINE = re.compile(
-    r"\s*(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:\s+#.*)?\s*", re.ASCII
+    r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|(.*?))(?:(?<!\s)\s+#.*)?", re.ASCII
 )
 _LISTS = {
     "volumes": "volume", "devices": "device", "ports": "publish", "cap_add": "cap-add", "security_opt": "security-opt",
@@ -25,7 +25,7 @@ _VALUES = {
 _OWN = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
     "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "platform", "runtime", "expose",
-    "stop_grace_period", "build", "env_file",
+    "stop_grace_period", "env_file",
 )  # fmt: skip
 
 
@@ -33,7 +33,7 @@ def parse_env_file(text: str, variables: Variables) -> dict[str, str]:
     """Raises CommandError."""
     found: dict[str, str] = {}
     for line in text.splitlines():
-        if (match := _ENV_LINE.fullmatch(line)) and not line.lstrip().startswith("#"):
+        if match := _ENV_LINE.fullmatch(line.strip()):
             name, single, double, bare = match.groups()
             found[name] = single if single is not None else variables.fill(double if double is not None else bare)
             variables.assign(name, found[name])
@@ -139,6 +139,8 @@ class _Service:
                 yield from self._ulimits()
             elif name == "deploy":
                 yield from self._deploy(launch)
+            elif name == "build":
+                launch.note(line, "build: not done: where no registry has the image, `docker compose build` makes it")
             elif name not in _OWN and not name.startswith("x-"):
                 launch.note(line, f"{name}: left out: a recipe cannot say it")
 

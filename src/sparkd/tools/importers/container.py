@@ -33,6 +33,9 @@ def read_container(docker: DockerReader, name: str) -> Launch | None:
     launch.options = [Option(key, value, 1) for key, value in _options(host)]
     if (user := str(config.get("User") or "")) not in ("", default.get("User")):
         launch.options.append(Option("user", user, 1))
+    if as_mapping(docker.image(image)).get("Id") != image_id:
+        short = image_id.removeprefix("sha256:")[:12]
+        launch.note(1, f"image: {image} is another image now than the container's {short}, which docker tag names")
     return launch
 
 

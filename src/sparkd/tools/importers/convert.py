@@ -17,7 +17,7 @@ from sparkd.base.lib.text import format_key, printable, read_file, validator_mes
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
-from sparkd.base.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
+from sparkd.base.vllm.args import OTHER_HOMES, OWNED, JsonValue, parse_count, parse_flags, parse_variables, rank_flags
 from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.command import (
     WITHOUT_EFFECT,
@@ -269,7 +269,7 @@ def _cut(step: object) -> str:
 def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]) -> dict[str, int]:
     """One rank per node: as many nodes as the flags give ranks, unless the recipe requires another number."""
     fewest, most = foreign.nodes
-    sizes = (parse_count(args.get(flag), _MOST_RANKS) for flag in SIZES)
+    sizes = (parse_count(args.get(flag), _MOST_RANKS) for flag in rank_flags(args))
     ranks = prod(1 if size is None else size for size in sizes)
     if most is not None and most < fewest:
         raise Unusable((), f"requires at least {fewest} and at most {most} nodes")

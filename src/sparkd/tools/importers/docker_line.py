@@ -134,8 +134,9 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                     env[name] = variables.values[name] = _specifiers(content, variables)
             elif key == "EnvironmentFile":
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
-            elif key.startswith("Exec") and key != "ExecStart":
-                if not re.search(r"\b(?:docker|podman)\b.*\b(?:rm|stop|kill|pull)\b", value) and key == "ExecStartPre":
+            elif key == "ExecStartPre":
+                _, *options = re.split(r"\b(?:docker|podman)\b", value, maxsplit=1)
+                if not any(re.search(r"\b(?:rm|stop|kill|pull)\b", text) for text in options):
                     text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
                     notes.append(Note(line, text))
             elif key == "ExecStart" and value:

@@ -17,7 +17,8 @@ from sparkd.base.lib.text import read_file, sanitize, size
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, Build
 from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
-from sparkd.base.vllm.flag import parse_json
+from sparkd.base.vllm.flag import SHIPPED, parse_json
+from sparkd.base.vllm.releases import find_release, minor
 from sparkd.tools.importers.bundle import Bundle, Place, is_published
 from sparkd.tools.importers.mods import (
     CONTAINER_FOLDER,
@@ -251,7 +252,9 @@ def _build(bundle: Bundle, mods: list[Mod], folder: str) -> None:
     build = Build.model_validate({"from": known or base, "steps": tuple(build_steps(folder, mods))})
     name = re.sub("[._-]+", "-", bundle.recipe.name).strip("-")
     content = sha256(build.dockerfile(build.base).encode()).hexdigest()
-    bundle.update("image", ref=f"localhost/{name}:{content[:12]}", build=build)
+    release = find_release(base)  # which neither the new name nor a digest says
+    vllm = "" if release is SHIPPED else minor(release)
+    bundle.update("image", ref=f"localhost/{name}:{content[:12]}", build=build, vllm=vllm)
 
 
 def _note_paths(source: Source, bundle: Bundle) -> None:

@@ -138,7 +138,7 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     )
     flags, model = options.publish(flags), options.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
-    notes = [Note(note.line, shown(note.text), note.is_missing) for note in launch.notes]
+    notes = [Note(note.line, shown(note.text), note.is_missing) for note in dict.fromkeys(launch.notes)]
     found = Serve({}, entrypoint, model, (Flag("served-model-name", (serve.model,)), *flags))  # unless one follows
     return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
 

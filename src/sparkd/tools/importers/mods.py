@@ -28,10 +28,8 @@ _MOST_LEVELS = 4
 _ROOTS = (".git", ".sparkrun", "run-recipe.py")
 """Each lies in the root of a published tree: nothing above it belongs to the recipe."""
 _STEP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_NO_EFFECT = re.compile(r"\s*(?:#.*|set -[a-z]+(?: pipefail)?|echo (?:\"[^\"`$\\]*\"|'[^']*'|[\w .,:=-]*))?\s*")
-_COPY = re.compile(
-    r"\s*cp (?P<file>[\w.-]+\.jinja) \"?\$(?:WORKSPACE_DIR|\{WORKSPACE_DIR\})/(?P<name>[\w.-]+\.jinja)\"?\s*"
-)
+_NO_EFFECT = re.compile(r"(?:#.*|set -[a-z]+(?: pipefail)?|echo (?:\"[^\"`$\\]*\"|'[^']*'|[\w .,:=-]*))?")
+_COPY = re.compile(r"cp (?P<file>[\w.-]+\.jinja) \"?\$(?:WORKSPACE_DIR|\{WORKSPACE_DIR\})/(?P<name>[\w.-]+\.jinja)\"?")
 _BESIDE = re.compile(r"\bnohup\b|(?<![&>|])&[ \t]*(?:$|#)", re.MULTILINE)
 
 
@@ -52,7 +50,7 @@ class Mod(Struct, frozen=True):
     def templates(self) -> dict[str, str]:
         """File of the mod by the name that it gets beside the engine; empty where run.sh may do anything else."""
         found: dict[str, str] = {}
-        for line in self._script().splitlines():
+        for line in map(str.strip, self._script().splitlines()):
             copied = _COPY.fullmatch(line)
             if copied and copied["file"] in self.files:
                 found[copied["name"]] = copied["file"]

@@ -66,8 +66,7 @@ class Launch(Struct):
     notes: list[Note] = field(default_factory=list)
 
     def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
-        if (note := Note(line, text, is_missing)) not in self.notes:
-            self.notes.append(note)
+        self.notes.append(Note(line, text, is_missing))
 
 
 class Options(Struct):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,16 +73,20 @@ def advance(before: Seen | None, peer: PeerStatus, answers: Mapping[str, bool], 
     if report is not None and report.phase in ENDED:
         return None
     if peer.contact is Contact.ANSWERS and report is not None:
-        seen = Seen(now, report.lan_address if answers.get(report.lan_address) else "", now)
-        if before is not None and before.lan_address == report.lan_address and not seen.lan_address:
-            # The table may forget one that hangs before its reader does.
-            seen = replace(before, alive_at=now, announced=False) if now - before.lan_at <= PAUSE_SECONDS else seen
-        return seen if before is not None or answers.get(peer.address) else None
+        return _note_answer(before, report.lan_address, answers, now) if before or answers.get(peer.address) else None
     if before is None or peer.contact not in (Contact.SILENT, Contact.UNHEARD):
         return None
     if doubt or answers.get(peer.address, True) or answers.get(before.lan_address, True):
         return replace(before, alive_at=now, announced=False)
     return before
+
+
+def _note_answer(before: Seen | None, lan_address: str, answers: Mapping[str, bool], now: float) -> Seen:
+    if answers.get(lan_address):
+        return Seen(now, lan_address, now)
+    if before is not None and before.lan_address == lan_address and now - before.lan_at <= PAUSE_SECONDS:
+        return replace(before, alive_at=now, announced=False)  # the table may forget one before its reader hangs
+    return Seen(now, "", now)
 
 
 class PowerWatch:
@@ -105,13 +110,9 @@ class PowerWatch:
         now = self._agent.host.uptime_seconds()
         watch = WATCH.read(self._files) or Watch(0.0)
         before = watch.nodes if 0 <= now - watch.at <= PAUSE_SECONDS else {}
-        peers, gateways = self._agent.monitor.statuses(), network.default_routes(self._files).values()
-        lan_addresses = {one.report.lan_address: one.contact for one in peers if one.report}
-        known = (one.lan_address for one in before.values())
-        named = (*(one.address for one in peers), *gateways, *lan_addresses, *known)
-        answers, nodes = network.find_answering(self._files, named), dict[str, Seen]()
-        others = (one for one, contact in lan_addresses.items() if contact is Contact.ANSWERS)
-        connected = any(answers.get(one) for one in (*gateways, *others))
+        peers = self._agent.monitor.statuses()
+        answers, connected = self._find_answering(peers, before.values())
+        nodes = dict[str, Seen]()
         for peer in peers:
             doubt = ""
             if (seen := before.get(peer.address)) and peer.contact is Contact.SILENT:
@@ -128,6 +129,15 @@ class PowerWatch:
             if seen is not None:
                 nodes[peer.address] = seen
         self._agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
+
+    def _find_answering(self, peers: tuple[PeerStatus, ...], before: Iterable[Seen]) -> tuple[Mapping[str, bool], bool]:
+        """Kernels by address; and whether another node or the gateway answers on the second network."""
+        gateways = network.default_routes(self._files).values()
+        lan_addresses = {one.report.lan_address: one.contact for one in peers if one.report}
+        named = (one.address for one in peers), gateways, lan_addresses, (one.lan_address for one in before)
+        answers = network.find_answering(self._files, chain(*named))
+        others = (address for address, contact in lan_addresses.items() if contact is Contact.ANSWERS)
+        return answers, any(answers.get(address) for address in (*gateways, *others))
 
     def _find_doubt(self, peer: PeerStatus, seen: Seen, answers: Mapping[str, bool], *, connected: bool) -> str:
         interface = self._agent.plan.node.interface
@@ -157,12 +167,9 @@ class PowerWatch:
         if seconds < supervise.power_after_minutes * 60 or agent.loop.stop_requested:
             return seen
         path = supervise.power_command[0]
-        program, faults = check_program(self._files, path, owner_uid=self._owner_uid), list[str]()
-        runs = FILE.load(self._files, faults.append) or LastRuns()
-        if (at := runs.at.get(address)) is not None:
-            faults.append(judge_earlier(FILE.path, at, time.time(), "had that power cut", APART_SECONDS))
-        if objection := "".join(faults) or program.problem:
-            self._refuse(address, objection, program.hint or "turn that node off and on again")
+        runs, objection, hint = self._find_objection(address, path)
+        if objection:
+            self._refuse(address, objection, hint or "turn that node off and on again")
         elif not seen.announced:
             what = f"{address} has been silent for {format_duration(seconds)}, and sparkd has its power cut by {path}"
             announce(agent, f"{what}: nothing is to be done", Cause.PEER_SILENT, self._owner_uid, aside=True)
@@ -173,6 +180,13 @@ class PowerWatch:
             self._run(address, seconds)
             return None  # a person's, until it reports again: somebody may work at its console
         return seen
+
+    def _find_objection(self, address: str, path: str) -> tuple[LastRuns, str, str]:
+        program, faults = check_program(self._files, path, owner_uid=self._owner_uid), list[str]()
+        runs = FILE.load(self._files, faults.append) or LastRuns()
+        if (at := runs.at.get(address)) is not None:
+            faults.append(judge_earlier(FILE.path, at, time.time(), "had that power cut", APART_SECONDS))
+        return runs, "".join(faults) or program.problem, program.hint
 
     def _run(self, address: str, seconds: float) -> None:
         agent, (path, *words) = self._agent, self._agent.settings.supervise.power_command

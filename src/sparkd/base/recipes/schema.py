@@ -307,9 +307,7 @@ class Recipe(Section):
         return self
 
     def image_build(self, chosen: str = "") -> str:
-        """How its image is built: a command, or what a person is to do; empty where a registry has it. `chosen`: the
-        recipe by name or path.
-        """
+        """A command, or what a person is to do; empty where a registry has the image. `chosen`: its name or path."""
         build, word = self.image.build, chosen if chosen.endswith(f"/{self.name}.yaml") else self.name
         return build if isinstance(build, str) else f"sudo sparkd image build {quote(word)}"
 

@@ -22,6 +22,7 @@ _VALUES = {
     "ipc": "ipc", "shm_size": "shm-size", "network_mode": "network", "privileged": "privileged", "init": "init",
     "mem_limit": "memory", "user": "user", "working_dir": "workdir", "gpus": "gpus", "pid": "pid",
 }  # fmt: skip
+_NOTES = {"build": "build: not done: where no registry has the image, `docker compose build` makes it"}
 _OWN = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
     "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "platform", "runtime", "expose",
@@ -139,10 +140,8 @@ class _Service:
                 yield from self._ulimits()
             elif name == "deploy":
                 yield from self._deploy(launch)
-            elif name == "build":
-                launch.note(line, "build: not done: where no registry has the image, `docker compose build` makes it")
             elif name not in _OWN and not name.startswith("x-"):
-                launch.note(line, f"{name}: left out: a recipe cannot say it")
+                launch.note(line, _NOTES.get(name) or f"{name}: left out: a recipe cannot say it")
 
     def _item(self, name: str, item: object, steps: tuple[str, ...]) -> tuple[str, str]:
         """An entry in docker's short form."""

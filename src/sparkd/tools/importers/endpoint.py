@@ -71,7 +71,8 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
     _find_model(source, bundle)
     _find_drafts(source, bundle)
     _take_mods(source, bundle, path)
-    _note_paths(source, bundle)
+    _note_files(source, bundle)
+    _note_other_mounts(source, bundle.recipe)
     return bundle
 
 
@@ -257,18 +258,22 @@ def _build(bundle: Bundle, mods: list[Mod], folder: str) -> None:
     bundle.update("image", ref=f"localhost/{name}:{content[:12]}", build=build, vllm=vllm)
 
 
-def _note_paths(source: Source, bundle: Bundle) -> None:
-    """Name what lies in the other tool's mounts, except compile caches, which sparkd keeps at the same place."""
+def _note_files(source: Source, bundle: Bundle) -> None:
+    """Name what nothing makes or pulls."""
     recipe = bundle.recipe
     for flag in FILE_FLAGS if recipe.image.ref == bundle.base else ():  # a mod that is built may make the file
         if "/" not in (name := str(recipe.args.get(flag) or "/")) and name.endswith(".jinja"):
             source.miss(("command",), f"args.{flag}: {name}: nothing makes this file: mount it, and name its path")
-    env = {name: text for name, text in recipe.env.items() if text}
-    kept = kept_caches(recipe.caches, env, (), gpu=True).values()
     for flag in ("tokenizer", "hf-config-path"):
         if REPO.fullmatch(repo := str(recipe.args.get(flag, ""))):
             folder = f"{MODELS}/{repo.rpartition('/')[2]}"
             source.miss(("command",), f"args.{flag}: {repo}: the engine would fetch it: pull it, and name {folder}")
+
+
+def _note_other_mounts(source: Source, recipe: Recipe) -> None:
+    """Name what lies in the other tool's mounts, except compile caches, which sparkd keeps at the same place."""
+    env = {name: text for name, text in recipe.env.items() if text}
+    kept = kept_caches(recipe.caches, env, (), gpu=True).values()
     for key, value in (*((f"args.{key}", value) for key, value in recipe.args.items()), *env.items()):
         named = isinstance(value, str) and any(f"{mount}/" in value for mount in _OTHER_MOUNTS)
         if named and not any(is_below(target, str(value)) for target in kept):

@@ -85,20 +85,26 @@ class Script(Struct):
         token = _TOKEN.match(self.text, at)
         if token is None:  # unreachable: each character is one
             return at + 1
-        kind, end = str(token.lastgroup), token.end()
-        if kind == "end":
-            return self._end(token[0], end)
-        if kind == "double":
-            return self._double_quoted(end)
-        if kind == "bare" and token[0] in "$`":
+        match str(token.lastgroup):
+            case "end":
+                return self._end(token[0], token.end())
+            case "double":
+                return self._double_quoted(token.end())
+            case "bare":
+                return self._bare(token[0], at)
+            case "blank":
+                self._end_word()
+            case kind if kind != "joined":
+                self._add(token[kind], _QUOTED)
+        return token.end()
+
+    def _bare(self, text: str, at: int) -> int:
+        if text in "$`":
             return self._unquoted(at)
-        if kind == "bare" and token[0] == "'":
+        if text == "'":
             raise CommandError("the quote ' has no end")
-        if kind == "blank":
-            self._end_word()
-        elif kind != "joined":
-            self._add(token[kind], token[kind] if kind == "bare" else _QUOTED)
-        return end
+        self._add(text, text)
+        return at + len(text)
 
     def _unquoted(self, at: int) -> int:
         """A value that is no longer one word where it has blanks; or $'TEXT'."""

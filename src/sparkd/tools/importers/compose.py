@@ -128,11 +128,7 @@ class _Service:
         for name in self.data:
             line = self._line(name)
             if name in _VALUES:
-                value = self.data[name]
-                text = "all" if name == "gpus" else self._text(value, name)
-                is_switch = name in ("privileged", "init")
-                if not is_switch or text in ("true", "yes", "y", "on"):
-                    yield Option(_VALUES[name], "true" if is_switch else text, line)
+                yield from self._value(name, line)
             elif name in _LISTS:
                 for item, steps in self._items(name):
                     yield Option(*self._item(name, item, steps), self._line(*steps))
@@ -142,6 +138,12 @@ class _Service:
                 yield from self._deploy(launch)
             elif name not in _OWN and not name.startswith("x-"):
                 launch.note(line, _NOTES.get(name) or f"{name}: left out: a recipe cannot say it")
+
+    def _value(self, name: str, line: int) -> Iterator[Option]:
+        text = "all" if name == "gpus" else self._text(self.data[name], name)
+        is_switch = name in ("privileged", "init")
+        if not is_switch or text in ("true", "yes", "y", "on"):
+            yield Option(_VALUES[name], "true" if is_switch else text, line)
 
     def _item(self, name: str, item: object, steps: tuple[str, ...]) -> tuple[str, str]:
         """An entry in docker's short form."""

@@ -170,6 +170,7 @@ def _client(name: str) -> Iterator[None]:
     """The client, set up before it is imported; what it raises becomes one line."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     with without("click", "rich"):  # its HTTP library imports a command line where these are found
+        import huggingface_hub.file_download  # here: the folder's owner, who downloads, may not read root's Python
         import huggingface_hub.hf_api
 
     # Its warnings show whole addresses, which may be signed, and its own handler prints text as it is.

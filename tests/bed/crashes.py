@@ -21,7 +21,7 @@ from .sparkd_node import SparkdNode
 
 CLIENTS, TOKENS = 16, 48
 PROGRAM = Path(__file__).with_name("programs") / "streams.py"
-BACK_SECONDS = 10.0
+BACK_SECONDS = 8.0
 """Until all reports are seen to be right: 2.9 to 3.5 s by the journals (one is systemd's, and the new agent's start
 shares two cores with two engines under load), and the looks themselves.
 """

@@ -193,12 +193,6 @@ class Inside:
         script["Source"] = str(own)
         return own.read_text()
 
-    def log(self) -> str:
-        """Of the rank, by docker."""
-        (identity,) = machine.containers().values()
-        answer = machine.request_docker("GET", f"/containers/{identity}/logs?stdout=1&stderr=1")[1]
-        return answer.decode(errors="replace")
-
     def run_bare(self) -> None:
         json_body = {"Content-Type": "application/json"}
         path = f"/containers/create?name={BARE}"

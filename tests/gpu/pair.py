@@ -22,7 +22,9 @@ from .view import CLIENTS, QUIET_SECONDS
 
 APART = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 """As between machines."""
-TALKING = {"NCCL_DEBUG": "INFO"}
+NCCL_LOG = "/tmp/nccl.log"  # of each container
+TALKING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": NCCL_LOG}
+"""Into a file line by line: what NCCL prints lies in a buffer until its rank ends."""
 EXPECTED = {"GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "VLLM_HOST_IP"} | (
     set() if machine.ON_CPU else {"NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"}
 )
@@ -107,14 +109,20 @@ def cold(pair: Pair) -> None:
     texts = [str(node.call("keep_body")) for node in pair.nodes]
     for node, text in zip(pair.nodes, texts, strict=True):
         (node.folder / "rank.sh").write_text(text)
-        (node.folder / "rank.log").write_text(str(node.call("log")))
     found = [dict(re.findall(r"^ *export (\w+)=(\S+)", text, re.MULTILINE)) for text in texts]
     set_by_plan = [{name: value for name, value in one.items() if name in EXPECTED} for one in found]
     good = all(set(one) == EXPECTED for one in set_by_plan)
     pair.results.add("set by the plan, worker", str(set_by_plan[1]), good)
-    log = (pair.nodes[0].folder / "rank.log").read_text()
-    ways = sorted(set(re.findall(r"NCCL INFO .*?(via \S+|Using network \w+|NET/Socket : Using \S+)", log)))
-    pair.results.add("NCCL", "; ".join(ways)[:400], machine.ON_CPU or any("via NET/Socket" in one for one in ways))
+    ways = find_ways(pair)
+    pair.results.add("NCCL", "; ".join(ways)[:400], machine.ON_CPU or "via NET/Socket" in str(ways))
+
+
+def find_ways(pair: Pair) -> list[str]:
+    """By what the head's rank reaches the other, as NCCL says."""
+    if machine.ON_CPU:
+        return []
+    log = Path(f"/proc/{pair.head.view.engine('VLLM::Worker')}/root{NCCL_LOG}").read_text()
+    return sorted(set(re.findall(r"NCCL INFO .*?(via \S+|Using network \w+|NET/Socket : Using \S+)", log)))
 
 
 def warm(pair: Pair) -> None:
@@ -162,8 +170,8 @@ def near(pair: Pair) -> None:
     """P2P and shared memory as they come."""
     _stop(pair)
     _start(pair, "READY, P2P and shared memory as NCCL finds them", {})
-    log = str(pair.nodes[0].call("log"))
-    pair.results.add("NCCL then", "; ".join(sorted(set(re.findall(r" via (\S+)", log))))[:200], True)
+    ways = find_ways(pair)
+    pair.results.add("NCCL then", "; ".join(ways)[:400], machine.ON_CPU or bool(ways))
 
 
 # -- while it serves
@@ -197,7 +205,7 @@ def nvml(pair: Pair) -> None:
         same = read["total_mib"] == read["smi_total_mib"]
         used, smi_used = sum(read["processes"].values()), sum(read["smi_processes"].values())
         measured = f"sparkd {used} MiB by {len(read['processes'])} processes, nvidia-smi {smi_used} MiB"
-        pair.results.add(f"NVML beside nvidia-smi, spark{node.index + 1}", measured, same)
+        pair.results.add(f"NVML beside nvidia-smi, spark{node.index + 1}", measured, same and used == smi_used)
 
 
 def soak(pair: Pair) -> None:

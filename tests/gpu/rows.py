@@ -23,7 +23,7 @@ from .view import CLIENTS, QUIET_SECONDS, STREAMS, View, read_json
 EATER = STREAMS.with_name("eater.py")
 FLOOR_MOST_MIB = 65536
 """The largest that memory.floor_mib may be."""
-LOAD_SECONDS, BACK_SECONDS = 420.0, 20.0
+LOAD_SECONDS, BACK_SECONDS = 300.0, 20.0
 CONFIGURATION = "[supervise]\nstall_seconds = 40\n"
 
 

@@ -30,8 +30,7 @@ COLD_START_SECONDS = "cold_start_seconds"
 """In a recipe's `expect`: its source's time from the start to the first completion."""
 MOST_LOAD_SECONDS = 1 << 20
 """Twelve days: a longer time in a recipe is no estimate."""
-WAIT_SECONDS, READ_SECONDS = 0.5, 2.0
-"""With 0.5 for reading, nearly each start on two cores at load 17 went without its history."""
+WAIT_SECONDS = 0.5
 ID, HINT = "history", "sparkd history"
 
 
@@ -57,22 +56,22 @@ class LaunchRow:
         killed = End(KILLED, at=utc_now(), cause=Cause.AGENT_KILLED)
         if last is not None and last.code is None:  # it may be known how its machine ended
             killed = replace(killed, reason=last.reason)
-        self._read_past(killed if last is None or last.code is None else last, READ_SECONDS)
+        self._read_past(killed if last is None or last.code is None else last)
 
     def resume(self, rank_id: str) -> None:
         """The launch of an agent before this one, which is under way."""
-        self._read_past(None, WAIT_SECONDS)  # the engine's clients wait for its agent
+        self._read_past(None)
         own = [one for one in self.past.launches if one.id == rank_id and one.end is None]
         if own:
             self._launch = own[-1]
             age = seconds_since(self._launch.at, datetime.now(UTC)) or 0.0
             self._served_since = self._clock() - max(0.0, age - (self._launch.load_seconds or 0.0))
 
-    def _read_past(self, end: End | None, seconds: float) -> None:
+    def _read_past(self, end: End | None) -> None:
         agent = self._agent
         work = partial(agent.actions.read_past, end, agent.plan.recipe, agent.context.rank)
         try:
-            self.past, replaced = agent.loop.beside(work, seconds, "reading the history", shielded=True)
+            self.past, replaced = agent.loop.beside(work, WAIT_SECONDS, "reading the history", shielded=True)
         except OSError as error:
             agent.events.warning("history.read.failed", reason=str(error), hint=HINT)
             return

@@ -133,8 +133,8 @@ class PowerWatch:
     def _find_answering(self, peers: tuple[PeerStatus, ...], before: Iterable[Seen]) -> tuple[Mapping[str, bool], bool]:
         """Kernels by address; and whether another node or the gateway answers on the second network."""
         gateways = network.default_routes(self._files).values()
-        lan_addresses = {one.report.lan_address: one.contact for one in peers if one.report}
-        named = (one.address for one in peers), gateways, lan_addresses, (one.lan_address for one in before)
+        lan_addresses = {peer.report.lan_address: peer.contact for peer in peers if peer.report}
+        named = (peer.address for peer in peers), gateways, lan_addresses, (seen.lan_address for seen in before)
         answers = network.find_answering(self._files, chain(*named))
         others = (address for address, contact in lan_addresses.items() if contact is Contact.ANSWERS)
         return answers, any(answers.get(address) for address in (*gateways, *others))

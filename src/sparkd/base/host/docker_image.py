@@ -91,10 +91,10 @@ def find_built(docker: DockerReader, ref: str) -> tuple[str, BuiltFrom | None]:
     since an import names an image by its content. Raises DockerError.
     """
     listed = docker.images()  # the newest one first
-    tags = (one.get("RepoTags") for one in listed if isinstance(one, dict)) if isinstance(listed, list) else ()
+    tags = (image.get("RepoTags") for image in listed if isinstance(image, dict)) if isinstance(listed, list) else ()
     alike = [tag for words in tags for tag in _words(words) if tag.rpartition(":")[0] == ref.rpartition(":")[0]]
-    found = ((name, read_built(docker, name)) for name in (ref, *alike[:MOST_ALIKE]))
-    return next(((name, built) for name, built in found if built), ("", None))
+    origins = ((name, read_built(docker, name)) for name in (ref, *alike[:MOST_ALIKE]))
+    return next(((name, built) for name, built in origins if built), ("", None))
 
 
 def read_image(docker: DockerReader, ref: str) -> Image | None:

@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
+import psutil
 import pytest
-from tests.integration.agent_world import API_PORT, World, configuration, world
+from tests.integration.agent_world import API_PORT, START_SECONDS, World, configuration, world
 from tests.integration.hung_library import build
 from tests.integration.side_by_side import Outcomes, outcomes
 
@@ -22,6 +23,7 @@ END_SECONDS = 120.0
 LIBRARIES = "/run/libraries"
 SEGMENT = "/dev/shm/psm_0123abcd"
 """With an engine's kind of name: who has it mapped is looked up in /proc of the rank."""
+GUARDED = ("memory_guard.watch.started", "memory_guard.lock.failed")
 RECIPE = """\
 schema: 1
 name: gpu
@@ -127,3 +129,17 @@ def test_the_run_ends_within_the_grace_period(
     if stop.took_seconds > grace_seconds + SLACK_SECONDS:
         stop = stops.alone(request)
     assert stop.took_seconds <= grace_seconds + SLACK_SECONDS
+
+
+def test_a_guard_that_is_started_again_meanwhile_watches_and_holds_up_no_stop() -> None:
+    """The agent can't end either while its guard hangs in the same lookup, which no signal to the agent ends."""
+    with world() as node:
+        node.configure(configuration(f"engine.stop_grace_seconds = {6}"))
+        node.start_agent()
+        node.await_phase("serving")
+        with node.hung(f"/proc/{rank_pid(node)}"):
+            (killer,) = psutil.Process(node.agent_pid).children()
+            killer.kill()
+            node.until(lambda: sum(" ".join(node.lines).count(one) for one in GUARDED) == 2, "another guard")
+            node.terminate()
+            assert node.exit_code(START_SECONDS) == 0

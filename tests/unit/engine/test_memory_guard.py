@@ -270,6 +270,19 @@ def test_a_killed_guard_is_restarted_and_logged() -> None:
     assert not killers()
 
 
+def test_a_process_that_gives_no_answer_is_ended_and_another_one_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "sparkd.agent.engine.memory_guard.guard"
+    monkeypatch.setattr(f"{module}.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(f"{module}.BOOT", "import time; time.sleep(60)  # {}: memory_guard.killer")
+    with guarded(1) as rank:
+        until(killers)
+        (first,) = killers()
+        until(lambda: killers() - {first})
+        assert first not in killers()
+        assert rank.process.poll() is None
+    until(lambda: not killers())
+
+
 def test_a_machine_whose_memory_cannot_be_read_is_logged_once_and_keeps_its_rank(tree: Tree) -> None:
     with guarded(FLOOR, f"{tree.root}/proc") as rank:
         until(lambda: rank.events.lines)

@@ -124,7 +124,12 @@ class MemoryGuard:
             else:
                 connection, process = self._start_killer()
                 with process:
-                    line = self._follow(connection)
+                    try:
+                        line = self._follow(connection)
+                    finally:
+                        with suppress(subprocess.TimeoutExpired):
+                            process.wait(RETRY_SECONDS / 2)
+                        process.kill()  # one that hangs does not end with its connection
                 ended = f" with {process.returncode}"
         except OSError as error:
             # It may come up yet, and then watches too. One that has died is back by the next try.

@@ -152,14 +152,14 @@ class Killer:
         pid = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         self._watch(descriptors[0], int(said))
         self._own(_open_process(pid))
-        with suppress(OSError, ValueError, IndexError):
-            rank = int(_read(f"/proc/self/fdinfo/{self._rank}").partition("\nPid:")[2].split()[0])
-            self._keep(rank, _start_time(rank), pid, _start_time(pid))
+        if self._kept:
+            with suppress(OSError, ValueError, IndexError):
+                rank = int(_read(f"/proc/self/fdinfo/{self._rank}").partition("\nPid:")[2].split()[0])
+                self._keep(rank, _start_time(rank), pid, _start_time(pid))
         self.send(self._lock)
 
     def _keep(self, *processes: int) -> None:
-        if self._kept:
-            _write(self._kept, " ".join(map(str, (self._floor_bytes, *processes, os.getpid()))))
+        _write(self._kept, " ".join(map(str, (self._floor_bytes, *processes, os.getpid()))))
 
     def _watch(self, rank: int, floor_bytes: int) -> None:
         if self._meter is None:

@@ -76,8 +76,8 @@ deb: venv  ## dist/sparkd_VERSION_{amd64,arm64}.deb
 	packaging/tools.sh
 	PYTHONPATH=packaging $(PYTHON) -m deb
 
-bench: deb  ## figures: build/bench.json and a table
-	$(PYTHON) -m tests.bench
+bench: deb  ## figures: build/bench.json and a table; BASE=REV measures that commit first and says what became worse (as root)
+	$(PYTHON) -m tests.bench $(if $(BASE),--base $(BASE))
 
 generate: venv  ## files made from the source: config/sparkd.toml, and the marked parts of manuals in docs
 	PYTHONPATH=packaging $(PYTHON) -m generate

@@ -1,12 +1,13 @@
-"""Measures what sparkd promises: `python -m tests.bench [--package FILE] [NAME...]`, as root.
+"""Measures what sparkd promises: `python -m tests.bench [--package FILE] [--base REV] [NAME...]`, as root.
 
-Prints a table and writes build/bench.json. Exits 1 where a limit is missed, 2 where something could not be measured;
-the figures before it are shown.
+Prints a table and what became worse, and writes build/bench.json. Exits 1 where a limit is missed, 2 where something
+could not be measured; the figures before it are shown.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from tests.bed import Bed, BedError
 from tests.bed.space import REPOSITORY
 from tests.bed.sparkd_node import HEAD, SparkdNode
 
-from . import agent, checks, cluster, commands, forwarding, guard, imports, killed, machine, scan, start, table
+from . import agent, checks, cluster, commands, compare, forwarding, guard, imports, killed, machine, scan, start, table
 from .bench_node import BenchNode
 from .figures import Figure
 
@@ -47,6 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.bench", description="Measure what sparkd promises. Needs root.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of: {', '.join(NAMES)}")
     parser.add_argument("--package", type=Path, help="the .deb to measure; else the one in dist/")
+    parser.add_argument("--base", metavar="REV", help="measure that commit first, and compare with it")
     args = parser.parse_args()
     if unknown := set(args.names) - set(NAMES):
         parser.error(f"nothing is measured by the name of {', '.join(sorted(unknown))}")
@@ -55,7 +57,10 @@ def main() -> int:
         parser.error("there is no .deb of this machine in dist/: make deb")
     figures: list[Figure] = []
     failed = ""
+    before, since = compare.read_kept(), compare.KEPT.name
     try:
+        if args.base:
+            before, since = compare.measure(args.base, args.names), args.base
         for some in _measure(args.names or NAMES, package):
             figures += some
     except BedError as error:
@@ -66,7 +71,9 @@ def main() -> int:
         print(f"bench: {failed}", file=sys.stderr)
         return 2
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(table.as_json(figures, about, datetime.now(UTC).isoformat(timespec="seconds")) + "\n")
+    text = table.as_json(figures, about, datetime.now(UTC).isoformat(timespec="seconds"))
+    RESULT.write_text(text + "\n")
+    print("\n".join(compare.describe(before, json.loads(text), since)))
     return 0 if all(figure.passed for figure in figures) else 1
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.bench import cluster, containers, start, table
+from tests.bench import cluster, compare, containers, start, table
 from tests.bench.figures import Beside, By, Figure, Limit, Spread
 from tests.bench.lines import TEXT, Tally
 from tests.bench.machine import Machine
@@ -156,3 +156,33 @@ def test_what_peers_cost_is_limited_where_nodes_serve(nodes: int, cpu: float, ne
 
 def test_clusters_larger_than_serve_are_reported_without_a_limit() -> None:
     assert {one.limit for one in cluster.of_result(simulated(64, cpu=99.0), 0.0)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "limit", "worse"),
+    [
+        ((1.0, 1.1, 1.2), (1.1, 1.3, 1.3), None, False),
+        ((1.0, 1.1, 1.2), (1.3, 1.4, 1.4), None, True),
+        ((1.0, 1.1, 1.2), (0.5, 0.6, 0.6), None, False),
+        ((5.0, 5.1, 5.2), (4.0, 4.1, 4.2), Limit(1.0, at_least=True), True),
+        ((5.0, 5.1, 5.2), (6.0, 6.1, 6.2), Limit(1.0, at_least=True), False),
+        ((1.0,), (1.05,), None, False),
+        ((1.0,), (1.2,), None, True),
+    ],
+)
+def test_what_is_worse_is_so_by_more_than_either_spread(
+    before: tuple[float, ...], after: tuple[float, ...], limit: Limit | None, worse: bool
+) -> None:
+    then, now = (json.loads(table.as_json([figure(runs, limit)], MACHINE, "")) for runs in (before, after))
+    lines = compare.describe(then, now, "main")
+    assert [line.startswith("worse: some work: ") for line in lines] == [True, False][not worse :]
+    assert lines[-1].startswith(f"{int(worse)} of 1 figures worse than main")
+
+
+def test_figures_of_another_machine_are_not_compared() -> None:
+    now = json.loads(table.as_json([figure((9.0,))], MACHINE, ""))
+    then = {**now, "machine": {**now["machine"], "cores": 64}}
+    assert compare.describe(then, now, "main") == [
+        "not compared with main: that is of 64 cores of a processor, and this of 2 cores of a processor"
+    ]
+    assert compare.describe(None, now, "figures.json") == ["nothing to compare with: no figures.json"]

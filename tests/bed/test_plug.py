@@ -16,9 +16,9 @@ from tests.bed.network import management_port
 from tests.bed.node import Node
 from tests.bed.pair import Cluster
 from tests.bed.processes import wait_for
-from tests.bed.sparkd_node import SERVING_SECONDS
+from tests.bed.sparkd_node import SERVING_SECONDS, SparkdNode
 
-pytestmark = pytest.mark.whole
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 
 PLUG = "/usr/local/sbin/plug"
 PRESSED = "/run/pressed"
@@ -46,6 +46,10 @@ def pressed(node: Node) -> str:
     return node.sh(f"cat {PRESSED} 2>/dev/null || true").stdout.strip()
 
 
+def said(member: SparkdNode) -> list[str]:
+    return [line for line in member.node.journal(member.unit).splitlines() if line.startswith("power.")]
+
+
 def test_a_silent_cable_cuts_nobodys_power_and_a_machine_that_hangs_is_cut_once(cluster: Cluster) -> None:
     head, worker = cluster.head, cluster.worker
     time.sleep(30)  # both have seen the other one answer on both networks
@@ -55,7 +59,10 @@ def test_a_silent_cable_cuts_nobodys_power_and_a_machine_that_hangs_is_cut_once(
     worker.node.space.run("ip", "link", "set", management_port(worker.node.addresses.index), "nomaster")
     worker.node.freeze()
     began = time.monotonic()
-    wait_for(lambda: pressed(head.node), AFTER_MINUTES * 60 + LATER_SECONDS, "the program to be run")
+    try:
+        wait_for(lambda: pressed(head.node), AFTER_MINUTES * 60 + LATER_SECONDS, "the program to be run")
+    finally:
+        print("\n".join(said(head)))
     assert time.monotonic() - began >= AFTER_MINUTES * 60 - 10
     assert pressed(head.node) == worker.node.fabric_address
     worker.node.powercut(lose_unsynced=True, stay_off=True)
@@ -63,7 +70,5 @@ def test_a_silent_cable_cuts_nobodys_power_and_a_machine_that_hangs_is_cut_once(
     worker.node.power_on()
     worker.node.wait_booted()
     print(f"serves {cluster.await_serving(2 * SERVING_SECONDS):.0f} s after its boot")
-    lines = [line for line in head.node.journal(head.unit).splitlines() if "power.command." in line]
-    print("\n".join(lines))
-    assert sum("power.command.started" in line for line in lines) == 1
+    assert sum("power.command.started" in line for line in said(head)) == 1
     assert pressed(worker.node) == ""

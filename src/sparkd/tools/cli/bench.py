@@ -34,7 +34,6 @@ from sparkd.tools.measure.measuring import (
     read_rows,
     run,
     run_soak,
-    start_result,
     warm,
 )
 from sparkd.tools.measure.past import describe_slower, find_runs, find_usual
@@ -42,7 +41,7 @@ from sparkd.tools.measure.soak import STEADY, judge
 from sparkd.tools.node.served import CONNECTIONS, Served, collect, open_endpoint
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 40, 7 * 86400
-"""In less there are too few samples for a verdict."""
+"""A shorter soak has too few samples for a verdict."""
 _LIST = re.compile(r"[0-9]{1,7}(?:,[0-9]{1,7}){0,15}")
 
 
@@ -65,20 +64,20 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def bench(args: argparse.Namespace) -> int:
-    given = read_numbers(args)
+    options = read_numbers(args)
     soak_seconds = parse_time("--soak", args.soak, SHORTEST_SECONDS, LONGEST_SECONDS) if args.soak else 0
     if soak_seconds and (args.markdown or args.depth or args.staggered):
         raise UsageError("--soak takes --concurrency, --prompt, --answer and --json alone")
     with open_endpoint(MOST_AT_ONCE) as served, only_one():
         catch_ends()
-        wanted = choose_lengths(given, served)
+        wanted = choose_lengths(options, served)
         if soak_seconds:
             return soak(served, wanted, soak_seconds, as_json=args.json)
-        found = run(served, wanted, start_result(served, wanted), warms=True)
-    report(args, found, served)
-    if found.interrupted:
+        benchmark = run(served, wanted, warms=True)
+    report(args, benchmark, served)
+    if benchmark.interrupted:
         return 130
-    return ExitCode.ENGINE_ENDED if found.fault else ExitCode.GOOD
+    return ExitCode.ENGINE_ENDED if benchmark.fault else ExitCode.GOOD
 
 
 def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
@@ -86,8 +85,8 @@ def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
     work, interrupted = run_soak(served, wanted, seconds)
     verdict = judge(work.samples, work.first_failure)
     if as_json:
-        found = {"verdict": verdict.outcome, "lines": verdict.lines, "interrupted": interrupted}
-        print(json.dumps({"schema": 1, **found, "samples": msgspec.to_builtins(work.samples)}))
+        outcome = {"verdict": verdict.outcome, "lines": verdict.lines, "interrupted": interrupted}
+        print(json.dumps({"schema": 1, **outcome, "samples": msgspec.to_builtins(work.samples)}))
     else:
         print("\n".join([*map(sanitize, verdict.lines), f"verdict: {verdict.outcome}"]))
     if interrupted:
@@ -95,29 +94,29 @@ def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
     return ExitCode.GOOD if verdict.outcome == STEADY else ExitCode.ENGINE_ENDED
 
 
-def report(args: argparse.Namespace, found: Result, served: Served) -> None:
+def report(args: argparse.Namespace, benchmark: Result, served: Served) -> None:
     """Print it beside what is expected and what is usual, and keep it where it is whole."""
-    rows, row = read_rows(Host()), make_row(found, served)
-    whole = bool(found.levels) and not found.interrupted and not found.fault
-    usual, slower = find_usual(found, find_runs(rows)), describe_slower(find_runs((*rows, row))) if whole else ()
+    rows, row = read_rows(Host()), make_row(benchmark, served)
+    whole = bool(benchmark.levels) and not benchmark.interrupted and not benchmark.fault
+    usual, slower = find_usual(benchmark, find_runs(rows)), describe_slower(find_runs((*rows, row))) if whole else ()
     expect = served.node.recipe.expect
     if args.json:
-        shown = {"schema": 1, **msgspec.to_builtins(found), "slower": slower}
+        shown = {"schema": 1, **msgspec.to_builtins(benchmark), "slower": slower}
         print(msgspec.json.format(msgspec.json.encode(shown), indent=1).decode())
     elif args.markdown:
-        print("\n".join((bench_table.markdown(found, expect, usual), *slower)))
+        print("\n".join((bench_table.markdown(benchmark, expect, usual), *slower)))
     else:
-        console.show((*bench_table.tables(found, expect, usual), *slower))
+        console.show((*bench_table.tables(benchmark, expect, usual), *slower))
     if whole:
         keep(row)
 
 
 def read_numbers(args: argparse.Namespace) -> Wanted:
-    """As given; empty lists where the defaults are to be chosen. Raises UsageError."""
+    """Read the options; lists are empty where the defaults are to be chosen. Raises UsageError."""
 
     def numbers(name: str, text: str, most: int, least: int = 1) -> tuple[int, ...]:
-        values = tuple(int(one) for one in text.split(",")) if _LIST.fullmatch(text) else ()
-        if not values or not all(least <= one <= most for one in values):
+        values = tuple(int(value) for value in text.split(",")) if _LIST.fullmatch(text) else ()
+        if not values or not all(least <= value <= most for value in values):
             raise UsageError(f"--{name}: needed are numbers from {least} to {most}, such as 1,2,4")
         return values
 
@@ -138,12 +137,9 @@ def read_numbers(args: argparse.Namespace) -> Wanted:
     )
 
 
-SCHEMA = 1
 COLUMNS = 80
-MOST_FAULTS = 20
-"""In the history."""
 LEAST_SHARE = 0.9
-"""Of the recipe's KV cache: with less, something else has the memory."""
+"""Share of the recipe's KV cache: with less, something else has the memory."""
 
 
 def add_smoke(parser: argparse.ArgumentParser) -> None:
@@ -162,16 +158,16 @@ def smoke(args: argparse.Namespace) -> int:
             print(f"{'round':<20}{'answers':>7}{'bad':>5}{'tokens/s':>10}")
         rounds = asyncio.run(collect(served) if args.json else collect(served, show))
         cache, too_small = describe_cache(served.report.engine.kv_cache_tokens, served.node.plan.kv_cache_tokens)
-        faults = tuple(sanitize(fault) for one in rounds for fault in one.faults)
+        faults = tuple(sanitize(fault) for round_ in rounds for fault in round_.faults)
         recipe, launch = served.node.plan.recipe, served.report.launch_id
-        keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:MOST_FAULTS]))
-    bad, seconds = sum(len(one.faults) for one in rounds), time.monotonic() - began
+        keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:20]))
+    bad, seconds = len(faults), time.monotonic() - began
     if args.json:
-        found = {"schema": SCHEMA, "bad_outputs": bad, "seconds": round(seconds, 1), "kv_cache": cache}
-        print(json.dumps({**found, "rounds": [asdict(one) for one in rounds]}, indent=1))
+        totals = {"schema": 1, "bad_outputs": bad, "seconds": round(seconds, 1), "kv_cache": cache}
+        print(json.dumps({**totals, "rounds": [asdict(round_) for round_ in rounds]}, indent=1))
     else:
         print(f"KV cache            {cache}")
-        skipped = sum(1 for one in rounds if one.skipped)
+        skipped = sum(bool(round_.skipped) for round_ in rounds)
         print(f"bad outputs: {bad}   ({seconds:.0f} s{f'; skipped: {skipped}' if skipped else ''})")
         if any(fault.startswith("known texts") for fault in faults):
             print("next: sudo sparkd model pull, or another image; if it should know no texts,")
@@ -181,17 +177,17 @@ def smoke(args: argparse.Namespace) -> int:
     return ExitCode.NOT_READY if bad or too_small else ExitCode.GOOD
 
 
-def show(one: Round) -> None:
-    print("\n".join(lines(one)), flush=True)
+def show(round_: Round) -> None:
+    print("\n".join(lines(round_)), flush=True)
 
 
-def lines(one: Round) -> list[str]:
+def lines(round_: Round) -> list[str]:
     """A row, and one for each bad answer or why it was skipped, within 80 columns of letters that take one each."""
-    rate = "-" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}"
-    row = f"{one.name:<20}{one.answers:>7}{len(one.faults):>5}{rate:>10}"
-    if one.note:
-        row += "  " + sanitize(one.note, COLUMNS - len(row) - 2)
-    marked = [*(("bad", fault) for fault in one.faults), *([("skipped", one.skipped)] if one.skipped else [])]
+    rate = "-" if round_.tokens_per_second is None else f"{round_.tokens_per_second:.1f}"
+    row = f"{round_.name:<20}{round_.answers:>7}{len(round_.faults):>5}{rate:>10}"
+    if round_.note:
+        row += "  " + sanitize(round_.note, COLUMNS - len(row) - 2)
+    marked = [*(("bad", fault) for fault in round_.faults), *([("skipped", round_.skipped)] if round_.skipped else [])]
     return [row, *(f"  {mark}: {sanitize(text, COLUMNS - len(mark) - 4)}" for mark, text in marked)]
 
 
@@ -207,9 +203,6 @@ def describe_cache(tokens: int | None, expected: int | None) -> tuple[str, bool]
     return text + "; too few" * too_small, too_small
 
 
-WARM_SECONDS = 10
-
-
 def add_warm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--for", dest="time", metavar="TIME", default="15m", help="how long at most, such as 30m (15m)")
     parser.epilog = "exit codes: 0 a whole pass compiled nothing, 12 not yet, 10 nothing serves here, 13 no answer"
@@ -217,17 +210,17 @@ def add_warm(parser: argparse.ArgumentParser) -> None:
 
 
 def warm_endpoint(args: argparse.Namespace) -> int:
-    seconds = parse_time("--for", args.time, WARM_SECONDS, LONGEST_SECONDS)
+    seconds = parse_time("--for", args.time, 10, LONGEST_SECONDS)
     with open_endpoint(MOST_TO_WARM) as served, only_one():
         catch_ends()
         try:
-            result = asyncio.run(warm(served, seconds))
+            progress = asyncio.run(warm(served, seconds))
         except ValueError as error:
             raise EngineEndedError(f"the engine can't be warmed: {error}", "sparkd status") from None
-        if result.lost:
-            raise EngineEndedError(f"the endpoint stopped answering: {result.shown}", "sparkd status")
-    print(sanitize(result.shown))
-    if result.whole:
+        if progress.lost:
+            raise EngineEndedError(f"the endpoint stopped answering: {progress.shown}", "sparkd status")
+    print(sanitize(progress.shown))
+    if progress.whole:
         print("warm: a whole pass of requests has compiled nothing; nothing is to be done")
         return ExitCode.GOOD
     print("not warm yet, and the last requests may have waited for a kernel\nnext: sudo sparkd warm")

@@ -18,8 +18,7 @@ from sparkd.base.lib import recipes_dir
 
 SETTINGS = Path("/etc/sparkd/sparkd.toml")
 FIRST = "conf.d/10-init.toml"
-"""Beside it, and read before it."""
-RECIPES = Path("/etc/sparkd/recipes")
+"""Beside SETTINGS, and read before it."""
 MODELS = "/srv/models"
 """Default of engine.models_dir."""
 LIMIT_BYTES, MOST_ENTRIES = 1 << 20, 1000
@@ -36,7 +35,8 @@ def _find(kind: str) -> Iterable[str]:
     with suppress(OSError, ValueError, RecursionError):
         match kind:
             case "recipes":
-                return [file.stem for folder in (RECIPES, recipes_dir()) for file in _listed(folder, "*.yaml")]
+                folders = (Path("/etc/sparkd/recipes"), recipes_dir())
+                return [file.stem for folder in folders for file in _listed(folder, "*.yaml")]
             case "models":
                 folder = Path(str(_setting("engine", "models_dir") or MODELS))
                 files = [*_listed(folder, "*/config.json"), *_listed(folder, "*/*/config.json")]
@@ -54,13 +54,13 @@ def _listed(folder: Path, pattern: str) -> list[Path]:
 
 
 def _setting(section: str, key: str) -> object:
-    """The last value that the files give it."""
-    found = None
+    """The last value that the files give the key."""
+    value = None
     for document in _documents(Path(os.environ.get("SPARKD_CONFIG") or SETTINGS)):
         table = document.get(section)
         if isinstance(table, dict):
-            found = table.get(key, found)
-    return found
+            value = table.get(key, value)
+    return value
 
 
 def _documents(main: Path) -> Iterator[dict[str, object]]:

@@ -87,7 +87,7 @@ def check_settings(_args: argparse.Namespace) -> None:
 
 
 def _check_program(settings: Settings, host: Host) -> None:
-    """A start does without it. Raises ConfigError."""
+    """Check the power command, which a start does without. Raises ConfigError."""
     for path in settings.supervise.power_command[:1]:
         if (program := check_program(host.files, path)).problem:
             raise ConfigError(f"supervise.power_command would not be run: {program.problem}", program.hint)
@@ -108,17 +108,17 @@ def _raise_all(*steps: Callable[[], object]) -> None:
 
 
 def show_plan(args: argparse.Namespace) -> None:
-    """From the configuration, and the sizes of the model's files."""
+    """Print a plan made from the configuration, and the memory that the sizes of the model's files come to."""
     configured, host = load_settings(os.environ), Host()
     node = membership.resolve_context(configured, None, host) if args.rank is None else None
     plan = _plan_of_rank(configured, args.rank) if node is None else node.plan
     settings = configured if node is None else node.settings
-    found = room = None
+    demand = room = None
     with suppress(OSError, ValueError):
-        found = read_sum(plan, settings, host)
+        demand = read_sum(plan, settings, host)
     if node is not None:
         with suppress(OSError, ValueError):
-            room = read_room(plan, settings, host, found)
+            room = read_room(plan, settings, host, demand)
             plan = membership.plan_to_launch(node, room.jobs)
     if args.json:
         print(plan_as_json(plan))
@@ -127,7 +127,7 @@ def show_plan(args: argparse.Namespace) -> None:
     else:
         chosen = node.switch.findings if node and node.switch else ()
         unbuilt = read_unbuilt(CheckInputs(plan, settings), host)
-        print(f"{describe_plan(plan, chosen, found, room, unbuilt)}\n\n{plan.script}".rstrip("\n"))
+        print(f"{describe_plan(plan, chosen, demand, room, unbuilt)}\n\n{plan.script}".rstrip("\n"))
 
 
 def read_unbuilt(inputs: CheckInputs, host: Host) -> str:
@@ -161,15 +161,15 @@ _UNBUILT = (
 
 
 def describe_plan(
-    plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemorySum | None, room: CompileRoom | None, unbuilt: str
+    plan: LaunchPlan, chosen: Sequence[FindingReport], demand: MemorySum | None, room: CompileRoom | None, unbuilt: str
 ) -> str:
     spec, node = plan.container, plan.node
-    parts = [*(found.rows() if found else ()), *([("compilers on a cold cache", room.describe())] if room else [])]
+    parts = [*(demand.rows() if demand else ()), *([("compilers on a cold cache", room.describe())] if room else [])]
     if unbuilt:
         parts.append(("FlashInfer", _UNBUILT.format(unbuilt)))
     privileged = "yes" if spec.privileged else "no"
     rows = [
-        *((name, text) for one in chosen for name, text in ((one.id, one.reason), ("", one.hint))),
+        *((name, text) for finding in chosen for name, text in ((finding.id, finding.reason), ("", finding.hint))),
         ("recipe", plan.recipe),
         ("digest", plan.digest),
         ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),
@@ -178,11 +178,11 @@ def describe_plan(
         *([("endpoint", f"{plan.api_host} port {plan.api_port}")] if node.rank == 0 else []),
         ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {privileged}"),
         *([("shm", size(spec.shm_size_bytes))] if spec.shm_size_bytes is not None else []),
-        *(("ulimit", f"{name} {_limit(one.soft)} to {_limit(one.hard)}") for name, one in spec.limits.items()),
-        *(("device", one) for one in spec.devices),
-        *(("mount", f"{one.source} at {one.target}{' read-only' * one.read_only}") for one in spec.volumes),
-        *(("cache", f"{one.name} at {one.target}") for one in plan.caches),
-        *(("secret", f"{one.name} from {one.file}") for one in plan.secrets),
+        *(("ulimit", f"{name} {_limit(limit.soft)} to {_limit(limit.hard)}") for name, limit in spec.limits.items()),
+        *(("device", device) for device in spec.devices),
+        *(("mount", f"{mount.source} at {mount.target}{' read-only' * mount.read_only}") for mount in spec.volumes),
+        *(("cache", f"{cache.name} at {cache.target}") for cache in plan.caches),
+        *(("secret", f"{secret.name} from {secret.file}") for secret in plan.secrets),
         ("memory", _memory(plan)),
         *(("", f"{part}: {much}") for part, much in (parts if plan.container.gpus == "all" else ())),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 STYLES = {"ok": "green", "warn": "yellow", "block": "bold red", "unknown": "magenta", "skipped": "dim"}
 LEAST_WIDTH = 16
-"""Of a flexible column, however narrow the terminal is: it then breaks the line itself."""
+"""A flexible column keeps it however narrow the terminal is, which then breaks the line itself."""
 BAR_WIDTH, FIGURES_WIDTH = 14, 40
-"""Of progress: its bar, and its figures with the space between."""
-LINE_LIMIT = 400
+"""A progress's bar, and its figures with the space between."""
 
 
 def on_terminal() -> bool:
@@ -44,7 +43,7 @@ def show(parts: Parts) -> None:
 
 
 def _console(file: TextIO, columns: int | None = None) -> Console:
-    """`columns`: the terminal's own where it is None."""
+    """Make rich's console. `columns`: the terminal's own where it is None."""
     from rich.console import Console
 
     # On a dumb terminal rich uses a width only together with a height.
@@ -109,7 +108,7 @@ class Screen:
 
 
 def _lines(part: str | Table) -> Iterable[tuple[str, str]]:
-    """With the level of each."""
+    """Lines with the level of each."""
     if isinstance(part, str):
         return [(part, "")]
     return zip_longest(str(part).splitlines(), part.levels, fillvalue="") if part.rows else ()
@@ -157,14 +156,19 @@ class Progress:
             self._bar.update(self._task, description=sanitize(f"{self._number}/{self._files} {name}", room))
 
     def done(self, size_bytes: int) -> None:
-        """So many bytes more; a number below zero takes some back."""
+        """Count so many bytes more; a number below zero takes some back."""
         if self._bar:
             self._bar.update(self._task, advance=size_bytes)
 
 
-def prompt(prompt: str) -> str:
-    """A line of stdin: a code that stands there is in no list of processes. Raises UsageError at its end."""
-    print(prompt, end="", flush=True)
-    if line := sys.stdin.readline(LINE_LIMIT):
+def prompt(question: str) -> str:
+    """Read a line of stdin: a code that stands there is in no list of processes. Raises UsageError at its end."""
+    print(question, end="", flush=True)
+    if line := sys.stdin.readline(400):
         return line
     raise UsageError("no answer came", "nothing was written")
+
+
+def confirm(question: str, answers: Sequence[str] = ("y", "yes")) -> bool:
+    """Whether a person answers with one of these. Raises UsageError at the end of stdin."""
+    return prompt(question).strip().lower() in answers

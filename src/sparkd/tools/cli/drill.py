@@ -45,7 +45,7 @@ def drill(args: argparse.Namespace) -> None:
     print(f"{FAULTS[args.fault]}: {target.title}, pid {target.pid}. {outcome}", flush=True)
     if not args.yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to confirm on", f"sudo sparkd drill {args.fault} --yes")
-    if not args.yes and console.prompt("begin? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not (args.yes or console.confirm("begin? [y/N] ")):
         raise UsageError("not begun: nothing was touched")
     kill(target)
     print("    0.0 s  killed", flush=True)

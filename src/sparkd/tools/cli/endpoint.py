@@ -23,7 +23,6 @@ from sparkd.tools.node.endpoint import (
     snippet,
 )
 
-SCHEMA = 1
 AT_HEAD = "a file of the head: run this there"
 
 
@@ -51,7 +50,7 @@ def show_endpoint(args: argparse.Namespace) -> None:
         fields = {**offer._asdict(), "answer_tokens": offer.answer_tokens, "prompt_tokens": offer.prompt_tokens}
         own = {"serving": state.serving, "state": state.text, "note": note, "key_file": key_file, "recipe": plan.recipe}
         texts = {name: snippet(name, offer) for name in CLIENTS}
-        print(json.dumps({"schema": SCHEMA, **own, **fields, "clients": texts}, indent=1))
+        print(json.dumps({"schema": 1, **own, **fields, "clients": texts}, indent=1))
     else:
         console.show([Table(_rows(offer, state, note, key_file))])
 

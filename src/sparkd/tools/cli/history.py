@@ -14,7 +14,6 @@ from sparkd.tools.cli import console
 from sparkd.tools.measure.past import as_json, find_slower
 
 HEADINGS = ("STARTED (UTC)", "RECIPE", "LOAD", "TOKENS/S", "BAD", "END")
-RECIPE_WIDTH, END_WIDTH = 16, 19
 LAST = 20
 NONE = "-"
 
@@ -35,7 +34,7 @@ def show_history(args: argparse.Namespace) -> None:
         raise UsageError(f"{PATH} may be read by root and its group alone", "sudo sparkd history") from None
     except OSError as error:
         raise UsageError(f"the history can't be read: {error}") from None
-    launches = [one for one in rows if isinstance(one, Launch)][-args.last :]
+    launches = [row for row in rows if isinstance(row, Launch)][-args.last :]
     if args.json:
         print(as_json(rows, totals, args.last))
     elif launches:
@@ -45,20 +44,20 @@ def show_history(args: argparse.Namespace) -> None:
 
 
 def table_rows(launches: Sequence[Launch], rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Newest first, within 80 columns."""
-    smokes = {one.launch: one for one in rows if isinstance(one, Smoke)}
-    found: list[tuple[str, ...]] = [HEADINGS]
-    for one in reversed(launches):
-        rate, smoke = one.last_tokens_per_second, smokes.get(one.id)
-        end = (one.end.cause or one.end.reason) if one.end else NONE
-        found.append(
+    """The heading and a row for each launch, the newest first, within 80 columns."""
+    smokes = {row.launch: row for row in rows if isinstance(row, Smoke)}
+    table: list[tuple[str, ...]] = [HEADINGS]
+    for launch in reversed(launches):
+        rate, smoke = launch.last_tokens_per_second, smokes.get(launch.id)
+        end = (launch.end.cause or launch.end.reason) if launch.end else NONE
+        table.append(
             (
-                sanitize(one.at[:16].replace("T", " ")),
-                sanitize(one.recipe, RECIPE_WIDTH),
-                NONE if one.load_seconds is None else f"{one.load_seconds:,.0f} s",
+                sanitize(launch.at[:16].replace("T", " ")),
+                sanitize(launch.recipe, 16),
+                NONE if launch.load_seconds is None else f"{launch.load_seconds:,.0f} s",
                 NONE if rate is None else f"{rate:,.1f}",
                 NONE if smoke is None else str(smoke.bad),
-                sanitize(end, END_WIDTH),
+                sanitize(end, 19),
             )
         )
-    return found
+    return table

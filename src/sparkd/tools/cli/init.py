@@ -56,7 +56,7 @@ def init(args: argparse.Namespace) -> None:
 
 
 def _refuse(args: argparse.Namespace) -> None:
-    """Raises UsageError."""
+    """Raises UsageError for options that do not go together, or that this user or terminal can't use."""
     if args.rotate and not args.new_cluster_key:
         raise UsageError("--rotate is of the cluster's key", f"sparkd init {NEW_KEY} --rotate")
     if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:

@@ -28,9 +28,6 @@ from sparkd.base.vllm.log_lines import LineSplitter
 from sparkd.tools.cli import console
 from sparkd.tools.support.capture_collector import Collector, summarize
 
-POLL_SECONDS = 1.0
-LONGEST_SECONDS = 366 * 86400
-
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="continue with what comes, until it is interrupted")
@@ -54,20 +51,20 @@ def show_logs(args: argparse.Namespace) -> None:
 
 
 async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> None:
-    """Raises BlockedError where no node has answered."""
-    marks, said = Marks(), dict[str, str]()
+    """Print what the nodes answer, each node's trouble where it changes. Raises BlockedError where none answers."""
+    marks, troubles = Marks(), dict[str, str]()
     while True:
-        answers = await asyncio.gather(*(one.next(query) for one in logs))
-        if entries := merge(found for found, _ in answers):
+        answers = await asyncio.gather(*(log.next(query) for log in logs))
+        if entries := merge(lines for lines, _ in answers):
             _print(entries, marks, as_json=args.json)
         for log, (_, trouble) in zip(logs, answers, strict=True):
-            if trouble != said.get(log.name, ""):
-                said[log.name] = trouble
+            if trouble != troubles.get(log.name, ""):
+                troubles[log.name] = trouble
                 print(f"sparkd: {log.name or 'this node'}: {trouble or 'answers again'}", file=sys.stderr, flush=True)
         if not args.follow:
             break
-        await asyncio.sleep(POLL_SECONDS)
-    if not any(found or not trouble for found, trouble in answers):
+        await asyncio.sleep(1)
+    if not any(lines or not trouble for lines, trouble in answers):
         raise BlockedError("no node's log can be read", "on each node: journalctl -u sparkd-head -u sparkd-worker")
     if not (args.json or entries):
         print(f"no lines since {args.since}; what the node does now: sparkd status")
@@ -86,28 +83,21 @@ def render_rows(entries: list[Entry], marks: Marks) -> Iterator[tuple[tuple[str,
     for entry in entries:
         known, first = marks.judge(entry.line)
         at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
-        yield (f"{at:%b %d %H:%M:%S}.{at.microsecond // 1000:03}", entry.node, entry.line.text), _style(entry)
+        style = {"error": "block", "warning": "warn"}.get(_level(entry), "")
+        yield (f"{at:%b %d %H:%M:%S}.{at.microsecond // 1000:03}", entry.node, entry.line.text), style
         if first or known is not None:
-            meaning = f"{known.meaning}; do: {known.remedy}" if known is not None else ""
-            yield (
-                ("", "", f"^ {'first failure' * first}{': ' * bool(first and meaning)}{meaning}"),
-                "block" if first else "warn",
-            )
+            meaning = [f"{known.meaning}; do: {known.remedy}"] if known is not None else []
+            text = ": ".join([*["first failure"] * first, *meaning])
+            yield ("", "", f"^ {text}"), "block" if first else "warn"
 
 
 def render_json(entries: list[Entry], marks: Marks) -> Iterator[str]:
     for entry in entries:
         known, first = marks.judge(entry.line)
-        shown = {
-            "at": datetime.fromtimestamp(entry.at_us / 1e6).astimezone().isoformat(timespec="microseconds"),
-            "node": entry.node,
-            "level": _level(entry),
-            "engine": entry.engine,
-            "text": entry.line.text,
-            "first_failure": first,
-            "meaning": known.meaning if known else "",
-            "remedy": known.remedy if known else "",
-        }
+        at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
+        own = {"node": entry.node, "level": _level(entry), "engine": entry.engine, "text": entry.line.text}
+        help_ = {"meaning": known.meaning if known else "", "remedy": known.remedy if known else ""}
+        shown = {"at": at.isoformat(timespec="microseconds"), **own, "first_failure": first, **help_}
         yield json.dumps(shown, ensure_ascii=False)
 
 
@@ -115,27 +105,16 @@ def _level(entry: Entry) -> str:
     return next((name for name in ("error", "warning", "info") if entry.line.priority <= PRIORITIES[name]), "debug")
 
 
-def _style(entry: Entry) -> str:
-    return {"error": "block", "warning": "warn"}.get(_level(entry), "")
-
-
 def parse_since(text: str, now: datetime) -> datetime:
-    """`10m` before now, a time of today, or a date with or without one; local time. Raises UsageError."""
+    """Parse `10m` before now, a time of today, or a date with or without one; local time. Raises UsageError."""
     if text[-1:].isalpha():
-        return now - timedelta(seconds=parse_time("--since", text, 0, LONGEST_SECONDS))
+        return now - timedelta(seconds=parse_time("--since", text, 0, 366 * 86400))
     with suppress(ValueError, OverflowError):
         if "-" in text:
             return datetime.fromisoformat(text).astimezone()
         if ":" in text:
             return datetime.combine(now.date(), time.fromisoformat(text)).astimezone()
     raise UsageError(f"--since {sanitize(text, 40)}: no time", "such as 10m, 2d, 14:30 or 2026-11-23T14:30")
-
-
-CHUNK_BYTES = 1 << 16
-SHOWN = 200
-"""Characters of a line."""
-KERNEL_TABLE = "sparkd's table of the kernel's messages"
-NOTHING = "no error that sparkd knows; it may still be one"
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
@@ -148,34 +127,35 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 def show_explanations(args: argparse.Namespace) -> None:
     lines = _stdin_lines() if args.line == "-" else [args.line]
-    console.show(list(render_explanations(lines)) or [NOTHING])
+    console.show(list(render_explanations(lines)) or ["no error that sparkd knows; it may still be one"])
 
 
 def render_explanations(lines: Iterable[str]) -> Iterator[str]:
     """Each known error once, at its first line, with a count of its lines."""
-    seen: dict[KnownError, tuple[str, int]] = {}
+    known_errors: dict[KnownError, tuple[str, int]] = {}
     for line in lines:
         if (known := _explain_kernel(line) or explain(line)) is not None:
-            first, count = seen.get(known, (line, 0))
-            seen[known] = first, count + 1
-    for known, (line, count) in seen.items():
+            first, count = known_errors.get(known, (line, 0))
+            known_errors[known] = first, count + 1
+    for known, (line, count) in known_errors.items():
         times = f" ({count} lines)" if count > 1 else ""
-        yield f"{sanitize(line.strip(), SHOWN)}{times}"
+        yield f"{sanitize(line.strip(), 200)}{times}"
         yield f"  means: {known.meaning}\n  do:    {known.remedy}\n  known: {known.source}"
 
 
 def _explain_kernel(line: str) -> KnownError | None:
     if (event := parse_printed(line)) is None:
         return None
-    return KnownError((event.kind,), event.reason, f"{event.effect.action}: {event.effect.hint}", KERNEL_TABLE)
+    remedy = f"{event.effect.action}: {event.effect.hint}"
+    return KnownError((event.kind,), event.reason, remedy, "sparkd's table of the kernel's messages")
 
 
 def _stdin_lines() -> Iterator[str]:
     if sys.stdin is None:  # closed: <&-
         raise UsageError("there is no stdin", "give a line, or a log: journalctl -b -u sparkd-head | sparkd explain")
     splitter = LineSplitter()
-    for data in iter(partial(os.read, sys.stdin.fileno(), CHUNK_BYTES), b""):
-        yield from splitter.feed(data)
+    for chunk in iter(partial(os.read, sys.stdin.fileno(), 1 << 16), b""):
+        yield from splitter.feed(chunk)
     yield from splitter.flush()
 
 

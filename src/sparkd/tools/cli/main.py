@@ -53,14 +53,14 @@ Where root alone may run it from its first line on, `as_root` is why, and what t
 
 COMPLETE = "__complete"
 SYSTEMCTL = ("start", "stop", "restart", "enable", "disable")
-"""What systemd does with the units."""
+"""Words for which a person wants systemctl: systemd starts and stops the units."""
 HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
 EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner, 11 launch failed, 12 not ready in time,
 13 engine ended, 14 peer lost, 15 engine stalled, 16 memory guard, 17 the node needs a person, 78 wrong configuration"""
 
 
 def build_parser(*used: str) -> argparse.ArgumentParser:
-    """With the options of these commands; of all others, only their summaries."""
+    """The parser with the options of these commands; of all others, only their summaries."""
     import argparse
     from importlib import import_module
 

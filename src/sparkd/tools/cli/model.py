@@ -36,7 +36,7 @@ from sparkd.tools.models.model_files import (
 from sparkd.tools.models.ssh import choose_peers, run_on_each
 
 CONFIRM_BYTES = 20 * 10**9
-"""More takes most of an hour by a usual line: on a terminal a person confirms it."""
+"""A larger download takes most of an hour by a usual line: on a terminal a person confirms it."""
 _MODEL = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
 
 
@@ -115,7 +115,7 @@ def pull_model(args: argparse.Namespace) -> None:
     need_bytes, room = require_download_room(repo, folder, host)
     print(f"{size(need_bytes)} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
     unconfirmed = need_bytes > CONFIRM_BYTES and not args.yes and sys.stdin.isatty()
-    if unconfirmed and console.prompt("download it? [Y/n] ").strip().lower() not in ("", "y", "yes"):
+    if unconfirmed and not console.confirm("download it? [Y/n] ", ("", "y", "yes")):
         print("nothing is downloaded; another folder: --to FOLDER")
         return
     _warn_if_loading(folder, host)
@@ -189,7 +189,7 @@ def build_image(args: argparse.Namespace) -> None:
         raise UsageError(
             "a build runs these steps as root", f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
         )
-    if not args.yes and console.prompt("build it? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not (args.yes or console.confirm("build it? [y/N] ")):
         show("nothing is built; nothing is to be done")
         return
     progress = show if console.on_terminal() else lambda _line: None
@@ -204,7 +204,7 @@ def build_image(args: argparse.Namespace) -> None:
 
 @contextmanager
 def explain_interrupt(recipe: str) -> Iterator[None]:
-    """Print what a build that is cut leaves."""
+    """Print what an interrupted build leaves."""
     try:
         yield
     except KeyboardInterrupt:

@@ -26,8 +26,8 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     test = actions.add_parser("test", help="send a test message now by each way that is configured")
     test.set_defaults(run=send_test)
-    flush = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
-    flush.set_defaults(run=send_rest)
+    rest = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
+    rest.set_defaults(run=send_rest)
 
 
 def send_test(_: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
 
 
 def _status_of(unit: str) -> str:
-    """What its agent reported last; empty where that can't be read."""
+    """What the unit's agent reported last; empty where that can't be read."""
     command = ("systemctl", "show", "--property", "StatusText", "--value", "--", unit)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=False)

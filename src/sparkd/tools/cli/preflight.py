@@ -94,11 +94,11 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
         if acts:
             raise
         look = partial(look_without_plan, error, args.role, config, host)
-        return look() if args.fix is None else _end_named(args.fix, look, host), error.code
-    for one in node.switch.findings if node.switch is not None else ():
-        print(f"sparkd: {one.reason}{f' ({one.hint})' * bool(one.hint)}", file=sys.stderr)
+        return _look_after_fix(args.fix, look, host), error.code
+    for finding in node.switch.findings if node.switch is not None else ():
+        print(f"sparkd: {finding.reason}{f' ({finding.hint})' * bool(finding.hint)}", file=sys.stderr)
     look = partial(_fix_node if acts else only_look, node, config, host)
-    shown = look() if args.fix is None else _end_named(args.fix, look, host)
+    shown = _look_after_fix(args.fix, look, host)
     return shown, _code(shown)
 
 
@@ -111,7 +111,10 @@ def _code(shown: Shown) -> ExitCode:
     return ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED
 
 
-def _end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
+def _look_after_fix(pid: int | None, look: Callable[[], Shown], host: Host) -> Shown:
+    """Look, once the process `pid` is ended, if there is one to end."""
+    if pid is None:
+        return look()
     from sparkd.tools.node.fixing import end_named  # where nothing is changed, nothing is imported that could
 
     return end_named(pid, look, host)

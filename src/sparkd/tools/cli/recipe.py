@@ -73,7 +73,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _gigabytes(text: str) -> int:
-    """Of memory as it is sold, in bytes: the firmware keeps as large a part as of a Spark's."""
+    """Bytes that a node of so many GB, as sold, has: the firmware keeps as large a part as of a Spark's."""
     if not (number := parse_count(text, 9999)):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of GB, such as 64")
     return GB10_BYTES * number // 128
@@ -104,13 +104,13 @@ def _rows() -> Iterator[tuple[str, ...]]:
 
 
 def _tokens_per_second(recipe: Recipe) -> str:
-    """Expected of one request alone, and of the most at once."""
+    """Rates expected of one request alone, and of the most at once."""
     rates = recipe.expect.get("decode_tokens_per_second")
     if not isinstance(rates, Mapping):
         return "-"
-    counted = ((parse_count(name, 999_999), rate) for name, rate in rates.items())
-    by_requests = {count: rate for count, rate in counted if count is not None}
-    ends = dict.fromkeys(sorted(by_requests)[:1] + sorted(by_requests)[-1:])
+    by_requests = {count: rate for name, rate in rates.items() if (count := parse_count(name, 999_999)) is not None}
+    counts = sorted(by_requests)
+    ends = dict.fromkeys(counts[:1] + counts[-1:])
     return " to ".join(sanitize(str(by_requests[count]), 20) for count in ends) or "-"
 
 
@@ -120,21 +120,21 @@ def show_recipe(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(loaded.recipe.model_dump(mode="json", by_alias=True), indent=2))
         return
-    for one in explain(loaded, _settings()):
-        value, instead = json.dumps(one.value, ensure_ascii=False), json.dumps(one.instead_of, ensure_ascii=False)
-        after = "" if one.instead_of is None else f", instead of {sanitize(instead, 60)}"
-        print(printable(f"{f'{one.key}: {value}':<60} # {one.by}: {one.where}{after}"))
-    ref, image, built = loaded.recipe.image.ref, None, None
+    for origin in explain(loaded, _settings()):
+        value, instead = json.dumps(origin.value, ensure_ascii=False), json.dumps(origin.instead_of, ensure_ascii=False)
+        after = "" if origin.instead_of is None else f", instead of {sanitize(instead, 60)}"
+        print(printable(f"{f'{origin.key}: {value}':<60} # {origin.by}: {origin.where}{after}"))
+    ref, images = loaded.recipe.image.ref, None
     with suppress(DockerError):  # such as for users other than root
-        found = docker.query(Host(), lambda reader: (read_image(reader, ref), read_built(reader, ref)))
-        image, built = found or (None, None)
+        images = docker.query(Host(), lambda reader: (read_image(reader, ref), read_built(reader, ref)))
+    image, built = images or (None, None)
     at = f"the image that is here, of {image.created[:10]}" if image else ""
     for number, line in enumerate(built.lines() if built else ()):
         print(printable(f"{f'image.built[{number}]: {json.dumps(line)}':<60} # docker: {at}"))
 
 
 def _settings() -> config.Loaded | None:
-    """None where they are wrong; the reason is printed."""
+    """The settings; None where they are wrong, with the reason printed."""
     try:
         return config.load_with_origins(os.environ)
     except ConfigError as error:
@@ -143,10 +143,10 @@ def _settings() -> config.Loaded | None:
 
 
 def diff_recipes(args: argparse.Namespace) -> None:
-    found = compare_recipes(_load(args.left).recipe, _load(args.right).recipe)
-    rows = [(one.key, one.left or "-", one.right or "-") for one in found]
+    differences = compare_recipes(_load(args.left).recipe, _load(args.right).recipe)
+    rows = [(difference.key, difference.left or "-", difference.right or "-") for difference in differences]
     table = Table([("", args.left, args.right), *rows], heading=True, flexible=2)
-    console.show([table if found else f"{args.left} and {args.right} mean the same"])
+    console.show([table if differences else f"{args.left} and {args.right} mean the same"])
 
 
 def _load(word: str) -> Loaded:

@@ -47,37 +47,37 @@ def import_recipes(args: argparse.Namespace) -> ExitCode:
     taken: set[str] = set()
     for path in convert.find_files(Path(args.path[0])):
         try:
-            result = convert.import_file(path, overrides, taken, place)
-            code = _show(args, place, result, "---\n" * bool(taken)) or code
+            conversion = convert.import_file(path, overrides, taken, place)
+            code = _show(args, place, conversion, "---\n" * bool(taken)) or code
         except ConfigError as error:
             faults.append(str(error))
             continue
-        taken.add(result.name)
+        taken.add(conversion.name)
     if faults:
         raise ConfigError("\n".join(faults))
     return code
 
 
 def _refuse_unused(args: argparse.Namespace) -> None:
-    """Raises UsageError."""
+    """Raises UsageError for options of a file that starts vLLM."""
     if args.service or args.image:
         raise UsageError("--service and --image are for a file that starts vLLM", "leave them out, or name that file")
 
 
-def _show(args: argparse.Namespace, place: Place, result: convert.Result, before: str = "") -> ExitCode:
+def _show(args: argparse.Namespace, place: Place, conversion: convert.Result, before: str = "") -> ExitCode:
     if args.write:
-        write(place, result, args.force)
+        write(place, conversion, args.force)
     else:
-        print(before + result.text, end="")
-    _print_open(result, args.write)
-    return ExitCode.BLOCKED if result.missing else ExitCode.GOOD
+        print(before + conversion.text, end="")
+    _print_open(conversion, args.write)
+    return ExitCode.BLOCKED if conversion.missing else ExitCode.GOOD
 
 
 def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
     """What the files start together; none for a recipe of another tool. Raises ConfigError."""
     if args.container:
         return [form_of_container(args.container, Host())]
-    found: list[Form] = []
+    forms: list[Form] = []
     for name in args.path:
         path, is_alone = Path(name), args.path == [name] and name != "-"
         try:
@@ -90,16 +90,16 @@ def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
             raise ConfigError("standard input: is no UTF-8 text") from None
         shown = Path("standard input") if name == "-" else path
         if form := read_form(text, shown, overrides, args.service, beside=name != "-"):
-            found.append(form)
+            forms.append(form)
         elif is_alone:
             return []
         else:
             raise ConfigError(f"{shown}: is no command line, script, compose file or unit that starts vLLM")
-    return found
+    return forms
 
 
 def _read_input() -> str:
-    """Raises ConfigError, UnicodeDecodeError."""
+    """Read standard input, within bounds. Raises ConfigError, UnicodeDecodeError."""
     text = sys.stdin.read(LIMIT_BYTES + 1)
     if len(text) > LIMIT_BYTES:  # the rest may hold flags
         raise ConfigError(f"standard input: is larger than {LIMIT_BYTES} bytes")
@@ -107,7 +107,7 @@ def _read_input() -> str:
 
 
 def _place(args: argparse.Namespace) -> Place:
-    """Of absolute paths, which docker must be able to mount from. Raises ConfigError."""
+    """The place of what is imported, by absolute paths from which docker can mount. Raises ConfigError."""
     models = Place().models
     with suppress(SparkdError):  # a wrong configuration is found by the printed commands
         models = load_settings(os.environ).engine.models_dir
@@ -123,7 +123,7 @@ def _place(args: argparse.Namespace) -> Place:
 
 
 def _find_image(ref: str) -> Image | None:
-    """None also where docker does not answer this user: the commands then get an image that is there already."""
+    """The image; None also where docker does not answer this user, whose commands then get what is there already."""
     with suppress(DockerError):
         return query(Host(), lambda docker: read_image(docker, ref))
     return None
@@ -140,24 +140,24 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
     text = download_text(args.path[0])
     path = Path(unquote(urlsplit(args.path[0]).path).lstrip("/") or "imported")
     if form := read_form(text, path, overrides, args.service, beside=False):
-        result = convert.import_forms([form], (), place, args.image)
+        conversion = convert.import_forms([form], (), place, args.image)
     else:
         _refuse_unused(args)
-        result = convert.import_text(text, path, overrides, (), place, beside=None)
-    print(result.text, end="", flush=True)
-    _print_open(result, args.write)
+        conversion = convert.import_text(text, path, overrides, (), place, beside=None)
+    print(conversion.text, end="", flush=True)
+    _print_open(conversion, args.write)
     if args.write and (args.yes or input(f"write it to {place.origin}? [y/N] ").strip().lower() in ("y", "yes")):
-        write(place, result, args.force)
-    return ExitCode.BLOCKED if result.missing else ExitCode.GOOD
+        write(place, conversion, args.force)
+    return ExitCode.BLOCKED if conversion.missing else ExitCode.GOOD
 
 
-def _print_open(result: convert.Result, written: Path | None) -> None:
-    for note in result.notes:
+def _print_open(conversion: convert.Result, written: Path | None) -> None:
+    for note in conversion.notes:
         print(note, file=sys.stderr)
-    if result.missing and not written:
-        print(f"{result.name}: {NOT_YET}: what is missing is in its comments", file=sys.stderr)
-    if result.files and not written:
-        print(f"{result.name}: it needs {len(result.files)} files: --write FOLDER leaves them", file=sys.stderr)
+    if conversion.missing and not written:
+        print(f"{conversion.name}: {NOT_YET}: what is missing is in its comments", file=sys.stderr)
+    if conversion.files and not written:
+        print(f"{conversion.name}: it needs {len(conversion.files)} files: --write FOLDER leaves them", file=sys.stderr)
 
 
 def _refuse_existing(place: Place, name: str) -> None:
@@ -172,19 +172,19 @@ def _refuse_existing(place: Place, name: str) -> None:
         print(f"{hidden} in {ADMINISTRATORS}", file=sys.stderr)
 
 
-def write(place: Place, result: convert.Result, force: bool) -> None:
-    """The recipe comes last: where it is, the rest is, too. Raises ConfigError, SharedFolderError."""
+def write(place: Place, conversion: convert.Result, force: bool) -> None:
+    """Write it, the recipe last: where that is, the rest is, too. Raises ConfigError, SharedFolderError."""
     from sparkd.agent.actions import files
     from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner
 
-    folder, file = place.origin, f"{result.name}{SUFFIX}"
+    folder, recipe_file = place.origin, f"{conversion.name}{SUFFIX}"
     if not force:
-        _refuse_existing(place, result.name)
+        _refuse_existing(place, conversion.name)
 
     def leave() -> None:
-        for name, one in result.files.items():  # in a folder that is named by their content
-            files.write(folder / name, one.content, 0o755 if one.executable else 0o644, durable=True, over=True)
-        files.write(folder / file, result.text, 0o644, durable=True, over=force)
+        for name, file in conversion.files.items():  # in a folder that is named by their content
+            files.write(folder / name, file.content, 0o755 if file.executable else 0o644, durable=True, over=True)
+        files.write(folder / recipe_file, conversion.text, 0o644, durable=True, over=force)
 
     try:
         as_owner(folder, leave)
@@ -193,20 +193,20 @@ def write(place: Place, result: convert.Result, force: bool) -> None:
     except OSError as error:
         where = error.filename2 or error.filename or folder
         raise ConfigError(f"{where}: cannot be written: {(error.strerror or str(error)).lower()}") from None
-    for old in sorted(folder.glob(f"{result.name}.mods-*")):
-        if not any(name.startswith(f"{old.name}/") for name in result.files):
+    for old in sorted(folder.glob(f"{conversion.name}.mods-*")):
+        if not any(name.startswith(f"{old.name}/") for name in conversion.files):
             print(f"{old}: of an earlier import, and no longer used", file=sys.stderr)
-    _print_next(result, folder / file)
+    _print_next(conversion, folder / recipe_file)
 
 
-def _print_next(result: convert.Result, written: Path) -> None:
+def _print_next(conversion: convert.Result, written: Path) -> None:
     print(written)
-    if result.missing:
+    if conversion.missing:
         print(f"{NOT_YET[0].upper()}{NOT_YET[1:]}. What is missing first:")
-        for line in result.missing:
+        for line in conversion.missing:
             print(f"  {line}")
         print(f"The steps after that are in its comments:\n  {shlex.join(['less', str(written)])}")
         return
     print("To an endpoint, in this order:")
-    for number, step in enumerate(result.steps, 1):
+    for number, step in enumerate(conversion.steps, 1):
         print(f"  {number}. {step}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FLUSH_SECONDS = 5.0
 STOP_FLUSH_SECONDS = 0.2
-"""For a journald that takes nothing, after a stop: no line says then what a person must do, and systemd waits."""
+"""Limit after a stop, where journald takes nothing: no line says then what a person must do, and systemd waits."""
 ROLES = ("head", "worker")
 
 
@@ -79,13 +79,13 @@ def run_agent(args: argparse.Namespace) -> int:
 
 
 def report_thread(events: Events, error: threading.ExceptHookArgs) -> None:
-    """What ended a thread whose result nothing waits for."""
+    """Log what ended a thread whose result nothing waits for."""
     name = error.thread.name if error.thread else ""
     events.error("agent.thread.failed", thread=name, reason=f"{error.exc_type.__name__}: {error.exc_value}")
 
 
 def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
-    """There is no agent yet: wrong configuration, wrong role, another owner."""
+    """Log why there is no agent: wrong configuration, wrong role, another owner."""
     from sparkd.base.lib.redaction import Redaction
     from sparkd.base.lib.systemd import Notifier
 

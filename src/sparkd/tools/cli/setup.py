@@ -19,7 +19,6 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.setup.machine_watchdog import PANIC, apply_watchdog, revert_watchdog, with_panic
 from sparkd.tools.setup.system_config import HEADER, PATH, SysctlManager, UnitFiles
 
-WATCHDOG_HINT = "; to have it reset itself: sudo sparkd tune apply --watchdog"
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
 
 
@@ -41,11 +40,11 @@ def manage_units(args: argparse.Namespace) -> None:
     if args.action == "install":
         print("\n".join(UnitFiles().install(wanted)) or "nothing to change")
     elif args.action == "check":
-        if found := units.drift(wanted, Files()):
-            raise ConfigError("\n".join(found))
+        if differences := units.drift(wanted, Files()):
+            raise ConfigError("\n".join(differences))
         print("what systemd runs matches the configuration")
     else:
-        texts = units.package_units() | {one.path: one.text for one in wanted}
+        texts = units.package_units() | {dropin.path: dropin.text for dropin in wanted}
         for path, text in texts.items():
             if text and (args.role is None or units.unit_name(args.role) in path):
                 print(f"# {path}\n{text}")
@@ -70,7 +69,7 @@ def tune(args: argparse.Namespace) -> None:
 
 
 def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watchdog: bool = False) -> Iterator[str]:
-    """What is printed, also before an error."""
+    """Do it, and yield what is printed, also before an error."""
     manager = SysctlManager(root)
     if action == "revert":
         try:
@@ -83,7 +82,8 @@ def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watch
     if chosen := watchdog or PANIC.keys() <= manager.saved().keys():  # until `revert`, no `apply` takes it back
         recipe = with_panic(recipe)
     if action == "show":
-        yield from (*show_tuning(manager, recipe), read_recovery(Files(str(root))).text + WATCHDOG_HINT * (not chosen))
+        hint = "" if chosen else "; to have it reset itself: sudo sparkd tune apply --watchdog"
+        yield from (*show_tuning(manager, recipe), f"{read_recovery(Files(str(root))).text}{hint}")
         return
     yield from apply_tuning(manager, recipe)
     yield from apply_watchdog(root) if watchdog else ()

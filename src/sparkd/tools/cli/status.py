@@ -57,7 +57,7 @@ def show_status(args: argparse.Namespace) -> int:
 
 
 def watch(files: Files) -> int:
-    """Until it is interrupted; its last state stays on the terminal."""
+    """Show a live screen until it is interrupted; its last state stays on the terminal."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the terminal stays on the other screen
     shown, code = render_report(files, on_terminal=True)
     try:
@@ -85,7 +85,7 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
 
 
 def _before_first(files: Files) -> Parts:
-    """Of a node whose agent has not run since boot, and what to do."""
+    """What holds on a node whose agent has not run since boot, and what to do."""
     from sparkd.base.cluster.membership import current_switch
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host
@@ -107,24 +107,23 @@ def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:
     return ExitCode.GOOD if report.phase in (Phase.SERVING, Phase.DEGRADED) else ExitCode.ON_THE_WAY
 
 
-NAME_WIDTH = 30
 CAUSE_LIMIT = 300
-"""On a terminal, which wraps it."""
+"""Characters of a cause on a terminal, which wraps it."""
 
 
 def render(report: NodeReport, view: View, *, whole: bool = False) -> Parts:
     """Two lines for each node, in 80 columns unless `whole`, which cuts no cause; then what needs attention."""
-    seen = overview(report, view)
-    width = min(NAME_WIDTH, max(cell_width(one.name) for one in seen.nodes))
+    cluster = overview(report, view)
+    width = min(30, max(cell_width(node.name) for node in cluster.nodes))
     limit = 2 * TEXT_LIMIT if whole else CAUSE_LIMIT
-    rows = [(row, one.level) for one in seen.nodes for row in _node_rows(one, width, limit) if row[1]]
-    notes = _notes(seen)
+    rows = [(row, node.level) for node in cluster.nodes for row in _node_rows(node, width, limit) if row[1]]
+    notes = _notes(cluster)
     table = Table([row for row, _ in rows], [level for _, level in rows])
     return [table, *([""] if notes.rows else []), notes]
 
 
 def _node_rows(node: NodeView, width: int, limit: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Who it is and what it does; its figures."""
+    """Two rows: who the node is and what it does; its figures."""
     shown = node.name if cell_width(node.name) <= width else f"{node.name[: width // 2]}…"
     since = f"{node.phase} for {node.age}" if node.age and node.age not in node.phase else node.phase
     doing = sanitize("; last: ".join(part for part in (node.serves, node.cause) if part), limit)
@@ -142,10 +141,11 @@ def _node_rows(node: NodeView, width: int, limit: int) -> tuple[tuple[str, str],
     return (rank, first), ("", "  ".join(part for part in figures if part).rstrip())
 
 
-def _notes(seen: Overview) -> Table:
-    figures = [f"{text} {name}" for name, text in activity_figures(seen.activity).items()] if seen.activity else []
+def _notes(cluster: Overview) -> Table:
+    figures = (
+        [f"{text} {name}" for name, text in activity_figures(cluster.activity).items()] if cluster.activity else []
+    )
     lines = (("activity", figures[:2]), ("", figures[2:4]), ("caches", figures[4:]))
-    activity = [(label, ", ".join(texts)) for label, texts in lines if texts]
-    notes = [(one.level, one.text) for one in seen.notes]
-    rows = [*activity, *notes, *(("restart", text) for text in seen.restarts)]
+    rows = [(label, ", ".join(texts)) for label, texts in lines if texts]
+    rows += [*((note.level, note.text) for note in cluster.notes), *(("restart", text) for text in cluster.restarts)]
     return Table([(level.ljust(10), text) for level, text in rows], [level for level, _ in rows])

@@ -76,8 +76,8 @@ def diff(args: argparse.Namespace) -> None:
         print(as_json(known[0], now))
         return
     switch = membership.resolve_context(config, None, host).switch
-    for one in switch.findings if switch is not None else ():
-        print(f"{one.reason}; compared is what is configured")
+    for finding in switch.findings if switch is not None else ():
+        print(f"{finding.reason}; compared is what is configured")
     print(as_text(known[0], now))
 
 
@@ -106,7 +106,7 @@ def rollback(args: argparse.Namespace) -> None:
 
 
 def listed(known: Sequence[Entry], config: Settings, host: Host) -> str:
-    """One line a plan."""
+    """A table of the plans, one line each."""
     if not known:
         return _none_yet(config)
     plan, back = configured_plan(config, host), None
@@ -114,18 +114,14 @@ def listed(known: Sequence[Entry], config: Settings, host: Host) -> str:
         switch = membership.resolve_context(config, None, host).switch
         back = switch.chosen if switch is not None else None
     rows: list[tuple[str, ...]] = [HEADINGS]
-    for one in known:
-        image = one.image_id.removeprefix("sha256:")[:DIGITS]
-        cells = (one.plan[:DIGITS], one.name, format_utc(one.since), format_utc(one.until), image)
-        marks = ["configured"] * (plan is not None and plan.digest == one.plan)
-        if back is not None and back.plan == one.plan and back.image_id in ("", one.image_id):
+    for entry in known:
+        image = entry.image_id.removeprefix("sha256:")[:DIGITS]
+        cells = (entry.plan[:DIGITS], entry.name, format_utc(entry.since), format_utc(entry.until), image)
+        marks = ["configured"] * (plan is not None and plan.digest == entry.plan)
+        if back is not None and back.plan == entry.plan and back.image_id in ("", entry.image_id):
             marks.append("rolled back to")  # also once it has proven itself again, at another time
         rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
     return str(Table(rows))
-
-
-LONGEST_DRAIN_SECONDS, LONGEST_USE_SECONDS = 3600, 90 * 86400
-SHORTEST_USE_SECONDS = 60
 
 
 def add_use(parser: argparse.ArgumentParser) -> None:
@@ -202,7 +198,7 @@ def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings
 
 
 def _describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
-    """`ref`: of an image that was exchanged."""
+    """What is in force, and the way back. `ref`: the image that was exchanged, or empty."""
     to, before = switch.to, switch.before
     yield f"{label(to)} is in force"
     if to is None or not ref:
@@ -223,6 +219,6 @@ def _read_times(args: argparse.Namespace) -> tuple[int, int]:
         raise UsageError("--for is the time of a recipe or an image", "sparkd use RECIPE --for 2h")
     if args.no_bench and not args.image:
         raise UsageError("--no-bench is for --image alone", "sudo sparkd use --image REF --no-bench")
-    drain = parse_time("--drain", args.drain, 0, LONGEST_DRAIN_SECONDS)
-    span = parse_time("--for", args.time, SHORTEST_USE_SECONDS, LONGEST_USE_SECONDS) if args.time else 0
+    drain = parse_time("--drain", args.drain, 0, 3600)
+    span = parse_time("--for", args.time, 60, 90 * 86400) if args.time else 0
     return span, drain

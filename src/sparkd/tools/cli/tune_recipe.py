@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode, UsageError
 from sparkd.base.state.switch import fingerprint_engine
-from sparkd.tools.cli.console import prompt
+from sparkd.tools.cli import console
 from sparkd.tools.measure import ladder
 from sparkd.tools.measure.climb import FILE, Climb, Tuning
 from sparkd.tools.measure.ladder_ends import announce, choose_load, refuse_name, refuse_without_effect, write_best
@@ -50,7 +51,7 @@ def tune_recipe(args: argparse.Namespace) -> int:
             print(f"dropped: {len(kept.measured)} steps measured for {kept.name} with other arguments or settings")
         climb = Climb(begun, base, config, host, partial(print, flush=True))
         print("\n".join(announce(begun, base, host)), flush=True)
-        confirm(args, [*ladder.warnings(knobs, base.recipe)])
+        confirm(args, tuple(ladder.warnings(knobs, base.recipe)))
         try:
             with climb:
                 write_best(base, climb, climb.run(), host, print)
@@ -60,13 +61,13 @@ def tune_recipe(args: argparse.Namespace) -> int:
     return ExitCode.GOOD
 
 
-def confirm(args: argparse.Namespace, warnings: list[str]) -> None:
-    """Raises UsageError."""
-    for one in warnings:
-        print(f"warning: {one}", flush=True)
+def confirm(args: argparse.Namespace, warnings: Sequence[str]) -> None:
+    """Print the warnings, and have a person confirm. Raises UsageError where that is refused."""
+    for warning in warnings:
+        print(f"warning: {warning}", flush=True)
     if args.yes and warnings and not args.despite_warnings:
         raise UsageError("reports warn of that", "narrower bounds, or --despite-warnings")
     if not args.yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to confirm on", "--yes begins without a question")
-    if not args.yes and prompt("begin? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not (args.yes or console.confirm("begin? [y/N] ")):
         raise UsageError("not begun: nothing is changed")

@@ -12,9 +12,6 @@ from sparkd.base.vllm.api import Drafts, Endpoint
 from sparkd.tools.measure.figures import Depth, Level, compare_depth, summarise
 from sparkd.tools.measure.load import REQUEST_SECONDS, Prompts, send
 
-WARM_TOKENS = 4
-"""Of the answers that open the connections and touch the kernels of a batch's size, before it is measured."""
-
 
 class Wanted(Struct, frozen=True):
     concurrency: tuple[int, ...]
@@ -25,11 +22,11 @@ class Wanted(Struct, frozen=True):
     runs: int
     staggered: bool
     seed: int
-    """To differ from that of any earlier measurement, whose prompts the prefix cache may know."""
+    """Differs from that of any earlier measurement, whose prompts the prefix cache may know."""
 
 
 class Result(Struct, frozen=True):
-    """What is kept. `made`: UTC, ISO 8601."""
+    """What is kept of a measurement. `made`: UTC, ISO 8601."""
 
     made: str
     node: str
@@ -48,13 +45,13 @@ class Result(Struct, frozen=True):
 
 
 async def measure(endpoint: Endpoint, wanted: Wanted) -> AsyncIterator[Level | Depth]:
-    """One after the other. It ends early after a level without any answer. Raises HttpError, StreamError."""
+    """Levels and depths, one after the other, to a level without any answer. Raises HttpError, StreamError."""
     prompts = Prompts(wanted.seed)
     await prompts.calibrate(endpoint)
     for concurrency in wanted.concurrency:
-        found = await measure_level(endpoint, prompts, wanted, concurrency, wanted.runs)
-        yield found
-        if found.failed == found.requests:
+        level = await measure_level(endpoint, prompts, wanted, concurrency, wanted.runs)
+        yield level
+        if level.failed == level.requests:
             return
     for tokens in wanted.depths:
         prompt = prompts.make(tokens)
@@ -68,7 +65,7 @@ async def measure_level(endpoint: Endpoint, prompts: Prompts, wanted: Wanted, co
         return [prompts.make(wanted.prompt_tokens) for _ in range(concurrency)]
 
     loop = asyncio.get_running_loop()
-    await send(endpoint, batch(), WARM_TOKENS, concurrency, 0)
+    await send(endpoint, batch(), 4, concurrency, 0)  # opens the connections, and touches the kernels of this size
     gap = 0.0
     if wanted.staggered:  # as many arrive during one request as run at once
         began = loop.time()

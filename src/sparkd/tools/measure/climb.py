@@ -18,13 +18,13 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError
-from sparkd.base.lib.text import sanitize, size
+from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.base.status.model import utc_now
 from sparkd.tools.measure.bench import Wanted
 from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
-from sparkd.tools.measure.measuring import look, run, start_result
+from sparkd.tools.measure.measuring import look, run
 from sparkd.tools.measure.soak import Sample
 from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
 from sparkd.tools.node.switching import (
@@ -43,9 +43,7 @@ from sparkd.tools.node.switching import (
 PROMPT_TOKENS, ANSWER_TOKENS, RUNS = 64, 128, 5
 DEFAULT_CONCURRENCY, DRAIN_SECONDS = 4, 60
 AWAITED_SECONDS, MEASURE_SECONDS = 900, 3600
-"""Of the time until a step ends by itself: for docker or a peer, and for smoke and bench."""
-MARGIN_BYTES = 1 << 30
-"""Above the memory guard's floor, on every node."""
+"""Parts of the time until a step ends by itself: for docker or a peer, and for smoke and bench."""
 BY_KNOB = ("plan-lint", "unified-memory")
 """Checks whose outcome a knob decides."""
 FAULT_LENGTH = 300
@@ -68,7 +66,7 @@ class Tuning(Struct, frozen=True):
     """What is kept until the ladder has ended."""
 
     name: str
-    """Of the recipe to write, and of each step's."""
+    """Name of the recipe to write, and of each step's."""
     base: str
     """Fingerprint of the first recipe and the section `engine`."""
     knobs: tuple[Knob, ...]
@@ -77,7 +75,7 @@ class Tuning(Struct, frozen=True):
     tried: tuple[str, Value] | None = None
     """The step under way."""
     tries: int = 0
-    """Of that step, by processes that did not live to say how it went."""
+    """How often processes began that step, and did not live to say how it went."""
 
 
 FILE = StateFile("tune-recipe.json", Tuning)
@@ -95,8 +93,8 @@ class Climb:
         """The last step's."""
         self._in_force = False
         """Whether that has come up: then the file has it until somebody else chooses."""
-        found = read_choice(host)
-        now = found if found is not None and found.replaces == self._replaces else None
+        choice = read_choice(host)
+        now = choice if choice is not None and choice.replaces == self._replaces else None
         if now is not None and self._has_step(now):
             self._back, self._switch = now.back, now  # of a process that was killed
         elif now is not None and now.stage is not Stage.IN_FORCE:
@@ -112,9 +110,9 @@ class Climb:
         now = go_back(self._host, self._has_step)
         self._show(f"this node runs, or is on the way to: {label(now)}; sparkd status")
 
-    def _has_step(self, found: Switch) -> bool:
-        """Of this ladder: no other recipe has the name, and nothing else of this name an end."""
-        return found.to is not None and bool(found.to.until) and found.to.recipe.name == self.tuning.name
+    def _has_step(self, switch: Switch) -> bool:
+        """Whether it is a step of this ladder: no other recipe has the name, and nothing else of this name an end."""
+        return switch.to is not None and bool(switch.to.until) and switch.to.recipe.name == self.tuning.name
 
     def run(self) -> Position:
         """Raises SparkdError where it is stopped: what was measured stays, and the next run continues from there."""
@@ -126,16 +124,16 @@ class Climb:
             try:
                 gone = "the node, or this command, was gone twice meanwhile"
                 fault = gone if tries >= TRIES else self._use(step[0], at.values)
-                one = Measured(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
+                measured = Measured(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
             except BaseException:
                 self.keep(replace(self.tuning, tried=None, tries=0))
                 raise
-            self.keep(replace(self.tuning, measured=(*self.tuning.measured, one), tried=None, tries=0))
-            self._show(f"{what}: {describe(one)}")
+            self.keep(replace(self.tuning, measured=(*self.tuning.measured, measured), tried=None, tries=0))
+            self._show(f"{what}: {describe(measured)}")
         return at
 
     def _use(self, knob: str, values: Mapping[str, Value]) -> str:
-        """Why it did not come up; empty once it is in force.
+        """Use the values. Why they did not come up; empty once they are in force.
 
         Raises BlockedError where the fault is not of the recipe.
         """
@@ -152,17 +150,17 @@ class Climb:
         except ConfigError as error:
             return sanitize(error.reason, FAULT_LENGTH)
         findings = findings_of(node, host, config)
-        own = [one for one in findings if one.id in BY_KNOB]
-        others = [one for one in findings if one not in own]
+        own = [finding for finding in findings if finding.id in BY_KNOB]
+        others = [finding for finding in findings if finding.id not in BY_KNOB]
         if not knob:
             refuse_blocked(node, others, config, host)
         elif others:  # no rung needs more of another node than the recipe itself, and its agent may just start again
             raise BlockedError("\n".join(explain_findings(others)))
         if own:
             return sanitize("; ".join(explain_findings(own)), FAULT_LENGTH)
-        found, self._in_force = self._refuse_other(), False
+        before, self._in_force = self._refuse_other(), False
         self._switch = step = Switch(self._replaces, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
-        write_switch(found, step, host)
+        write_switch(before, step, host)
         if fault := follow(step, host, self._show):
             if NO_REASON in fault:
                 raise BlockedError(f"a node was gone meanwhile: {fault}", AGAIN)
@@ -174,23 +172,23 @@ class Climb:
 
     def _refuse_other(self) -> Switch | None:
         """What the file has. Raises BlockedError where somebody else has chosen since the last step."""
-        found, own = read_choice(self._host), self._switch
-        if own is not None and (found.chosen_at != own.chosen_at if found is not None else self._in_force):
-            raise BlockedError(f"somebody has chosen {label(found.chosen if found else None)} meanwhile", AGAIN)
-        return found
+        choice, own = read_choice(self._host), self._switch
+        if own is not None and (choice.chosen_at != own.chosen_at if choice is not None else self._in_force):
+            raise BlockedError(f"somebody has chosen {label(choice.chosen if choice else None)} meanwhile", AGAIN)
+        return choice
 
     def _measure(self, step: tuple[str, Value]) -> Measured:
         """Raises BlockedError where it was ended by what is not of the recipe."""
         began = utc_now()
         try:
-            one = self._test(step)
+            measured = self._test(step)
         except EngineEndedError as error:
             end = await_end(self._host, lambda last: last.at > began)
             if end is not None and end.cause in NOT_OF_THE_RECIPE:
                 raise BlockedError(f"the engine was ended: {end.reason}", AGAIN) from None
-            one = Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
+            measured = Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
         self._refuse_other()
-        return one
+        return measured
 
     def _test(self, step: tuple[str, Value]) -> Measured:
         serves = await_service(self._host, ready_seconds(self._config))
@@ -200,14 +198,14 @@ class Climb:
             return Measured(*step, fault="it does not serve")
         if faults := smoke_twice():
             return Measured(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
-        load = (self.tuning.at_once,)
-        wanted = Wanted(load, (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=time.time_ns())
-        with open_endpoint(self.tuning.at_once) as served:
-            found = run(served, wanted, start_result(served, wanted))
-        if found.interrupted:
+        at_once = self.tuning.at_once
+        wanted = Wanted((at_once,), (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=time.time_ns())
+        with open_endpoint(at_once) as served:
+            benchmark = run(served, wanted)
+        if benchmark.interrupted:
             raise KeyboardInterrupt
-        level = found.levels[0] if found.levels else None
-        lost = found.fault or (level.fault if level else "no answer")
+        level = benchmark.levels[0] if benchmark.levels else None
+        lost = benchmark.fault or (level.fault if level else "no answer")
         if lost or level is None:
             return Measured(*step, fault=sanitize(f"bench: {lost}", FAULT_LENGTH))
         first = level.first_token_seconds
@@ -220,7 +218,7 @@ class Climb:
         )
 
     def keep(self, tuning: Tuning | None) -> None:
-        """None: the next ladder begins from the start. Raises UsageError."""
+        """Write it down. None: the next ladder begins from the start. Raises UsageError."""
         with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
             files.exchange(self._host.files, FILE, FILE.read(self._host.files), tuning)
         self.tuning = tuning or self.tuning
@@ -232,7 +230,7 @@ def longest_step(config: Settings, drain: int) -> int:
 
 
 def ready_seconds(config: Settings) -> int:
-    """The longest load that is waited for, with its kernels."""
+    """Seconds of the longest load that is waited for, with its kernels."""
     return config.readiness.timeout_seconds + config.readiness.warm_seconds
 
 
@@ -241,15 +239,15 @@ def smoke_twice() -> list[str]:
     for _ in range(2):
         with open_endpoint(CONNECTIONS) as served:
             rounds = asyncio.run(collect(served))
-        if not (faults := [fault for one in rounds for fault in one.faults]):
+        if not (faults := [fault for round_ in rounds for fault in round_.faults]):
             break
     return faults
 
 
-def find_shortage(seen: Sample | None, floor_bytes: int) -> str:
-    """Of memory, on any node; empty where there is none. Pure."""
-    needed = floor_bytes + MARGIN_BYTES
-    for name, free in (seen.available_bytes if seen is not None else {"this node": None}).items():
+def find_shortage(sample: Sample | None, floor_bytes: int) -> str:
+    """The shortage of memory on any node; empty where there is none. Pure."""
+    needed = floor_bytes + GIB
+    for name, free in (sample.available_bytes if sample is not None else {"this node": None}).items():
         if free is None:
             return f"the memory of {sanitize(name)} is not known"
         if free < needed:

@@ -14,16 +14,16 @@ from sparkd.tools.node.fabric_ports import MOST, FabricPort
 
 OK, SLOW, UNKNOWN = "ok", "slow", "unknown"
 USABLE_GBPS = 110.0
-"""Of one interface of a DGX Spark's ConnectX-7: four PCIe lanes. The kernel reports 200 Gb/s."""
+"""What one interface of a DGX Spark's ConnectX-7 carries: four PCIe lanes. The kernel reports 200 Gb/s."""
 LEAST_SHARE = 0.6
-"""Of what the link should carry. With the MTU of 1500, iperf3 still reached 96 Gb/s."""
+"""Share of what the link should carry. With the MTU of 1500, iperf3 still reached 96 Gb/s."""
 CEILING_SHARE = 0.8
-"""Of what iperf3 reaches without a cable, both ends on this node: from there on, it may be what is slow."""
+"""Share of what iperf3 reaches without a cable, both ends on this node: from there on, it may be what is slow."""
 DEGRADED_GBPS = 25.0
 """A degraded ConnectX-7 carries 8 to 25 Gb/s, mostly 13, by TCP and RDMA alike, with a link of 200 (NVIDIA/
 dgx-spark-playbooks, pull request 108)."""
 HALF_LANES_GBPS = 60.0
-"""Of two PCIe lanes instead of four: 55 Gb/s, as of the second slot of an ASUS GX10 (NVIDIA's forum, 367853)."""
+"""Two PCIe lanes instead of four carry 55 Gb/s, as in the second slot of an ASUS GX10 (NVIDIA's forum, 367853)."""
 LONG_TRIP_US = 1000.0
 """A round trip over a cable takes some 50 us by TCP."""
 JUMBO_MTU = 9000
@@ -41,7 +41,7 @@ class Port(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True):
-    """What a node says of itself."""
+    """What a node reports of itself."""
 
     node: Annotated[str, Meta(max_length=256)]
     ports: Annotated[tuple[Port, ...], Meta(max_length=2 * MOST)]
@@ -54,24 +54,24 @@ class Pair(Struct, frozen=True):
     trouble: Annotated[str, Meta(max_length=1000)] = ""
     """Why nothing was measured, or not RDMA."""
     rdma_gbps: float | None = None
-    """To the other node; None where one of them has no device or no perftest."""
+    """What reaches the other node; None where one of them has no device or no perftest."""
 
     @property
     def link_gbps(self) -> float | None:
-        """None where one of them is not known."""
+        """What the slower port's link carries; None where one of them is not known."""
         own, other = self.own.speed_mbps, self.other.speed_mbps
         return min(own, other) / 1000 if own and other else None
 
 
 class Verdict(Struct, frozen=True):
     outcome: str
-    """One of the three."""
+    """OK, SLOW or UNKNOWN."""
     reason: str
     hint: str = ""
 
 
 class Result(Struct, frozen=True):
-    """Of two nodes: the first one measured."""
+    """The ports of two nodes; the first node measured."""
 
     own: Facts
     other: Facts
@@ -79,25 +79,25 @@ class Result(Struct, frozen=True):
     pairs: Annotated[tuple[Pair, ...], Meta(max_length=2 * MOST)]
 
 
-def describe_ports(node: str, own: str, found: Sequence[FabricPort], *, perftest: bool) -> Facts:
-    """Of IPv4, and the address `own` of cluster.nodes first, whatever its interface is."""
-    addressed = {one.link.name for one in found if one.addresses}
-    ports = [
+def describe_ports(node: str, own: str, ports: Sequence[FabricPort], *, perftest: bool) -> Facts:
+    """The node's ports with IPv4; first the address `own` of cluster.nodes, whatever its interface is."""
+    addressed = {port.link.name for port in ports if port.addresses}
+    described = [
         Port(
-            one.link.name,
+            port.link.name,
             address,
-            one.link.speed_mbps,
-            one.link.mtu,
-            one.hcas[0] if perftest and one.hcas else "",
-            tuple(twin for twin in one.twins if twin not in addressed),
+            port.link.speed_mbps,
+            port.link.mtu,
+            port.hcas[0] if perftest and port.hcas else "",
+            tuple(twin for twin in port.twins if twin not in addressed),
         )
-        for one in found
-        for address in one.addresses
+        for port in ports
+        for address in port.addresses
         if address == own or ":" not in address
     ]
-    if not any(one.address == own for one in ports):
-        ports.insert(0, Port("", own, None, 0))
-    return Facts(node, tuple(sorted(ports, key=lambda one: one.address != own))[: 2 * MOST])
+    if not any(port.address == own for port in described):
+        described.insert(0, Port("", own, None, 0))
+    return Facts(node, tuple(sorted(described, key=lambda port: port.address != own))[: 2 * MOST])
 
 
 def pair_ports(
@@ -107,34 +107,34 @@ def pair_ports(
 
     `interfaces` returns which of this node's reach an address without a router.
     """
-    first = next((one for one in other.ports if one.address == to), Port("", to, None, 0))
+    first = next((port for port in other.ports if port.address == to), Port("", to, None, 0))
     yield own.ports[0], first
     for far in other.ports:
         reached = interfaces(far.address)
-        near = [one for one in own.ports[1:] if reached == (one.interface,)]
+        near = [port for port in own.ports[1:] if reached == (port.interface,)]
         if near and far.address != to:
             yield near[0], far
 
 
 def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
-    found, link = pair.measured, pair.link_gbps
-    if found is None:
+    figures, link = pair.measured, pair.link_gbps
+    if figures is None:
         hint = f"ping -I {pair.own.address} {pair.other.address}; does a firewall close sparkd's ports?"
         return Verdict(SLOW, pair.trouble or "nothing was measured", hint)
-    reached, by = min(found.sent_gbps, found.received_gbps), ""
+    reached, by = min(figures.sent_gbps, figures.received_gbps), ""
     if pair.rdma_gbps is not None:  # as NCCL does it, and with no limit of this test
         reached, by, ceiling_gbps = pair.rdma_gbps, " by RDMA", inf
     if link is None:
         return Verdict(UNKNOWN, f"{reached:.1f} Gb/s; the kernel reports no speed of the link", "ip -brief link")
     wanted = min(link, USABLE_GBPS)
-    figures = f"{reached:.1f} Gb/s{by} where {wanted:g} are usual"
+    compared = f"{reached:.1f} Gb/s{by} where {wanted:g} are usual"
     if reached < LEAST_SHARE * wanted:
         if reached >= CEILING_SHARE * ceiling_gbps:
             reason = f"at least {reached:.1f} Gb/s: more can't be seen, for this test reaches {ceiling_gbps:.1f} here"
             return Verdict(UNKNOWN, f"{reason} without a cable", "end other work, or measure with ib_write_bw")
-        return Verdict(SLOW, figures, _find_hint(pair, reached, wanted))
-    if found.round_trip_us > LONG_TRIP_US:
-        reason = f"a round trip takes {found.round_trip_us:.0f} us, some 50 are usual"
+        return Verdict(SLOW, compared, _find_hint(pair, reached, wanted))
+    if figures.round_trip_us > LONG_TRIP_US:
+        reason = f"a round trip takes {figures.round_trip_us:.0f} us, some 50 are usual"
         return Verdict(SLOW, reason, f"is there more than a cable between them? tracepath {pair.other.address}")
     return Verdict(OK, f"{reached:.1f} of {wanted:g} Gb/s{by}")
 
@@ -155,9 +155,9 @@ def _find_hint(pair: Pair, reached: float, wanted: float) -> str:
     return f"look at dropped packets, and whether a core is busy: ip -s -s link show {pair.own.interface}"
 
 
-def describe_twins(result: Result) -> Iterator[tuple[str, str]]:
+def describe_twins(test: Result) -> Iterator[tuple[str, str]]:
     """Node, and each port of which a part has no address: what is measured of the rest says nothing of it."""
-    for facts in (result.own, result.other):
+    for facts in (test.own, test.other):
         for port in facts.ports:
             for twin in port.hidden_twins:
                 lost = f"{twin}, the twin of {port.interface}, has no address: half of the port's bandwidth is not used"

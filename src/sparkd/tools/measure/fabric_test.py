@@ -30,7 +30,10 @@ WAIT_SECONDS, POLL_SECONDS = 120.0, 1.0
 
 
 def measure_all(settings: Settings, host: Host) -> list[Result]:
-    """With each other node; on a worker, what its head has measured with it. Raises as `acquire_lock` and `measure`."""
+    """Measure with each other node; on a worker, await what its head has measured with it.
+
+    Raises as `acquire_lock` and `measure`.
+    """
     place = find_place(settings, host)
     if not (peers := peers_of(settings, place.rank)):
         raise UsageError("cluster.nodes names no other node", "a fabric joins two nodes or more")
@@ -46,21 +49,21 @@ def measure_all(settings: Settings, host: Host) -> list[Result]:
             raise ConfigError(f"this node's ports can't be read: {error}", "ip -brief address") from None
         if place.rank:
             return [await_result(facts, port, keys, peers[0].address)]
-        return [measure(facts, one, port, keys, host) for one in peers]
+        return [measure(facts, peer, port, keys, host) for peer in peers]
 
 
 def await_result(facts: Facts, port: int, keys: Keys, head: str) -> Result:
     """What the head has measured with this node. Raises AwaitedError, BlockedError."""
     report_progress(f"waits for {head}, for {WAIT_SECONDS:.0f} s: sudo sparkd fabric test there, too")
-    addresses, body = {one.address: one.hca for one in facts.ports}, msgspec.json.encode(facts)
+    addresses, body = {own_port.address: own_port.hca for own_port in facts.ports}, msgspec.json.encode(facts)
     try:
-        result = asyncio.run(receive_result(addresses, port, keys, body, WAIT_SECONDS))
+        encoded = asyncio.run(receive_result(addresses, port, keys, body, WAIT_SECONDS))
     except OSError as error:
         raise AwaitedError(f"port {port} can't be had: {error.strerror}", f"ss -ltnp sport = :{port}") from None
-    if result is None:
+    if encoded is None:
         raise BlockedError(f"{head} did not come, or ended early", "on the head: sudo sparkd fabric test")
     try:
-        return msgspec.convert(parse_json(urlsafe_b64decode(result)), Result, strict=False)
+        return msgspec.convert(parse_json(urlsafe_b64decode(encoded)), Result, strict=False)
     except ValueError as error:
         raise BlockedError(
             f"what {head} sent is no result: {sanitize(str(error))}", "is sparkd the same on both?"
@@ -68,7 +71,7 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str) -> Result:
 
 
 def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Result:
-    """With one other node, which has the result then too. Raises BlockedError."""
+    """Measure with one other node, which has the result then too. Raises BlockedError."""
     own, to = facts.ports[0].address, peer.address
     other = greet(Measurer(own, to, port, keys))
     try:
@@ -79,24 +82,24 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
     for near, far in pair_ports(facts, other, to, partial(network.interfaces_of, host.files)):
         report_progress(f"measures {near.address} to {sanitize(far.address, 40)}")
         pairs.append(measure_pair(near, far, port, keys))
-    result = Result(facts, other, ceiling, tuple(pairs))
+    test = Result(facts, other, ceiling, tuple(pairs))
     try:
-        Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(result))
+        Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(test))
     except (UnsignedError, TrafficError) as error:
         report_progress(f"{to} did not take the result: {error}")
-    return result
+    return test
 
 
 def measure_pair(near: Port, far: Port, port: int, keys: Keys) -> Pair:
-    found, rdma = None, None
+    figures, rdma = None, None
     measurer = Measurer(near.address, far.address, port, keys)
     try:
-        found = measurer.measure()
+        figures = measurer.measure()
         rdma = measurer.measure_rdma(near.hca) if near.hca else None
     except (OSError, UnsignedError, TrafficError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        return Pair(near, far, found, sanitize(reason or str(error)))
-    return Pair(near, far, found, rdma_gbps=rdma)
+        return Pair(near, far, figures, sanitize(reason or str(error)))
+    return Pair(near, far, figures, rdma_gbps=rdma)
 
 
 def greet(measurer: Measurer) -> Facts:

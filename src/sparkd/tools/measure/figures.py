@@ -15,7 +15,7 @@ from sparkd.base.vllm.streaming import Streamed
 from sparkd.tools.measure.load import Reply
 
 DECODE, FIRST = "decode_tokens_per_second", "first_token_seconds"
-"""In a recipe's `expect`, by the number of requests: tokens of all requests together; seconds."""
+"""Keys of a recipe's `expect`, by the number of requests: tokens of all requests together; seconds."""
 
 
 class Spread(Struct, frozen=True):
@@ -35,19 +35,19 @@ class Level(Struct, frozen=True):
     requests: int
     failed: int
     output_tokens_per_second: Spread | None
-    """Of a batch: all its tokens, over the time from its first request to its last token. None: all requests failed."""
+    """A batch's tokens, over the time from its first request to its last token. None: all requests failed."""
     stream_tokens_per_second: Spread | None
-    """Of a request, from its first token on."""
+    """A request's, from its first token on."""
     first_token_seconds: Spread | None
     inter_token_seconds: Spread | None
-    """Between two events of a stream. With a drafter an event may have several tokens."""
+    """The time between two events of a stream. With a drafter an event may have several tokens."""
     request_seconds: Spread | None
     accepted: tuple[float, ...] = ()
     """Share of the drafter's tokens that were accepted, by position."""
     fault: str = ""
-    """Of the first request that failed."""
+    """What the first request that failed has met."""
     compiled: int = 0
-    """Kernels, inside these requests or others meanwhile."""
+    """Kernels that were compiled inside these requests, or in others meanwhile."""
 
 
 class Depth(Struct, frozen=True):
@@ -58,17 +58,17 @@ class Depth(Struct, frozen=True):
     prefill_tokens_per_second: float
     stream_tokens_per_second: float
     repeated_seconds: float
-    """To the first token of the same prompt, which the prefix cache knows now."""
+    """The time to the first token of the same prompt, which the prefix cache knows now."""
     compiled: int = 0
-    """As `Level.compiled`."""
+    """Kernels, as in `Level`."""
 
 
 def summarise(
     concurrency: int, arrivals: str, batches: Sequence[Sequence[Reply]], drafts: Sequence[Drafts | None] = ()
 ) -> Level:
     """`drafts`: before and after the batches."""
-    replies = [one for batch in batches for one in batch]
-    good = [one for one in replies if isinstance(one, Streamed)]
+    replies = [reply for batch in batches for reply in batch]
+    good = [reply for reply in replies if isinstance(reply, Streamed)]
     return Level(
         concurrency=concurrency,
         arrivals=arrivals,
@@ -76,16 +76,16 @@ def summarise(
         failed=len(replies) - len(good),
         output_tokens_per_second=spread(filter(None, map(output_rate, batches))),
         stream_tokens_per_second=spread(filter(None, map(stream_rate, good))),
-        first_token_seconds=spread(one.arrivals[0] - one.begun for one in good),
-        inter_token_seconds=spread(late - early for one in good for early, late in pairwise(one.arrivals)),
-        request_seconds=spread(one.ended - one.begun for one in good),
+        first_token_seconds=spread(reply.arrivals[0] - reply.begun for reply in good),
+        inter_token_seconds=spread(late - early for reply in good for early, late in pairwise(reply.arrivals)),
+        request_seconds=spread(reply.ended - reply.begun for reply in good),
         accepted=accepted(*drafts) if len(drafts) == 2 else (),
-        fault=next((one for one in replies if isinstance(one, str)), ""),
+        fault=next((reply for reply in replies if isinstance(reply, str)), ""),
     )
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """None of no value."""
+    """Median and percentiles; None where there is no value."""
     known = list(values)
     if len(known) < 2:
         return Spread(known[0], known[0], known[0]) if known else None
@@ -94,15 +94,15 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def output_rate(batch: Iterable[Reply]) -> float:
-    good = [one for one in batch if isinstance(one, Streamed)]
-    seconds = max((one.ended for one in good), default=0) - min((one.begun for one in good), default=0)
-    return sum(one.tokens for one in good) / seconds if seconds > 0 else 0.0
+    good = [reply for reply in batch if isinstance(reply, Streamed)]
+    passed = max((reply.ended for reply in good), default=0) - min((reply.begun for reply in good), default=0)
+    return sum(reply.tokens for reply in good) / passed if passed > 0 else 0.0
 
 
-def stream_rate(one: Streamed) -> float:
-    """0 of an answer that came at once."""
-    seconds = one.arrivals[-1] - one.arrivals[0]
-    return (one.tokens - 1) / seconds if seconds > 0 else 0.0
+def stream_rate(reply: Streamed) -> float:
+    """0 for an answer that came at once."""
+    passed = reply.arrivals[-1] - reply.arrivals[0]
+    return (reply.tokens - 1) / passed if passed > 0 else 0.0
 
 
 def compare_depth(first: Streamed, second: Streamed) -> Depth:
@@ -132,20 +132,20 @@ def expected(expect: Mapping[str, object], name: str, concurrency: int) -> float
 
 
 def find_level(levels: Iterable[Level], like: Level) -> Level | None:
-    """The one that was measured in the same way."""
+    """The level that was measured in the same way."""
     wanted = (like.concurrency, like.arrivals)
-    return next((one for one in levels if (one.concurrency, one.arrivals) == wanted), None)
+    return next((level for level in levels if (level.concurrency, level.arrivals) == wanted), None)
 
 
-def ratio(found: Spread | None, base: float | None) -> float | None:
-    return found.median / base if found and base else None
+def ratio(figure: Spread | None, base: float | None) -> float | None:
+    return figure.median / base if figure and base else None
 
 
-def progress(one: Level | Depth) -> str:
-    if isinstance(one, Depth):
-        return f"prompt of {one.prompt_tokens:,} tokens: {seconds(one.first_token_seconds)} to the first token"
-    rate = one.output_tokens_per_second
-    return f"{one.concurrency} requests at once: {f'{rate.median:.1f} tokens/s' if rate else sanitize(one.fault)}"
+def progress(part: Level | Depth) -> str:
+    if isinstance(part, Depth):
+        return f"prompt of {part.prompt_tokens:,} tokens: {seconds(part.first_token_seconds)} to the first token"
+    rate = part.output_tokens_per_second
+    return f"{part.concurrency} requests at once: {f'{rate.median:.1f} tokens/s' if rate else sanitize(part.fault)}"
 
 
 def seconds(value: float) -> str:

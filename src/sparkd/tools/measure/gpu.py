@@ -32,9 +32,9 @@ Read = Callable[[], Sequence[GpuClocks]]
 AGAIN = "then again: sudo sparkd preflight --deep"
 SAMPLE_SECONDS = 0.5
 NEED_BYTES, HELD_BYTES, BUSY_PERCENT = 8 * GIB, GIB, 20
-"""What the container may take; what others may hold of the GPU, as a desktop does; a desktop's load is less."""
+"""Memory that the container may take; memory that others may hold, as a desktop does; a load above a desktop's."""
 MHZ, TFLOPS = (1200, 2000, "2,200 to 2,400 MHz at 80 to 92 W"), (55, 70, "75 to 92 TFLOPS, and 36 with a latched clock")
-"""Of a GB10 under bf16 products: below it is latched, below it is slow, what owners measured. A latched clock is 500 to
+"""A GB10 under bf16 products: below it is latched, below it is slow, what owners measured. A latched clock is 500 to
 850 MHz (Blackwellboy/model-serving-minefield#55, eugr/spark-vllm-docker#334), a limit of 2,100 MHz is somebody's choice
 (NVIDIA/open-gpu-kernel-modules#1358)."""
 
@@ -49,7 +49,7 @@ class Load(Struct, frozen=True):
 
 
 def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadline_seconds: int = 90) -> list[Finding]:
-    """For root. Raises LaunchError; BlockedError where the GPU can't be loaded now.
+    """Measure the GPU, as root. Raises LaunchError; BlockedError where the GPU can't be loaded now.
 
     The deadline is for 13 s of load, and an import of torch from a cold disk, which takes up to a minute.
     """
@@ -59,7 +59,8 @@ def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadlin
         if node.plan.container.gpus != "all" or (not gpu.names and not gpu.error):
             what = "the plan uses no GPU" if gpu.names else "this node has no GPU, or no driver of it"
             return [Finding("gpu-compute", skipped(f"nothing to measure: {what}"), {}, 0.0)]
-        before, busy = _read_users(host), any((one.utilization_percent or 0) >= BUSY_PERCENT for one in read()[:1])
+        before = _read_users(host)
+        busy = any((clocks.utilization_percent or 0) >= BUSY_PERCENT for clocks in read()[:1])
         _refuse_where_busy(gpu.error, before, host.meminfo().available_bytes)
         body, containers = _container(node, owner.invocation, host), Containers(host.files.real(SOCKET))
         report_progress("loads the GPU for 13 s, once torch has started")
@@ -71,13 +72,14 @@ def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadlin
         last = sanitize(log.strip().rpartition("\n")[2], 300) or "no output"
         hint = "has the image torch for CUDA, and docker the GPU? sudo sparkd preflight --dry-run"
         return [Finding("gpu-compute", unknown(f"not measured: exit code {code}: {last}", hint), {}, 0.0)]
-    others = [one for one in before | after if busy or one not in before] or ["a process without a name"] * busy
-    return judge(load, gpu.names[0], [one for at, one in samples if load.began <= at <= load.ended], tuple(others))
+    others = [user for user in before | after if busy or user not in before] or ["a process without a name"] * busy
+    clocks = [clocks for at, clocks in samples if load.began <= at <= load.ended]
+    return judge(load, gpu.names[0], clocks, tuple(others))
 
 
 @contextmanager
 def _sampled(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterator[None]:
-    """The first GPU's clocks, with monotonic times."""
+    """Add the first GPU's clocks, with monotonic times, to `samples` meanwhile."""
     ended = Event()
 
     def sample() -> None:
@@ -107,9 +109,9 @@ def _refuse_where_busy(error: str, users: dict[str, int], available: int) -> Non
 def _read_users(host: Host) -> dict[str, int]:
     """Bytes of the GPU's memory by process."""
     table, named = host.processes(), dict[str, int]()
-    for one in host.gpu().processes or ():
-        process = table.get(one.pid)
-        named[f"pid {one.pid}{f' ({process.comm})' if process else ''}"] = one.used_bytes or 0
+    for user in host.gpu().processes or ():
+        process = table.get(user.pid)
+        named[f"pid {user.pid}{f' ({process.comm})' if process else ''}"] = user.used_bytes or 0
     return named
 
 
@@ -129,20 +131,20 @@ def _container(node: NodeContext, invocation: str, host: Host) -> dict[str, obje
 
 
 def parse_load(log: str) -> Load | None:
-    """None where the last line is no result, or none that a GPU can have."""
+    """The program's result; None where the last line is none, or none that a GPU can have."""
     try:
         load = msgspec.json.decode(log.strip().rpartition("\n")[2], type=Load)
     except ValueError:
         return None
-    return load if all(0 < one < 1e6 for one in (load.tflops, load.copy_gbps, load.ended - load.began)) else None
+    return load if all(0 < figure < 1e6 for figure in (load.tflops, load.copy_gbps, load.ended - load.began)) else None
 
 
 def judge(load: Load, name: str, samples: Sequence[GpuClocks], others: tuple[str, ...]) -> list[Finding]:
-    """Pure. Only a GB10 is compared. `samples`: of the products' time; `others`: processes that load the GPU, too."""
-    mhz = _median([one.sm_mhz for one in samples if one.sm_mhz is not None])
-    watts = _median([one.power_watts for one in samples if one.power_watts is not None])
-    reasons = [reason for one in samples for reason in one.held_by]
-    held_by = [one for one in dict.fromkeys(reasons) if 2 * reasons.count(one) >= len(samples)]
+    """Pure. Only a GB10 is compared. `samples`: during the products; `others`: processes that load the GPU, too."""
+    mhz = _median([clocks.sm_mhz for clocks in samples if clocks.sm_mhz is not None])
+    watts = _median([clocks.power_watts for clocks in samples if clocks.power_watts is not None])
+    reasons = [reason for clocks in samples for reason in clocks.held_by]
+    held_by = [reason for reason in dict.fromkeys(reasons) if 2 * reasons.count(reason) >= len(samples)]
     held = f", held down by {' and '.join(held_by)}" if held_by else ""
     clocks = f"{mhz and f'{mhz:,.0f}'} MHz and {watts and f'{watts:.0f}'} W under load{held}".replace("None", "unknown")
     compute = f"{load.tflops:,.1f} TFLOPS in bf16, {load.copy_gbps:,.0f} GB/s read and written by copies"

@@ -30,13 +30,10 @@ from sparkd.tools.measure.climb import (
 )
 from sparkd.tools.measure.figures import Level, Spread
 from sparkd.tools.measure.ladder import LEAST_SHARE, describe_rate, is_faster
-from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, keep, make_row, read_rows, run, start_result
+from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, keep, make_row, read_rows, run
 from sparkd.tools.measure.past import find_runs
 from sparkd.tools.node.served import open_endpoint
 from sparkd.tools.node.switching import await_service, follow, go_back, read_choice, time_after, write_switch
-
-FEWEST_BATCHES = 3
-"""Of a bench in the history: fewer show no spread."""
 
 
 def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Result | None:
@@ -55,7 +52,7 @@ def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Result | No
 
 
 def _is_steady(level: Level) -> bool:
-    whole = not level.failed and not level.compiled and level.requests >= FEWEST_BATCHES * level.concurrency
+    whole = not level.failed and not level.compiled and level.requests >= 3 * level.concurrency  # fewer: no spread
     return whole and level.output_tokens_per_second is not None
 
 
@@ -70,18 +67,18 @@ def measure(like: Result | None = None) -> tuple[Result, Spread]:
             wanted = replace(wanted, concurrency=(level.concurrency,), staggered=level.arrivals != "static", **load)
         for _ in range(2):  # once more where kernels were compiled meanwhile
             wanted = replace(wanted, seed=time.time_ns())
-            found = run(served, wanted, start_result(served, wanted), warms=True)
-            if found.interrupted or not any(level.compiled for level in found.levels):
+            benchmark = run(served, wanted, warms=True)
+            if benchmark.interrupted or not any(level.compiled for level in benchmark.levels):
                 break
-    if found.interrupted:
+    if benchmark.interrupted:
         raise KeyboardInterrupt
-    measured = found.levels[0] if found.levels else None
+    measured = benchmark.levels[0] if benchmark.levels else None
     rate = measured.output_tokens_per_second if measured else None
-    fault = found.fault or (measured.fault if measured else "no answer")
+    fault = benchmark.fault or (measured.fault if measured else "no answer")
     if fault or rate is None:
         raise NotReadyError(f"bench: {sanitize(fault or 'no figure')}", "sparkd status")
-    keep(make_row(found, served))
-    return found, rate
+    keep(make_row(benchmark, served))
+    return benchmark, rate
 
 
 def compare(baseline: Result, rate: Spread) -> tuple[str, str]:
@@ -95,7 +92,7 @@ def compare(baseline: Result, rate: Spread) -> tuple[str, str]:
 
 class ImageTrial:
     def __init__(self, switch: Switch, config: Settings, host: Host, show: Callable[[str], None]) -> None:
-        """`switch`: to the plan that is to stay."""
+        """`switch` is to the plan that is to stay."""
         self._switch, self._config, self._host, self._show = switch, config, host, show
 
     def run(self, before: Switch | None) -> str:
@@ -120,7 +117,7 @@ class ImageTrial:
             return fault
         finally:
             if not stays:
-                go_back(self._host, lambda found: (found.chosen_at, found.to) == (trial.chosen_at, trial.to))
+                go_back(self._host, lambda choice: (choice.chosen_at, choice.to) == (trial.chosen_at, trial.to))
 
     def _find_fault(self, baseline: Result) -> str:
         if not await_service(self._host, ready_seconds(self._config)):
@@ -137,8 +134,8 @@ class ImageTrial:
 
     def _keep(self, tried: Chosen | None) -> None:
         """Raises BlockedError where somebody has chosen meanwhile."""
-        found, to = read_choice(self._host), self._switch.to
-        if found is None or to is None or (found.stage, found.to) != (Stage.IN_FORCE, tried):
-            chosen = label(found.chosen if found else None)
+        choice, to = read_choice(self._host), self._switch.to
+        if choice is None or to is None or (choice.stage, choice.to) != (Stage.IN_FORCE, tried):
+            chosen = label(choice.chosen if choice else None)
             raise BlockedError(f"somebody has chosen {chosen} meanwhile, or it went back", "sparkd status")
-        write_switch(found, replace(found, to=to, back=found.back if to.until else ()), self._host)
+        write_switch(choice, replace(choice, to=to, back=choice.back if to.until else ()), self._host)

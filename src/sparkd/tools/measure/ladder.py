@@ -37,13 +37,13 @@ BOUNDS: Mapping[str, tuple[Value, Value]] = {
 }
 """The knobs, and how far a person may go. A shorter context has no room for the prompts of the measurement."""
 ROOM = (SHARE, LENGTH)
-"""More of them is wanted as long as it costs no speed."""
+"""Knobs of which more is wanted as long as it costs no speed."""
 SHARE_STEP = 0.02
 SMALLEST_BATCH = 8192
 """128K prompts were seen to suffer there already (Echo's report, the production profile)."""
 DRAFTS_CONFIG, DRAFTS_KEY = "speculative-config", "num_speculative_tokens"
 LEAST_SHARE = 0.03
-"""Of a rate: a smaller difference is none, however small the spread is."""
+"""Share of a rate: a smaller difference is none, however small the spread is."""
 _BOUNDS = re.compile(r"([a-z-]+)=([0-9][0-9.]{0,9}[kKmM]?)\.\.([0-9][0-9.]{0,9}[kKmM]?)", re.ASCII)
 
 
@@ -69,15 +69,19 @@ class Measured(Struct, frozen=True):
 
 class Position(Struct, frozen=True):
     step: tuple[str, Value] | None
-    """To measure next, with its knob; None: all is measured."""
+    """The step to measure next, with its knob; None: all is measured."""
     values: Mapping[str, Value]
     """The best of the knobs so far, that of `step` included."""
     best: Measured | None
 
 
 def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Position:
-    found = {(one.knob, one.value): one for one in measured}
-    best = found.get(("", 0))
+    """Climb by what was measured, to the first step that was not.
+
+    Each knob goes up, and down where up was not better, until a rung is bad or slower; the others stay at their best.
+    """
+    steps = {(step.knob, step.value): step for step in measured}
+    best = steps.get(("", 0))
     if best is None:
         return Position(("", 0), {}, None)
     if best.fault:
@@ -89,7 +93,7 @@ def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Positi
             if knob.name in values:  # it went up
                 break
             for value in rungs(knob, up=upward):
-                rung = found.get((knob.name, value))
+                rung = steps.get((knob.name, value))
                 if rung is None:
                     return Position((knob.name, value), {**values, knob.name: value}, best)
                 if rung.fault or is_faster(fastest.rate, rung.rate):
@@ -102,15 +106,15 @@ def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Positi
     return Position(None, values, best)
 
 
-def is_faster(one: Spread | None, other: Spread | None) -> bool:
-    """Beyond the spread of both."""
-    if one is None or other is None:
+def is_faster(rate: Spread | None, base: Spread | None) -> bool:
+    """Whether it is faster beyond the spread of both."""
+    if rate is None or base is None:
         return False
-    return one.low > other.high and one.median > other.median * (1 + LEAST_SHARE)
+    return rate.low > base.high and rate.median > base.median * (1 + LEAST_SHARE)
 
 
 def rungs(knob: Knob, *, up: bool) -> Iterator[Value]:
-    """From the recipe's value to a bound, which is the last: a count doubles, or halves."""
+    """Values from the recipe's to a bound, which is the last: a count doubles, or halves."""
     end, sign = (knob.high, 1) if up else (knob.low, -1)
     value = _beside(knob.name, knob.start, up=up)
     while value * sign < end * sign:
@@ -129,7 +133,7 @@ def _beside(name: str, value: Value, *, up: bool) -> Value:
 
 
 def read_knobs(texts: Iterable[str], recipe: Recipe) -> tuple[Knob, ...]:
-    """Of NAME=LOW..HIGH. Raises UsageError."""
+    """Parse NAME=LOW..HIGH. Raises UsageError."""
     knobs: list[Knob] = []
     for text in texts:
         shown, (name, low, high) = sanitize(text, 60), _parse_bounds(text)
@@ -138,7 +142,7 @@ def read_knobs(texts: Iterable[str], recipe: Recipe) -> tuple[Knob, ...]:
         least, most = BOUNDS[name]
         if low is None or high is None or not least <= low <= high <= most or name in [knob.name for knob in knobs]:
             raise UsageError(f"--knob {shown}: needed is {name}=LOW..HIGH, once, from {least} to {most}")
-        if name == TOKENS and not isinstance(recipe.args.get(DRAFTS_CONFIG), dict):
+        if name == TOKENS and _drafts(recipe) is None:
             raise UsageError(f"--knob {shown}: the recipe has no {DRAFTS_CONFIG}")
         own = _own_value(recipe, name)
         if own is None or not low <= own <= high:
@@ -164,34 +168,34 @@ def _number(name: str, text: str) -> Value | None:
     return float(text) if re.fullmatch(r"[01]?(\.[0-9]{1,6})?", text, re.ASCII) and text else None
 
 
-def _own_value(recipe: Recipe, name: str) -> Value | None:
+def _drafts(recipe: Recipe) -> dict[str, JsonValue] | None:
     config = recipe.args.get(DRAFTS_CONFIG)
-    drafts = config.get(DRAFTS_KEY) if isinstance(config, dict) else None
-    return _number(name, str(drafts if name == TOKENS else recipe.args.get(name)))
+    return config if isinstance(config, dict) else None
+
+
+def _own_value(recipe: Recipe, name: str) -> Value | None:
+    value = (_drafts(recipe) or {}).get(DRAFTS_KEY) if name == TOKENS else recipe.args.get(name)
+    return _number(name, str(value))
 
 
 def apply(recipe: Recipe, name: str, values: Mapping[str, Value]) -> Recipe:
     """The recipe of a step, called `name`."""
-    changed = {flag: value for flag, value in values.items() if flag != TOKENS}
-    config = recipe.args.get(DRAFTS_CONFIG)
-    table = (
-        {DRAFTS_CONFIG: {**config, DRAFTS_KEY: values[TOKENS]}} if TOKENS in values and isinstance(config, dict) else {}
-    )
-    return recipe.model_copy(update={"name": name, "args": {**recipe.args, **changed, **table}})
+    args = {**recipe.args, **{flag: value for flag, value in values.items() if flag != TOKENS}}
+    if TOKENS in values and (drafts := _drafts(recipe)) is not None:
+        args[DRAFTS_CONFIG] = {**drafts, DRAFTS_KEY: values[TOKENS]}
+    return recipe.model_copy(update={"name": name, "args": args})
 
 
 def warnings(knobs: Iterable[Knob], recipe: Recipe) -> Iterator[str]:
     """What reports warn of, for the rungs that reach it."""
-    config = recipe.args.get(DRAFTS_CONFIG)
-    method = config.get("method") if isinstance(config, dict) else None
-    drafts = DRAFTS.get(str(method))
+    drafts = DRAFTS.get(str((_drafts(recipe) or {}).get("method")))
     for knob in knobs:
         values = [*rungs(knob, up=True), *rungs(knob, up=False)]
-        if knob.name == BATCH and (below := [one for one in values if one < SMALLEST_BATCH]):
+        if knob.name == BATCH and (below := [value for value in values if value < SMALLEST_BATCH]):
             yield f"{BATCH} {min(below)}: long prompts were seen to suffer at {SMALLEST_BATCH} already"
-        if knob.name == TOKENS and drafts and (above := [one for one in values if one > drafts]):
+        if knob.name == TOKENS and drafts and (above := [value for value in values if value > drafts]):
             yield f"{TOKENS} {max(above)}: more than {drafts} was measured to cost more than it gives"
-        if knob.name == SHARE and (above := [one for one in values if one > HIGHEST_SHARE]):
+        if knob.name == SHARE and (above := [value for value in values if value > HIGHEST_SHARE]):
             yield f"{SHARE} {max(above)}: at most {HIGHEST_SHARE} was seen to work"
 
 
@@ -199,10 +203,10 @@ def name_step(knob: str, value: Value) -> str:
     return f"{knob} {value}" if knob else "the recipe as it is"
 
 
-def describe(one: Measured) -> str:
-    if one.fault or one.rate is None:
-        return f"bad: {one.fault or 'no figure'}"
-    return describe_rate(one.rate)
+def describe(step: Measured) -> str:
+    if step.fault or step.rate is None:
+        return f"bad: {step.fault or 'no figure'}"
+    return describe_rate(step.rate)
 
 
 def describe_rate(rate: Spread) -> str:
@@ -218,7 +222,7 @@ def render(base: Recipe, name: str, at: Position, measured: Iterable[Measured], 
     if best.first_token_seconds is not None:
         expect[FIRST] = {str(at_once): round(best.first_token_seconds, 3)}
     lines = [f"# Measured by `sparkd tune-recipe` until {made}, under {at_once} requests at once:"]
-    lines += [f"#   {name_step(one.knob, one.value)}: {describe(one)}" for one in measured]
+    lines += [f"#   {name_step(step.knob, step.value)}: {describe(step)}" for step in measured]
     described = f"{base.name}, with what measured best on this machine"
     lines += ["schema: 1", f"name: {json.dumps(name)}", f"description: {json.dumps(described)}"]
     lines += [f"source: sparkd tune-recipe, {made[:10]}", f"extends: {json.dumps(base.name)}"]

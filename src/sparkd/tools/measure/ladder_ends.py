@@ -27,7 +27,7 @@ from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, read_r
 from sparkd.tools.measure.past import find_runs
 
 SMOKE_SECONDS, BENCH_SECONDS = 30.0, 60.0
-"""As far as nothing better is known."""
+"""Estimates, where nothing better is known."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,100}", re.ASCII)
 
 
@@ -59,24 +59,24 @@ def refuse_without_effect(knobs: Iterable[Knob], base: Chosen, config: Settings,
 
 def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
     """Requests at once, in all steps: what the most sequences can use, else what the recipe's figures are of."""
-    most = next((int(one.high) for one in knobs if one.name == ladder.SEQUENCES), 0)
+    most = next((int(knob.high) for knob in knobs if knob.name == ladder.SEQUENCES), 0)
     return min(most or max(expected_levels(base.recipe), default=DEFAULT_CONCURRENCY), MOST_AT_ONCE)
 
 
 def announce(tuning: Tuning, base: Chosen, host: Host) -> Iterator[str]:
     """What is to be done, and about how long it takes."""
-    ways = {one: [tuple(ladder.rungs(one, up=up)) for up in (True, False)] for one in tuning.knobs}
+    ways = {knob: [tuple(ladder.rungs(knob, up=up)) for up in (True, False)] for knob in tuning.knobs}
     done, most = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(ways.values())))
     steps = f"{most - done} steps more, {done} are measured" if done else f"{most} steps"
     yield f"recipe {base.recipe.name} under {tuning.at_once} requests at once, at most {steps}:"
-    for one, way in ways.items():
+    for knob, way in ways.items():
         up, down = (" ".join(map(str, rungs)) or "none" for rungs in way)
-        yield f"  {one.name} {one.start}: up {up}; down {down}"
+        yield f"  {knob.name} {knob.start}: up {up}; down {down}"
     rows = read_rows(host)
     runs = find_runs(rows)
     load = last_load(rows, lambda launch: launch.recipe == base.recipe.name) or last_load(rows)
     levels = runs[-1].result.levels if runs else ()
-    request = next((one.request_seconds for one in levels if one.concurrency == tuning.at_once), None)
+    request = next((level.request_seconds for level in levels if level.concurrency == tuning.at_once), None)
     seconds = SMOKE_SECONDS + (request.median * (RUNS + 1) if request else BENCH_SECONDS) + (load or 0)
     known = "the last load's time included" if load is not None else "and a load each time, whose time is not known yet"
     yield f"each about {format_duration(seconds)}, all {format_duration(seconds * (most - done))}, {known}"
@@ -84,7 +84,10 @@ def announce(tuning: Tuning, base: Chosen, host: Host) -> Iterator[str]:
 
 
 def write_best(base: Chosen, climb: Climb, at: ladder.Position, host: Host, show: Callable[[str], None]) -> None:
-    """Raises UsageError where it can't be written: the same command tries again. NotReadyError without a good step."""
+    """Write the best step as a recipe, and drop what was measured.
+
+    Raises UsageError where it can't be written: the same command tries again. NotReadyError without a good step.
+    """
     tuning = climb.tuning
     if at.values:
         path = Path(host.files.root, ADMINISTRATORS, f"{tuning.name}{SUFFIX}")

@@ -13,7 +13,7 @@ from sparkd.base.vllm.streaming import Streamed, StreamError
 
 WORDS = ("river", "stone", "window", "garden", "winter", "paper", "music", "bridge", "letter", "market", "engine")
 REQUEST_SECONDS = 900.0
-"""For one request. A prompt of 200,000 tokens takes a Spark some 240 s."""
+"""Limit of one request. A prompt of 200,000 tokens takes a Spark some 240 s."""
 SHORT, LONG = 8, 40
 """Words of the two prompts that show how many tokens a word has."""
 
@@ -35,7 +35,7 @@ class Prompts:
         self._fixed = short - SHORT * self._per_word
 
     def make(self, tokens: int) -> str:
-        """Of about so many tokens."""
+        """A prompt of about so many tokens."""
         return self.words(max(1, round((tokens - self._fixed) / self._per_word)))
 
     def words(self, count: int) -> str:
@@ -46,7 +46,10 @@ class Prompts:
 async def send(
     endpoint: Endpoint, prompts: Sequence[str], tokens: int, at_once: int, gap_seconds: float
 ) -> list[Reply]:
-    """At most `at_once` run. `gap_seconds`: the mean time between two arrivals, as a Poisson process; 0: no gaps."""
+    """Send the prompts, at most `at_once` at a time.
+
+    `gap_seconds`: the mean time between two arrivals, as a Poisson process; 0: no gaps.
+    """
     places = asyncio.Semaphore(at_once)
     drawn = Random(len(prompts))  # noqa: S311 - the same arrivals each time
     starts, due = [], 0.0
@@ -54,7 +57,7 @@ async def send(
         starts.append(due)
         due += drawn.expovariate(1 / gap_seconds) if gap_seconds else 0.0
 
-    async def one(prompt: str, start: float) -> Reply:
+    async def answer(prompt: str, start: float) -> Reply:
         await asyncio.sleep(start)
         async with places:
             try:
@@ -63,5 +66,5 @@ async def send(
                 return str(error)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(*pair)) for pair in zip(prompts, starts, strict=True)]
+        tasks = [group.create_task(answer(*pair)) for pair in zip(prompts, starts, strict=True)]
     return [task.result() for task in tasks]

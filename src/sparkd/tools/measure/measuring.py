@@ -36,21 +36,20 @@ from sparkd.tools.node.endpoint import context_tokens
 from sparkd.tools.node.served import Served
 
 MOST_AT_ONCE = 256
-SOAK_PROGRESS_SECONDS = 60.0
 CONCURRENCY, DEPTHS, MOST_TOKENS = (1, 2, 4, 8), (2048, 8192, 32768), 1 << 20
 SPARE_TOKENS = 32
-"""Of the context: a prompt's length is met to within a few tokens."""
+"""Tokens of the context that stay free: a prompt's length is met to within a few tokens."""
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def report_progress(line: str) -> None:
-    """A terminal that has gone ends no measurement."""
+    """Print a line to stderr. A terminal that has gone ends no measurement."""
     with suppress(OSError):
         print(f"sparkd: {line}", file=sys.stderr, flush=True)
 
 
 def read_rows(host: Host) -> tuple[Row, ...]:
-    """For a measurement, which continues without them."""
+    """Read the history for a measurement, which continues without it."""
     try:
         return store.read(host.files)
     except OSError as error:
@@ -59,7 +58,7 @@ def read_rows(host: Host) -> tuple[Row, ...]:
 
 
 def keep(row: Row) -> None:
-    """Or say why not: a measurement is not lost by it."""
+    """Write the row, or report why not: a measurement is not lost by it."""
     try:
         if store.write(Host().files, row):
             report_progress(f"the history was broken, and is {PATH}{store.ASIDE} now")
@@ -68,32 +67,32 @@ def keep(row: Row) -> None:
 
 
 def only_one() -> AbstractContextManager[None]:
-    """Two would measure each other's load."""
+    """A lock, since two would measure each other's load."""
     return files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`")
 
 
 def catch_ends() -> None:
-    """Also end of a session or by a service manager as by Ctrl-C: with the results."""
+    """Make the end of a session or by a service manager as that by Ctrl-C, which keeps the results."""
 
     def interrupt(_: int, frame: FrameType | None) -> None:
-        for one in ENDS:  # a session's end sends both
-            signal.signal(one, signal.SIG_IGN)
+        for number in ENDS:  # a session's end sends both
+            signal.signal(number, signal.SIG_IGN)
         handler = signal.getsignal(signal.SIGINT)  # asyncio's, while a loop runs; none where a shell's `&` ignores it
         (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
-    for one in ENDS:
-        if signal.getsignal(one) is signal.SIG_DFL:  # not under nohup
-            signal.signal(one, interrupt)
+    for end in ENDS:
+        if signal.getsignal(end) is signal.SIG_DFL:  # not under nohup
+            signal.signal(end, interrupt)
 
 
 def expected_levels(recipe: Recipe) -> list[int]:
     """Numbers of requests at once of which the recipe has figures, the least one first."""
     known = recipe.expect.get(DECODE)
-    figures = [int(one) for one in known if re.fullmatch("[0-9]{1,3}", one)] if isinstance(known, dict) else []
-    return sorted(one for one in figures if 1 <= one <= MOST_AT_ONCE)
+    levels = [int(key) for key in known if re.fullmatch("[0-9]{1,3}", key)] if isinstance(known, dict) else []
+    return sorted(level for level in levels if 1 <= level <= MOST_AT_ONCE)
 
 
-def start_result(served: Served, wanted: Wanted) -> Result:
+def _start_benchmark(served: Served, wanted: Wanted) -> Result:
     return Result(
         made=utc_now(),
         node=served.report.node,
@@ -106,36 +105,37 @@ def start_result(served: Served, wanted: Wanted) -> Result:
     )
 
 
-def choose_lengths(given: Wanted, served: Served) -> Wanted:
-    """With the defaults that fit the recipe and the context. Raises UsageError where the given lengths do not."""
+def choose_lengths(options: Wanted, served: Served) -> Wanted:
+    """Put in the defaults that fit the recipe and the context. Raises UsageError where the given lengths do not."""
     at_once = expected_levels(served.node.recipe) or CONCURRENCY
     context = context_tokens(served.node.plan, Host())
-    most = (context or MOST_TOKENS) - given.answer_tokens - SPARE_TOKENS
-    longest = max(given.prompt_tokens, *given.depths, 0)
+    most = (context or MOST_TOKENS) - options.answer_tokens - SPARE_TOKENS
+    longest = max(options.prompt_tokens, *options.depths, 0)
     if longest > most:
-        both = f"a prompt of {longest} tokens and an answer of {given.answer_tokens}"
+        both = f"a prompt of {longest} tokens and an answer of {options.answer_tokens}"
         raise UsageError(
             f"{both} do not fit into {context or MOST_TOKENS} tokens", f"at most {max(most, 0)} for the prompt"
         )
-    depths = given.depths or tuple(one for one in DEPTHS if context is None or one <= most)
-    return replace(given, concurrency=given.concurrency or tuple(at_once), depths=tuple(filter(None, depths)))
+    depths = options.depths or tuple(length for length in DEPTHS if context is None or length <= most)
+    return replace(options, concurrency=options.concurrency or tuple(at_once), depths=tuple(filter(None, depths)))
 
 
-def make_row(found: Result, served: Served) -> Bench:
-    figures = msgspec.Raw(msgspec.json.encode(found))
-    return Bench(uuid.uuid4().hex, found.made, served.report.launch_id, found.recipe, figures)
+def make_row(benchmark: Result, served: Served) -> Bench:
+    figures = msgspec.Raw(msgspec.json.encode(benchmark))
+    return Bench(uuid.uuid4().hex, benchmark.made, served.report.launch_id, benchmark.recipe, figures)
 
 
 def count_compiled(served: Served) -> Compiled:
-    """By what the nodes have reported, and by this node's caches. Raises OSError."""
-    files, names = Host().files, [one.name for one in served.node.plan.caches]
-    report = read_living_report(files) or served.report
-    engines = [one.engine for one in (report, *(peer.living for peer in report.peers)) if one is not None]
-    return add_up(engines, caches.count_kernels(files, served.report.engine.image, names))
+    """Count the kernels that the nodes have reported, and those in this node's caches. Raises OSError."""
+    machine_files, names = Host().files, [cache.name for cache in served.node.plan.caches]
+    report = read_living_report(machine_files) or served.report
+    reports = (report, *(peer.living for peer in report.peers))
+    engines = [node.engine for node in reports if node is not None]
+    return add_up(engines, caches.count_kernels(machine_files, served.report.engine.image, names))
 
 
 async def warm(served: Served, seconds: float) -> WarmResult:
-    """Raises HttpError, OSError; ValueError where the engine does not say how long its context is."""
+    """Compile the kernels. Raises HttpError, OSError; ValueError where the engine reports no length of its context."""
 
     async def look() -> Compiled:
         return await asyncio.to_thread(count_compiled, served)
@@ -156,12 +156,12 @@ async def warm_if_cold(served: Served) -> None:
             report_progress((await warm(served, served.node.settings.readiness.warm_seconds)).shown)
 
 
-def run(served: Served, wanted: Wanted, result: Result, *, warms: bool = False) -> Result:
-    """What there is, also after an interrupt or an error. Raises HttpError, StreamError where there is nothing.
+def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
+    """Measure, and return what there is, also after an interrupt or an error.
 
-    `warms`: where caches are cold, that comes first.
+    `warms`: cold caches are warmed first. Raises HttpError, StreamError where there is nothing.
     """
-    found: list[Level | Depth] = []
+    benchmark, figures = _start_benchmark(served, wanted), list[Level | Depth]()
     interrupted, fault = False, ""
 
     def kernels() -> int:
@@ -173,24 +173,24 @@ def run(served: Served, wanted: Wanted, result: Result, *, warms: bool = False) 
         if warms:
             await warm_if_cold(served)
         before = kernels()
-        async for one in measure(served.endpoint, wanted):
+        async for part in measure(served.endpoint, wanted):
             now = kernels()
-            found.append(replace(one, compiled=max(0, now - before)))
+            figures.append(replace(part, compiled=max(0, now - before)))
             before = now
-            report_progress(progress(found[-1]))
+            report_progress(progress(figures[-1]))
 
     try:
         asyncio.run(collect())
     except KeyboardInterrupt:
         interrupted = True
     except (HttpError, StreamError, ValueError) as error:
-        if not found:
+        if not figures:
             raise
         fault = str(error)
-    levels = tuple(one for one in found if isinstance(one, Level))
-    lost = next((one.fault for one in levels if one.failed == one.requests), "")
-    depths = tuple(one for one in found if isinstance(one, Depth))
-    return replace(result, levels=levels, depths=depths, interrupted=interrupted, fault=fault or lost)
+    levels = tuple(figure for figure in figures if isinstance(figure, Level))
+    lost = next((level.fault for level in levels if level.failed == level.requests), "")
+    depths = tuple(figure for figure in figures if isinstance(figure, Depth))
+    return replace(benchmark, levels=levels, depths=depths, interrupted=interrupted, fault=fault or lost)
 
 
 def run_soak(served: Served, wanted: Wanted, seconds: int) -> tuple[Soak, bool]:
@@ -199,7 +199,7 @@ def run_soak(served: Served, wanted: Wanted, seconds: int) -> tuple[Soak, bool]:
 
     def sampled(sample: Sample) -> None:
         if sample.seconds >= shown[0]:
-            shown[0] = sample.seconds + SOAK_PROGRESS_SECONDS
+            shown[0] = sample.seconds + 60
             known = sample.available_bytes.items()
             nodes = ", ".join(f"{sanitize(name)} {'unknown' if free is None else size(free)}" for name, free in known)
             counts = f"{sample.answered} answered, {sample.failed} failed"
@@ -222,16 +222,16 @@ def look(host: Host) -> Sample | None:
     except (OSError, ValueError):
         return None
     report = read_living_report(host.files)
-    peers = [(one.report.node, one.living) for one in report.peers if one.report] if report else []
-    gpus = [one.gpu for one in (report, *(living for _, living in peers)) if one and one.gpu]
+    peers = [(peer.report.node, peer.living) for peer in report.peers if peer.report] if report else []
+    gpus = [node.gpu for node in (report, *(living for _, living in peers)) if node and node.gpu]
     return Sample(
         seconds=0.0,
         available_bytes={
             report.node if report else host.name(): own.available_bytes,
-            **{name: one.memory.available_bytes if one and one.memory else None for name, one in peers},
+            **{name: node.memory.available_bytes if node and node.memory else None for name, node in peers},
         },
         cached_bytes=own.cached_bytes,
-        swap_used_bytes=sum(one.used_bytes for one in swaps),
-        gpu_celsius=max((one.temperature_celsius for one in gpus if one.temperature_celsius is not None), default=None),
-        gpu_mhz=min((one.clock_mhz for one in gpus if one.clock_mhz is not None), default=None),
+        swap_used_bytes=sum(swap.used_bytes for swap in swaps),
+        gpu_celsius=max((gpu.temperature_celsius for gpu in gpus if gpu.temperature_celsius is not None), default=None),
+        gpu_mhz=min((gpu.clock_mhz for gpu in gpus if gpu.clock_mhz is not None), default=None),
     )

@@ -20,7 +20,7 @@ from sparkd.tools.measure.figures import Level, find_level, spread
 class Run(NamedTuple):
     result: Result
     launch: Launch | None
-    """None where the history has it no more."""
+    """The launch that was measured; None where the history has it no more."""
 
 
 class Usual(NamedTuple):
@@ -28,37 +28,36 @@ class Usual(NamedTuple):
     since: str
     same_plan: bool
     levels: tuple[Level, ...]
-    """With the median of all runs, and their spread, as the rate."""
+    """Levels whose rate is the median of all runs, with their spread."""
 
 
 def find_runs(rows: Iterable[Row]) -> tuple[Run, ...]:
     """Oldest first; without those that this version can't read."""
     known = list(rows)
-    launches = {one.id: one for one in known if isinstance(one, Launch)}
-    found = []
+    launches = {row.id: row for row in known if isinstance(row, Launch)}
+    runs = []
     for row in known:
         if isinstance(row, Bench):
             with suppress(ValueError):
-                found.append(Run(msgspec.json.decode(row.figures, type=Result), launches.get(row.launch)))
-    return tuple(found)
+                runs.append(Run(msgspec.json.decode(row.figures, type=Result), launches.get(row.launch)))
+    return tuple(runs)
 
 
-def find_usual(found: Result, earlier: Sequence[Run]) -> Usual | None:
-    """By runs of the same plan, else by those of the same recipe, with the same lengths; None without any."""
-    alike = [one.result for one in earlier if _alike(one.result, found)]
-    same = [one for one in alike if one.plan == found.plan]
-    runs = same or alike
-    rates = ((level, spread(filter(None, (_rate(one, level) for one in runs)))) for level in found.levels)
+def find_usual(benchmark: Result, earlier: Sequence[Run]) -> Usual | None:
+    """What is usual by runs of the same plan, else of the same recipe, with the same lengths; None without any."""
+    alike = [run.result for run in earlier if _are_alike(run.result, benchmark)]
+    runs = [run for run in alike if run.plan == benchmark.plan] or alike
+    rates = ((level, spread(filter(None, (_rate(run, level) for run in runs)))) for level in benchmark.levels)
     levels = tuple(replace(level, output_tokens_per_second=rate) for level, rate in rates if rate)
-    return Usual(len(runs), runs[0].made, bool(same), levels) if runs else None
+    return Usual(len(runs), runs[0].made, runs[0].plan == benchmark.plan, levels) if runs else None
 
 
 def describe_slower(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Of the last one, a line for each number of requests that has become slower, with what changed since."""
+    """A line for each number of requests at which the last run is slower, with what changed since."""
     lines = []
     for level in runs[-1].result.levels if runs else ():
-        alike = [(one, _rate(one.result, level)) for one in runs if _alike(one.result, runs[-1].result)]
-        known = [(one, rate) for one, rate in alike if rate is not None]
+        alike = [run for run in runs if _are_alike(run.result, runs[-1].result)]
+        known = [(run, rate) for run in alike if (rate := _rate(run.result, level)) is not None]
         start = find_decline([rate for _, rate in known], more_is_better=True)
         if start is None or known[-1][0] is not runs[-1]:
             continue
@@ -73,31 +72,27 @@ def describe_slower(runs: Sequence[Run]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _alike(one: Result, other: Result) -> bool:
-    return (one.recipe, one.prompt_tokens, one.answer_tokens) == (
-        other.recipe,
-        other.prompt_tokens,
-        other.answer_tokens,
-    )
+def _are_alike(*runs: Result) -> bool:
+    return len({(run.recipe, run.prompt_tokens, run.answer_tokens) for run in runs}) == 1
 
 
-def _rate(result: Result, like: Level) -> float | None:
-    level = find_level(result.levels, like)
+def _rate(benchmark: Result, like: Level) -> float | None:
+    level = find_level(benchmark.levels, like)
     return level.output_tokens_per_second.median if level and level.output_tokens_per_second else None
 
 
 def as_json(rows: Sequence[Row], totals: object, last: int) -> str:
     """One object: the last launches with their facts, what was measured of them, and totals."""
-    launches = [one for one in rows if isinstance(one, Launch)][-last:]
-    shown = {one.id for one in launches}
-    others = [one for one in rows if not isinstance(one, Launch) and one.launch in shown]
-    found = {"schema": 1, "launches": launches, "measured": others, "totals": totals, "slower": find_slower(rows)}
-    return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
+    launches = [row for row in rows if isinstance(row, Launch)][-last:]
+    ids = {launch.id for launch in launches}
+    others = [row for row in rows if not isinstance(row, Launch) and row.launch in ids]
+    shown = {"schema": 1, "launches": launches, "measured": others, "totals": totals, "slower": find_slower(rows)}
+    return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode()
 
 
 def find_slower(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Of the last launch and the last bench."""
-    launches = [one for one in rows if isinstance(one, Launch)]
-    same = [one for one in launches if (one.recipe, one.rank) == (launches[-1].recipe, launches[-1].rank)]
+    """How the last launch and the last bench are slower."""
+    launches = [row for row in rows if isinstance(row, Launch)]
+    same = [launch for launch in launches if (launch.recipe, launch.rank) == (launches[-1].recipe, launches[-1].rank)]
     loads = describe_slower_load(same)
     return (*((f"{sanitize(same[-1].recipe)}: {loads}",) if loads else ()), *describe_slower(find_runs(rows)))

@@ -20,14 +20,11 @@ from sparkd.tools.measure.bench import Wanted
 from sparkd.tools.measure.load import REQUEST_SECONDS, Prompts
 
 SAMPLE_SECONDS, STEP_SECONDS = 5.0, 20.0
-"""Between two samples; for one number of requests, before the next one's turn."""
+"""Time between two samples; time for one number of requests, before the next one's turn."""
 WARM_SHARE, WARM_SECONDS = 0.2, 300.0
-"""Of the samples, the beginning is left out, at most so much: an engine's first requests take memory that stays."""
-LEAST_SAMPLES = 6
+"""So much of the beginning is left out, at most: an engine's first requests take memory that stays."""
 NOISE_BYTES = 128 << 20
 """Twice the change that a report may leave out."""
-MOST_POINTS = 240
-"""For the slope of all pairs: more samples are thinned."""
 STEADY, NOT_STEADY, UNKNOWN = "steady", "not steady", "unknown"
 
 
@@ -36,13 +33,13 @@ class Sample(Struct, frozen=True):
 
     seconds: float
     available_bytes: Mapping[str, int | None]
-    """By node; None of one that does not answer."""
+    """Bytes by node; None for one that does not answer."""
     cached_bytes: int
     swap_used_bytes: int
     """Both on this node."""
     gpu_celsius: int | None
     gpu_mhz: int | None
-    """Of the hottest and of the slowest GPU of all nodes."""
+    """The hottest and the slowest GPU of all nodes."""
     answered: int = 0
     failed: int = 0
     tokens: int = 0
@@ -50,7 +47,7 @@ class Sample(Struct, frozen=True):
 
 class Drift(Struct, frozen=True):
     bytes_per_hour: float
-    """Of available memory; below zero: it shrinks. The median of the slopes between all pairs of samples."""
+    """Change of available memory; below zero: it shrinks. The median of the slopes between all pairs of samples."""
     significant: bool
     left_bytes: int
 
@@ -61,7 +58,7 @@ class Drift(Struct, frozen=True):
 
 class Verdict(Struct, frozen=True):
     outcome: str
-    """One of the three."""
+    """STEADY, NOT_STEADY or UNKNOWN."""
     lines: tuple[str, ...]
 
 
@@ -86,7 +83,10 @@ class Soak:
         self._began = 0.0
 
     async def run(self, seconds: float) -> None:
-        """Or until the engine ends. Raises HttpError, StreamError where not even the first request is answered."""
+        """Run for so long, or until the engine ends.
+
+        Raises HttpError, StreamError where not even the first request is answered.
+        """
         await self._prompts.calibrate(self._endpoint)
         self._began = time.monotonic()
         try:
@@ -120,14 +120,14 @@ class Soak:
         while time.monotonic() < until and self._alive():
             prompt = self._prompts.make(self._wanted.prompt_tokens)
             try:
-                found = await self._endpoint.stream(prompt, self._wanted.answer_tokens, REQUEST_SECONDS)
+                answer = await self._endpoint.stream(prompt, self._wanted.answer_tokens, REQUEST_SECONDS)
             except (HttpError, StreamError) as error:
                 self._failed += 1
                 self._fail(str(error))
                 await asyncio.sleep(1)
             else:
                 self._answered += 1
-                self._tokens += found.tokens
+                self._tokens += answer.tokens
 
     def _fail(self, reason: str) -> None:
         passed = time.monotonic() - self._began
@@ -139,7 +139,7 @@ def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
     if not samples:
         return Verdict(UNKNOWN, ("nothing was measured",))
     last = samples[-1]
-    names = sorted({name for one in samples for name in one.available_bytes})
+    names = sorted({name for sample in samples for name in sample.available_bytes})
     drifts = {node: find_drift(node, samples) for node in names}
     lines = [f"{node}: {_describe(drift)}" for node, drift in drifts.items()]
     swapped = last.swap_used_bytes - samples[0].swap_used_bytes
@@ -166,14 +166,13 @@ def _describe(drift: Drift | None) -> str:
 
 
 def find_drift(node: str, samples: Sequence[Sample]) -> Drift | None:
-    """By the slope of Theil and Sen, which single samples move little. None where most of the time is not known."""
+    """The slope of Theil and Sen, which single samples move little. None where most of the time is not known."""
     warm = min(WARM_SECONDS, samples[-1].seconds * WARM_SHARE)
-    found = ((one.seconds, one.available_bytes.get(node)) for one in samples)
-    known = [(at, free) for at, free in found if free is not None]
+    known = [(sample.seconds, free) for sample in samples if (free := sample.available_bytes.get(node)) is not None]
     points = [point for point in known if point[0] >= warm]
-    points = points[:: max(1, -(-len(points) // MOST_POINTS))]
+    points = points[:: max(1, -(-len(points) // 240))]  # a slope of all pairs has as many as that squared
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] > a[0]]
-    if len(points) < LEAST_SAMPLES or len(known) * 2 < len(samples) or not slopes:
+    if len(points) < 6 or len(known) * 2 < len(samples) or not slopes:
         return None
     slope = median(slopes)
     middle = median(value - slope * at for at, value in points)

@@ -43,7 +43,7 @@ Keys = Callable[[], tuple[bytes, ...]]
 
 
 class Measured(Struct, frozen=True):
-    """Between two addresses, seen from the first node."""
+    """Figures between two addresses, seen from the first node."""
 
     sent_gbps: float
     received_gbps: float
@@ -56,7 +56,7 @@ class Listener:
     """One address of this node, with the program that was started last for it."""
 
     def __init__(self, address: str, port: int, keys: Keys, facts: bytes, hca: str, came: asyncio.Queue[str]) -> None:
-        """`facts`: of PORTS; `hca`: what RDMA is measured with, if with any.
+        """`facts`: the answer to PORTS; `hca`: what RDMA is measured with, if with any.
 
         `came` gets the query of each signed request: the result, or nothing. Raises OSError.
         """
@@ -109,7 +109,7 @@ async def receive_result(
 
 
 class Measurer(Struct, frozen=True):
-    """From one address of this node to one of another, where a Listener has it."""
+    """Measures from an address of this node to another node's, where a Listener has it."""
 
     own: str
     to: str
@@ -158,7 +158,7 @@ class Measurer(Struct, frozen=True):
 
 
 def measure_ceiling() -> float:
-    """Gb/s: of iperf3 where no cable takes part. Raises TrafficError, OSError."""
+    """Gb/s that iperf3 reaches where no cable takes part. Raises TrafficError, OSError."""
     process = programs.listen(tcp_command(LOOPBACK))
     try:
         return programs.measure_tcp(LOOPBACK, LOOPBACK)

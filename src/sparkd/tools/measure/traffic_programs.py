@@ -36,10 +36,8 @@ STREAMS, SECONDS = 8, 3
 RDMA_SECONDS, MARGIN_SECONDS, QUEUE_PAIRS = 4, 1, 8
 """Eight queue pairs found the known fault (NVIDIA/dgx-spark-playbooks, pull request 108)."""
 START_SECONDS, TRIES, TRY_AGAIN_SECONDS = 10.0, 5, 0.5
-"""For both to meet. The one that listens is slower than the one that connects."""
+"""Time for both to meet. The one that listens is slower than the one that connects."""
 LISTEN_SECONDS = {IPERF3: 20.0, IB_WRITE_BW: TRIES * START_SECONDS}
-OUTPUT_LIMIT = 1 << 16
-"""iperf3 prints 10 KB."""
 _NOBODY = ("--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs")
 _RDMA_RESULT = re.compile(
     rb"^[ \t]*\d+[ \t]+\d+[ \t]+\d{1,9}\.\d+[ \t]+(\d{1,9}\.\d+)[ \t]+\d{1,9}\.\d+[ \t]*$", re.MULTILINE
@@ -66,7 +64,7 @@ class _Report(Struct):
 
 
 def tcp_command(own: str, to: str = "", *, back: bool = False) -> list[str]:
-    """Of the side that connects, or without `to` of the one that listens. `back`: the latter sends."""
+    """The command of the side that connects, or without `to` of the one that listens. `back`: the latter sends."""
     words = [IPERF3, "-B", own, "-p", str(TCP_PORT), "-i", "0"]
     idle = ["--rcv-timeout", str(SECONDS * 1000)]
     if not to:
@@ -76,7 +74,7 @@ def tcp_command(own: str, to: str = "", *, back: bool = False) -> list[str]:
 
 
 def rdma_command(device: str, to: str = "") -> list[str]:
-    """As above; rdma_cm finds the GID of the address."""
+    """The command for RDMA, as `tcp_command`; rdma_cm finds the GID of the address."""
     length = ["-D", str(RDMA_SECONDS), "-f", str(MARGIN_SECONDS)]
     words = [IB_WRITE_BW, "-R", "-F", "-d", device, "-p", str(RDMA_PORT), "-q", str(QUEUE_PAIRS), *length]
     return [*words, "--report_gbits", *([to] if to else [])]
@@ -95,10 +93,10 @@ def parse_tcp(printed: bytes) -> float:
 
 def parse_rdma(printed: bytes) -> float:
     """Gb/s on average. Raises TrafficError."""
-    found = _RDMA_RESULT.findall(printed)
-    if len(found) != 1:
+    averages = _RDMA_RESULT.findall(printed)
+    if len(averages) != 1:
         raise TrafficError(_without_figure(IB_WRITE_BW, printed))
-    return float(found[0])
+    return float(averages[0])
 
 
 def _without_figure(program: str, printed: bytes) -> str:
@@ -123,7 +121,7 @@ def _measure(words: list[str], seconds: float, parse: Callable[[bytes], float]) 
         process = _start(words, seconds + START_SECONDS, subprocess.PIPE)
         assert process.stdout is not None
         try:
-            return parse(process.stdout.read(OUTPUT_LIMIT))
+            return parse(process.stdout.read(1 << 16))  # iperf3 prints 10 KB
         except TrafficError as error:
             failure = error
         finally:
@@ -132,7 +130,7 @@ def _measure(words: list[str], seconds: float, parse: Callable[[bytes], float]) 
 
 
 def listen(words: list[str]) -> subprocess.Popen[bytes]:
-    """To be given to `end`. Raises OSError."""
+    """Start it to listen; `end` is to end it. Raises OSError."""
     return _start(words, LISTEN_SECONDS[words[0]], subprocess.DEVNULL)
 
 

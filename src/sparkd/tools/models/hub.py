@@ -30,10 +30,7 @@ ANSWER_SECONDS = 60.0
 PAUSE_SECONDS = 2.0
 MAX_VAIN_TRIES = 3
 """Tries in a row without a new byte. The client itself tries again only after some kinds of broken connections."""
-WORKERS = 8
-"""Files at a time, as many as the client's own default."""
 AGAIN = "run it again: it resumes"
-SHA256_DIGITS = 64
 
 
 class Repo(NamedTuple):
@@ -41,7 +38,7 @@ class Repo(NamedTuple):
     commit: str
     """What the revision stood for when it was resolved: an interrupted download is resumed with the same files."""
     sizes: tuple[tuple[str, int], ...]
-    """Of its files, by path."""
+    """Sizes of its files, by path."""
     contents: frozenset[str] = frozenset()
     """The hub's hash of each file, which names its partial file; empty where the hub gives none."""
 
@@ -64,8 +61,10 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
 
         info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
         siblings = info.siblings or ()
-        sizes = {one.rfilename: one.size or 0 for one in siblings}
-        contents = frozenset(known for one in siblings if (known := one.lfs.sha256 if one.lfs else one.blob_id))
+        sizes = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
+        contents = frozenset(
+            known for sibling in siblings if (known := sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
+        )
         wanted = sorted(path for path in sizes if not any(fnmatchcase(path, pattern) for pattern in exclude))
     for path in wanted:
         if path.startswith("/") or ".." in path.split("/"):
@@ -81,7 +80,7 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
     """
 
     def fetch_all() -> None:
-        with ThreadPoolExecutor(WORKERS) as pool:
+        with ThreadPoolExecutor(8) as pool:  # as many files at a time as the client's own default
             list(pool.map(lambda file: _fetch(repo, file[0], folder, known, received), repo.sizes))
 
     with _client(repo.name):
@@ -96,7 +95,7 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
 
 
 def _fetch(repo: Repo, path: str, folder: Path, token: str | bool, received: Callable[[int], None]) -> None:
-    """One file, unless the folder has it. Its address is resolved each time: a signed one expires within an hour."""
+    """Fetch a file that the folder lacks. Its address is resolved each time: a signed one expires within an hour."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub._local_folder import get_local_download_paths, read_download_metadata, write_download_metadata
     from huggingface_hub.file_download import http_get
@@ -130,14 +129,14 @@ def _fetch(repo: Repo, path: str, folder: Path, token: str | bool, received: Cal
 
 def _has(path: Path, record: LocalDownloadFileMetadata | None, etag: str) -> bool:
     """Whether a file has the content of an ETag: by its record, or by its SHA-256 where no record is valid."""
-    if record or len(etag) != SHA256_DIGITS or not path.is_file():
+    if record or len(etag) != 64 or not path.is_file():
         return record is not None and record.etag == etag
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == etag
 
 
 def _until_complete(fetch: Callable[[], object], left: Callable[[], int]) -> None:
-    """Through every connection that breaks off, as long as some bytes come between two breaks.
+    """Fetch again after every connection that breaks off, as long as some bytes come between two breaks.
 
     A refusal too is tried again after some bytes: the address of a file may have expired.
     """
@@ -159,7 +158,7 @@ def _until_complete(fetch: Callable[[], object], left: Callable[[], int]) -> Non
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:
-    """The client lets its HTTP library's errors through; of these only HfHubHTTPError is an OSError."""
+    """What the client raises: its HTTP library's errors come through; of these only HfHubHTTPError is an OSError."""
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # not re-exported
 
     return (OSError, HTTPError)

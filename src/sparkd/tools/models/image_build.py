@@ -22,7 +22,7 @@ from sparkd.base.host.disks import read_rooms
 from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, find_built, read_image
 from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import GIB, MIB, printable, sanitize, size
@@ -33,9 +33,8 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.base.status.model import Phase, read_living_report
 from sparkd.tools.models.ssh import require_room
 
-LAST_LINES = 20
 LEAST_MEMORY = 2 * GIB
-"""For a step. A choice: less is too little for one compiler of a GPU's kernels beside pip."""
+"""The least for a step. A choice: less is too little for one compiler of a GPU's kernels beside pip."""
 STOP = "sudo systemctl stop sparkd-head sparkd-worker"
 _KILLED = re.compile(r"non-zero code: 137\b|\bKilled\b|\bOut of memory\b|\bMemoryError\b")
 _STEP = re.compile(r"Step (\d{1,3})/(\d{1,3}) : ")
@@ -52,10 +51,10 @@ class Sources(Struct, frozen=True):
     recipe: Recipe
     build: Build
     files: tuple[Mapping[str, CopiedFile], ...]
-    """Of each step, by the path beside the recipe's file."""
+    """Each step's, by the path beside the recipe's file."""
 
     def built_from(self, base: Image) -> BuiltFrom:
-        """For the image's label."""
+        """What the image's label keeps."""
         steps = []
         for step, files in zip(self.build.steps, self.files, strict=True):
             digest = sha256(step.instruction().encode())
@@ -71,13 +70,13 @@ class Sources(Struct, frozen=True):
             files = {name: file for copied in self.files for name, file in copied.items()}
             dockerfile = CopiedFile(self.build.dockerfile(base.id).encode(), executable=False)
             for name, file in {**files, image_build.DOCKERFILE: dockerfile}.items():
-                entry = tarfile.TarInfo(name)
-                entry.size, entry.mode = len(file.content), 0o755 if file.executable else 0o644
-                tar.addfile(entry, io.BytesIO(file.content))
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(file.content), 0o755 if file.executable else 0o644
+                tar.addfile(member, io.BytesIO(file.content))
         return packed.getvalue()
 
     def describe(self) -> Iterator[str]:
-        """For the person who confirms it: programs in full."""
+        """Lines for the person who confirms it: programs in full."""
         pin = "" if "@" in self.build.base else "   (not pinned: a tag that may move)"
         yield f"{self.recipe.image.ref} is built by this node's docker, as root and with access to the network,"
         yield f"from {self.build.base}{pin}:"
@@ -131,7 +130,7 @@ def _read_files(folder: Path, name: str, left: list[int], host: Host) -> Iterato
 
 
 def _title(step: Step) -> str:
-    """On one line, for the image's label and for progress."""
+    """The step on one line, for the image's label and for progress."""
     return sanitize(" ".join(str(step).split()), 160)
 
 
@@ -142,16 +141,16 @@ def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, Bu
     """
     base, ref = sources.build.base, sources.recipe.image.ref
 
-    def look(reader: DockerReader) -> tuple[Image | None, Image | None, tuple[str, BuiltFrom | None], object]:
-        return read_image(reader, base), read_image(reader, ref), find_built(reader, ref), reader.info()
-
     try:
-        found = docker.query(host, look)
+        answers = docker.query(
+            host,
+            lambda reader: (read_image(reader, base), read_image(reader, ref), find_built(reader, ref), reader.info()),
+        )
     except DockerError as error:
         raise BlockedError(f"docker does not answer: {sanitize(str(error))}", "systemctl status docker") from None
-    if found is None:
+    if answers is None:
         raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
-    below, before, built, info = found
+    below, before, built, info = answers
     if below is None:
         raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
     (room,) = read_rooms(host, (find_store(info),))
@@ -160,7 +159,7 @@ def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, Bu
 
 
 def find_store(info: object) -> str:
-    """The folder of docker's images, by its `info`. That of containerd's store is containerd's, which nobody names."""
+    """The folder of docker's images, by its `info`, which does not name that of containerd's store."""
     match info:
         case {"DriverStatus": [*pairs]} if ["driver-type", "io.containerd.snapshotter.v1"] in pairs:
             return "/var/lib/containerd"
@@ -193,7 +192,7 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
     steps, at = sources.build.steps, 0
     labels = {BUILT: encode(sources.built_from(base)).decode()}
     lines = image_build.build(sources.archive(base), labels, memory_bytes, cached=cached)
-    last = deque[str](maxlen=LAST_LINES)
+    last = deque[str](maxlen=20)
     try:
         while True:
             line = next(lines)
@@ -218,7 +217,7 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
 
 
 def find_remedy(output: str, memory_bytes: int) -> str:
-    """For a step that failed with this output."""
+    """What to do after a step that failed with this output."""
     if "no space left" in output:
         return "make room: docker system df"
     if _KILLED.search(output):
@@ -233,13 +232,13 @@ def check(sources: Sources, image: str) -> None:
     code, log = image_build.check(image, program)
     if code:
         fault = Redaction()(sanitize(find_fault(log), 400))
-        found = "is not what the recipe needs" if code == ASSERT_FAILED else f"can't be checked (exit code {code})"
+        reason = "is not what the recipe needs" if code == ASSERT_FAILED else f"can't be checked (exit code {code})"
         look = f"docker run --rm -it --entrypoint bash {image.removeprefix('sha256:')[:12]}"
-        raise BlockedError(f"the new image {found}: {fault}", f"it has no name; look into it: {look}")
+        raise BlockedError(f"the new image {reason}: {fault}", f"it has no name; look into it: {look}")
 
 
 def give_name(sources: Sources, image: str, before: str) -> Iterator[str]:
-    """Yields what there is to say, once the image has its name. Raises BlockedError."""
+    """Name the image, and yield what a person is to know then. Raises BlockedError."""
     ref, replaced = sources.recipe.image.ref, before if before != image else ""
     try:
         image_build.give_name(image, ref, replaced)

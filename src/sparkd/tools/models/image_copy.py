@@ -21,8 +21,7 @@ from sparkd.base.lib.text import size
 from sparkd.tools.models.ssh import SshHost, require_room, run_on_each
 
 SCRATCH = ".cache/sparkd"
-"""Below the user's home, on both sides: nobody else can put a file there."""
-LOAD_SECONDS = 3600.0
+"""A folder below the user's home, on both sides: nobody else can put a file there."""
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
 
@@ -30,16 +29,16 @@ class Image(Struct, frozen=True):
     ref: str
     identity: str
     size_bytes: int
-    """Of its layers, unpacked."""
+    """Bytes of its layers, unpacked."""
 
     @property
     def file(self) -> Path:
-        """Its name is the same on both sides: what is there of it is this image's."""
+        """The archive. Its name is the same on both sides: what is there of it is this image's."""
         return Path.home() / SCRATCH / f"image-{self.identity[:32]}.tar"
 
 
 def find_image(word: str | None, settings: Settings, host: Host) -> Image:
-    """By its name, or the plan's. Raises UsageError, BlockedError."""
+    """The image of that name, or the plan's. Raises UsageError, BlockedError."""
     ref = word or resolve_context(settings, None, host).plan.image
     if not _REF.fullmatch(ref):
         raise UsageError(f"{ref!r} is no name of an image", "such as name:tag")
@@ -47,12 +46,12 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
         hint = "docker pull it there; or docker tag it here, and name the tag"
         raise UsageError(f"{ref} is named by its digest, which no docker load brings back", hint)
     try:
-        found = docker.query(
-            host, lambda one: (docker_image.image_identity(one, ref), docker_image.read_image(one, ref))
+        facts = docker.query(
+            host, lambda reader: (docker_image.image_identity(reader, ref), docker_image.read_image(reader, ref))
         )
     except DockerError as error:
         raise BlockedError(f"docker can't look up {ref}: {error}", "systemctl status docker") from None
-    match found:
+    match facts:
         case None:
             raise BlockedError("docker is not running on this node", "systemctl start docker")
         case str(identity), docker_image.Image(size_bytes=size_bytes):
@@ -63,7 +62,7 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
 def send_image(
     image: Image, peers: Sequence[SshHost], host: Host, save: Callable[[Image], None], show: Callable[[str], None]
 ) -> ExitCode:
-    """To each of these nodes; `save` has docker write it to its file. 10 where any has failed."""
+    """Send it to each of these nodes; `save` has docker write it to its file. 10 where any has failed."""
     with lock_scratch(image.file.parent):
         code = run_on_each(peers, partial(_copy, image, host, save, show))
         if code and image.file.exists():
@@ -89,7 +88,7 @@ def _copy(image: Image, host: Host, save: Callable[[Image], None], show: Callabl
     # In place: nothing reads it meanwhile, and a partial file is resumed.
     peer.send(str(image.file), f"{SCRATCH}/", "--inplace")
     show(f"{peer.address}: docker loads it")
-    peer.run_checked("docker", "load", "--input", there, seconds=LOAD_SECONDS)
+    peer.run_checked("docker", "load", "--input", there, seconds=3600.0)
     after = _identity(image, peer)
     peer.run_checked("rm", "-f", "--", there)
     if after != image.identity:

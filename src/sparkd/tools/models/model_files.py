@@ -24,14 +24,12 @@ from sparkd.tools.models.ssh import NOT_FOUND, SshHost, require_room
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096
-CHECK_SECONDS = 4 * 3600.0
-"""To read a model whole, from a slow disk too."""
 RSYNC_OPTIONS = ("--partial-dir=.sparkd-partial", "--exclude=*.incomplete", "--exclude=.sparkd-partial/")
 """A file gets its name there when it is whole; an interrupted one is kept aside and resumed."""
 
 
 def find_folder(word: str | None, host: Host) -> str:
-    """Of a model by name, or the plan's."""
+    """The folder of a model by name, or of the plan's."""
     if word and word.startswith("/"):
         return word.rstrip("/")
     configured = load_settings(os.environ)
@@ -83,11 +81,11 @@ class Published(NamedTuple):
 
     name: str
     model: Model
-    """Of the recipe, which may be another one."""
+    """The recipe's, which may be another one."""
 
     @property
     def revision(self) -> str | None:
-        """The recipe's, where it is of this model."""
+        """The recipe's, where that is of this model."""
         return (self.model.revision if self.name == self.model.repo else "") or None
 
     def folder(self, settings: Settings) -> str:
@@ -102,7 +100,7 @@ class Published(NamedTuple):
 
 
 def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
-    """By its name, or by a recipe's, which is the configured one without a word. Raises UsageError."""
+    """The repository of that name, or of that recipe; without a word the configured recipe's. Raises UsageError."""
     if word and "/" in word and not word.endswith(SUFFIX):
         if not REPO.fullmatch(word):
             raise UsageError(f"{word} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
@@ -132,7 +130,7 @@ def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int, Roo
 
 
 def read_token(path: str | None, files: Files) -> str | None:
-    """None leaves it to the client, which has the token of `hf auth login`. Raises UsageError."""
+    """The token; None leaves it to the client, which has that of `hf auth login`. Raises UsageError."""
     if not path:
         return None
     private = f"chmod 600 {path}, of root or yourself; the token alone on one line"
@@ -156,7 +154,8 @@ def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick
         require_room(room, need_bytes, "", "", peer)
     show(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"))
     peer.send(source, folder, *options)
-    ended = peer.run("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder, seconds=CHECK_SECONDS)
+    check = ("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder)
+    ended = peer.run(*check, seconds=4 * 3600.0)  # a slow disk, too, is read whole in that time
     if ended.code == NOT_FOUND:
         show(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")
         return

@@ -31,12 +31,7 @@ from sparkd.base.lib.text import parse_json, sanitize, size
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 COMMAND_SECONDS = 60.0
-JOIN_SECONDS = 300.0
-"""It examines the node first."""
-SILENCE_SECONDS = 300
-"""For rsync: both sides may read some GB without sending a byte."""
 ANSWER_LIMIT_BYTES = 4 << 20
-SSH_FAILED = 255
 NOT_FOUND = 127
 """Exit code of a shell that does not find the program."""
 
@@ -92,8 +87,8 @@ class SshHost(Struct, frozen=True):
     def run(self, *words: str, seconds: float = COMMAND_SECONDS, given: str = "") -> Ended:
         """Run a program there, with a line or two for its stdin. Raises BlockedError where ssh fails."""
         command = ["ssh", *SSH, *(("-l", self.user) if self.user else ()), "--", self.address, shlex.join(words)]
-        ended = _run(command, seconds, given=given)
-        if ended.code == SSH_FAILED:
+        ended = _run(command, seconds, text=given)
+        if ended.code == 255:  # of ssh itself
             raise self.failed(ended)
         return ended
 
@@ -106,22 +101,23 @@ class SshHost(Struct, frozen=True):
 
     def join(self, code: str) -> str:
         """Have sparkd there join by this code; what it printed. No list of processes shows the code."""
-        return self.run_checked("sh", "-c", _JOIN, seconds=JOIN_SECONDS, given=f"{code}\n")
+        return self.run_checked("sh", "-c", _JOIN, seconds=300.0, given=f"{code}\n")  # it examines the node first
 
     def read_room(self, path: str) -> PeerRoom:
-        """Of the file system that holds a path there, which need not exist yet."""
+        """The room of the file system that holds a path there, which need not exist yet."""
         answer = self.run_checked("sh", "-c", _ROOM, "sh", path)
         if not (match := _DF.search(answer.rstrip())):
             raise BlockedError(f"{self.address}: df says nothing of {path}")
         return PeerRoom(sanitize(match[2]), int(match[1]) << 10)
 
     def read_size(self, path: str) -> int:
-        """Of a file there; 0 where there is none."""
+        """Bytes of a file there; 0 where there is none."""
         answer = self.run_checked("sh", "-c", 'stat -c %s -- "$1" 2>/dev/null || echo 0', "sh", path).strip()
         return int(answer) if answer.isdecimal() and len(answer) < 19 else 0
 
     def choose_writer(self, folder: str) -> tuple[str, ...]:
-        """For rsync: where root logs in there, and a user may write to a folder or what leads to it, that user writes.
+        """Options for rsync: where root logs in there, and a user may write to a folder or what leads to it, the user
+        writes.
 
         So a link that they plant leads to nothing of root's. Raises BlockedError where that may be several.
         """
@@ -175,8 +171,9 @@ class SshHost(Struct, frozen=True):
     def _rsync(self, source: str, target: str, *options: str, shown: bool = False) -> Ended:
         host = f"[{self.address}]" if ":" in self.address else self.address
         where = f"{self.user}@{host}:{target}" if self.user else f"{host}:{target}"
-        # -s: no shell of the other side reads the names. -L: a folder of links becomes one of files.
-        flags = ("-s", "-rtpL", "--mkpath", f"--timeout={SILENCE_SECONDS}", "-e", shlex.join(("ssh", *SSH)))
+        # -s: no shell of the other side reads the names. -L: a folder of links becomes one of files. It waits long, for
+        # both sides may read some GB without sending a byte.
+        flags = ("-s", "-rtpL", "--mkpath", "--timeout=300", "-e", shlex.join(("ssh", *SSH)))
         progress = ("--info=progress2", "--no-inc-recursive") if shown else ()
         ended = _run(["rsync", *flags, *progress, *options, "--", source, where], None, shown=shown)
         writer, unwritable = _WRITER.search(" ".join(options)), _UNWRITABLE.search(ended.trouble)
@@ -206,12 +203,12 @@ def diagnose(ended: Ended, login: str) -> tuple[str, str]:
     return (lines[0] if lines else f"ended with {ended.code}"), again
 
 
-def _run(command: list[str], seconds: float | None, *, shown: bool = False, given: str = "") -> Ended:
+def _run(command: list[str], seconds: float | None, *, shown: bool = False, text: str = "") -> Ended:
     """Run a program here. Without `seconds` it has limits of its own."""
     with TemporaryFile() as errors:
         try:
             out, env = None if shown else subprocess.PIPE, {**os.environ, "LC_ALL": "C"}
-            stdin = subprocess.PIPE if given else subprocess.DEVNULL
+            stdin = subprocess.PIPE if text else subprocess.DEVNULL
             process = subprocess.Popen(command, stdin=stdin, stdout=out, stderr=errors, env=env)
         except FileNotFoundError:
             raise BlockedError(f"{command[0]} is not on this node", f"apt install {_PACKAGES[command[0]]}") from None
@@ -221,7 +218,7 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, give
         try:
             if process.stdin:
                 with suppress(BrokenPipeError), process.stdin:
-                    process.stdin.write(given.encode())
+                    process.stdin.write(text.encode())
             answer = process.stdout.read(ANSWER_LIMIT_BYTES) if process.stdout else b""
             if len(answer) == ANSWER_LIMIT_BYTES:
                 process.kill()
@@ -237,30 +234,29 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, give
 
 
 SPARE_BYTES = 1 << 30
-"""Left on a disk beside what is written."""
+"""What is left on a disk beside what is written."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
 def choose_peers(named: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:
     """The nodes of the cluster, or those that are named. Raises UsageError where there are none."""
-    if user is not None and not _USER.fullmatch(user):
+    if user is not None and not _LOGIN.fullmatch(user):
         raise UsageError(f"{user!r} is no name of a user")
     own = host.addresses()
-    for one in named:
-        if not _HOST.fullmatch(one):
-            raise UsageError(f"{one!r} is neither an address nor the name of a host")
+    for address in named:
+        if not _HOST.fullmatch(address):
+            raise UsageError(f"{address!r} is neither an address nor the name of a host")
         with suppress(ValueError):
-            if canonical(one) in own:
-                raise UsageError(f"{one} is this node itself")
-    addresses = named or [one for one in settings.cluster.nodes if canonical(one) not in own]
+            if canonical(address) in own:
+                raise UsageError(f"{address} is this node itself")
+    addresses = named or [node for node in settings.cluster.nodes if canonical(node) not in own]
     if not addresses:
         raise UsageError("cluster.nodes names no other node", "name one: --to ADDRESS")
-    return tuple(SshHost(one, user or "") for one in dict.fromkeys(addresses))
+    return tuple(SshHost(address, user or "") for address in dict.fromkeys(addresses))
 
 
 def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> ExitCode:
-    """One after the other; a failure is printed, and the next peer follows. 10 where any failed."""
+    """Act on one after the other; a failure is printed, and the next peer follows. 10 where any failed."""
     code = ExitCode.GOOD
     for peer in peers:
         try:

@@ -28,7 +28,7 @@ CORE = "VLLM::EngineCore"
 """How vLLM 0.8 to 0.33 titles it; a number may follow."""
 POLL_SECONDS = 0.25
 LEAST_SECONDS, LOADS = 900.0, 3
-"""Until it is given up: so long, or so many times as the last load took."""
+"""The longer of the two is waited: so long, or so many times as the last load took."""
 
 
 class Target(Struct, frozen=True):
@@ -47,9 +47,9 @@ def find_target(fault: str, host: Host, report: NodeReport) -> Target:
     first = read_process(host.files, container.pid)
     if fault == "rank" and first is not None:
         return Target(first.pid, first.start_time, container.id, f"the first process of {container.name}")
-    for one in host.container_processes(container.pid, container.id):
-        if " ".join(host.argv(one)).startswith(CORE):
-            return Target(one.pid, one.start_time, container.id, CORE)
+    for process in host.container_processes(container.pid, container.id):
+        if " ".join(host.argv(process)).startswith(CORE):
+            return Target(process.pid, process.start_time, container.id, CORE)
     raise BlockedError(f"no process of {container.name} is called {CORE}", "sudo sparkd drill rank")
 
 
@@ -57,18 +57,18 @@ def read_serving(host: Host) -> NodeReport:
     """Raises BlockedError where this node serves nothing that a fault could end."""
     report = read_living_report(host.files)
     if report is None or report.phase not in IN_SERVICE:
-        found = status_line(report) if report is not None else "no agent runs"
-        raise BlockedError(f"a drill needs an endpoint that serves: {sanitize(found)}", "sparkd status")
+        state = status_line(report) if report is not None else "no agent runs"
+        raise BlockedError(f"a drill needs an endpoint that serves: {sanitize(state)}", "sparkd status")
     return report
 
 
 def expected_seconds(host: Host) -> float | None:
-    """As the last load took; None where none is known."""
+    """Seconds that the last load took; None where none is known."""
     return last_load(read(host.files))
 
 
 def kill(target: Target) -> None:
-    """Raises BlockedError where it has ended meanwhile."""
+    """End the target. Raises BlockedError where it has ended meanwhile."""
     if not signal_process(signal.SIGKILL, target.pid, target.start_time, target.container_id):
         raise BlockedError(f"{target.title}, pid {target.pid}, has just ended by itself", "sparkd status")
 

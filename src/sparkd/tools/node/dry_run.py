@@ -1,4 +1,4 @@
-"""What preflight finds where it changes nothing: of a plan, of settings that may not be on disk yet, without a plan."""
+"""What preflight finds where it changes nothing: by a plan, by settings perhaps not on disk yet, or without a plan."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def look_at(config: Settings, host: Host) -> Shown:
 
 
 def only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
-    """Neither `Actions` nor anything that could start a program is imported here."""
+    """A dry run. Neither `Actions` nor anything that could start a program is imported here."""
     wanted = config.preflight
     checks = chosen(build_checks(check_inputs(node)), wanted.skip)
     host = NextStart(host)
@@ -46,12 +46,12 @@ def only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
 
 
 def look_without_plan(error: ConfigError, role: str | None, config: Settings, host: Host) -> Shown:
-    """What the checks find that need no plan, where the configuration makes none."""
+    """What the checks that need no plan find, where the configuration makes none."""
     wrong = Verdict(Level.BLOCK, "; ".join(error.reason.splitlines()), error.hint)
     skipped = Verdict(Level.SKIPPED, "needs a plan, which the configuration does not give")
     unplanned, wanted = build_unplanned(config), config.preflight
-    checks = chosen([one for one in unplanned.values() if one is not None], wanted.skip)
-    left = [name for name, one in unplanned.items() if one is None and name not in wanted.skip]
+    checks = chosen([check for check in unplanned.values() if check is not None], wanted.skip)
+    left = [name for name, check in unplanned.items() if check is None and name not in wanted.skip]
     host = NextStart(host)
     findings = (
         Finding(render.CONFIGURATION, wrong, {}, 0.0),
@@ -80,12 +80,12 @@ def _owner(host: NextStart) -> Owner | None:
         return None
     report = parse(read_report(host.files))
     own = report if report and report.incarnation == agent.invocation else None
-    names = tuple(one.name for one in host.ranks)
+    names = tuple(rank.name for rank in host.ranks)
     return Owner(agent.pid, agent.command, own.phase.value if own else "", own.since if own else "", names)
 
 
 class NextStart(CachedHost):
-    """Own is a container only where it is the rank of the living process that owns the node.
+    """The host as the next start meets it: the rank of the living process that owns the node counts as ended.
 
     Its processes, their memory, ports and segments count as released. Where that can't be read, nothing does.
     """
@@ -104,15 +104,16 @@ class NextStart(CachedHost):
 
     def _release(self, containers: Iterable[ContainerFacts], table: ProcessTable, known: KnownRank) -> None:
         own, released = [], dict[int, Process]()
-        for one in containers:
-            owners = one.ours and one.running and whose(one, self.agent, known) is Whose.OWNERS
-            first = table.get(one.pid) if owners else None
+        for container in containers:
+            owners = container.ours and container.running and whose(container, self.agent, known) is Whose.OWNERS
+            first = table.get(container.pid) if owners else None
             details = self.details(first) if first else None
-            if first and details and details.group.container_id == one.id:
-                own.append(one)
+            if first and details and details.group.container_id == container.id:
+                own.append(container)
                 released |= {process.pid: process for process in (first, *table.descendants(first.pid))}
         by_gpu = gpu_memory_by_pid(self, released.values())
-        self._freed_bytes = sum(one.bytes for one in meminfo.read_consumers(self.files, released.values(), by_gpu))
+        consumers = meminfo.read_consumers(self.files, released.values(), by_gpu)
+        self._freed_bytes = sum(consumer.bytes for consumer in consumers)
         self._gpu_bytes = min(self._freed_bytes, sum(by_gpu.values()))
         self.ranks, self._released, query = tuple(own), released, self.gpu
         self.gpu = lambda: self._without_rank(query())
@@ -122,10 +123,12 @@ class NextStart(CachedHost):
 
     def docker(self) -> DockerFacts:
         facts = super().docker()
-        return replace(facts, containers=tuple(one for one in facts.containers if one not in self.ranks))
+        return replace(
+            facts, containers=tuple(container for container in facts.containers if container not in self.ranks)
+        )
 
     def processes(self) -> ProcessTable:
-        return ProcessTable(tuple(one for one in super().processes() if one.pid not in self._released))
+        return ProcessTable(tuple(process for process in super().processes() if process.pid not in self._released))
 
     def meminfo(self) -> MemInfo:
         info, freed = super().meminfo(), self._freed_bytes
@@ -138,22 +141,22 @@ class NextStart(CachedHost):
 
     def free_memory(self) -> FreeMemory:
         """The driver gives its memory back in large blocks, as it took it; other memory may come back in pages."""
-        found = super().free_memory()
-        return FreeMemory(found.bytes + self._freed_bytes, found.large_bytes + self._gpu_bytes, found.unlisted_bytes)
+        free = super().free_memory()
+        return FreeMemory(free.bytes + self._freed_bytes, free.large_bytes + self._gpu_bytes, free.unlisted_bytes)
 
     def listeners(self, ports: tuple[int, ...] = ()) -> tuple[Listener, ...]:
-        found = super().listeners(ports)
-        own = {held.listener for held in self.port_holders(self._released.values(), found)}
-        return tuple(one for one in found if one not in own)
+        every = super().listeners(ports)
+        own = {held.listener for held in self.port_holders(self._released.values(), every)}
+        return tuple(listener for listener in every if listener not in own)
 
     def segments(self, named: re.Pattern[str] = ANY) -> tuple[Segment, ...]:
-        found = super().segments(named)
-        own = self.segment_uses(self._released.values(), found).identities if self._released else frozenset()
-        return tuple(one for one in found if one.identity not in own)
+        every = super().segments(named)
+        own = self.segment_uses(self._released.values(), every).identities if self._released else frozenset()
+        return tuple(segment for segment in every if segment.identity not in own)
 
     def shm_used_bytes(self) -> int:
         used = super().shm_used_bytes()
         with suppress(OSError):  # of too many files, none count as released
-            used -= sum(one.allocated_bytes for one in super().segments())
-            used += sum(one.allocated_bytes for one in self.segments())
+            used -= sum(segment.allocated_bytes for segment in super().segments())
+            used += sum(segment.allocated_bytes for segment in self.segments())
         return used

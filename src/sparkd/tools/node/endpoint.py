@@ -14,7 +14,7 @@ from sparkd.base.host import Host, network, weights
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.status.model import NodeReport, Phase, read_living_report
+from sparkd.base.status.model import Phase, read_living_report
 from sparkd.base.vllm.args import API_KEY, LOOPBACK
 from sparkd.base.vllm.flag import first_values, parse_amount
 from sparkd.base.vllm.lint.predicates import parse_limits
@@ -23,7 +23,7 @@ TEXT_LIMIT = 300
 
 
 class State(NamedTuple):
-    """Of the head, as this node's report has it."""
+    """The head's state, as this node's report has it."""
 
     serving: bool
     text: str
@@ -31,11 +31,11 @@ class State(NamedTuple):
 
 def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
     """Where clients reach the head, and what there is to know about that."""
-    given = plan.api_host
-    wildcard = given == LOOPBACK and first_values(plan.argv).get("host") not in (LOOPBACK, "localhost")
+    host_address = plan.api_host
+    wildcard = host_address == LOOPBACK and first_values(plan.argv).get("host") not in (LOOPBACK, "localhost")
     if not wildcard:
-        local = given in (LOOPBACK, "localhost", "::1")
-        return given, "only the head itself reaches it: args.host of the recipe is that address" if local else ""
+        local = host_address in (LOOPBACK, "localhost", "::1")
+        return host_address, "only the head itself reaches it: args.host of the recipe is that address" if local else ""
     if plan.node.rank:
         return plan.node.head_address, "the head's address on the fabric; for that on your network, run this there"
     if outward := network.source_address(host.files):
@@ -44,7 +44,7 @@ def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
 
 
 def context_tokens(plan: LaunchPlan, host: Host) -> int | None:
-    """None where a script of the user's own decides, and where neither flag nor model says."""
+    """The context's length; None where a script of the user's own decides, or neither flag nor model names it."""
     if plan.user_script:
         return None
     flag = first_values(plan.argv).get("max-model-len")
@@ -61,15 +61,11 @@ def read_state(host: Host) -> State:
     report = read_living_report(host.files)
     if report is None:
         return State(False, "no agent runs on this node: systemctl status sparkd-head")
-    head = report if report.rank == 0 else _head_of(report)
+    head = next((peer.living for peer in report.peers if peer.rank == 0), None) if report.rank else report
     if head is None:
         return State(False, "the head does not answer: sparkd status")
     text = sanitize(": ".join(filter(None, (head.phase.value, head.message))), TEXT_LIMIT)
     return State(head.phase in (Phase.SERVING, Phase.DEGRADED), text)
-
-
-def _head_of(report: NodeReport) -> NodeReport | None:
-    return next((one.living for one in report.peers if one.rank == 0), None)
 
 
 ANSWER_TOKENS = 8192
@@ -77,17 +73,17 @@ ANSWER_TOKENS = 8192
 NO_KEY = "none"
 """Some programs refuse to start without a key, though the endpoint needs none."""
 KEY_VARIABLE = "SPARK_API_KEY"
-"""Not OPENAI_API_KEY: who has set that one to a key of OpenAI's would send it here, in clear."""
+"""Not OPENAI_API_KEY: a user who has set that to a key of OpenAI's would send it here, in clear."""
 
 
 class Offer(NamedTuple):
     """The endpoint as its clients see it."""
 
     url: str
-    """With /v1, as the clients of OpenAI's API want it."""
+    """The address with /v1, as the clients of OpenAI's API want it."""
     model: str
     context_tokens: int | None
-    """Of prompt and answer together; None where it is not known."""
+    """Tokens of prompt and answer together; None where that is not known."""
     keyed: bool
 
     @property
@@ -96,7 +92,7 @@ class Offer(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Beside a longer one vLLM 0.32 cuts the answer (finish_reason "length"), and older builds refuse it."""
+        """The longest prompt: for more vLLM 0.32 cuts the answer (finish_reason "length"), and older builds refuse."""
         return self.context_tokens - self.answer_tokens if self.context_tokens and self.answer_tokens else None
 
 
@@ -108,7 +104,7 @@ class Client(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 CLIENTS = toml.decode(read_data("clients.toml"), type=dict[str, Client])
-"""By the name for `sparkd endpoint --client`."""
+"""Clients by their names for `sparkd endpoint --client`."""
 
 
 def snippet(name: str, offer: Offer) -> str:
@@ -133,4 +129,4 @@ def snippet(name: str, offer: Offer) -> str:
     }
     unknown = tuple(f"${key}" for key, value in values.items() if value is None)
     lines = CLIENTS[name].template.splitlines(keepends=True)
-    return Template("".join(line for line in lines if not any(one in line for one in unknown))).substitute(values)
+    return Template("".join(line for line in lines if not any(word in line for word in unknown))).substitute(values)

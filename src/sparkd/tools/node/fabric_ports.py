@@ -42,13 +42,13 @@ class FabricPort(Struct, frozen=True):
 
 
 def read_ports(files: Files) -> tuple[FabricPort, ...]:
-    """The best one for a fabric first: RDMA with a cable, then addresses, then speed. Raises OSError, ValueError."""
+    """Ports, the best for a fabric first: RDMA with a cable, then addresses, then speed. Raises OSError, ValueError."""
     owned: dict[str, list[str]] = {}
-    for one in network.read_addresses(files):
-        if not (ip_address(one).is_loopback or (":" in one and ip_address(one).is_link_local)):
-            owned.setdefault(network.interface_of(files, one), []).append(one)
-    found = list(_ports(files, owned, frozenset(network.default_routes(files))))
-    return tuple(sorted(found, key=_worth)[:MOST])
+    for address in network.read_addresses(files):
+        if not (ip_address(address).is_loopback or (":" in address and ip_address(address).is_link_local)):
+            owned.setdefault(network.interface_of(files, address), []).append(address)
+    ports = list(_ports(files, owned, frozenset(network.default_routes(files))))
+    return tuple(sorted(ports, key=_worth)[:MOST])
 
 
 def _ports(files: Files, owned: dict[str, list[str]], outward: frozenset[str]) -> Iterator[FabricPort]:
@@ -70,8 +70,8 @@ def _is_tunnel(files: Files, name: str) -> bool:
 
 def _twins(files: Files, name: str, hcas: tuple[str, ...]) -> tuple[str, ...]:
     with suppress(OSError, ValueError):
-        others = [hca for one in hcas[:1] for hca in infiniband.find_twins(files, one)[1:]]
-        return tuple(interface for hca in others for interface in hca.interfaces if interface != name)
+        twins = [twin for hca in hcas[:1] for twin in infiniband.find_twins(files, hca)[1:]]
+        return tuple(interface for twin in twins for interface in twin.interfaces if interface != name)
     return ()
 
 
@@ -87,29 +87,27 @@ def _worth(port: FabricPort) -> tuple[bool, bool, bool, int, str]:
 
 
 SOCKET = "/run/lldpd.socket"
-COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors")
-TIMEOUT_SECONDS = 2.0
-MOST_NAMES, NAME_LIMIT = 32, 64
+MOST_NAMES = 32
 
 
 def read_names(host: Host) -> dict[str, tuple[str, ...]]:
-    """By interface; empty where lldpd does not run, or this user may not query it."""
+    """Names by interface; empty where lldpd does not run, or this user may not query it."""
     if not host.live or not host.files.exists(SOCKET):
         return {}
     try:
-        done = subprocess.run(COMMAND, capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
-        return parse_names(done.stdout)
+        command = ("lldpcli", "-f", "json0", "show", "neighbors")
+        return parse_names(subprocess.run(command, capture_output=True, timeout=2.0, check=True).stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return {}
 
 
 def parse_names(answer: bytes) -> dict[str, tuple[str, ...]]:
-    """Of lldpcli's json0. What has another form is left out. Raises ValueError where it is no JSON."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Names in lldpcli's json0. What has another form is left out. Raises ValueError where it is no JSON."""
+    names: dict[str, tuple[str, ...]] = {}
     match parse_json(answer):
         case {"lldp": [{"interface": [*interfaces]}]}:
-            for one in interfaces[:MOST_NAMES]:
-                match one:
+            for interface in interfaces[:MOST_NAMES]:
+                match interface:
                     case {"name": str(port), "chassis": [{"name": [{"value": str(name)}]}]}:
-                        found[port] = (*found.get(port, ()), sanitize(name, NAME_LIMIT))
-    return found
+                        names[port] = (*names.get(port, ()), sanitize(name, 64))
+    return names

@@ -19,11 +19,11 @@ from sparkd.base.recipes.schema import WEIGHTS_GB, Recipe
 from sparkd.tools.node.trial import try_recipe
 
 FIRST = "deepseek-v4-flash-nvidia"
-"""Of recipes that are alike: measured by NVIDIA, with an image that can be pulled."""
+"""The first of recipes that are alike: measured by NVIDIA, with an image that can be pulled."""
 
 
 class Supply(Struct, frozen=True):
-    """What a node has for one plan. Empty `model` and `image`: they are there and whole; else what is wrong."""
+    """What a node has for a plan. Empty `model` and `image`: they are there and whole; else what is wrong."""
 
     total_bytes: int
     gpu: bool
@@ -31,7 +31,7 @@ class Supply(Struct, frozen=True):
     model: str = ""
     image: str = ""
     too_big: str = ""
-    """Of weights or KV cache; empty: nothing is known to be."""
+    """Weights or KV cache that are too big; empty: nothing is known to be."""
     docker: str = ""
     """How to get an answer of docker, where it gives none."""
 
@@ -39,7 +39,7 @@ class Supply(Struct, frozen=True):
 class Lack(Struct, frozen=True):
     reason: str
     command: str = ""
-    """That brings it; empty where none is known."""
+    """What brings it; empty where nothing is known to."""
     lasting: bool = False
     """Whether nothing brings it to this node."""
     by_hand: bool = False
@@ -49,7 +49,7 @@ class Lack(Struct, frozen=True):
 class Fit(Struct, frozen=True):
     recipe: str
     nodes: int
-    """The fewest that it can be planned for."""
+    """The smallest number of nodes that it can be planned for."""
     model: str
     own: bool
     """Whether an administrator wrote the recipe."""
@@ -57,20 +57,20 @@ class Fit(Struct, frozen=True):
 
     @property
     def possible(self) -> bool:
-        return not any(one.lasting for one in self.lacks)
+        return not any(lack.lasting for lack in self.lacks)
 
     @property
     def reachable(self) -> bool:
         """Whether commands bring all that is missing."""
-        return all(one.command for one in self.lacks)
+        return all(lack.command for lack in self.lacks)
 
 
 def find_fits(
     recipes: Iterable[tuple[Recipe, bool]], settings: Settings, nodes: int | None, most_nodes: int, host: Host
 ) -> tuple[Fit, ...]:
-    """The best one first. `nodes`: exactly so many, where that is known. The flag of a recipe is Fit.own."""
-    seen = CachedHost(host)
-    return tuple(sorted((_examine(*one, settings, nodes, most_nodes, seen) for one in recipes), key=rank))
+    """Fits, the best first. `nodes`: exactly so many, where that is known. The flag of a recipe is Fit.own."""
+    cached = CachedHost(host)
+    return tuple(sorted((_examine(*recipe, settings, nodes, most_nodes, cached) for recipe in recipes), key=rank))
 
 
 def _examine(
@@ -102,8 +102,8 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
         docker = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
     too_big = ""
     if inputs.uses_gpu and not inputs.plan.user_script:
-        found = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)
-        too_big = found.describe() if found.fit is ModelFit.WEIGHTS_TOO_BIG else ""
+        memory = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)
+        too_big = memory.describe() if memory.fit is ModelFit.WEIGHTS_TOO_BIG else ""
     return Supply(host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model, wrong, too_big, docker)
 
 
@@ -129,11 +129,11 @@ def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterato
 
 
 def rank(fit: Fit) -> tuple[object, ...]:
-    """What can serve now, what commands make serve, what a person builds; one's own, more nodes, FIRST, the name."""
+    """The order: can serve now, commands make it serve, a person builds the image; own, more nodes, FIRST, the name."""
     return (
         not fit.possible,
         not fit.reachable,
-        any(one.by_hand for one in fit.lacks),
+        any(lack.by_hand for lack in fit.lacks),
         len(fit.lacks),
         not fit.own,
         -fit.nodes,

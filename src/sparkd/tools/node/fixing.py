@@ -32,7 +32,7 @@ from sparkd.tools.node.render import Shown
 
 
 def _own(host: Host, loop: MainLoop, option: str = "") -> Actions:
-    """Raises BlockedError (10), which names the owner, where somebody else owns the node."""
+    """Own the node. Raises BlockedError (10), which names the owner, where somebody else does."""
     if os.geteuid() != 0:
         hint = f"sudo sparkd preflight{option}, or only look: sparkd preflight --dry-run"
         raise UsageError("only root may change this node", hint)
@@ -51,8 +51,8 @@ def end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
         except BlockedError:
             if before.owner is None or before.owner.phase != Phase.BLOCKED.value:
                 raise
-        offers = [one for finding in before.findings for one in finding.verdict.offers]
-        offer = next((one for one in offers if one[0].pid == pid), None)
+        offers = (offer for finding in before.findings for offer in finding.verdict.offers)
+        offer = next((offer for offer in offers if offer[0].pid == pid), None)
         if offer is None:
             hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
             raise UsageError(f"no finding offers to end pid {pid}", hint)
@@ -64,7 +64,7 @@ def end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
 
 
 def fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
-    """Raises as `_own`."""
+    """Apply the allowed fixes, if they clear all that blocks. Raises as `_own`."""
     loop = MainLoop(Notifier(), {})
 
     def run_hooks() -> tuple[Finding, ...]:

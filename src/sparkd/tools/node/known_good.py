@@ -22,7 +22,7 @@ from sparkd.base.state.switch import FILE, make_rollback
 from sparkd.tools.node.switching import image_id, write_switch
 
 DIGITS = 12
-"""Of a digest, where a person reads it."""
+"""Digits of a digest that a person sees."""
 LIST = "sparkd rollback --list"
 
 
@@ -37,11 +37,11 @@ def gather_facts(host: Host, plan: LaunchPlan) -> Facts:
     unseen: dict[str, str] = {}
 
     @contextmanager
-    def attempt(name: str) -> Iterator[None]:
+    def attempt(what: str) -> Iterator[None]:
         try:
             yield
         except SparkdError as error:
-            unseen[name] = str(error)
+            unseen[what] = str(error)
 
     with attempt("weights"):
         weights = read_weights(host, plan)
@@ -69,29 +69,32 @@ def _differing(last: Entry, now: Facts) -> tuple[str, ...]:
 
 
 def as_json(last: Entry | None, now: Facts | None) -> str:
-    found = find_differences(last.facts, now) if last is not None and now is not None else ()
+    differences = find_differences(last.facts, now) if last is not None and now is not None else ()
     keys = ("since", "until", "plan", "agreement", "recipe", "image_id")
     document = {
         "schema": 1,
         "known_good": last and {key: last.name if key == "recipe" else getattr(last, key) for key in keys},
-        "differences": [{"name": one.name, "then": one.own or None, "now": one.theirs or None} for one in found],
+        "differences": [
+            {"name": difference.name, "then": difference.own or None, "now": difference.theirs or None}
+            for difference in differences
+        ],
         "not_compared": dict(now.unseen) if now else {},
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, image_id: str) -> Entry:
+def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, configured_image: str) -> Entry:
     """The newest entry other than `configured` whose digest begins with `wanted`. Raises UsageError.
 
-    `configured`: None where the configuration makes no plan; `image_id`: of its image, empty where not known.
+    `configured`: None where the configuration makes no plan; `configured_image`: its image's id, empty where not known.
     """
     if not known:
         raise UsageError("no start is known good on this node yet, so there is nothing to go back to")
-    named = [one for one in known if one.plan.startswith(wanted)]
+    named = [entry for entry in known if entry.plan.startswith(wanted)]
     if not named:
         raise UsageError(f"no plan that is known good begins with {wanted!r}", LIST)
     digest = configured.digest if configured else None
-    others = [one for one in named if one.plan != digest or image_id not in ("", one.image_id)]
+    others = [entry for entry in named if entry.plan != digest or configured_image not in ("", entry.image_id)]
     if not others and not wanted:
         hint = "`sparkd diff` shows what else differs"
         raise UsageError("what is configured is the last known good plan itself, and there is none before it", hint)
@@ -101,45 +104,45 @@ def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, i
 def roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
     plan = configured_plan(config, host)
     present = image_id(host, plan.image) if plan else None
-    entry = choose(read_known_good(host), wanted, plan, present or "")
-    found = image_id(host, entry.image_id)
+    goal = choose(read_known_good(host), wanted, plan, present or "")
+    present_id = image_id(host, goal.image_id)
     replaces = membership.fingerprint_config(config, host)
-    back = make_rollback(entry, replaces, entry.image_id if found else "")
+    back = make_rollback(goal, replaces, goal.image_id if present_id else "")
     if back is None or back.to is None:
-        raise ConfigError(f"the plan {entry.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
+        raise ConfigError(f"the plan {goal.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
     node = None
     with suppress(AddressAwaitedError):  # this node's place is not known yet
         node = membership.make_context(config, host, back.to)
     write_switch(FILE.read(host.files), back, host)
     yield f"{back.to.label} is in force from the next start on, until the configuration changes"
-    if found is None:
+    if present_id is None:
         yield "docker can't look up the recorded image: the one that has its name will run"
-    elif not found:
-        yield f"the recorded image, {entry.image_id}, is not on this node any more: the one that has its name will run"
-        if entry.image_digest:
-            again = f"sudo sparkd rollback {entry.plan[:DIGITS]}"
-            yield f"to run the recorded one: docker pull {entry.image_digest} && {again}"
-    if node and (rows := _differing(entry, gather_facts(host, node.plan))):
+    elif not present_id:
+        yield f"the recorded image, {goal.image_id}, is not on this node any more: the one that has its name will run"
+        if goal.image_digest:
+            again = f"sudo sparkd rollback {goal.plan[:DIGITS]}"
+            yield f"to run the recorded one: docker pull {goal.image_digest} && {again}"
+    if node and (rows := _differing(goal, gather_facts(host, node.plan))):
         yield "what still differs, and no rollback restores:"
         yield from rows
     if len(config.cluster.nodes) > 1:
-        yield f"next: on each other node that follows no head: sudo sparkd rollback {entry.plan[:DIGITS]}"
+        yield f"next: on each other node that follows no head: sudo sparkd rollback {goal.plan[:DIGITS]}"
     yield f"next: systemctl restart {_unit(config, host)}"
 
 
 def end_rollback(config: Settings, host: Host) -> Iterator[str]:
     faults = list[str]()
-    found = FILE.read(host.files, faults.append)
-    if found is None and not faults:
+    before = FILE.read(host.files, faults.append)
+    if before is None and not faults:
         yield "no other plan is in force: what is configured holds"
         return
-    write_switch(found, None, host)
+    write_switch(before, None, host)
     yield "what is configured holds from the next start on"
     yield f"next: systemctl restart {_unit(config, host)}"
 
 
 def configured_plan(config: Settings, host: Host) -> LaunchPlan | None:
-    """None where what is configured makes no plan."""
+    """The plan of what is configured; None where that makes none."""
     with suppress(ConfigError):
         return membership.make_context(config, host).plan
     return None

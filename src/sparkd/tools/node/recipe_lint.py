@@ -44,7 +44,7 @@ def lint(
 ) -> tuple[list[str], list[str]]:
     """What plan-lint and the plan find in a recipe: errors and warnings, each with its file and line.
 
-    `memory_bytes`: of each node, whose GPU shares it. Of a recipe that is not whole, only what is written counts: what
+    `memory_bytes`: each node's, whose GPU shares it. In a recipe that is not whole, only what is written counts: what
     seems to be left out may be wrong instead.
     """
     errors: list[str] = []
@@ -52,18 +52,17 @@ def lint(
     launch = replace(_launch(loaded.recipe), vllm=vllm)
     for issue in (*rules.find_issues(launch), *_find_reach(loaded.recipe)):
         where = _find_origin(loaded, issue.at)
-        if where is None and not whole:
-            continue
-        where = where or str(loaded.files[0])
-        (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
+        if where or whole:
+            where = where or str(loaded.files[0])
+            (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
     if whole:
         trial = try_recipe(loaded.recipe)
         missing = _find_missing(trial.plan) if trial.plan else ()
-        errors += [f"{_locate_key(loaded, one)}: {one}" for one in trial.errors]
+        errors += [f"{_locate_key(loaded, error)}: {error}" for error in trial.errors]
         if trial.plan and trial.plan.container.gpus == "all":
             wrong, blocks = _judge_memory(loaded, trial.plan, memory_bytes, host or Host())
             (errors if blocks else warnings).extend([wrong] if wrong else [])
-        warnings += [f"{_locate_key(loaded, one)}: {one}" for one in (*trial.warnings, *missing)]
+        warnings += [f"{_locate_key(loaded, warning)}: {warning}" for warning in (*trial.warnings, *missing)]
     return errors, warnings
 
 
@@ -84,26 +83,26 @@ def _judge_memory(loaded: Loaded, plan: LaunchPlan, memory_bytes: int, host: Hos
 def _find_origin(loaded: Loaded, key: str) -> str | None:
     """Where a key is written: under its positive name, as a field of it, or as part of its JSON."""
     positive = key.replace("args.no-", "args.", 1)
-    fields = (one for one in loaded.origins if one.startswith(f"{key}."))
+    fields = (origin for origin in loaded.origins if origin.startswith(f"{key}."))
     flag = ".".join(key.split(".")[:2])
     return next(filter(None, map(loaded.origins.get, chain((key, positive), fields, (flag,)))), None)
 
 
 def _locate_key(loaded: Loaded, text: str) -> str:
     """Where the first key that a text names is written."""
-    keys = (found.rstrip(".") for found in re.findall(r"\b[a-z]+\.[\w.-]+", text))
+    keys = (name.rstrip(".") for name in re.findall(r"\b[a-z]+\.[\w.-]+", text))
     return next(filter(None, (_find_origin(loaded, key) for key in keys)), str(loaded.files[0]))
 
 
 def _find_missing(plan: LaunchPlan) -> Iterator[str]:
     """Files that the recipe names, and that are not on this machine. Models and RDMA devices may come later."""
     missing = [plan.container.volumes[0].source, VERBS]
-    for one in paths_of_plan(plan):
-        if not any(is_below(one.path, folder) for folder in missing):
+    for file in paths_of_plan(plan):
+        if not any(is_below(file.path, folder) for folder in missing):
             with suppress(OSError):  # unreadable for this user
-                if wrong := find_wrong(Files(), one):
-                    missing.append(one.path)
-                    yield f"{one.path} {wrong} on this machine: {one.what} ({one.hint})"
+                if wrong := find_wrong(Files(), file):
+                    missing.append(file.path)
+                    yield f"{file.path} {wrong} on this machine: {file.what} ({file.hint})"
 
 
 def _find_reach(recipe: Recipe) -> Iterator[Issue]:
@@ -119,7 +118,7 @@ def _launch(recipe: Recipe) -> Launch:
     texts = [("model.path", recipe.model.path), ("model.served_name", recipe.model.served_name)]
     texts += [(f"secrets.{name}", file) for name, file in recipe.secrets.items()]
     texts += [(f"caches.{name}", target or "") for name, target in recipe.caches.items()]
-    texts += [("container.volumes", f"{one.source}:{one.target}") for one in recipe.container.volumes]
+    texts += [("container.volumes", f"{volume.source}:{volume.target}") for volume in recipe.container.volumes]
     return Launch(
         flags={flag: None if text and has_placeholder(text) else text for flag, text in first_values(words).items()},
         env={name: text for name, text in recipe.env.items() if text is not None and not has_placeholder(text)},

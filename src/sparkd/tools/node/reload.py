@@ -19,15 +19,15 @@ from sparkd.base.lib.errors import BlockedError, NotReadyError
 from sparkd.base.status.model import IN_SERVICE, PATH, NodeReport, read_living_report
 
 WAIT_SECONDS = 30.0
-POLL_SECONDS = 0.1
 LEAST_SECONDS = 10
-"""That the other nodes must wait for an agent: a reload takes less than one, on a machine at its limit some."""
+"""Seconds that the other nodes must wait for an agent: a reload takes less than one, on a machine at its limit some."""
 UNCHANGED = "nothing has changed: the agent continues as it is"
 
 
 def reload(host: Host, show: Callable[[str], None]) -> None:
-    """Returns once the new program has the rank. Raises BlockedError (exit 10) where nothing has happened,
-    NotReadyError where it has not come up.
+    """Reload the agent, and return once the new program has the rank.
+
+    Raises BlockedError (exit 10) where nothing has happened, NotReadyError where it has not come up.
     """
     owner, report = read_account(host.files), read_living_report(host.files)
     if owner is None or report is None or owner.pid != report.pid or report.phase not in IN_SERVICE:
@@ -54,7 +54,7 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
 
 
 def _find_rank(host: Host, owner: NodeOwner, report: NodeReport) -> LeftRank:
-    """Raises BlockedError where a reload would lose it."""
+    """The rank that the new program is to take over. Raises BlockedError where a reload would lose it."""
     restart, refused = f"systemctl restart sparkd-{report.role}", list[str]()
     left = find_left(host, report.role, owner.invocation, refused.append)
     if left is None:
@@ -77,7 +77,7 @@ def _await(host: Host, owner: NodeOwner, pidfd: int, before: tuple[int, ...]) ->
         report, now = read_living_report(host.files), _written(host)
         if now and now[0] != before[0] and now[1] >= now[0] and _serves(report, owner):
             return
-        if ended.poll(POLL_SECONDS * 1000):  # systemd starts the next one once this command has ended
+        if ended.poll(100):  # systemd starts the next one once this command has ended
             reason = "the agent ended, and the next one takes its rank over, or starts another"
             break
     raise NotReadyError(reason, "sparkd status; journalctl -u 'sparkd-*' -n 50")

@@ -14,12 +14,11 @@ from sparkd.agent.preflight.runner import fixes_to_apply, overall
 from sparkd.base.lib.text import Parts, Table
 from sparkd.base.state.known_good import format_utc
 
-SCHEMA = 1
 CONFIGURATION = "configuration"
 """Id of the finding on a configuration that makes no plan."""
 WOULD_APPLY = "would apply"
 HELD_BACK = "held back"
-"""Not to be applied, since something else blocks that no fix clears."""
+"""State of a fix that is not to be applied, since something else blocks that no fix clears."""
 
 
 class Owner(Struct, frozen=True):
@@ -46,7 +45,7 @@ class Shown(Struct, frozen=True):
     findings: tuple[Finding, ...]
     fixes: tuple[FixState, ...]
     before: tuple[Finding, ...] = ()
-    """As things stood before fixes were applied; empty where none was."""
+    """Findings before fixes were applied; empty where none was."""
     hooks: tuple[str, ...] = ()
     owner: Owner | None = None
 
@@ -59,7 +58,7 @@ def intended(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple
 
 def as_json(shown: Shown) -> str:
     fields = {
-        "schema": SCHEMA,
+        "schema": 1,
         "node": shown.node,
         "role": shown.role,
         "dry_run": shown.changes_nothing,
@@ -75,8 +74,9 @@ def as_json(shown: Shown) -> str:
 
 def _check(finding: Finding, shown: Shown) -> dict[str, object]:
     verdict = finding.verdict
-    own = [*verdict.fixes, *(fix for one in shown.before if one.id == finding.id for fix in one.verdict.fixes)]
-    states = [one for one in shown.fixes if one.fix in own]
+    before = [earlier.verdict for earlier in shown.before if earlier.id == finding.id]
+    own = [fix for judged in (verdict, *before) for fix in judged.fixes]
+    states = [state for state in shown.fixes if state.fix in own]
     return {
         "id": finding.id,
         "level": verdict.level.value,
@@ -92,36 +92,37 @@ def _check(finding: Finding, shown: Shown) -> dict[str, object]:
 
 def parts(shown: Shown, *, every: bool = False) -> Parts:
     """What is not ok, a row a finding, the worst first (`every`: all, in the order of the checks); what was done; the
-    summary; and where there is no plan, what to do next."""
+    summary; and where there is no plan, what to do next.
+    """
     lines: list[str | Table] = [str(shown.owner), ""] if shown.owner else []
     if shown.before:
         lines += ["before:", _table(shown.before, every), ""]
     table = _table(shown.findings, every)
     if table.rows:
         lines += [*(["after:"] if shown.before else []), table, ""]
-    lines += [f"{one.state}: {one.fix.kind} {one.fix.target}{one.note and f' ({one.note})'}" for one in shown.fixes]
+    for state in shown.fixes:
+        lines.append(f"{state.state}: {state.fix.kind} {state.fix.target}{state.note and f' ({state.note})'}")
     lines += [f"would run: {hook}" for hook in shown.hooks]
     if shown.fixes or shown.hooks:
         lines.append("")
-    word, person = overall(shown.findings).value, any(one.verdict.needs_person for one in shown.findings)
+    person = any(finding.verdict.needs_person for finding in shown.findings)
     needed = ", and a person is needed" if person else ""
+    word = overall(shown.findings).value
     lines.append(f"{shown.node} ({shown.role}): {word} ({_summary(shown.findings)}){needed}")
-    configuration = next((one for one in shown.findings if one.id == CONFIGURATION), None)
-    if configuration is not None and configuration.verdict.hint:
-        lines.append(f"next: {configuration.verdict.hint}")
-    return lines
+    hints = (finding.verdict.hint for finding in shown.findings if finding.id == CONFIGURATION)
+    return [*lines, *(f"next: {hint}" for hint in hints if hint)]
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    counts = Counter(one.verdict.level for one in findings)
+    counts = Counter(finding.verdict.level for finding in findings)
     words = {Level.OK: "ok", Level.WARN: "warnings", Level.BLOCK: "blocks", Level.UNKNOWN: "unknown"}
     return ", ".join(f"{counts[level]} {words.get(level, level.value)}" for level in Level if counts[level])
 
 
 def _table(findings: Sequence[Finding], every: bool) -> Table:
     if not every:
-        shown = (one for one in findings if one.verdict.level not in (Level.OK, Level.SKIPPED))
-        findings = sorted(shown, key=lambda one: one.verdict.level.severity)
+        shown = (finding for finding in findings if finding.verdict.level not in (Level.OK, Level.SKIPPED))
+        findings = sorted(shown, key=lambda finding: finding.verdict.level.severity)
     rows = []
     for finding in findings:
         verdict = finding.verdict

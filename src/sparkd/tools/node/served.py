@@ -40,8 +40,10 @@ class Served(NamedTuple):
 
 @contextmanager
 def open_endpoint(connections: int) -> Iterator[Served]:
-    """For the time of a command. Raises UsageError for other users than root, BlockedError where nothing serves,
-    EngineEndedError where the command's requests fail.
+    """The endpoint for the time of a command.
+
+    Raises UsageError for other users than root, BlockedError where nothing serves, EngineEndedError where the
+    command's requests fail.
     """
     if os.geteuid():
         # Only root sees which process answers on the port, and can read the key.
@@ -82,14 +84,14 @@ def open_endpoint(connections: int) -> Iterator[Served]:
 
 
 def find_container(host: Host, report: NodeReport) -> ContainerFacts:
-    """The one that the agent has reported. Raises BlockedError."""
+    """The container that the agent has reported. Raises BlockedError."""
     facts = host.docker()
     if facts.error:
         raise BlockedError(f"docker can't describe the engine's container: {facts.error}", "systemctl status docker")
-    found = facts.container(report.engine.container_id)
-    if found is None or not found.ours or found.pid <= 1:
+    container = facts.container(report.engine.container_id)
+    if container is None or not container.ours or container.pid <= 1:
         raise BlockedError("docker has no running container of the engine", "sparkd status")
-    return found
+    return container
 
 
 async def collect(served: Served, show: Callable[[Round], object] = lambda _: None) -> list[Round]:
@@ -97,7 +99,7 @@ async def collect(served: Served, show: Callable[[Round], object] = lambda _: No
     plan, recipe, rounds = served.node.plan, served.node.recipe, []
     tokens, random_weights = context_tokens(plan, Host()), recipe.model.random_weights
     wanted = from_plan(plan.argv, recipe.expect, tokens, random_weights=random_weights)
-    async for one in run_all(served.endpoint, wanted, REQUEST_SECONDS):
-        rounds.append(one)
-        show(one)
+    async for round_ in run_all(served.endpoint, wanted, REQUEST_SECONDS):
+        rounds.append(round_)
+        show(round_)
     return rounds

@@ -24,14 +24,14 @@ def is_left(host: Host, role: str | None, env: Mapping[str, str]) -> bool:
 
     `env`: of ExecStopPost=.
     """
-    known, result = read_rank(host), env.get("SERVICE_RESULT", "")
-    failed = result == "exit-code" and env.get("EXIT_STATUS") in RETRIED
+    known, outcome = read_rank(host), env.get("SERVICE_RESULT", "")
+    failed = outcome == "exit-code" and env.get("EXIT_STATUS") in RETRIED
     own = known.record is not None and known.record.role == role
-    return own and known.stays and (result in CRASHES or failed) and not is_stop_ordered()
+    return own and known.stays and (outcome in CRASHES or failed) and not is_stop_ordered()
 
 
 def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], None]) -> ExitCode:
-    """As `find_orphans`. Raises LaunchError where it is unknown whose a container is, or docker gives no list."""
+    """End the orphans. Raises LaunchError where it is unknown whose a container is, or docker gives no list."""
     if not docker.running(host):
         # A query would start dockerd; the next preflight removes what is left.
         print("docker is not running: nothing swept", file=sys.stderr)
@@ -46,13 +46,16 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
         reason = f"nothing swept, whose the containers are is unknown: {error.strerror}"
         raise LaunchError(reason, "the next preflight removes what is left over") from None
     known = read_rank(host)
+
+    def held_as(holder: Whose) -> list[ContainerFacts]:
+        return [listed for listed in facts.containers if listed.ours and whose(listed, owner, known) is holder]
+
     orphans = find_orphans(facts.containers, owner, known, invocation, role)
     code = _end(host, orphans, show) if orphans else ExitCode.GOOD
     if not invocation:
-        for one in facts.containers:
-            if one.ours and whose(one, owner, known) is Whose.LEFT:
-                show(f"container {one.name} ({one.id[:12]}) is left alone: {LEFT}")
-    unknown = [one for one in facts.containers if one.ours and whose(one, owner, known) is Whose.UNKNOWN]
+        for container in held_as(Whose.LEFT):
+            show(f"container {container.name} ({container.id[:12]}) is left alone: {LEFT}")
+    unknown = held_as(Whose.UNKNOWN)
     if unknown and known.error:
         raise LaunchError(f"{unknown[0].name} is left alone: {known.error}", RECORD_HINT)
     return code
@@ -61,19 +64,21 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
 def find_orphans(
     containers: tuple[ContainerFacts, ...], owner: NodeOwner | None, known: KnownRank, invocation: str, role: str | None
 ) -> tuple[ContainerFacts, ...]:
-    """Those whose agent is gone: the agent of `invocation`; where it is empty, any but the owner.
+    """Containers whose agent is gone: the agent of `invocation`; where that is empty, any but the owner.
 
-    A rank that the next agent is expected for is one after the end of an agent of its role alone.
+    A rank that the next agent is expected for is an orphan only after the end of an agent of its role.
     """
 
-    def is_orphan(one: ContainerFacts) -> bool:
-        has, ended = whose(one, owner, known), known.holder(one) == invocation
+    def is_orphan(candidate: ContainerFacts) -> bool:
+        has, ended = whose(candidate, owner, known), known.holder(candidate) == invocation
         if has is Whose.LEFT:
             return bool(invocation) and (ended or role is not None)
         return has is Whose.ORPHAN and (not invocation or ended)
 
     return tuple(
-        one for one in containers if one.ours and (role is None or one.label(f"{LABEL}role") == role) and is_orphan(one)
+        container
+        for container in containers
+        if container.ours and (role is None or container.label(f"{LABEL}role") == role) and is_orphan(container)
     )
 
 
@@ -83,10 +88,10 @@ def _end(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], 
 
     containers = Containers()
     code = ExitCode.GOOD
-    for one in orphans:
+    for orphan in orphans:
         try:
-            end_orphan(host, containers, one)
-            show(f"stopped and removed container {one.name} ({one.id[:12]}): its agent is gone")
+            end_orphan(host, containers, orphan)
+            show(f"stopped and removed container {orphan.name} ({orphan.id[:12]}): its agent is gone")
         except LaunchError as error:
             print(f"sparkd: {error}", file=sys.stderr)
             code = ExitCode.LAUNCH_FAILED

@@ -37,38 +37,38 @@ from sparkd.tools.node.dry_run import NextStart
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""
 _NUMBER = re.compile(r"[0-9]+")
-"""Counts alone are no news."""
+"""A change of counts alone is no news."""
 
 POLL_SECONDS = 0.5
 GONE_SECONDS = 30.0
-"""Without an agent, until it is said to stay away: systemd starts the next one within seconds."""
+"""How long no agent may run until none is expected any more: systemd starts the next one within seconds."""
 
 
 def image_id(host: Host, ref: str) -> str | None:
-    """Of an image on this node: empty where there is none; None where docker does not answer."""
+    """The id of an image on this node: empty where there is none; None where docker does not answer."""
     with suppress(DockerError):
         if docker.running(host):
-            found = docker.query(host, lambda reader: docker_image.read_image(reader, ref))
-            return found.id if found else ""
+            image = docker.query(host, lambda reader: docker_image.read_image(reader, ref))
+            return image.id if image else ""
     return None
 
 
 def write_switch(before: Switch | None, after: Switch | None, host: Host) -> None:
-    """For the next start, or the agent that runs. Raises UsageError where it can't be written, or changes meanwhile."""
+    """Write it for the next start or the agent that runs. Raises UsageError where it can't be, or changes meanwhile."""
     with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
         if not files.exchange(host.files, FILE, before, after):
             raise UsageError(f"{FILE.path} has changed meanwhile: nothing is changed", "run it again")
 
 
 def refuse_worker(config: Settings, host: Host) -> None:
-    """Raises UsageError."""
+    """Raises UsageError on a node that is no head."""
     place = membership.find_place(config, host)
     if place.rank:
         raise UsageError(f"this node is rank {place.rank}: the head chooses for all", f"on {place.head_address}")
 
 
 def read_choice(host: Host) -> Switch | None:
-    """None where there is none. Raises ConfigError where the file can't be read: what is in force is unknown."""
+    """The switch in the file, if any. Raises ConfigError where it can't be read: what is in force is unknown."""
 
     def refuse(reason: str) -> None:
         raise ConfigError(reason, "sparkd rollback --end, then: systemctl restart sparkd-head")
@@ -77,14 +77,14 @@ def read_choice(host: Host) -> Switch | None:
 
 
 def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Settings, host: Host) -> None:
-    """Raises BlockedError for these, and where other nodes lack something."""
+    """Raises BlockedError for these findings, and where other nodes lack something."""
     missing = [*explain_findings(findings), *find_missing_elsewhere(node, request_inventories(config, host))]
     if missing:
         raise BlockedError("\n".join(["nothing is changed:", *missing]))
 
 
 def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
-    """Raises ConfigError, AwaitedError for a file that others may change."""
+    """A recipe for `span` seconds, 0: for good. Raises ConfigError, AwaitedError for a file that others may change."""
     engine = config.engine.model_copy(update={"recipe": name})
     loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
     for file in loaded.files:
@@ -131,32 +131,30 @@ def _refuse_moved_name(name: str, ref: str, host: Host) -> None:
 
 
 def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str, ...] = ()) -> tuple[Finding, ...]:
-    """What keeps this node from the plan, and no allowed fix clears. `ids`: of the checks; empty: all."""
+    """What keeps this node from the plan, and no allowed fix clears. `ids`: the checks to run; empty: all."""
     checks = without_skipped(build_checks(check_inputs(node)), config.preflight.skip)
-    wanted = [one for one in checks if not ids or one.id in ids]
-    found = downgraded(
-        examine(wanted, host if isinstance(host, NextStart) else NextStart(host)), config.preflight.downgrade
-    )
-    return uncleared(found, config.preflight.allow_fixes)
+    wanted = [check for check in checks if not ids or check.id in ids]
+    findings = examine(wanted, host if isinstance(host, NextStart) else NextStart(host))
+    return uncleared(downgraded(findings, config.preflight.downgrade), config.preflight.allow_fixes)
 
 
-def explain_findings(found: Iterable[Finding]) -> Iterator[str]:
-    for one in found:
-        yield f"{one.id}: {one.verdict.reason}{f' ({one.verdict.hint})' * bool(one.verdict.hint)}"
+def explain_findings(findings: Iterable[Finding]) -> Iterator[str]:
+    for finding in findings:
+        yield f"{finding.id}: {finding.verdict.reason}{f' ({finding.verdict.hint})' * bool(finding.verdict.hint)}"
 
 
 def choose_recipe(name: str, span: int, config: Settings, host: Host) -> Chosen | None:
-    """None where it is what is configured."""
+    """The recipe of that name; None where it is what is configured."""
     return None if name == config.engine.recipe and not span else load_chosen(name, span, config, host)
 
 
-def make_switch(to: Chosen | None, drain: int, found: Switch | None, config: Settings, host: Host) -> Switch | None:
+def make_switch(to: Chosen | None, drain: int, before: Switch | None, config: Settings, host: Host) -> Switch | None:
     """The switch to a plan, or to what is configured; None where that holds. Raises what keeps the node from it.
 
-    `found`: the choice that the file has now.
+    `before`: the choice that the file has now.
     """
     replaces = membership.fingerprint_config(config, host)
-    now = found if found is not None and found.replaces == replaces else None
+    now = before if before is not None and before.replaces == replaces else None
     node = membership.make_context(config, host, to)
     if now is None and to is None:
         return None
@@ -168,40 +166,42 @@ def make_switch(to: Chosen | None, drain: int, found: Switch | None, config: Set
 
 
 def plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
-    """What to go back to: what is in force; the last known good plan where that is neither known good nor serves."""
+    """What to go back to: what is in force; where that neither is known good nor serves, the last known good plan."""
     before = now.plans if now is not None else ()
     report, known = parse(read_report(host.files)), known_good.read_known_good(host.files)
     if not known or (report is not None and report.phase in (Phase.SERVING, Phase.DEGRADED)):
         return before
     with suppress(ConfigError):
         plan = membership.make_context(config, host, before[0] if before else None).plan
-        if any(one.plan == plan.digest for one in known):
+        if any(entry.plan == plan.digest for entry in known):
             return before
-    found = make_rollback(known[0], "", known[0].image_id if image_id(host, known[0].image_id) else "")
-    return (found.to,) if found is not None and found.to is not None else before
+    back = make_rollback(known[0], "", known[0].image_id if image_id(host, known[0].image_id) else "")
+    return (back.to,) if back is not None and back.to is not None else before
 
 
 def list_usable(config: Settings, host: Host) -> Table:
-    """One line a recipe: whether it could be used now, or why not."""
-    now, seen, nodes = membership.current_switch(config, host), NextStart(host), request_inventories(config, host)
+    """A line for each recipe: whether it could be used now, or why not."""
+    now, cached, nodes = membership.current_switch(config, host), NextStart(host), request_inventories(config, host)
     in_force = now.chosen if now is not None else None
     name = in_force.recipe.name if in_force is not None else config.engine.recipe
     chosen = "in force" if now is None or now.stage is Stage.IN_FORCE else "on the way"
     rows = [("RECIPE", "NOW", "")]
-    for one in find_recipes(recipe_folders(Path(host.files.root))):
-        reason = _why_not(one, config, seen, nodes)
-        rows.append((one, chosen if one == name else "no" if reason else "yes", sanitize(reason)))
+    for recipe in find_recipes(recipe_folders(Path(host.files.root))):
+        reason = _why_not(recipe, config, cached, nodes)
+        rows.append((recipe, chosen if recipe == name else "no" if reason else "yes", sanitize(reason)))
     return Table(rows, heading=True)
 
 
 def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str:
-    """Empty where it could be used."""
+    """Why a recipe can't be used; empty where it can."""
     try:
         node = membership.make_context(config, host, load_chosen(name, 0, config, host))
     except ConfigError as error:
         return error.reason.splitlines()[0].partition("; chosen for")[0]
-    found = findings_of(node, host, config, BY_RECIPE)
-    return f"{found[0].id}: {found[0].verdict.reason}" if found else next(find_missing_elsewhere(node, nodes), "")
+    findings = findings_of(node, host, config, BY_RECIPE)
+    return (
+        f"{findings[0].id}: {findings[0].verdict.reason}" if findings else next(find_missing_elsewhere(node, nodes), "")
+    )
 
 
 def follow_agent(host: Host) -> Iterator[NodeReport | None]:
@@ -225,15 +225,15 @@ def await_service(host: Host, seconds: float) -> bool | None:
 
 
 def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
-    """As the time of the caller's plan would end it; what somebody else has chosen holds. Returns what is to run.
+    """End the caller's plan as its time would; what somebody else has chosen holds. Returns what is to run.
 
     Raises UsageError.
     """
-    while (found := read_choice(host)) and is_own(found) and found.stage is not Stage.RETURNING:
+    while (choice := read_choice(host)) and is_own(choice) and choice.stage is not Stage.RETURNING:
         with files.usage_error(f"{FILE.path} can't be changed", "sparkd use --end"):
             # Without effect where the agent has just written a step of its own.
-            files.exchange(host.files, FILE, found, replace(found, stage=Stage.RETURNING))
-    return found.chosen if found else None
+            files.exchange(host.files, FILE, choice, replace(choice, stage=Stage.RETURNING))
+    return choice.chosen if choice else None
 
 
 def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:
@@ -246,11 +246,11 @@ def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:
     return end
 
 
-def find_outcome(switch: Switch, found: Switch | None) -> bool | None:
+def find_outcome(switch: Switch, choice: Switch | None) -> bool | None:
     """Whether the new plan is in force; None while that is open. Pure."""
-    if found is None or found.stage is Stage.IN_FORCE:
-        return (found.to if found is not None else None) == switch.to
-    return None if found.chosen_at == switch.chosen_at and found.stage is not Stage.RETURNING else False
+    if choice is None or choice.stage is Stage.IN_FORCE:
+        return (choice.to if choice is not None else None) == switch.to
+    return None if choice.chosen_at == switch.chosen_at and choice.stage is not Stage.RETURNING else False
 
 
 def follow(switch: Switch, host: Host, show: Callable[[str], None]) -> str:

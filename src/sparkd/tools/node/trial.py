@@ -1,7 +1,4 @@
-"""Plans a recipe without a node: what any node would meet, from the recipe alone and the settings' defaults.
-
-And renders a plan as JSON.
-"""
+"""A recipe's plan without a node: what any would meet, from the recipe and the settings' defaults; a plan as JSON."""
 
 from __future__ import annotations
 
@@ -17,25 +14,23 @@ from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.image import Lines
 from sparkd.base.recipes.schema import Container, Recipe
 
-ADDRESS = "10.0.0.{}"
-"""Of the nodes of a trial. They have an interface and an RDMA device, so that each placeholder has a value."""
-
 
 class Trial(Struct, frozen=True):
     plan: LaunchPlan | None
-    """Of the head with the fewest nodes that fit; None where none does."""
+    """The head's, with the fewest nodes that fit; None where none does."""
     errors: tuple[str, ...]
-    """Of the highest number of nodes."""
+    """What the highest number of nodes meets."""
     warnings: tuple[str, ...]
 
 
 def try_recipe(recipe: Recipe, settings: Settings | None = None, size: int | None = None) -> Trial:
-    """Plans it for each number of nodes that `nodes` allows, or for `size` alone. Each message names its key."""
+    """Plan it for each number of nodes that `nodes` allows, or for `size` alone. Each message names its key."""
     plans: dict[int, LaunchPlan] = {}
     refused = f"nodes.min is {recipe.nodes.min}, and cluster.nodes names at most {MAX_NODES} nodes"
     sizes = range(recipe.nodes.min, min(recipe.nodes.max, MAX_NODES) + 1) if size is None else (size,)
     for nodes in sizes:
-        node = Node(0, ADDRESS.format(1), ADDRESS.format(1), nodes, "eth0", ("mlx5_0",))
+        # With an interface and an RDMA device each placeholder has a value.
+        node = Node(0, "10.0.0.1", "10.0.0.1", nodes, "eth0", ("mlx5_0",))
         try:
             plans[nodes] = make_plan(recipe, settings or Settings(), node)
         except ConfigError as error:

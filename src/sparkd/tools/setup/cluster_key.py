@@ -26,20 +26,20 @@ class KeyFile(NamedTuple):
 
 
 def new_files(path: str) -> tuple[KeyFile, ...]:
-    """Of a head. `path`: of the cluster's key."""
+    """The files of a head. `path`: the cluster key's."""
     own = key_text(os.urandom(KEY_BYTES).hex(), header=HEAD_HEADER)
     return KeyFile(path, key_text(os.urandom(KEY_BYTES).hex())), KeyFile(head_key.PRIVATE, own)
 
 
 def joined_files(path: str, keys: Iterable[bytes], head_keys: Iterable[bytes]) -> tuple[KeyFile, ...]:
-    """Of a node that joins, with what the head sends."""
+    """The files of a node that joins, with what the head sends."""
     public = key_text(*(key.hex() for key in head_keys), header=PUBLIC_HEADER)
     cluster = key_text(*(key.hex() for key in keys))
     return KeyFile(path, cluster, over=True), KeyFile(head_key.PUBLIC, public, over=True)
 
 
 def key_text(*keys: str, header: str = KEY_HEADER) -> str:
-    """Of the file, from keys in hex."""
+    """The file's text. `keys`: in hex."""
     return "\n".join([header, *keys, ""])
 
 
@@ -71,6 +71,6 @@ def rotate_key(path: str, setup: Setup) -> str:
 
 
 def _write_key(path: str, setup: Setup, *old_keys: str) -> str:
-    """What to do next."""
+    """Write the file with a new key; what to do next."""
     setup.write(path, key_text(os.urandom(KEY_BYTES).hex(), *old_keys), 0o600, own=True)
     return f"next: copy {path} to each other node, of root there too and with mode 0600; make no other key there"

@@ -42,9 +42,9 @@ from sparkd.tools.setup.join_code import Ephemeral, JoinCode
 PORT = 29512
 MOST_WRONG = 10
 WRONG_SECONDS = 2.0
-"""Before the answer to a wrong code."""
+"""The wait before a wrong code is answered."""
 GRACE_SECONDS = 0.5
-"""For an answer to leave before the caller may close the invitation."""
+"""Time for an answer to leave before the caller may close the invitation."""
 MOST_INVENTORY_BYTES = 20_000
 LIMITS = Limits(connections=32, per_source=4, header_bytes=60_000, requests_per_second=4, burst=20)
 NAME_LIMIT = 64
@@ -61,7 +61,7 @@ class Guest(NamedTuple):
     inventory: Inventory | None = None
     """What it has; None where that is too much, or of another version."""
     knows_head: bool = True
-    """By the head's public key."""
+    """Whether it keeps the head's public key."""
 
 
 class Refusal(NamedTuple):
@@ -95,7 +95,7 @@ class Welcome(Struct, frozen=True):
 
 
 class Invitation:
-    """For `limit` nodes, once each. Listens on the head's fabric address from the start, answers within a `with`.
+    """Lets `limit` nodes join, once each. Listens on the head's fabric address at once, answers within a `with`.
 
     `nodes`: those of the cluster so far. `head_keys`: public halves. `events` go to the journal by default. Raises
     BlockedError where the port is taken.
@@ -120,7 +120,7 @@ class Invitation:
         self._head_keys = tuple(key.hex() for key in head_keys)
         self._nodes = list(dict.fromkeys((self._code.head, *map(canonical, nodes))))
         self._sent: dict[str, bool] = {}
-        """By address of each node that the keys were sent to: whether it is one of those so far."""
+        """Addresses that the keys were sent to, and whether each is that of a node of the cluster so far."""
         self._joined: set[str] = set()
         self._wrong, self._wrong_seconds = 0, wrong_seconds
         self._until = time.monotonic() + valid_seconds
@@ -147,7 +147,7 @@ class Invitation:
         self._serving.close()
 
     def end_in(self, seconds: float) -> None:
-        """At the latest."""
+        """End in so many seconds at the latest."""
         self._until = min(self._until, time.monotonic() + seconds)
 
     def guests(self) -> Iterator[Guest | Refusal]:
@@ -155,13 +155,13 @@ class Invitation:
         joined = 0
         while joined < self._limit:
             try:
-                one = self._news.get(timeout=max(0.0, self._until - time.monotonic()))
+                news = self._news.get(timeout=max(0.0, self._until - time.monotonic()))
             except queue.Empty:
                 return
-            joined += isinstance(one, Guest)
-            yield one
+            joined += isinstance(news, Guest)
+            yield news
             if self._wrong >= MOST_WRONG and self._news.empty():
-                reason = f"{self._wrong} wrong codes, the last one from {one.address}: this code is not valid any more"
+                reason = f"{self._wrong} wrong codes, the last one from {news.address}: this code is not valid any more"
                 raise BlockedError(reason, AGAIN)
 
     async def _handle(self, request: Request) -> Response:

@@ -47,7 +47,7 @@ class JoinCode(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> JoinCode:
-        """What a person typed, in any case and with any blanks. Raises UsageError, which does not quote it."""
+        """Parse what a person typed, in any case and with any blanks. Raises UsageError, which does not quote it."""
         address, _, rest = text.strip().partition("-") if len(text) <= 200 else ("", "", "")
         letters = re.sub(r"[\s-]", "", rest).upper().translate(_ALIKE)
         try:
@@ -80,7 +80,7 @@ class Ephemeral:
         self.public = self._private.public_key().public_bytes_raw()
 
     def seals(self, theirs: bytes, code: JoinCode, node: str, challenge: str, *, head: bool) -> tuple[Seal, Seal]:
-        """For messages of the node, and for those of the head. Raises ValueError where `theirs` is no public key."""
+        """Seals of the node's messages and of the head's. Raises ValueError where `theirs` is no public key."""
         shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
         publics = (self.public, theirs) if head else (theirs, self.public)
         parts = (_PURPOSE, code.head.encode(), node.encode(), *publics, challenge.encode())

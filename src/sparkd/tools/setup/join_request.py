@@ -35,7 +35,7 @@ class Joined(NamedTuple):
     own_address: str
     nodes: tuple[str, ...]
     head_keys: tuple[bytes, ...]
-    """Public halves."""
+    """Public halves of the head's own key."""
 
 
 def accept(text: str, *, port: int = PORT) -> Joined:
@@ -59,9 +59,9 @@ def accept(text: str, *, port: int = PORT) -> Joined:
         return Joined(keys, code.head, own, nodes, head_keys)
 
 
-def confirm(text: str, found: Inventory, *, port: int = PORT) -> None:
+def confirm(text: str, own: Inventory, *, port: int = PORT) -> None:
     """Report to the head that what `accept` got is on disk, and what this node has. Raises as `accept`."""
-    code, body = JoinCode.parse(text), inventory.dump(found)
+    code, body = JoinCode.parse(text), inventory.dump(own)
     hello = Hello(socket.gethostname(), __version__, True, body if len(body) <= MOST_INVENTORY_BYTES else b"", True)
     with _explained(code.head, port):
         asyncio.run(_exchange(code, _own_address(code.head, port), port, hello))
@@ -82,7 +82,7 @@ def _explained(head: str, port: int) -> Iterator[None]:
 
 
 async def _exchange(code: JoinCode, own: str, port: int, hello: Hello) -> Welcome:
-    """Raises HttpError, ValueError for an answer that no head gives, BlockedError for a refusal."""
+    """Get the key. Raises HttpError, ValueError for an answer that no head gives, BlockedError for a refusal."""
     mine = Ephemeral()
     host = f"[{code.head}]" if ":" in code.head else code.head
     client = HttpClient(f"http://{host}:{port}", local_address=own)
@@ -111,7 +111,7 @@ async def _get(client: HttpClient, path: str, head: str) -> bytes:
 
 
 def _own_address(head: str, port: int) -> str:
-    """Of this node, on the way to the head. Sends nothing."""
+    """This node's address on the way to the head. Sends nothing."""
     with socket.socket(socket.AF_INET6 if ":" in head else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((head, port))

@@ -24,7 +24,6 @@ from sparkd.base.host.sockets import ATTRIBUTE, NLM_F_DUMP, query_kernel, record
 if TYPE_CHECKING:
     from sparkd.base.host import Host
 
-SEND_AT_SECONDS = (0.0, 0.3)
 SECONDS = 1.0
 CONNECT_SECONDS = 0.5
 MOST = 64
@@ -51,23 +50,24 @@ class Neighbour(Struct, frozen=True):
 
 
 def find_neighbours(host: Host, interfaces: Iterable[str], port: int) -> tuple[Neighbour, ...]:
-    """In 1.5 s at most; none where this user may not ping. `port`: sparkd's. Of a tree of files, its record."""
+    """Find them in 1.5 s at most; none where this user may not ping. `port`: sparkd's. A tree of files has a record."""
     if not host.live:
         return tuple(host.files.recorded("neighbours", list[Neighbour]) or ())
     answered = ping_all(tuple(interfaces))
     table = read_table() if answered else {}
-    found = []
+    neighbours = []
     for interface, link_local in answered:
-        hardware = table.get((interface, link_local))
-        same = (address for (where, address), one in table.items() if where == interface and one == hardware)
-        found.append(Neighbour(interface, link_local, tuple(one for one in same if not ip_address(one).is_link_local)))
-    opened = _find_open([one for neighbour in found for one in neighbour.addresses], port)
-    return tuple(replace(one, sparkd=bool(opened & {*one.addresses})) for one in found)
+        machine = (interface, table.get((interface, link_local)))
+        same = (address for (where, address), hardware in table.items() if (where, hardware) == machine)
+        others = tuple(address for address in same if not ip_address(address).is_link_local)
+        neighbours.append(Neighbour(interface, link_local, others))
+    opened = _find_open([address for neighbour in neighbours for address in neighbour.addresses], port)
+    return tuple(replace(neighbour, sparkd=not opened.isdisjoint(neighbour.addresses)) for neighbour in neighbours)
 
 
 def ping_all(interfaces: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Interface and link-local address of each machine that answered, in order; never this one."""
-    token, found = os.urandom(16), set[tuple[str, str]]()
+    token, machines = os.urandom(16), set[tuple[str, str]]()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         pingers = []
         for name in interfaces:
@@ -75,7 +75,7 @@ def ping_all(interfaces: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
                 pinger = stack.enter_context(_pinger(name))
                 selector.register(pinger, selectors.EVENT_READ, name)
                 pingers.append((pinger, ("ff02::1", 0, 0, socket.if_nametoindex(name))))
-        began, to_send = time.monotonic(), list(SEND_AT_SECONDS)
+        began, to_send = time.monotonic(), [0.0, 0.3]
         while pingers and (now := time.monotonic() - began) < SECONDS:
             if to_send and now >= to_send[0]:
                 for pinger, place in pingers:
@@ -85,10 +85,10 @@ def ping_all(interfaces: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
             for key, _ in selector.select((to_send[0] if to_send else SECONDS) - now):
                 with suppress(OSError):
                     answer, source = key.fileobj.recvfrom(256)  # type: ignore[union-attr]  # a socket
-                    known = sum(name == key.data for name, _ in found)
+                    known = sum(name == key.data for name, _ in machines)
                     if answer[:1] == bytes([ECHO_REPLY]) and answer[ECHO.size :] == token and known < MOST:
-                        found.add((key.data, str(ip_address(source[0].partition("%")[0]))))
-    return tuple(sorted(found))
+                        machines.add((key.data, str(ip_address(source[0].partition("%")[0]))))
+    return tuple(sorted(machines))
 
 
 def _pinger(interface: str) -> socket.socket:
@@ -108,7 +108,7 @@ def _pinger(interface: str) -> socket.socket:
 
 def read_table() -> dict[tuple[str, str], bytes]:
     """Hardware address by interface and IP address; empty where the kernel's table can't be read."""
-    found: dict[tuple[str, str], bytes] = {}
+    table: dict[tuple[str, str], bytes] = {}
     with suppress(OSError):
         for message in query_kernel(
             NEIGHBOUR.pack(socket.AF_UNSPEC, 0, 0, 0, 0), NLM_F_DUMP, NETLINK_ROUTE, RTM_GETNEIGH
@@ -118,24 +118,24 @@ def read_table() -> dict[tuple[str, str], bytes]:
             address, hardware = values.get(NDA_DST, b""), values.get(NDA_LLADDR, b"")
             if len(address) in (4, 16) and any(hardware) and not state & UNREACHED:
                 with suppress(OSError):
-                    found[socket.if_indextoname(index), str(ip_address(address))] = hardware
-    return found
+                    table[socket.if_indextoname(index), str(ip_address(address))] = hardware
+    return table
 
 
 def _find_open(addresses: list[str], port: int) -> set[str]:
-    """Those of the first MOST that accept a TCP connection on this port."""
-    found, waiting = set[str](), selectors.DefaultSelector()
+    """Which of the first MOST accept a TCP connection on this port."""
+    accepting, waiting = set[str](), selectors.DefaultSelector()
     with ExitStack() as stack:
         stack.enter_context(waiting)
-        for one in addresses[:MOST]:
-            family = socket.AF_INET6 if ":" in one else socket.AF_INET
+        for address in addresses[:MOST]:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
             made = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-            made.connect_ex((one, port))
-            waiting.register(made, selectors.EVENT_WRITE, one)
+            made.connect_ex((address, port))
+            waiting.register(made, selectors.EVENT_WRITE, address)
         deadline = time.monotonic() + CONNECT_SECONDS
         while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in waiting.select(left):
                 waiting.unregister(key.fileobj)
                 if not key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # type: ignore[union-attr]  # a socket
-                    found.add(key.data)
-    return found
+                    accepting.add(key.data)
+    return accepting

@@ -45,7 +45,7 @@ class NodeFiles:
 
     @property
     def file(self) -> str:
-        """A person's own."""
+        """The file of a person's own settings."""
         return self.env.get(FILE_VARIABLE) or f"/{DEFAULT_FILE}"
 
     @property
@@ -59,10 +59,10 @@ class NodeFiles:
         self.refuse_overruled(values)
         missing = self._missing(values).items()
         yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing)
-        yield from (f"{one.path}: a new key" for one in keys if not self.host.files.exists(one.path))
-        for one in units.dropins(settings.model_copy(update=updated(settings, values))):
-            if one.text and units.judge(self.host.files, one) in TO_WRITE:
-                yield one.path
+        yield from (f"{key.path}: a new key" for key in keys if not self.host.files.exists(key.path))
+        for dropin in units.dropins(settings.model_copy(update=updated(settings, values))):
+            if dropin.text and units.judge(self.host.files, dropin) in TO_WRITE:
+                yield dropin.path
 
     def refuse_overruled(self, values: Mapping[Key, object]) -> None:
         """Raises ConfigError where another file, or a variable, sets another value, or would after the write."""
@@ -78,7 +78,7 @@ class NodeFiles:
         return self.load().origins.get(".".join(key)) == str(self.root / self.file.lstrip("/"))
 
     def write(self, values: Values, keys: Sequence[KeyFile] = ()) -> None:
-        """The keys first: settings of several nodes need them."""
+        """Write the keys first: settings of several nodes need them."""
         self.refuse_overruled(values)
         missing = self._missing(values)
         text = render({**self._written(), **missing}) if missing else ""
@@ -87,20 +87,20 @@ class NodeFiles:
             if now is None or (key.over and key.text != now):
                 # Not as a person's: the manifest would keep what was there, and `deinit` put it in force again.
                 self.setup.write(key.path, key.text, 0o600, own=True)
-            elif any(
-                one.path == key.path for one in self.setup.written()
-            ):  # by an earlier version, with what was there
+            elif key.path in [
+                entry.path for entry in self.setup.written()
+            ]:  # by an earlier version, with what was there
                 self.setup.record(key.path, now, own=True)
         if text:
             self.setup.write(self.init_file, text, 0o644, own=True)
         wanted = units.dropins(self.load().settings)
-        for one in wanted:
-            if one.text and units.judge(self.host.files, one) in TO_WRITE:
-                self.setup.record(one.path, one.text)
+        for dropin in wanted:
+            if dropin.text and units.judge(self.host.files, dropin) in TO_WRITE:
+                self.setup.record(dropin.path, dropin.text)
         UnitFiles(self.root).install(wanted)
 
     def _missing(self, values: Values) -> Values:
-        """Those that do not hold yet, or only as defaults, which another version may have otherwise.
+        """Values that do not hold yet, or only as defaults, which another version may have otherwise.
 
         Raises ConfigError where they can't be written, because something else in the file would be lost.
         """
@@ -164,11 +164,11 @@ def render(values: Values) -> str:
 
 def updated(settings: Settings, values: Values) -> dict[str, Section]:
     """The sections with these values, for model_copy."""
-    found: dict[str, Section] = {}
+    sections: dict[str, Section] = {}
     for (section, key), value in values.items():
-        before = found.get(section) or getattr(settings, section)
-        found[section] = before.model_copy(update={key: _frozen(value)})
-    return found
+        before = sections.get(section) or getattr(settings, section)
+        sections[section] = before.model_copy(update={key: _frozen(value)})
+    return sections
 
 
 def _frozen(value: object) -> object:

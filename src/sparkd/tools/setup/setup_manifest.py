@@ -24,9 +24,9 @@ class Written(Struct, frozen=True):
     before: str | None
     """Content before the first change; None: there was no file."""
     sha256: str
-    """Of what was written."""
+    """The digest of what was written."""
     replaced_sha256: str = ""
-    """Of what was there until then: after a power cut it may be there still."""
+    """The digest of what was there until then: after a power cut it may be there still."""
 
     def is_edited(self, now: str) -> bool:
         """Whether a person has changed the file since."""
@@ -53,11 +53,11 @@ class Setup:
             yield
 
     def written(self) -> tuple[Written, ...]:
-        found = FILE.read(self.files, _refuse)
-        return found.files if found else ()
+        manifest = FILE.read(self.files, _refuse)
+        return manifest.files if manifest else ()
 
     def read(self, path: str) -> str | None:
-        """None where there is no file. A symlink is somebody's own way to keep it: ConfigError."""
+        """The file's text; None where there is none. A symlink is somebody's own way to keep it: ConfigError."""
         try:
             opened = self.files.itself(path, LIMIT_BYTES)
             if opened.facts.kind is not Kind.FILE:
@@ -71,7 +71,7 @@ class Setup:
             raise ConfigError(f"{path} can't be read: {why}", f"ls -l {path}") from None
 
     def write(self, path: str, text: str, mode: int, *, own: bool = False) -> None:
-        """Keeps the mode of a file that is there, unless `mode` keeps others from reading it.
+        """Write a file. It keeps the mode that it has, unless `mode` keeps others from reading it.
 
         `own`: nothing of a person's can be in it, so it is removed in the end.
         """
@@ -83,9 +83,10 @@ class Setup:
                 files.write(self._root / path.lstrip("/"), text, mode, durable=True)
 
     def record(self, path: str, text: str, *, own: bool = False) -> None:
-        """That this file is about to be written, with this text."""
+        """Keep that this file is about to be written, with this text."""
         entries = self.written()
-        others, old = [one for one in entries if one.path != path], [one for one in entries if one.path == path]
+        others = [entry for entry in entries if entry.path != path]
+        old = [entry for entry in entries if entry.path == path]
         before = now = self.read(path)
         if own:
             before = None
@@ -94,27 +95,27 @@ class Setup:
         self._save((*others, Written(path, before, _digest(text), replaced_sha256=_digest(now))))
 
     def take_back(self) -> Iterator[str]:
-        """What was done with each file, one line each; the manifest goes last."""
-        for one in reversed(self.written()):
-            with files.usage_error(f"{one.path} can't be changed"):
-                yield self._take_back(one)
+        """Take back each file, with a line on what was done; the manifest goes last."""
+        for file in reversed(self.written()):
+            with files.usage_error(f"{file.path} can't be changed"):
+                yield self._take_back(file)
         with files.usage_error(f"{FILE.path} can't be removed"):
             files.remove(self._root / FILE.path.lstrip("/"))
 
-    def _take_back(self, one: Written) -> str:
-        now, path = self.read(one.path), self._root / one.path.lstrip("/")
-        if now is None or now == one.before:
-            return f"{one.path} {'is gone' if now is None else 'is as it was before'}"
-        if one.is_edited(now):
-            return f"left {one.path}: it was changed since"
-        if one.before is None or not one.before.strip():
+    def _take_back(self, file: Written) -> str:
+        now, path = self.read(file.path), self._root / file.path.lstrip("/")
+        if now is None or now == file.before:
+            return f"{file.path} {'is gone' if now is None else 'is as it was before'}"
+        if file.is_edited(now):
+            return f"left {file.path}: it was changed since"
+        if file.before is None or not file.before.strip():
             files.remove(path)
             if path.parent.name.endswith(".service.d"):
                 with suppress(OSError):  # others are in it
                     path.parent.rmdir()
-            return f"removed {one.path}"
-        files.write(path, one.before, self.files.lstat(one.path).permissions, durable=True)
-        return f"restored {one.path}"
+            return f"removed {file.path}"
+        files.write(path, file.before, self.files.lstat(file.path).permissions, durable=True)
+        return f"restored {file.path}"
 
     def _save(self, entries: tuple[Written, ...]) -> None:
         with files.usage_error(f"{FILE.path} can't be written"):

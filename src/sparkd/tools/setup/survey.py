@@ -28,34 +28,34 @@ class Survey(Struct, frozen=True):
     ports: tuple[FabricPort, ...]
     neighbours: tuple[Neighbour, ...]
     names: dict[str, tuple[str, ...]]
-    """Of the machines that LLDP names, by interface."""
+    """Names of machines by LLDP, by interface."""
     inventory: Inventory
 
     @property
     def fabric(self) -> FabricPort | None:
         """The best port that a cable is in."""
-        return next((one for one in self.ports if one.connected), None)
+        return next((port for port in self.ports if port.connected), None)
 
     @property
     def address(self) -> str:
-        """This node's on the fabric; empty where it has none."""
+        """This node's address on the fabric; empty where it has none."""
         own = self.fabric.addresses if self.fabric else ()
-        return min(own, key=lambda one: ip_address(one).is_link_local, default="")
+        return min(own, key=lambda address: ip_address(address).is_link_local, default="")
 
     @property
     def alone(self) -> bool:
         own = {self.fabric.link.name, *self.fabric.twins} if self.fabric else ()
-        return not any(one.interface in own for one in self.neighbours)
+        return not any(neighbour.interface in own for neighbour in self.neighbours)
 
 
 def take_survey(settings: Settings, host: Host) -> Survey:
-    """In two seconds or so. Raises OSError, ValueError where tables of the kernel are unreadable."""
+    """Look at the node, in two seconds or so. Raises OSError, ValueError where tables of the kernel are unreadable."""
     host = CachedHost(host)
     gpu = host.gpu() if host.gpu_present() else NO_GPU
     named = ", ".join(dict.fromkeys(gpu.names)) or (f"a GPU whose driver fails: {gpu.error}" if gpu.error else "no GPU")
     driver = f", driver {gpu.driver}" if gpu.driver else ""
     ports = read_ports(host.files)
-    connected = tuple(one.link.name for one in ports if one.connected)
+    connected = tuple(port.link.name for port in ports if port.connected)
     return Survey(
         hardware=f"{host.name()}: {size(host.meminfo().total_bytes)} of memory, {sanitize(named)}{driver}",
         docker=Docker(bool(gpu.names)).run(host)[1],
@@ -77,15 +77,15 @@ def describe(survey: Survey) -> Iterator[tuple[str, str]]:
         if port.link.name not in shown:  # as the twin of another
             yield "fabric", describe_port(port)
         shown |= {port.link.name, *port.twins}
-    for name in dict.fromkeys(one.interface for one in survey.neighbours):
-        met = [one for one in survey.neighbours if one.interface == name]
-        yield "answers", f"on {name}: {_short([_describe_neighbour(one) for one in met])}"
+    for name in dict.fromkeys(neighbour.interface for neighbour in survey.neighbours):
+        met = [_describe_neighbour(neighbour) for neighbour in survey.neighbours if neighbour.interface == name]
+        yield "answers", f"on {name}: {_short(met)}"
     for name, machines in survey.names.items():
         yield "LLDP", f"on {sanitize(name, 32)}: {_short(machines)}"
     here = survey.inventory
-    models = [f"{one.path} ({one.fault or 'whole'}, {size(one.size_bytes)})" for one in here.models]
-    for kind, names in (("models", models), ("images", [one.name for one in here.images])):
-        unread = [one.removeprefix(f"{kind}: ") for one in here.unread if one.startswith(f"{kind}: ")]
+    models = [f"{model.path} ({model.fault or 'whole'}, {size(model.size_bytes)})" for model in here.models]
+    for kind, names in (("models", models), ("images", [image.name for image in here.images])):
+        unread = [line.removeprefix(f"{kind}: ") for line in here.unread if line.startswith(f"{kind}: ")]
         yield kind, ", ".join(filter(None, (_short(names), *unread))) or "none"
 
 
@@ -94,7 +94,7 @@ def describe_port(port: FabricPort) -> str:
     if not port.connected:
         return f"{link.name}{rdma}: no cable, or the other end is off"
     speed = f"{link.speed_mbps / 1000:g} Gb/s, " if link.speed_mbps else ""
-    bare = [one for one in port.twins if port.addresses and len(port.hcas) < 2]
+    bare = [twin for twin in port.twins if port.addresses and len(port.hcas) < 2]
     half = f"; its twin {bare[0]} has no address: half of the bandwidth" if bare else ""
     return f"{link.name}{rdma}: {speed}MTU {link.mtu}, {', '.join(port.addresses) or 'no address'}{half}"
 
@@ -112,9 +112,9 @@ def propose_addresses(port: FabricPort) -> str:
     )
 
 
-def _describe_neighbour(one: Neighbour) -> str:
-    known = (*one.addresses, *(["sparkd runs there"] if one.sparkd else []))
-    return one.link_local + (f" ({', '.join(known)})" if known else "")
+def _describe_neighbour(neighbour: Neighbour) -> str:
+    known = (*neighbour.addresses, *(["sparkd runs there"] if neighbour.sparkd else []))
+    return neighbour.link_local + (f" ({', '.join(known)})" if known else "")
 
 
 def _short(parts: Sequence[str]) -> str:
@@ -125,17 +125,17 @@ def _short(parts: Sequence[str]) -> str:
 def reason(fit: Fit) -> str:
     where = f" on {fit.nodes} nodes" if fit.nodes > 1 else ""
     return f"{fit.recipe}{where}: " + (
-        "; ".join(one.reason for one in fit.lacks) or f"{fit.model} and its image are here"
+        "; ".join(lack.reason for lack in fit.lacks) or f"{fit.model} and its image are here"
     )
 
 
 def group(fits: Sequence[Fit]) -> Iterator[str]:
-    """Why not these."""
+    """Why these are not chosen."""
     groups: dict[str, list[str]] = {}
-    for one in fits:
-        groups.setdefault(one.lacks[0].reason if one.lacks else "would serve too", []).append(one.recipe)
-    for reason, names in list(groups.items())[:MOST_REASONS]:
+    for fit in fits:
+        groups.setdefault(fit.lacks[0].reason if fit.lacks else "would serve too", []).append(fit.recipe)
+    for lack, names in list(groups.items())[:MOST_REASONS]:
         more = f" and {len(names) - 1} more" if names[1:] else ""
-        yield f"not {names[0]}{more}: {reason}"
+        yield f"not {names[0]}{more}: {lack}"
     if len(groups) > MOST_REASONS:
         yield "and others: sparkd recipe list"

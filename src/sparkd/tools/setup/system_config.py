@@ -57,7 +57,7 @@ class UnitFiles:
         return self.install(no_dropins())
 
     def daemon_reload(self) -> None:
-        """Only where systemd runs, so not in a chroot."""
+        """Have systemd read its units again, where it runs, so not in a chroot."""
         if not (self._root / "run/systemd/system").is_dir():
             return
         command = ["systemctl", "daemon-reload"]
@@ -89,20 +89,20 @@ class SysctlManager:
         self._files = Files(str(root))
 
     def current(self, name: str) -> str | None:
-        """Raises ConfigError where this kernel has such a setting, and it can't be read."""
+        """The value now. Raises ConfigError where this kernel has such a setting, and it can't be read."""
         try:
             return kernel.read_sysctl(self._files, name)
         except OSError as error:
             raise ConfigError(f"{name} can't be read: {error.strerror}", f"look at: sysctl {name}") from None
 
     def file_content(self) -> bytes | None:
-        """None where there is no file. Raises ConfigError where sparkd did not write it."""
+        """The file of sysctl.d; None where there is none. Raises ConfigError where sparkd did not write it."""
         return own_content(self._files, PATH)
 
     def saved(self) -> dict[str, str]:
         """The values before sparkd first set them. Raises ConfigError where the record can't be read."""
-        found = FILE.read(self._files, _refuse)
-        return {} if found is None else found.before
+        record = FILE.read(self._files, _refuse)
+        return {} if record is None else record.before
 
     def apply(self, wanted: Mapping[str, str], text: str) -> list[str]:
         """Set `wanted` now and, by the file `text`, at each boot; revert what is no longer wanted. Returns the changes.
@@ -152,7 +152,7 @@ class SysctlManager:
             return changes
 
     def _set(self, values: Mapping[str, str]) -> list[str]:
-        """Skips a setting that this kernel no longer has."""
+        """Set the values; a setting that this kernel no longer has is skipped."""
         changes = []
         for name, value in sorted(values.items()):
             before = self.current(name)
@@ -176,7 +176,7 @@ class SysctlManager:
 
 
 def own_content(host_files: Files, path: str) -> bytes | None:
-    """None where there is no file. Raises ConfigError where `sparkd tune` did not write it."""
+    """The file's content; None where there is none. Raises ConfigError where `sparkd tune` did not write it."""
     try:
         content = host_files.itself(path, 1 << 20).content
     except FileNotFoundError:

@@ -55,14 +55,14 @@ class Wishes(Struct, frozen=True):
 
 class _Choice(Struct, frozen=True):
     fit: Fit
-    """Of the recipe to serve."""
+    """The recipe to serve, and how it fits."""
     nodes: tuple[str, ...] = ()
     """Fabric addresses that are known, the head's first; empty for one node."""
     missing: int = 0
     """Nodes that are still to join."""
 
     def commands(self, *, complete: bool) -> Iterator[str]:
-        """To run before the start. `complete`: the other nodes lack nothing."""
+        """Commands to run before the start. `complete`: the other nodes lack nothing."""
         yield from (lack.command or lack.reason for lack in self.fit.lacks)
         if self.nodes and not complete:
             yield "sparkd model sync && sparkd image sync   # to the other nodes, what they lack"
@@ -111,7 +111,7 @@ class Wizard:
 
     def join(self, code: str) -> None:
         settings = self.files.load().settings
-        found = self._survey(settings).inventory
+        own = self._survey(settings).inventory
         early: dict[Key, object] = {("cluster", "follow_head"): True}
         if not self.files.is_persons(("cluster", "nodes")):  # these may be the head's, which the code brings
             early["cluster", "nodes"] = None
@@ -133,7 +133,7 @@ class Wizard:
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
             changed = self._changes_units(values, settings)
             self.files.write(values, cluster_key.joined_files(key, joined.keys, joined.head_keys))
-            confirm(code, replace(found, follows=True))
+            confirm(code, replace(own, follows=True))
         self._show([("joined", f"{joined.head_address}, as {joined.own_address}")])
         self._finish(self.files.load().settings, "worker", (), changed=changed)
 
@@ -168,7 +168,7 @@ class Wizard:
         return _Choice(best, nodes, missing or named or int(self.wishes.invite))
 
     def _own_address(self, survey: Survey) -> str:
-        """On the fabric. Raises BlockedError where this node has none, and shows how to give it one."""
+        """The address on the fabric. Raises BlockedError where there is none, and shows how to give the node one."""
         if survey.address:
             return survey.address
         if survey.fabric:
@@ -177,7 +177,7 @@ class Wizard:
         raise BlockedError("this node has no address on a fabric", hint)
 
     def _find_fit(self, settings: Settings, survey: Survey, size: int | None) -> Fit:
-        """Of the recipe that a person has chosen, else of the best one; on `size` nodes, where that is known."""
+        """The fit of the recipe that a person has chosen, else of the best; on `size` nodes, where that is known."""
         recipe = self.wishes.recipe or settings.engine.recipe
         most = MAX_NODES if size or recipe or not (survey.alone or self.wishes.yes) else 1
         recipes = [self._recipe(recipe)] if recipe else list(self._recipes())
@@ -200,7 +200,7 @@ class Wizard:
                 self._show([("", f"{name} is broken: sparkd recipe check {name}")])
 
     def _invite(self, choice: _Choice, values: Values, key: str) -> list[Guest]:
-        """Each node that joins is written down at once. Raises BlockedError where some have not."""
+        """Have nodes join, each of which is written down at once. Raises BlockedError where some have not."""
         nodes, joined = list(choice.nodes), list[Guest]()
         keys = read_keys(self.host.files, key, os.geteuid())
         publics = head_key.read_public_halves(self.host.files, os.geteuid())
@@ -219,20 +219,20 @@ class Wizard:
                             continue
                     if failed and not hosts:
                         invitation.end_in(2 * GRACE_SECONDS)  # its node may have joined before that
-                for one in guests:
-                    if isinstance(one, Guest):
-                        joined.append(one)
-                        nodes += [] if one.address in nodes else [one.address]
+                for guest in guests:
+                    if isinstance(guest, Guest):
+                        joined.append(guest)
+                        nodes += [] if guest.address in nodes else [guest.address]
                         self.files.write({**values, ("cluster", "nodes"): nodes})
-                        self._show_guest(one)
+                        self._show_guest(guest)
                         break
-                    self._show([("refused", f"{one.address}: {one.reason}")])
+                    self._show([("refused", f"{guest.address}: {guest.reason}")])
                 else:  # the time is over
                     break
         if len(joined) < choice.missing:
             new = f"--nodes {choice.fit.nodes}" if choice.fit.nodes > len(choice.nodes) else "--invite"
-            reason = f"{failed}{len(joined)} of {choice.missing} nodes have joined in time"
-            raise BlockedError(reason, f"for a new code: sudo sparkd init {new}")
+            late = f"{failed}{len(joined)} of {choice.missing} nodes have joined in time"
+            raise BlockedError(late, f"for a new code: sudo sparkd init {new}")
         return joined
 
     def _show_guest(self, guest: Guest) -> None:
@@ -248,11 +248,11 @@ class Wizard:
         complete = len(guests) == len(settings.cluster.nodes) - 1
         with suppress(ConfigError):  # which the check shows
             node = resolve_context(settings, None, self.host)
-            for one in guests:
-                there = one.inventory or "its answer is too long, or of another version"
-                peer = Peer(settings.cluster.nodes.index(one.address), one.address)
+            for guest in guests:
+                there = guest.inventory or "its answer is too long, or of another version"
+                peer = Peer(settings.cluster.nodes.index(guest.address), guest.address)
                 missing = list(find_missing_elsewhere(node, Inventories(survey.inventory, [(peer, there)])))
-                whole = f"{one.hostname}: {node.recipe.model.path} and its image are there"
+                whole = f"{guest.hostname}: {node.recipe.model.path} and its image are there"
                 self._show(("recipe", line) for line in missing or [whole])
                 complete = complete and not missing
             return complete
@@ -261,12 +261,14 @@ class Wizard:
     def _finish(self, settings: Settings, role: str, commands: Iterable[str], *, changed: bool) -> None:
         shown = look_at(settings, self.host)
         summary = next(str(line) for line in reversed(parts(shown)) if not str(line).startswith("next:"))
-        found = blocking(shown.findings)
-        if settings.cluster.follow_head and any(one.id == CONFIGURATION for one in found):  # as it must be, for now
-            found = tuple(one for one in found if one.id != CONFIGURATION)
-            good = sum(one.verdict.level is Level.OK for one in shown.findings)
+        findings = blocking(shown.findings)
+        if settings.cluster.follow_head and any(
+            finding.id == CONFIGURATION for finding in findings
+        ):  # as it must be, for now
+            findings = tuple(finding for finding in findings if finding.id != CONFIGURATION)
+            good = sum(finding.verdict.level is Level.OK for finding in shown.findings)
             summary = f"{good} ok; the others run when the head's configuration has come"
-        lines = (f"{one.verdict.level.value} {one.id}: {one.verdict.reason}" for one in found)
+        lines = (f"{finding.verdict.level.value} {finding.id}: {finding.verdict.reason}" for finding in findings)
         self._show([("check", summary), *(("", line) for line in lines)])
         start = f"sudo systemctl enable --now sparkd-{role}"
         if shown.owner is not None:

@@ -51,9 +51,7 @@ T = TypeVar("T")
 
 PART_SECONDS, NODES_SECONDS = 20.0, 60.0
 FOLDER, SETTINGS = "/etc/sparkd", (".toml", ".yaml", ".yml")
-RECENT = timedelta(hours=24)
 BEFORE_FAILURE, AFTER_FAILURE = timedelta(minutes=15), timedelta(minutes=1)
-LAUNCHES = 100
 INSPECTED = (
     "Id",
     "Created",
@@ -70,7 +68,7 @@ INSPECTED = (
 
 
 class Collector:
-    """Each part has a deadline of its own, and is named in `missing` where it can't be had."""
+    """Collects an archive. Each part has a deadline of its own, and is named in `missing` where it can't be had."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -78,7 +76,7 @@ class Collector:
         self.of_nodes = dict[str, str]()
         loaded = self._attempt("settings (LOOK FOR SECRETS that they name)", lambda: load_settings(os.environ))
         self.settings = loaded or Settings()
-        named = self._attempt("the plan's secrets (LOOK FOR THEM)", lambda: [*self._named_secrets()])
+        named = self._attempt("the plan's secrets (LOOK FOR THEM)", self._named_secrets)
         self.secret_files = frozenset({*self._configured_secrets(), *self._private_files(), *(named or ())} - {""})
         self.redact = Redaction(text for path in self.secret_files if (text := self._secret(path)))
 
@@ -87,8 +85,8 @@ class Collector:
         yield from (self.settings.observe.token_file, self.settings.notify.webhook_file)
         yield from self.settings.engine.secrets.values()
 
-    def _named_secrets(self) -> Iterator[str]:
-        yield from (one.file for one in membership.resolve_context(self.settings, None, self.host).plan.secrets)
+    def _named_secrets(self) -> list[str]:
+        return [secret.file for secret in membership.resolve_context(self.settings, None, self.host).plan.secrets]
 
     def _private_files(self) -> Iterator[str]:
         """What only root may read beside the settings: with a configuration that is broken, nothing names it."""
@@ -104,12 +102,12 @@ class Collector:
         return self._attempt(what, lambda: self.host.files.text(path, 1 << 16) if self.host.files.exists(path) else "")
 
     def _attempt(self, name: str, work: Callable[[], T], seconds: float = PART_SECONDS) -> T | None:
-        """None where it fails or takes too long; then it is named."""
-        found, reasons = list[T](), list[str]()
+        """What the work returns; None where it fails or takes too long, which is then named in `missing`."""
+        parts, reasons = list[T](), list[str]()
 
         def run() -> None:
             try:
-                found.append(work())
+                parts.append(work())
             except (SparkdError, OSError, ValueError) as error:
                 reasons.append(str(error))
             except Exception as error:  # a part less is better than no archive
@@ -118,10 +116,10 @@ class Collector:
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         thread.join(seconds)
-        if not found:
+        if not parts:
             reason = reasons[0] if reasons else f"not read within {seconds:g} s"
             self.missing.append(f"{name}: {sanitize(reason)}")
-        return found[0] if found else None
+        return parts[0] if parts else None
 
     def save(self, output: str | None) -> tuple[Path, int]:
         """Write the archive, which is for root alone, to a new file; its path and its length in bytes.
@@ -151,8 +149,8 @@ class Collector:
         for path, text in tuple(self.of_nodes.items()):  # what there is, also where the rest took too long
             out.add(path, text)
         tree = self._attempt("tree", lambda: read_machine(self.settings, self.host, self.secret_files))
-        for one in tree or ():
-            out.add(f"tree{one.path}", one.content, one.target, executable=one.executable)
+        for member in tree or ():
+            out.add(f"tree{member.path}", member.content, member.target, executable=member.executable)
         if out.left_out:
             self.missing.append(f"{out.left_out} files: the archive would be over {MOST_BYTES >> 20} MiB")
         out.add("README.txt", self._readme(name))
@@ -181,45 +179,45 @@ class Collector:
 
     def _history(self) -> str:
         files = self.host.files
-        return f"{as_json(store.read(files), store.read_totals(files), LAUNCHES)}\n"
+        return f"{as_json(store.read(files), store.read_totals(files), 100)}\n"
 
     def _containers(self) -> str:
-        """sparkd's own: without what is in their environment, and of their command only its beginning."""
+        """sparkd's containers, without what is in their environment, and with only the beginning of their command."""
         facts = self.host.docker()
         if not facts.running or facts.error:
             raise BlockedError(facts.error or "docker is not running")
-        found = []
+        described = []
         reader = self.host.docker_reader()
         try:
-            for one in facts.containers:
-                answer = reader.container(one.id) if one.ours else None
+            for container in facts.containers:
+                answer = reader.container(container.id) if container.ours else None
                 if isinstance(answer, dict):
                     config = answer.get("Config") or {}
                     kept = {key: answer.get(key) for key in INSPECTED}
                     names = [str(line).partition("=")[0] for line in config.get("Env") or ()]
-                    found.append(
-                        {**kept, "Labels": config.get("Labels"), "Env": names, "ImageName": config.get("Image")}
-                    )
+                    own = {"Labels": config.get("Labels"), "Env": names, "ImageName": config.get("Image")}
+                    described.append({**kept, **own})
         finally:
             reader.close()
-        return _json(found)
+        return _json(described)
 
     async def _read_nodes(self) -> None:
-        """The logs of all nodes, and what the agents of the others say."""
+        """Read the logs of all nodes, and what the agents of the others report."""
         await self._read_reports(await self._read_logs())
 
     async def _read_logs(self) -> set[str]:
-        """Addresses of the nodes that are silent, which are left out from then on."""
+        """Read the logs. Addresses of the nodes that are silent, which are left out from then on."""
         silent = set[str]()
         now = datetime.now(UTC)
-        windows = [(now - RECENT, None), *((at - BEFORE_FAILURE, at + AFTER_FAILURE) for at in self._failures())]
+        failures = ((at - BEFORE_FAILURE, at + AFTER_FAILURE) for at in self._failures())
+        windows = [(now - timedelta(days=1), None), *failures]
         for since, until in windows:
             query = Query(_us(since), LATEST_US if until is None else _us(until))
             opened, trouble = open_logs(self.settings, self.host)
             if trouble and until is None:
                 self.missing.append(f"lines of other nodes: {sanitize(trouble, 400)}")
-            logs = [one for one in opened if one.name not in silent]
-            answers = await asyncio.gather(*(one.next(query) for one in logs))
+            logs = [log for log in opened if log.name not in silent]
+            answers = await asyncio.gather(*(log.next(query) for log in logs))
             name = "recent" if until is None else f"until-{until:%Y%m%dT%H%M%SZ}"
             self.of_nodes[f"logs/{name}.log"] = "".join(map(_line, merge(entries for entries, _ in answers)))
             for log, (entries, trouble) in zip(logs, answers, strict=True):
@@ -234,7 +232,8 @@ class Collector:
         if peers := membership.peers_of(self.settings, rank):
             keys = KeyRing(self.host.files, self.settings.cluster.key_file).keys
             own, port = self.settings.cluster.nodes[rank], self.settings.cluster.report_port
-            for peer in (one for one in peers if one.address not in silent):
+            answering = [peer for peer in peers if peer.address not in silent]
+            for peer in answering:
                 reader = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS), keys, lambda: None)
                 try:
                     report = parse_peer_report(await reader.fetch("/report"), peer.rank)
@@ -247,15 +246,15 @@ class Collector:
                     )
 
     def _failures(self) -> list[datetime]:
-        """The last two, newest first."""
+        """When the last two failures were, newest first."""
         history = launch_history.read_history(self.host.files)
         ends = (*history.ends, *([history.last_cause] if history.last_cause else []))
-        stamps = sorted({one.at for one in ends if one.at}, reverse=True)[:2]
-        found = []
+        stamps = sorted({end.at for end in ends if end.at}, reverse=True)[:2]
+        failures = []
         for stamp in stamps:
             with suppress(ValueError):
-                found.append(datetime.fromisoformat(stamp))
-        return found
+                failures.append(datetime.fromisoformat(stamp))
+        return failures
 
     def _readme(self, name: str) -> str:
         missing = "".join(f"  {line}\n" for line in self.missing) or "  nothing\n"
@@ -287,20 +286,20 @@ def _json(value: object) -> str:
 
 
 def summarize(settings: Settings, host: Host) -> str:
-    """Markdown, for people who know neither node."""
+    """A summary in Markdown, for people who know neither node."""
     shown, report = look_at(settings, host), model.parse(read_report(host.files))
-    found = (f"{name} {text}" for name, text in versions.read_versions(host).items())
-    lines, names = [f"**{', '.join(found)}**", ""], {host.name(): "this-node"}
+    programs = (f"{name} {text}" for name, text in versions.read_versions(host).items())
+    lines, names = [f"**{', '.join(programs)}**", ""], {host.name(): "this-node"}
     if report is None:
         lines.append("- no agent has run since the boot")
     else:
-        names |= {one.report.node: f"rank{one.rank}" for one in report.peers if one.report}
+        names |= {peer.report.node: f"rank{peer.rank}" for peer in report.peers if peer.report}
         since = f"phase `{report.phase.value}` since {report.since}: {report.message}"
         lines.append(f"- rank {report.rank} of {1 + len(report.peers)}; recipe `{report.recipe}`; {since}")
         if report.last_cause:
             lines.append(f"- the agent before ended: {report.last_cause} (hint: {report.last_hint or 'none'})")
-        lines += (f"- ended {one.count} time(s) in a day: `{one.cause}`: {one.reason}" for one in report.restarts)
-        lines += (f"- rank {one.rank}: contact `{one.contact.value}`" for one in report.peers)
+        lines += (f"- ended {end.count} time(s) in a day: `{end.cause}`: {end.reason}" for end in report.restarts)
+        lines += (f"- rank {peer.rank}: contact `{peer.contact.value}`" for peer in report.peers)
     lines += ["", "| check | level | found | hint |", "|---|---|---|---|", *_findings(shown)]
     text = "\n".join(lines) + "\n"
     for name, place in names.items():
@@ -309,7 +308,7 @@ def summarize(settings: Settings, host: Host) -> str:
 
 
 def _findings(shown: Shown) -> Iterator[str]:
-    for one in shown.findings:
-        if one.verdict.level.value not in ("ok", "skipped"):
-            cells = (one.id, one.verdict.level.value, one.verdict.reason, one.verdict.hint)
+    for finding in shown.findings:
+        if finding.verdict.level.value not in ("ok", "skipped"):
+            cells = (finding.id, finding.verdict.level.value, finding.verdict.reason, finding.verdict.hint)
             yield f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ') for cell in cells)} |"

@@ -27,39 +27,41 @@ from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 
 WORDS, WORD_LENGTH = 6, 100
-"""Of a command line: enough to know the program."""
+"""Words of a command line, and characters of a word: enough to know the program."""
 _FLAG = re.compile(r"--[a-z][a-z0-9-]{0,60}|-[A-Za-z]?", re.ASCII)
 _ENGINE = re.compile(r"(?:/[\w./-]*/)?vllm|serve|vllm\.entrypoints\.[\w.]+", re.ASCII)
-"""By these words a check knows an engine of somebody else."""
+"""Words by which a check knows an engine of somebody else."""
 _COMMANDS = ("Path", "Cmd", "Entrypoint")
 _EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None}
-"""Of docker's answers."""
+"""What is emptied in docker's answers."""
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
 KEPT_STATE = ("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json", "warm.json")
 COUNTERS = ("statistics", "counters", "hw_counters")
 ZERO_KEY = b"0" * 64 + b"\n"
-"""In place of the cluster's key: the tree is checked as the machine was."""
+"""What stands in place of the cluster's key: the tree is checked as the machine was."""
 
 
 def read_machine(settings: Settings, machine: Host, secret_files: Collection[str]) -> list[Member]:
     host = RecordingHost(read_driver)
     with suppress(ConfigError):
         look_at(settings, host)
-    found = []
-    for one in read_tree(host.seen, _more()):
-        if one.path != kernel.LOG:
-            content = keep_content(one.path, one.content, settings.cluster.key_file, secret_files)
-            found.append(one._replace(content=content))
+    members = []
+    for member in read_tree(host.seen, _more()):
+        if member.path != kernel.LOG:
+            content = keep_content(member.path, member.content, settings.cluster.key_file, secret_files)
+            members.append(member._replace(content=content))
     gpu = host.gpu()
     fixtures: dict[str, object] = {"nvml": gpu, "disks": host.seen.rooms}
     fixtures |= {f"docker{path}": _without_commands(answer) for path, answer in host.docker_answers().items()}
-    found += (Member(f"{FIXTURE}/{name}.json", msgspec.json.encode(value)) for name, value in fixtures.items())
+    members += (Member(f"{FIXTURE}/{name}.json", msgspec.json.encode(value)) for name, value in fixtures.items())
     with suppress(OSError):
-        records = (f"6,{one.sequence},{one.seconds * 1e6:.0f},-;{one.text}\n" for one in kernel.read_log(machine.files))
-        found.append(Member(kernel.LOG, "".join(records).encode()))
-    return found
+        lines = (
+            f"6,{line.sequence},{line.seconds * 1e6:.0f},-;{line.text}\n" for line in kernel.read_log(machine.files)
+        )
+        members.append(Member(kernel.LOG, "".join(lines).encode()))
+    return members
 
 
 def keep_content(path: str, content: bytes | None, key_file: str, secret_files: Collection[str]) -> bytes | None:
@@ -77,7 +79,7 @@ def keep_content(path: str, content: bytes | None, key_file: str, secret_files: 
 
 
 def hide_values(words: Sequence[str]) -> list[str]:
-    """Of the first words of a command the program and the names of flags: any value may be a password or a script.
+    """The program and the names of flags, of a command's first words: any value may be a password or a script.
 
     A program can write anything into its command line, such as all words into the first.
     """
@@ -111,14 +113,14 @@ def _without_commands(answer: object, key: str = "") -> object:
         case [*words] if key in _COMMANDS:
             return hide_values([str(word) for word in words])
         case [*items]:
-            return [_without_commands(one) for one in items]
+            return [_without_commands(part) for part in items]
         case {**fields}:
-            return {str(name): _without_commands(one, str(name)) for name, one in fields.items()}
+            return {str(name): _without_commands(part, str(name)) for name, part in fields.items()}
     return answer
 
 
 MOST_BYTES = 19 << 20
-"""Of the archive: forums and mail take 20 MB."""
+"""The archive's limit: forums and mail take 20 MB."""
 
 
 class Archive:
@@ -131,7 +133,7 @@ class Archive:
         self.left_out = 0
 
     def add(self, path: str, content: bytes | str | None, target: str = "", *, executable: bool = False) -> None:
-        """None: a folder, or a symlink to `target`. What is not UTF-8 is left empty."""
+        """Add a file, or where `content` is None a folder or a symlink to `target`. What is not UTF-8 is left empty."""
         if self._out.getbuffer().nbytes > MOST_BYTES:
             self.left_out += 1
             return
@@ -141,9 +143,9 @@ class Archive:
             member.type, member.linkname = tarfile.SYMTYPE, self._redact(target)
         elif content is None:
             member.type = tarfile.DIRTYPE
-        data = self._clean(path, content or b"")
-        member.size = len(data)
-        self._tar.addfile(member, io.BytesIO(data))
+        packed = self._clean(path, content or b"")
+        member.size = len(packed)
+        self._tar.addfile(member, io.BytesIO(packed))
 
     def _clean(self, path: str, content: bytes | str) -> bytes:
         if path.endswith(".json"):

@@ -1,7 +1,7 @@
 """Which files a dry run reads of this machine, and those as a tree that `preflight --root` reads like the machine.
 
-What is requested of the kernel or a daemon elsewhere is read from files, as it will be from the tree: by the name that
-`ROOT` is of the root folder, nothing takes this for the running machine.
+What is requested of the kernel or a daemon elsewhere is read from files, as it will be from the tree: `ROOT` is another
+name of the root folder, so nothing takes this for the running machine.
 """
 
 # ruff: noqa: PTH115, PTH118, PTH120
@@ -26,18 +26,18 @@ from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, connect
 
 ROOT = "//"
 MOST_MEMBERS, MOST_NAMES = 60_000, 4_000
-"""Of the tree, and of one folder."""
+"""Members of the tree, and names of one folder."""
 MOST_BYTES = 1 << 20
-"""Of one file; of a longer one there is only the name."""
+"""The limit of a file; of a longer one there is only the name."""
 OWN = ("/proc/", "/sys/", "/run/sparkd/", "/var/lib/sparkd/")
 SETTINGS = re.compile(r"/(?:etc|usr/share)/sparkd/.*\.(?:toml|ya?ml)", re.DOTALL)
-"""What others than the owner may not read is copied only of these."""
+"""OWN and SETTINGS alone are copied also where others than the owner may not read them."""
 TABLES = ("/proc/uptime", "/proc/net/tcp", "/proc/net/tcp6", "/proc/net/unix", "/proc/self/mounts", "/proc/1/mounts")
 """Read where the kernel can't be requested."""
 
 
 class _Rooms(dict[str, disks.Counts]):
-    """Of any path, counted as it is requested."""
+    """The room of any path, counted as it is requested."""
 
     def __bool__(self) -> bool:
         return True
@@ -69,7 +69,7 @@ class RecordingFiles(Files, frozen=True):
 
 
 class RecordingHost(Host):
-    """This machine, read as a tree of files would be. `gpu` is queried once."""
+    """The running machine, read as a tree of files would be. `gpu` is queried once."""
 
     def __init__(self, gpu: Callable[[], GpuFacts]) -> None:
         super().__init__(gpu=functools.cache(gpu))
@@ -82,13 +82,13 @@ class RecordingHost(Host):
         return self._readers[-1]
 
     def docker_answers(self) -> dict[str, object]:
-        """By path, of those that were no error."""
-        found = {path: answer for one in self._readers for path, answer in one.answers.items()}
-        return {path: answer for path, answer in found.items() if not isinstance(answer, DockerError)}
+        """Docker's answers by path, without errors."""
+        answers = {path: answer for reader in self._readers for path, answer in reader.answers.items()}
+        return {path: answer for path, answer in answers.items() if not isinstance(answer, DockerError)}
 
 
 class Member(NamedTuple):
-    """Of the tree: a folder, a symlink with its `target`, or a file with its `content`."""
+    """A part of the tree: a folder, a symlink with its `target`, or a file with its `content`."""
 
     path: str
     content: bytes | None = None
@@ -96,32 +96,32 @@ class Member(NamedTuple):
     executable: bool = False
 
 
-def read_tree(seen: RecordingFiles, more: Iterable[str]) -> Iterator[Member]:
+def read_tree(recording: RecordingFiles, more: Iterable[str]) -> Iterator[Member]:
     """What lies at the paths that were looked at, and at `more`, now.
 
     A folder's other names are there as empty files: their being there may be all that matters. So are files that can't
     be read by all, are long, or no regular files. Symlinks lead nowhere outside of the tree.
     """
-    files, links, found = Files(), dict[str, str](), set[str]()
+    files, links, paths = Files(), dict[str, str](), set[str]()
 
-    def read_link(here: str, _rest: list[str]) -> str:
-        links[here] = files.link(here)
-        return links[here]
+    def read_link(link: str, _rest: list[str]) -> str:
+        links[link] = files.link(link)
+        return links[link]
 
-    for path in (*seen.followed, *TABLES, *more):
+    for path in (*recording.followed, *TABLES, *more):
         with suppress(OSError):
-            found.add(follow(path, read_link) or "/")
-    for path in seen.named:
+            paths.add(follow(path, read_link) or "/")
+    for path in recording.named:
         parent, _, name = path.rpartition("/")
         with suppress(OSError):
             here = f"{follow(parent, read_link)}/{name}"
             if files.lstat(here).kind is Kind.LINK:
                 read_link(here, [])
             else:
-                found.add(here)
+                paths.add(here)
     left = MOST_MEMBERS
-    for path in sorted(found):
-        for member in _read_members(files, path, found, links):
+    for path in sorted(paths):
+        for member in _read_members(files, path, paths, links):
             left -= 1
             if left < 0:
                 return
@@ -130,7 +130,7 @@ def read_tree(seen: RecordingFiles, more: Iterable[str]) -> Iterator[Member]:
         yield Member(path, target=_inside(path, target))
 
 
-def _read_members(files: Files, path: str, found: set[str], links: dict[str, str]) -> Iterator[Member]:
+def _read_members(files: Files, path: str, paths: set[str], links: dict[str, str]) -> Iterator[Member]:
     try:
         facts = files.lstat(path)
         if facts.kind is not Kind.FOLDER:
@@ -139,12 +139,12 @@ def _read_members(files: Files, path: str, found: set[str], links: dict[str, str
             return
         yield Member(path)
         with os.scandir(path) as names:
-            for one in islice(names, MOST_NAMES):
-                here = f"{path.rstrip('/')}/{one.name}"
-                if one.is_symlink():
+            for child in islice(names, MOST_NAMES):
+                here = f"{path.rstrip('/')}/{child.name}"
+                if child.is_symlink():
                     links.setdefault(here, os.readlink(here))
-                elif here not in found:
-                    yield Member(here, None if one.is_dir(follow_symlinks=False) else b"")
+                elif here not in paths:
+                    yield Member(here, None if child.is_dir(follow_symlinks=False) else b"")
     except OSError:  # gone, or not readable
         return
 

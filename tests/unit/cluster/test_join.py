@@ -288,7 +288,7 @@ def test_no_key_and_no_secret_is_ever_on_the_wire() -> None:
     wire = b"".join(seen)
     code = JoinCode.parse(invitation.code)
     secret = code.secret.to_bytes(12, "big")
-    hidden = [*KEYS, *HEAD_KEYS, secret, secret.lstrip(b"\0"), socket.gethostname().encode()]
+    hidden = [*KEYS, *HEAD_KEYS, secret, secret.lstrip(b"\0"), f'"{socket.gethostname()}"'.encode()]
     hidden += [form for key in (*KEYS, secret[1:]) for form in (key.hex().encode(), key.hex().upper().encode())]
     hidden += [group.encode() for group in invitation.code.split("-")[1:]]
     assert len(seen) == 4

@@ -124,7 +124,7 @@ def test_without_a_measurement_the_tag_is_named_as_one_that_moves(tmp_path: Path
         ("backend: vllm", "backend: llama-cpp", "line 5: backend = .*: sparkd runs vLLM alone"),
         ("docker run", "podman run", "has `docker run` 0 times"),
         ("node_count: 2", "node_count: 65", "topology.node_count = 65: must be a number of nodes"),
-        ("  command: |\n", "  commands: |\n", "runs 0 times `vllm serve`"),
+        ("  command: |\n", "  commands: |\n", "runs no `vllm serve`"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_with_its_line(tmp_path: Path, old: str, new: str, fault: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from sparkd.base.recipes.yaml import Document, Key, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option
-from sparkd.tools.importers.source import CommandError, as_mapping
-from sparkd.tools.importers.variables import Variables
+from sparkd.tools.importers.source import as_mapping
+from sparkd.tools.importers.variables import CommandError, Variables
 
 _MOST_SERVICES = 200
 _ENV_LINE = re.compile(

@@ -10,8 +10,8 @@ from sparkd.base.recipes.yaml import YamlError
 from sparkd.tools.importers.launch import inner_commands, is_ray, note_condition, program
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Command, Script
-from sparkd.tools.importers.source import CommandError, Note
-from sparkd.tools.importers.variables import Variables, is_unknown, mark, unknown
+from sparkd.tools.importers.source import Note
+from sparkd.tools.importers.variables import CommandError, Variables, is_unknown, mark, unknown
 
 _SWITCHES = frozenset(
     ("detach", "interactive", "tty", "rm", "privileged", "init", "no-healthcheck", "oom-kill-disable", "publish-all",

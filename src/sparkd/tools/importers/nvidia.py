@@ -12,11 +12,12 @@ from sparkd.base.lib.text import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.container_paths import cache_folders
-from sparkd.tools.importers.command import split_commands
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.options import Launch, LaunchError, merge_keys
-from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source, Unusable, Values, as_mapping
+from sparkd.tools.importers.shell import Script
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
 from sparkd.tools.importers.sparkrun import TABLES, convert_option
+from sparkd.tools.importers.variables import CommandError, Variables, shown
 
 _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")
 """Flags that sparkd sets, with values of the shell's."""
@@ -119,8 +120,8 @@ def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
 def _read_docker_run(source: Source) -> Launch:
     """The only one of its set-up. Raises Unusable."""
     try:
-        commands = split_commands(str(source.mapping("runtime").get("setup_command") or ""))
-        runs = [command.words for command in commands if command.words[:2] == ["docker", "run"]]
+        commands = Script(str(source.mapping("runtime").get("setup_command") or ""), Variables({})).read()
+        runs = [[*map(shown, command.words)] for command in commands if command.words[:2] == ["docker", "run"]]
         if len(runs) == 1:
             return read_docker(runs[0], [1] * len(runs[0]), 2, {})
         raise CommandError(f"has `docker run` {len(runs)} times, and once is needed")

@@ -18,6 +18,7 @@ from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import parse_variables
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
 from sparkd.tools.importers.command import Flag
+from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.sparkrun import TABLES, convert_option
 from sparkd.tools.importers.variables import unknown
@@ -91,7 +92,7 @@ class Options(Struct):
                     self.take_secret(name, line)
             elif missing := unknown(value):
                 text = f"{name}: left out: what {missing} stands for is not known: write its value under env"
-                self.launch.note(line, text)
+                self.launch.note(line, text, is_missing=name in OF_IMAGE)
             else:
                 self.env[name] = value
 

@@ -17,6 +17,7 @@ from sparkd.base.lib.text import did_you_mean, format_key
 from sparkd.base.recipes.yaml import Document, Key
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
 from sparkd.base.vllm.args import parse_count
+from sparkd.tools.importers.variables import CommandError, mark
 
 Overrides = Mapping[str, str]
 """Values of `-o key=value`, as text."""
@@ -136,10 +137,6 @@ class Foreign(Struct, frozen=True):
     """What its publisher measured."""
 
 
-class CommandError(Exception):
-    """sparkd cannot run the command; the message gives the reason."""
-
-
 class Values(Struct):
     """Values of placeholders; records which were used."""
 
@@ -212,7 +209,7 @@ def _bounded(text: str, when: str = "") -> str:
 
 
 def substitute(template: str, values: Values) -> str:
-    """sparkrun's rule: replaces {name} by its value until nothing changes; a name without a value is a fault.
+    """sparkrun's rule: replaces {name} by its value until nothing changes. A name without a value gets a mark.
 
     Braces of the template that enclose braces are text. {{ makes all doubled braces of the template single ones.
     """
@@ -230,8 +227,7 @@ def substitute(template: str, values: Values) -> str:
             break
     else:
         raise CommandError("a placeholder stands for itself: filling in has no end")
-    if left := _NAMED.search(text):
-        raise CommandError(f"{left[0][:60]} is given no value")
+    text = _NAMED.sub(lambda left: mark(left[0]), text)
     return text.replace(_MASKED["{"], "{").replace(_MASKED["}"], "}")
 
 

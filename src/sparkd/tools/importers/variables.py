@@ -11,7 +11,11 @@ import re
 from msgspec import Struct
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.tools.importers.source import CommandError
+
+
+class CommandError(Exception):
+    """sparkd cannot run the command; the message gives the reason."""
+
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _NO_BREAK = "\u00a0"

@@ -74,7 +74,7 @@ class _Service:
         launch.words = self._words("command") or []
         launch.entrypoint = self._words("entrypoint")
         if "extends" in self.data:
-            raise LaunchError(self._line("extends"), "extends: write the service out")
+            raise LaunchError(self._line("extends"), "extends: write the service out, or name another by --service")
         launch.env = dict(self._environment(launch))
         launch.options = list(self._options(launch))
         return launch

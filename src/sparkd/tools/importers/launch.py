@@ -122,7 +122,13 @@ def _commands(launch: Launch) -> list[Command]:
     if inner is not None:
         return inner
     is_bare = launch.entrypoint is None and "vllm" in launch.image and bool(words) and not program(words)[1]
-    if is_bare and (words[0].startswith(("-", "/models")) or REPO.fullmatch(words[0]) or unknown(words[0])):
+    if is_bare and words[0] == "serve":
+        words = ["vllm", *words]
+    elif is_bare and (
+        words[0].startswith(("-", "/" if "vllm-openai" in launch.image else "/models"))
+        or REPO.fullmatch(words[0])
+        or unknown(words[0])
+    ):
         words = [*VLLM_SERVE, *words]  # as vllm/vllm-openai has it
     return [Command(words)]
 
@@ -173,8 +179,8 @@ def _refuse_unknown(words: Iterable[str], line: int) -> None:
 def value_missing(word: str) -> str:
     """What is not known in the word, and how it is given."""
     missing = unknown(word)
-    name = missing.strip("${}")
-    hint = f", or give -o {name}=VALUE" if name.isalnum() or name.isidentifier() else ""
+    name = missing.strip("${}<>").removesuffix("[@]")
+    hint = f", or give -o {name}=VALUE" if re.fullmatch(r"[\w:./-]+", name) else ""
     return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
 
 

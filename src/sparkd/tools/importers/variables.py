@@ -59,6 +59,10 @@ class Variables(Struct):
         """A mark where it has none."""
         return self.values.get(name, mark(f"${name}"))
 
+    def given(self, name: str) -> str:
+        """By its user; empty where nothing is."""
+        return self.values[name] if name in self.fixed else ""
+
     def assign(self, name: str, value: str) -> None:
         if name not in self.fixed:
             self.values[name] = value
@@ -119,12 +123,13 @@ def _end_of_use(text: str, at: int) -> int:
     elif (opened := text[at + 1 : at + 2]) not in ("(", "{"):
         return at + (2 if re.fullmatch(r"[@*#?!$0-9-]", opened) else 1)
     else:
-        depth = end = 0
-        for brace in re.compile(r"[()]" if opened == "(" else r"\$\{|\}").finditer(text, at):
-            depth, end = depth + (-1 if brace[0] in ")}" else 1), brace.end()
-            if not depth:
-                return end
-        end = 0
+        closing, end = list[str](), 0
+        for brace in re.compile(r"\$?\(|\$\{|[)}]").finditer(text, at):
+            opens = "(" in brace[0] if closing[-1:] == [")"] else brace[0] in ("$(", "${")
+            if opens:
+                closing.append(")" if "(" in brace[0] else "}")
+            elif closing[-1:] == [brace[0]] and closing.pop() and not closing:
+                return brace.end()
     if not end:
         raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end")
     return end

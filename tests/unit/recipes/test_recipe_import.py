@@ -220,7 +220,7 @@ def test_code_is_noted_and_never_run(tmp_path: Path) -> None:
     _, notes = imported(tmp_path, f"{V2}{hooks}command: |\n  {code}\n  vllm serve m\n")
     assert not mark.exists()
     noted = [note.partition(": line ")[2].split(": ")[1] for note in notes if "not run" in note]
-    assert noted == ["pre_exec", "post_exec", "post_commands", "builder", "command"]
+    assert noted == ["post_exec", "post_commands", "builder", "command"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from math import prod
@@ -27,7 +26,7 @@ from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
 from sparkd.tools.importers.options import Launch, LaunchError
 from sparkd.tools.importers.render import render
-from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
 
@@ -41,7 +40,6 @@ SUFFIXES = (".yaml", ".yml")
 _RAY = re.compile(r"--distributed-executor-backend[=\s]+ray\b")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NOT_RUN = {
-    "pre_exec": "it would run before the engine; build an image in which it is done, or do it on the node",
     "post_exec": "it would run in the container once the engine serves",
     "post_commands": "it would run on the machine that started it once the engine serves",
 }
@@ -233,15 +231,10 @@ def _note_code(source: Source) -> None:
     """Note the code that the tool would run besides the engine, except what `endpoint` makes commands of."""
     for key, meaning in _NOT_RUN.items():
         for step in source.items(key):
-            source.note((key,), f"{key}: {_cut(step)}: not run: {meaning}", is_missing=key == "pre_exec")
+            source.note((key,), f"{key}: {cut(step)}: not run: {meaning}")
     for key in ("builder", "builder_config"):
         if source.has(key) and source.document.data[key] not in ("eugr", "docker-pull"):
-            source.miss((key,), f"{key}: not run: {_cut(source.document.data[key])}: sparkd builds no image")
-
-
-def _cut(step: object) -> str:
-    text = " ".join((step if isinstance(step, str) else json.dumps(step, default=str)).split())
-    return text if len(text) <= 200 else f"{text[:197]}..."
+            source.miss((key,), f"{key}: not run: {cut(source.document.data[key])}: sparkd builds no image")
 
 
 def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]) -> dict[str, int]:

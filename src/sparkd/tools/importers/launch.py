@@ -121,16 +121,18 @@ def _commands(launch: Launch) -> list[Command]:
     inner = inner_commands(words, {name: value for name, (value, _) in launch.env.items()}, launch.line)
     if inner is not None:
         return inner
-    is_bare = launch.entrypoint is None and "vllm" in launch.image and bool(words) and not program(words)[1]
-    if is_bare and words[0] == "serve":
-        words = ["vllm", *words]
-    elif is_bare and (
-        words[0].startswith(("-", "/" if "vllm-openai" in launch.image else "/models"))
-        or REPO.fullmatch(words[0])
-        or unknown(words[0])
-    ):
-        words = [*VLLM_SERVE, *words]  # as vllm/vllm-openai has it
+    if launch.entrypoint is None and "vllm" in launch.image and words and not program(words)[1]:
+        words = _for_entrypoint(words, launch.image)
     return [Command(words)]
+
+
+def _for_entrypoint(words: list[str], image: str) -> list[str]:
+    """As the entrypoint of vLLM's images takes them. `words`: at least one."""
+    folder = "/" if "vllm-openai" in image else "/models"  # any other may be a program
+    if words[0] == "serve":
+        return ["vllm", *words]
+    is_taken = words[0].startswith(("-", folder)) or REPO.fullmatch(words[0]) or unknown(words[0])
+    return [*VLLM_SERVE, *words] if is_taken else words
 
 
 def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:

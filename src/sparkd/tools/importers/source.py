@@ -5,6 +5,7 @@ They interpret the same braces differently.
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ _SPEC = re.compile(r"[^\d{}]*\d{0,3}(?:[^\d{}]+\d{0,3})?[^\d{}]*")
 _CLOSED = re.compile(r"^.*\}", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{([^}\n]*)\}")
 _BRACES = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
-_NAMED = re.compile(r"(?<!\$)\{[A-Za-z_]\w*\}")
+NAMED = re.compile(r"(?<!\$)\{[A-Za-z_]\w*\}")
 """A placeholder; ${NAME} is the shell's."""
 _MASKED = {"{": "\0", "}": "\1"}
 
@@ -50,6 +51,12 @@ class Note(Struct, frozen=True):
     text: str
     is_missing: bool = False
     """Whether the recipe leads to no endpoint without it."""
+
+
+def cut(step: object) -> str:
+    """On one line."""
+    text = " ".join((step if isinstance(step, str) else json.dumps(step, default=str)).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def as_mapping(value: object) -> Mapping[str, object]:
@@ -227,7 +234,7 @@ def substitute(template: str, values: Values) -> str:
             break
     else:
         raise CommandError("a placeholder stands for itself: filling in has no end")
-    text = _NAMED.sub(lambda left: mark(left[0]), text)
+    text = NAMED.sub(lambda left: mark(left[0]), text)
     return text.replace(_MASKED["{"], "{").replace(_MASKED["}"], "}")
 
 

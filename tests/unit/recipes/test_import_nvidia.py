@@ -26,6 +26,8 @@ runtime:
   setup_command: |
     # ETH_IF="x"
     export HEAD_IP="<head>"
+    export ETH_IF="<port>"
+    export MASTER_PORT=29501
     export IMAGE="r/i:latest"
     mkdir -p "$HOME/.cache/vllm"
 
@@ -39,6 +41,7 @@ runtime:
       -e MN_IF_NAME="$ETH_IF" \\
       -e NCCL_IB_HCA="$IB_IF" \\
       -e NCCL_IB_DISABLE=0 \\
+      -e HEAD_IP="$HEAD_IP" -e MASTER_PORT="$MASTER_PORT" \\
       -v "$HOME/.cache/vllm:/root/.cache/vllm" \\
       -v ~/.triton:/root/.triton \\
       --entrypoint /bin/bash \\
@@ -96,6 +99,8 @@ def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: 
         "security: for evaluation",
         "runtime.setup_command: HF_TOKEN: left out: a value of the shell's",
         "runtime.setup_command: MN_IF_NAME: left out: a value of the shell's",
+        "runtime.setup_command: HEAD_IP: left out: a value of the shell's",
+        "runtime.setup_command: MASTER_PORT: left out: a value of the shell's",
     ]
 
 

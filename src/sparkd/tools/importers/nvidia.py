@@ -32,6 +32,13 @@ _CACHES = re.compile(r"[^:]+:(/root/\.(?:triton|cache/(?:([a-z0-9_]{1,32})/?)?.*
 _SHOWN = ("status", "min_vidmem_gb", "security", "limitations", "notes", "validation")
 
 
+class _Blanks(Variables):
+    """What a set-up assigns is for a person to fill in, and stays open."""
+
+    def assign(self, name: str, value: str) -> None:
+        pass
+
+
 def catalogue_name(source: Source) -> str:
     """Of model and hardware, since every file there is recipe.yaml; empty for another tool's."""
     if source.document.data.get("schema_version") not in (3, 4) or not source.has("serve"):
@@ -120,7 +127,7 @@ def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
 def _read_docker_run(source: Source) -> Launch:
     """The only one of its set-up. Raises Unusable."""
     try:
-        commands = Script(str(source.mapping("runtime").get("setup_command") or ""), Variables({})).read()
+        commands = Script(str(source.mapping("runtime").get("setup_command") or ""), _Blanks({})).read()
         runs = [[*map(shown, command.words)] for command in commands if command.words[:2] == ["docker", "run"]]
         if len(runs) == 1:
             return read_docker(runs[0], [1] * len(runs[0]), 2, {})

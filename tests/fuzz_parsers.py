@@ -111,7 +111,7 @@ def docker_frames(data: bytes) -> None:
 
 
 def commands(raw: str) -> None:
-    for command in commands_in_container(raw, {}):
+    for command in commands_in_container(raw, {}, {}):
         entrypoint, end = program(command.words)
         parse_serve(entrypoint, command.words[end:])
 

@@ -282,6 +282,8 @@ def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> 
             imported(tmp_path, f"if x; then A+=(y); fi\ndocker run {IMAGE} {word}")
         text = f"if x; then A+=(y); fi\ndocker run {IMAGE} {word} --seed 1"
         assert imported(tmp_path, text, **{name: "org/m"})[0].args == {"seed": 1}
+    text = f"docker run {IMAGE} bash -c 'vllm serve $M'"
+    assert imported(tmp_path, text, M="org/m")[0].model.repo == "org/m"
     text = 'read -ra A <<<"$X"\nvllm serve "${A[@]}"'
     assert imported(tmp_path, text, image=IMAGE, A="org/m --seed 1")[0].args == {"seed": 1}
     with pytest.raises(ConfigError, match=r"-o N: nothing in .* is filled in by that name"):

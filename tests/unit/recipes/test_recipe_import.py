@@ -175,6 +175,9 @@ def test_a_flag_that_cannot_be_read_is_missing_and_the_rest_is_taken(tmp_path: P
 def test_a_value_for_a_placeholder_without_one_is_taken(tmp_path: Path) -> None:
     recipe, _ = imported(tmp_path, f"{V2}command: vllm serve m --port {{port}}\n", port="9000")
     assert recipe.args == {"port": 9000}
+    for head in (V1, V2):
+        text = f"{head}command: |\n  if x; then P=1; fi\n  vllm serve m --port $P --seed $S\n"
+        assert imported(tmp_path, text, P="9000", S="2")[0].args == {"port": 9000, "seed": 2}
 
 
 def test_the_command_is_what_bash_makes_of_it(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
         raise Unusable((), "is no recipe: it names neither a model nor a command")
     try:
         foreign = next(filter(None, (read(source, overrides) for read in IMPORTERS)))
-        engine = _find_engine(source, foreign)
+        engine = _find_engine(source, foreign, overrides)
     except (CommandError, LaunchError) as error:
         raise Unusable(COMMAND, f"command: {error}") from None
     foreign = replace(foreign, env={**foreign.env, **engine.env}, secrets={**foreign.secrets, **engine.secrets})
@@ -179,10 +179,10 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
     )
 
 
-def _find_engine(source: Source, foreign: Foreign) -> Engine:
+def _find_engine(source: Source, foreign: Foreign, overrides: Overrides) -> Engine:
     """Raises CommandError, LaunchError."""
     launch = Launch(source.document.line(COMMAND), foreign.image)
-    commands = inner_commands(["bash", "-c", foreign.command], foreign.env, launch.line)
+    commands = inner_commands(["bash", "-c", foreign.command], foreign.env, overrides, launch.line)
     engine = choose_engine(launch, commands or [], "")
     if engine is None:
         raise CommandError("runs no `vllm serve`")

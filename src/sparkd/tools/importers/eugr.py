@@ -46,7 +46,7 @@ def read_eugr(source: Source, overrides: Overrides) -> Foreign | None:
         return None
     values = Values({**_defaults(source), **_read_options(overrides)})
     command = format_template(source.needed_text("command"), values)
-    values.check_overrides(overrides)
+    values.check_overrides(overrides, command)
     return Foreign(
         format="eugr v1",
         description=source.text("description") or source.text("name"),
@@ -91,7 +91,7 @@ def _exported(source: Source) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for name, value in source.mapping("env").items():
         try:
-            commands = commands_in_container(f'export {name}="{value}"\nenv', {})
+            commands = commands_in_container(f'export {name}="{value}"\nenv', {}, {})
             if len(commands) != 1 or commands[0].env.keys() != {name}:
                 raise CommandError("it is more than one value to bash")
             if missing := unknown(commands[0].env[name]):

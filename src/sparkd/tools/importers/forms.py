@@ -62,11 +62,15 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     try:
         if kind == "compose":
             env_file = _read_env_file(path.parent / ".env", variables) if beside else {}
-            return Form(str(path), kind, read_compose(text, variables, service, env_file), folder)
-        read = read_unit if kind == "systemd unit" else read_script
-        return Form(str(path), kind, [("", launch) for launch in read(text, variables)], folder)
+            launches = read_compose(text, variables, service, env_file)
+        else:
+            read = read_unit if kind == "systemd unit" else read_script
+            launches = [("", launch) for launch in read(text, variables)]
     except LaunchError as error:
         raise _fault(str(path), error.line, str(error)) from None
+    for _, launch in launches:
+        launch.given = overrides
+    return Form(str(path), kind, launches, folder)
 
 
 def _read_env_file(path: Path, variables: Variables) -> dict[str, str]:

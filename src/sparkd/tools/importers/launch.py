@@ -61,7 +61,9 @@ def is_ray(words: list[str]) -> bool:
     return "ray" in words[:2] and "start" in words[:3]
 
 
-def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[Command] | None:
+def inner_commands(
+    words: list[str], env: Mapping[str, str], given: Mapping[str, str], line: int
+) -> list[Command] | None:
     """Of `bash -c TEXT`; None for any other command. Raises LaunchError."""
     while words and words[0] in _BEFORE:
         words = words[1:]
@@ -70,7 +72,7 @@ def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[
     if not at or not _SHELL.fullmatch(words[0]) or not text:
         return None
     try:
-        commands = commands_in_container(text, env)
+        commands = commands_in_container(text, env, given)
     except CommandError as error:
         raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
     for command in commands:
@@ -118,7 +120,8 @@ def _commands(launch: Launch) -> list[Command]:
     words = [*(launch.entrypoint or []), *launch.words]
     if launch.entrypoint is None and words and re.fullmatch(r"-[a-z]*c", words[0]):
         words = ["bash", *words]  # of an image whose entrypoint is a shell
-    inner = inner_commands(words, {name: value for name, (value, _) in launch.env.items()}, launch.line)
+    env = {name: value for name, (value, _) in launch.env.items()}
+    inner = inner_commands(words, env, launch.given, launch.line)
     if inner is not None:
         return inner
     if launch.entrypoint is None and "vllm" in launch.image and words and not program(words)[1]:

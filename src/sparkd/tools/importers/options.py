@@ -65,6 +65,8 @@ class Launch(Struct):
     """Value and line."""
     options: list[Option] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    given: Mapping[str, str] = {}
+    """By its user: variables of a shell in the container."""
 
     def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
         self.notes.append(Note(line, text, is_missing))

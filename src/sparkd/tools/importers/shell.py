@@ -268,6 +268,7 @@ def _is_brace_list(bare: str) -> bool:
     return "," in inner or ".." in inner
 
 
-def commands_in_container(text: str, env: Mapping[str, str]) -> list[Command]:
-    """Those of a text for its shell. Raises CommandError."""
-    return Script(text, Variables({name: mark(f"${name}") for name in OF_IMAGE} | dict(env))).read()
+def commands_in_container(text: str, env: Mapping[str, str], given: Mapping[str, str]) -> list[Command]:
+    """Those of a text for its shell. `given`: what no assignment changes. Raises CommandError."""
+    values = {name: mark(f"${name}") for name in OF_IMAGE} | {**env, **given}
+    return Script(text, Variables(values, frozenset(given))).read()

@@ -669,8 +669,10 @@ def test_a_launcher_before_exec_is_none_of_the_image(tmp_path: Path) -> None:
 
 
 def test_variables_that_env_sets_in_the_container_are_taken(tmp_path: Path) -> None:
-    recipe, _, _ = imported(tmp_path, f"docker run -e A=1 {IMAGE} env B=2 C=x=y vllm serve org/m\n")
-    assert (recipe.env, recipe.image.entrypoint) == ({"A": "1", "B": "2", "C": "x=y"}, ("vllm", "serve"))
+    line = f"docker run -e A=1 -e TIKTOKEN_ENCODINGS_BASE=/x {IMAGE} env B=2 C=x=y nice --adjust=5 vllm serve org/m\n"
+    recipe, notes, _ = imported(tmp_path, line)
+    assert recipe.env == {"A": "1", "TIKTOKEN_ENCODINGS_BASE": "/x", "B": "2", "C": "x=y"}
+    assert (recipe.image.entrypoint, notes) == (("nice", "--adjust=5", "vllm", "serve"), [])
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def is_secret(name: str, value: str) -> bool:
         parse_variables({name: ""})
     except ValueError as error:
         return "secret" in str(error)
-    return redact.document(value, name) != value
+    return redact.document(value, name.removeprefix("TIKTOKEN_")) != value  # whose name has TOKEN in it
 
 
 def split_volume(option: Option) -> tuple[str, str, str]:

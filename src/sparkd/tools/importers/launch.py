@@ -108,7 +108,7 @@ def choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engin
         elif is_ray(other.words):
             launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
         elif other.words[0].startswith("-"):
-            text = f"left out: {redact(' '.join(other.words))[:400]}: the line before it lacks its backslash"
+            text = f"left out: {redact(' '.join(other.words))[:2000]}: the line before it lacks its backslash: add it"
             launch.note(launch.line, text, is_missing=True)
         else:
             text = f"not run: {redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"

@@ -62,9 +62,12 @@ from sparkd.base.vllm.known_errors import explain
 from sparkd.base.vllm.lint.predicates import parse_limits
 from sparkd.base.vllm.lint.script import parse_script
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
-from sparkd.tools.importers.command import is_serve, parse_serve, split_commands
+from sparkd.tools.importers.command import parse_serve
 from sparkd.tools.importers.convert import import_file
-from sparkd.tools.importers.source import CommandError, Unusable, Values, format_template, substitute
+from sparkd.tools.importers.launch import program
+from sparkd.tools.importers.shell import commands_in_container
+from sparkd.tools.importers.source import Unusable, Values, format_template, substitute
+from sparkd.tools.importers.variables import CommandError
 from sparkd.tools.setup.join_code import JoinCode
 
 TESTS = Path(__file__).parent
@@ -108,9 +111,9 @@ def docker_frames(data: bytes) -> None:
 
 
 def commands(raw: str) -> None:
-    for command in split_commands(raw):
-        if is_serve(command):
-            parse_serve(command.words)
+    for command in commands_in_container(raw, {}, {}):
+        entrypoint, end = program(command.words)
+        parse_serve(entrypoint, command.words[end:])
 
 
 class Machine:

@@ -26,6 +26,8 @@ runtime:
   setup_command: |
     # ETH_IF="x"
     export HEAD_IP="<head>"
+    export ETH_IF="<port>"
+    export MASTER_PORT=29501
     export IMAGE="r/i:latest"
     mkdir -p "$HOME/.cache/vllm"
 
@@ -39,6 +41,7 @@ runtime:
       -e MN_IF_NAME="$ETH_IF" \\
       -e NCCL_IB_HCA="$IB_IF" \\
       -e NCCL_IB_DISABLE=0 \\
+      -e HEAD_IP="$HEAD_IP" -e MASTER_PORT="$MASTER_PORT" \\
       -v "$HOME/.cache/vllm:/root/.cache/vllm" \\
       -v ~/.triton:/root/.triton \\
       --entrypoint /bin/bash \\
@@ -96,6 +99,8 @@ def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: 
         "security: for evaluation",
         "runtime.setup_command: HF_TOKEN: left out: a value of the shell's",
         "runtime.setup_command: MN_IF_NAME: left out: a value of the shell's",
+        "runtime.setup_command: HEAD_IP: left out: a value of the shell's",
+        "runtime.setup_command: MASTER_PORT: left out: a value of the shell's",
     ]
 
 
@@ -124,7 +129,7 @@ def test_without_a_measurement_the_tag_is_named_as_one_that_moves(tmp_path: Path
         ("backend: vllm", "backend: llama-cpp", "line 5: backend = .*: sparkd runs vLLM alone"),
         ("docker run", "podman run", "has `docker run` 0 times"),
         ("node_count: 2", "node_count: 65", "topology.node_count = 65: must be a number of nodes"),
-        ("  command: |\n", "  commands: |\n", "runs 0 times `vllm serve`"),
+        ("  command: |\n", "  commands: |\n", "runs no `vllm serve`"),
     ],
 )
 def test_what_cannot_be_converted_is_refused_with_its_line(tmp_path: Path, old: str, new: str, fault: str) -> None:

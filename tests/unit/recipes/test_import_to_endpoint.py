@@ -107,7 +107,10 @@ def test_literal_exports_become_variables_and_others_are_named(tree: Path) -> No
     text = f"{V2}command: |\n  {own}\n  export A=1 B='x y'\n  export P=\"/x:$PATH\"\n  C=2 vllm serve o/m\n"
     recipe, result = imported(tree, text)
     assert {name: recipe.env[name] for name in "ABC"} == {"A": "1", "B": "x y", "C": "2"}
-    assert [note.partition("not run: ")[2].split(":")[0] for note in result.notes] == ["export P=/x"]
+    assert recipe.image.entrypoint[2] == 'export P=/x:$PATH; exec vllm serve "$@"'
+    assert [note.partition("command: ")[2] for note in result.notes] == [
+        "VLLM_HOST_IP: left out: sparkd sets what a node's rank needs"
+    ]
 
 
 def test_a_template_that_a_mod_only_copies_is_mounted(tree: Path) -> None:
@@ -194,6 +197,29 @@ def test_an_image_that_the_tool_only_pulls_and_renames_is_pulled(
     assert result.steps[0].startswith(f"sudo docker pull {pulled}") is bool(pulled)
     assert ("build-and-copy.sh" in result.steps[0]) is not bool(pulled)
     assert [pulled in note for note in result.notes] == [True] * bool(pulled)
+
+
+def test_pre_exec_is_done_to_the_image_before_the_mods(tree: Path) -> None:
+    add_mod(tree / "mods/b", "true\n")
+    commands = ["pip install x", "sed -i s/a/b/ /usr/lib/vllm/models/y.py"]
+    recipe, result = imported(tree, f"{V2}pre_exec: {commands}\nmods: [b]\n{SERVES}")
+    assert isinstance(recipe.image.build, Build)
+    assert [step.run for step in recipe.image.build.steps][:2] == commands
+    assert [note.partition(": line ")[2] for note in result.notes] == [
+        f"4: pre_exec: {text}: done once, to the image" for text in commands
+    ]
+    assert any("sparkd image build" in step for step in result.steps) and not result.missing
+
+
+def test_what_sparkrun_has_built_by_eugrs_tool_is_built(tree: Path) -> None:
+    _, result = imported(tree, f"{V2.replace('r/i:1', 'sparkrun-eugr-vllm-tf5')}{SERVES}")
+    assert result.steps[0].endswith("./build-and-copy.sh -t sparkrun-eugr-vllm-tf5)") and not result.missing
+
+
+def test_a_tokenizer_that_is_the_models_own_is_read_beside_it(tree: Path) -> None:
+    recipe, result = imported(tree, f"{V2}command: vllm serve o/m --tokenizer o/m\n")
+    assert (recipe.args["tokenizer"], result.missing) == ("/models/m", ())
+    assert imported(tree, f"{V2}command: vllm serve o/m --tokenizer o/other\n")[1].missing
 
 
 def test_build_arguments_are_found_where_sparkrun_keeps_them(tree: Path) -> None:
@@ -488,7 +514,10 @@ MISSING = {
     "import again with --mods eugr-recipes": f"{V2}mods: ['@eugr/a']\n{SERVES}",
     "git clone https://github.com/spark-arena/recipe-registry, and import again with --mods "
     "recipe-registry": f"{V2}mods: ['@experimental/a']\n{SERVES}",
-    "pre_exec: x: not run": f"{V2}pre_exec: [x]\n{SERVES}",
+    "pre_exec: x {port}: not run": f"{V2}pre_exec: ['x {{port}}']\n{SERVES}",
+    "pre_exec: mkdir /cache/huggingface/x: not run": f"{V2}pre_exec: [y, mkdir /cache/huggingface/x]\n{SERVES}",
+    'pre_exec: {"copy": "a", "dest": "/b"}: not run': f"{V2}pre_exec: [y, {{copy: a, dest: /b}}]\n{SERVES}",
+    "pre_exec: y: not run": f"{V2}pre_exec: {['y'] * 17}\n{SERVES}",
     "builder: not run: mine": f"{V2}builder: mine\n{SERVES}",
     "container: mine:1: no registry": f"{V2.replace('r/i:1', 'mine:1')}{SERVES}",
     "container: r/i:1-x86_64: is for x86_64": f"{V2.replace('r/i:1', 'r/i:1-x86_64')}{SERVES}",

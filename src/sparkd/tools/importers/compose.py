@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from sparkd.base.recipes.yaml import Document, Key, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option
-from sparkd.tools.importers.source import CommandError, as_mapping
-from sparkd.tools.importers.variables import Variables
+from sparkd.tools.importers.source import as_mapping
+from sparkd.tools.importers.variables import CommandError, Variables
 
 _MOST_SERVICES = 200
 _ENV_LINE = re.compile(
@@ -74,7 +74,7 @@ class _Service:
         launch.words = self._words("command") or []
         launch.entrypoint = self._words("entrypoint")
         if "extends" in self.data:
-            raise LaunchError(self._line("extends"), "extends: write the service out")
+            raise LaunchError(self._line("extends"), "extends: write the service out, or name another by --service")
         launch.env = dict(self._environment(launch))
         launch.options = list(self._options(launch))
         return launch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from math import prod
@@ -14,28 +13,22 @@ from pydantic import ValidationError
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import format_key, printable, read_file, validator_message
-from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import OTHER_HOMES, OWNED, JsonValue, parse_count, parse_flags, parse_variables, rank_flags
 from sparkd.tools.importers.bundle import Place
-from sparkd.tools.importers.command import (
-    WITHOUT_EFFECT,
-    Flag,
-    Serve,
-    exported_variables,
-    is_serve,
-    parse_serve,
-    split_commands,
-)
+from sparkd.tools.importers.command import Flag, Serve
 from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.eugr import read_eugr
 from sparkd.tools.importers.forms import Form, combine, read_form
+from sparkd.tools.importers.launch import Engine, choose_engine, inner_commands
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
+from sparkd.tools.importers.options import Launch, LaunchError
 from sparkd.tools.importers.render import render
-from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source, Unusable
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
 from sparkd.tools.importers.sparkrun import read_sparkrun
+from sparkd.tools.importers.variables import CommandError
 
 IMPORTERS = (read_nvidia, read_eugr, read_sparkrun)
 """One for each tool; the first that knows a recipe reads it, and the last one takes any."""
@@ -43,12 +36,10 @@ COMMAND = ("command",)
 FABRIC = ("devices", ["/dev/infiniband"])
 """Of no use to one node alone, which may not have it."""
 _MOST_RANKS = 9999
-_EXPORTS_OF_SPARKD = tuple(f"export {name}=" for name in (*BETWEEN_NODES, *BETWEEN_GPUS))
 SUFFIXES = (".yaml", ".yml")
 _RAY = re.compile(r"--distributed-executor-backend[=\s]+ray\b")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NOT_RUN = {
-    "pre_exec": "it would run before the engine; build an image in which it is done, or do it on the node",
     "post_exec": "it would run in the container once the engine serves",
     "post_commands": "it would run on the machine that started it once the engine serves",
 }
@@ -145,10 +136,11 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
         raise Unusable((), "is no recipe: it names neither a model nor a command")
     try:
         foreign = next(filter(None, (read(source, overrides) for read in IMPORTERS)))
-        command = _find_serve(source, foreign.command)
-    except CommandError as error:
+        engine = _find_engine(source, foreign, overrides)
+    except (CommandError, LaunchError) as error:
         raise Unusable(COMMAND, f"command: {error}") from None
-    return _make(source, name, foreign, command)
+    foreign = replace(foreign, env={**foreign.env, **engine.env}, secrets={**foreign.secrets, **engine.secrets})
+    return _make(source, name, foreign, engine.serve)
 
 
 def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe:
@@ -180,38 +172,22 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
             "caches": foreign.caches,
             "expect": foreign.expect,
             "args": args,
-            "env": _convert_environment(source, {**foreign.env, **command.env}),
+            "env": _convert_environment(source, foreign.env),
             "secrets": foreign.secrets,
             "container": {key: one for key, one in foreign.container.items() if not is_alone or (key, one) != FABRIC},
         }
     )
 
 
-def _find_serve(source: Source, text: str) -> Serve:
-    """The only `vllm serve` of the command. Raises CommandError."""
-    found = split_commands(text)
-    served = [command for command in found if is_serve(command)]
-    if len(served) != 1:
-        raise CommandError(f"runs {len(served)} times `vllm serve`, and once is needed")
-    if served[0].unclear:
-        raise CommandError(served[0].unclear)
-    exported: dict[str, str] = {}
-    for command in found:
-        if command is served[0]:
-            continue
-        if variables := exported_variables(command):
-            exported.update(variables)
-            continue
-        words = " ".join(command.words)[:120]
-        if words.startswith(_EXPORTS_OF_SPARKD) and words.count("=") == 1:
-            continue
-        if words.startswith("-"):
-            raise CommandError(f"ends before {words}: the line before it lacks its backslash")
-        is_missing = command.words[:1] not in WITHOUT_EFFECT
-        text = f"command: not run: {words}: do it in an image, and name that under image.ref"
-        source.note(COMMAND, text, is_missing=is_missing)
-    serve = parse_serve(served[0].words)
-    return replace(serve, env={**exported, **serve.env})
+def _find_engine(source: Source, foreign: Foreign, overrides: Overrides) -> Engine:
+    """Raises CommandError, LaunchError."""
+    launch = Launch(source.document.line(COMMAND), foreign.image)
+    commands = inner_commands(["bash", "-c", foreign.command], foreign.env, overrides, launch.line)
+    engine = choose_engine(launch, commands or [], "")
+    if engine is None:
+        raise CommandError("runs no `vllm serve`")
+    source.notes += [replace(note, text=f"command: {note.text}") for note in engine.notes]
+    return engine
 
 
 def _convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonValue]]:
@@ -255,15 +231,10 @@ def _note_code(source: Source) -> None:
     """Note the code that the tool would run besides the engine, except what `endpoint` makes commands of."""
     for key, meaning in _NOT_RUN.items():
         for step in source.items(key):
-            source.note((key,), f"{key}: {_cut(step)}: not run: {meaning}", is_missing=key == "pre_exec")
+            source.note((key,), f"{key}: {cut(step)}: not run: {meaning}")
     for key in ("builder", "builder_config"):
         if source.has(key) and source.document.data[key] not in ("eugr", "docker-pull"):
-            source.miss((key,), f"{key}: not run: {_cut(source.document.data[key])}: sparkd builds no image")
-
-
-def _cut(step: object) -> str:
-    text = " ".join((step if isinstance(step, str) else json.dumps(step, default=str)).split())
-    return text if len(text) <= 200 else f"{text[:197]}..."
+            source.miss((key,), f"{key}: not run: {cut(source.document.data[key])}: sparkd builds no image")
 
 
 def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]) -> dict[str, int]:

@@ -10,8 +10,8 @@ from sparkd.base.recipes.yaml import YamlError
 from sparkd.tools.importers.launch import inner_commands, is_ray, note_condition, program
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Command, Script
-from sparkd.tools.importers.source import CommandError, Note
-from sparkd.tools.importers.variables import Variables, is_unknown, mark, unknown
+from sparkd.tools.importers.source import Note
+from sparkd.tools.importers.variables import CommandError, Variables, is_unknown, mark, unknown
 
 _SWITCHES = frozenset(
     ("detach", "interactive", "tty", "rm", "privileged", "init", "no-healthcheck", "oom-kill-disable", "publish-all",
@@ -42,7 +42,7 @@ def _launches(command: Command, depth: int = 0) -> Iterator[Launch]:
     words, line = command.words, command.lines[0] if command.lines else 1
     at = next((n for n, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
     verb = [word for word in words[at + 1 : at + 3] if word != "container"][:1] if at >= 0 else []
-    inner = inner_commands(words, {}, line) if depth < 3 else None
+    inner = inner_commands(words, {}, {}, line) if depth < 3 else None
     if verb in (["run"], ["exec"], ["create"]):
         launch = read_docker(words, command.lines, words.index(verb[0], at) + 1, command.env)
         note_condition(launch, command.block)

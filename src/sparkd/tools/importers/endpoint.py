@@ -10,11 +10,13 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.host.docker_image import digest_of
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import read_file, sanitize, size
-from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, Build
+from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, MOST_STEPS, Build, Step
 from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.flag import SHIPPED, parse_json
@@ -31,7 +33,7 @@ from sparkd.tools.importers.mods import (
     registry_and_path,
     trees,
 )
-from sparkd.tools.importers.source import Source, as_mapping
+from sparkd.tools.importers.source import NAMED, Source, as_mapping, cut
 from sparkd.tools.importers.sparkrun import TABLES
 
 MODELS = RESERVED_TARGETS[0]
@@ -42,6 +44,8 @@ _BUILD_TOOL = "build-and-copy.sh"
 _REGULAR, _B12X = "eugr/spark-vllm:latest", "eugr/spark-vllm-b12x:latest"
 _PULLED = {"vllm-node": _REGULAR, "vllm-node-tf5": _REGULAR, "vllm-node-b12x": _B12X}
 """What that tool pulls and gives the name, by the name, if all arguments are of _UNBUILT (at 028b7ce, 2026)."""
+_BUILT = ("vllm-node", "sparkrun-eugr-vllm")
+"""How the names begin that this tool, and sparkrun by it, give what they build."""
 _EXP_B12X = {"--exp-b12x", "--experimental-b12x"}
 _UNBUILT = {"--tf5", "--pre-tf", "--pre-transformers", *_EXP_B12X}
 _OF_HUB_CACHE = re.compile(
@@ -51,7 +55,7 @@ _OF_HUB_CACHE = re.compile(
 )
 _OTHER_MOUNTS = ("/root/.cache/huggingface", "/cache/huggingface")
 """Where eugr's tool and sparkrun mount the hub's cache of their node."""
-MOST_MODS = 32
+MOST_MODS = 24
 _X86 = re.compile(r"(?:\A|[/:._-])(?:x86[_-]?64|amd64)(?:\Z|[:@._-])", re.IGNORECASE)
 """A part of an image's name."""
 
@@ -90,7 +94,7 @@ def _build_command(source: Source, bundle: Bundle, path: Path | None) -> str:
     words = [str(word) for word in _listed(source, "build_args")]
     if source.is_running_here or (is_published(image) and not words):
         return ""
-    if not words and not image.startswith("vllm-node") and source.document.data.get("builder") != "eugr":
+    if not words and not image.startswith(_BUILT) and source.document.data.get("builder") != "eugr":
         if not bundle.is_here:
             source.miss(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return ""
@@ -192,7 +196,8 @@ def _find_mods(source: Source, bundle: Bundle, path: Path | None) -> Iterable[Mo
 
 
 def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
-    """Templates that mods only copy become mounts; all other mods, steps of a build."""
+    """Templates that mods only copy become mounts; all other mods, and `pre_exec`, steps of a build."""
+    runs = _take_pre_exec(source, bundle)
     mods = _find_mods(source, bundle, path)
     contents = sha256()
     for mod in mods:
@@ -212,8 +217,8 @@ def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
         }
         if mod.starts_beside():
             source.note(("mods",), f"mods: {mod.name}: what it starts in the background ends with the build")
-    if built:
-        _build(bundle, built, folder)
+    if built or runs:
+        _build(bundle, (*runs, *build_steps(folder, built)))
 
 
 def _where_mods_are(reference: str) -> str:
@@ -246,11 +251,25 @@ def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
     return True
 
 
-def _build(bundle: Bundle, mods: list[Mod], folder: str) -> None:
+def _take_pre_exec(source: Source, bundle: Bundle) -> list[Step]:
+    """All of it, as sparkrun does before mods; none where a command needs a mount or a value of sparkrun's."""
+    mounts = ("/root/.cache", *_OTHER_MOUNTS, MODELS, *(volume.target for volume in bundle.recipe.container.volumes))
+    open_to = re.compile(rf"{NAMED.pattern}|(?<![\w.-])(?:{'|'.join(map(re.escape, mounts))})\b")
+    texts, steps = source.items("pre_exec"), list[Step]()
+    if len(texts) <= MOST_STEPS - 2 * MOST_MODS and not any(open_to.search(str(text)) for text in texts):
+        with suppress(ValidationError):
+            steps = [Step.model_validate({"run": text}) for text in texts]
+    done = "done once, to the image" if steps else "not run: do it in an image, or on the node"
+    for text in texts:
+        source.note(("pre_exec",), f"pre_exec: {cut(text)}: {done}", is_missing=not steps)
+    return steps
+
+
+def _build(bundle: Bundle, steps: tuple[Step, ...]) -> None:
     """Name the built image by its content, under a registry of this machine's own, where no stranger can publish it."""
     base, here = bundle.base, bundle.place.find_image(bundle.base)
     known = digest_of(here, base) if here and is_published(base) else ""
-    build = Build.model_validate({"from": known or base, "steps": tuple(build_steps(folder, mods))})
+    build = Build.model_validate({"from": known or base, "steps": steps})
     name = re.sub("[._-]+", "-", bundle.recipe.name).strip("-")
     content = sha256(build.dockerfile(build.base).encode()).hexdigest()
     release = find_release(base)  # which neither the new name nor a digest says
@@ -267,6 +286,9 @@ def _note_files(source: Source, bundle: Bundle) -> None:
     for flag in ("tokenizer", "hf-config-path"):
         if REPO.fullmatch(repo := str(recipe.args.get(flag, ""))):
             folder = f"{MODELS}/{repo.rpartition('/')[2]}"
+            if folder == f"{MODELS}/{recipe.model.path}" and repo == recipe.model.repo:
+                bundle.recipe = bundle.recipe.model_copy(update={"args": {**bundle.recipe.args, flag: folder}})
+                continue
             source.miss(("command",), f"args.{flag}: {repo}: the engine would fetch it: pull it, and name {folder}")
 
 

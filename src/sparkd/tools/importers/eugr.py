@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from sparkd.tools.importers.command import split_commands
+from sparkd.tools.importers.shell import commands_in_container
 from sparkd.tools.importers.source import (
-    CommandError,
     Foreign,
     Overrides,
     Source,
@@ -20,6 +19,7 @@ from sparkd.tools.importers.source import (
     whole_number,
 )
 from sparkd.tools.importers.sparkrun import TABLES
+from sparkd.tools.importers.variables import CommandError, unknown
 
 _WHOLE = ("port", "tensor_parallel", "max_model_len")
 """Its options that are whole numbers."""
@@ -46,7 +46,7 @@ def read_eugr(source: Source, overrides: Overrides) -> Foreign | None:
         return None
     values = Values({**_defaults(source), **_read_options(overrides)})
     command = format_template(source.needed_text("command"), values)
-    values.check_overrides(overrides)
+    values.check_overrides(overrides, command)
     return Foreign(
         format="eugr v1",
         description=source.text("description") or source.text("name"),
@@ -91,10 +91,12 @@ def _exported(source: Source) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for name, value in source.mapping("env").items():
         try:
-            read = split_commands(f'export {name}="{value}"')
-            if len(read) != 1 or read[0].unclear or len(read[0].words) != 2:
-                raise CommandError((read and read[0].unclear) or "it is more than one value to bash")
-            found[name] = read[0].words[1].partition("=")[2]
+            commands = commands_in_container(f'export {name}="{value}"\nenv', {}, {})
+            if len(commands) != 1 or commands[0].env.keys() != {name}:
+                raise CommandError("it is more than one value to bash")
+            if missing := unknown(commands[0].env[name]):
+                raise CommandError(f"what {missing} stands for is not known: write its value")
+            found |= commands[0].env
         except CommandError as error:
             source.note(("env", name), f"env.{name}: left out: {error}")
     return found

@@ -21,17 +21,15 @@ from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
 from sparkd.tools.importers.launch import VLLM_SERVE, Engine, find_engine, merge, value_missing
 from sparkd.tools.importers.options import Launch, LaunchError, redact
-from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source
-from sparkd.tools.importers.variables import Variables, unknown
+from sparkd.tools.importers.shell import OF_IMAGE
+from sparkd.tools.importers.source import Foreign, Overrides, Source
+from sparkd.tools.importers.variables import CommandError, Variables, unknown
 
 CONTAINER = "container"
 _MAPPING = re.compile(r"(?:[ \t\r]*(?:[#%].*|---.*)?\n)*[\"']?[\w.-]+[\"']?[ \t]*:\s")
 """How a file of YAML begins; a script that writes one begins otherwise."""
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
 _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
-
-_OF_THE_NODE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
-"""Variables with folders of the node, where vLLM runs outside of a container."""
 
 
 class Form(Struct, frozen=True):
@@ -64,11 +62,15 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     try:
         if kind == "compose":
             env_file = _read_env_file(path.parent / ".env", variables) if beside else {}
-            return Form(str(path), kind, read_compose(text, variables, service, env_file), folder)
-        read = read_unit if kind == "systemd unit" else read_script
-        return Form(str(path), kind, [("", launch) for launch in read(text, variables)], folder)
+            launches = read_compose(text, variables, service, env_file)
+        else:
+            read = read_unit if kind == "systemd unit" else read_script
+            launches = [("", launch) for launch in read(text, variables)]
     except LaunchError as error:
         raise _fault(str(path), error.line, str(error)) from None
+    for _, launch in launches:
+        launch.given = overrides
+    return Form(str(path), kind, launches, folder)
 
 
 def _read_env_file(path: Path, variables: Variables) -> dict[str, str]:
@@ -129,7 +131,7 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
         if is_bare and len(waiting) == 1:
             launch.image, launch.options = waiting[0].image, waiting[0].options
             launch.env, launch.notes = {**waiting[0].env, **launch.env}, [*waiting[0].notes, *launch.notes]
-        for variable in filter(launch.env.__contains__, () if launch.image else _OF_THE_NODE):
+        for variable in filter(launch.env.__contains__, () if launch.image else OF_IMAGE):
             launch.note(launch.env.pop(variable)[1], f"{variable}: left out: the image has its own")
         try:
             engine = find_engine(launch, form.folder)

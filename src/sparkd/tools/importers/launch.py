@@ -10,22 +10,25 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sparkd.base.recipes.schema import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.base.vllm.flag import SHIPPED
-from sparkd.tools.importers.command import WITHOUT_EFFECT, Flag, Serve, parse_serve
+from sparkd.tools.importers.command import Flag, Serve, parse_serve
 from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
-from sparkd.tools.importers.shell import Command, Script
-from sparkd.tools.importers.source import CommandError, Note
-from sparkd.tools.importers.variables import Variables, is_unknown, shown, unknown
+from sparkd.tools.importers.shell import OF_IMAGE, Command, commands_in_container
+from sparkd.tools.importers.source import Note
+from sparkd.tools.importers.variables import CommandError, is_unknown, shown, unknown
 
 SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
 VLLM_SERVE = ("vllm", "serve")
 _SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/openai/api_server\.py")
+_WITHOUT_EFFECT = (":", "[", "[[", "break", "cd", "echo", "exit", "set", "sleep", "test", "true")
+"""Programs that the engine needs nothing of."""
 _BEFORE = ("exec", "sudo", "nohup", "env", "-E")
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
+_EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(OF_IMAGE)})(?!\w))+", re.ASCII)
+"""A value that is made of those that the image sets."""
 _MOST_GIVEN = 1000
 _SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind == "switch"}
 
@@ -58,7 +61,9 @@ def is_ray(words: list[str]) -> bool:
     return "ray" in words[:2] and "start" in words[:3]
 
 
-def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[Command] | None:
+def inner_commands(
+    words: list[str], env: Mapping[str, str], given: Mapping[str, str], line: int
+) -> list[Command] | None:
     """Of `bash -c TEXT`; None for any other command. Raises LaunchError."""
     while words and words[0] in _BEFORE:
         words = words[1:]
@@ -67,7 +72,7 @@ def inner_commands(words: list[str], env: Mapping[str, str], line: int) -> list[
     if not at or not _SHELL.fullmatch(words[0]) or not text:
         return None
     try:
-        commands = Script(text, Variables(dict(env))).read()
+        commands = commands_in_container(text, env, given)
     except CommandError as error:
         raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
     for command in commands:
@@ -85,7 +90,11 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
     """None for a container that starts no vLLM server. `folder`: of relative paths. Raises LaunchError."""
     if len(launch.options) + len(launch.env) > _MOST_GIVEN:
         raise LaunchError(launch.line, f"has more than {_MOST_GIVEN} options and variables")
-    commands = _commands(launch)
+    return choose_engine(launch, _commands(launch), folder)
+
+
+def choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engine | None:
+    """The one that the commands start. Raises LaunchError."""
     engines = [command for command in commands if program(command.words)[1]]
     if not engines:
         return None
@@ -98,40 +107,49 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
             is_before = False
         elif is_ray(other.words):
             launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
+        elif other.words[0].startswith("-"):
+            text = f"left out: {redact(' '.join(other.words))[:2000]}: the line before it lacks its backslash: add it"
+            launch.note(launch.line, text, is_missing=True)
         else:
             text = f"not run: {redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"
-            launch.note(launch.line, text, is_missing=is_before and other.words[:1] not in WITHOUT_EFFECT)
-    engine = _make_engine(launch, engines[0], folder)
-    given = [*(launch.entrypoint or []), *launch.words][:3]
-    if login := [word for word in given if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]:
-        start = f'exec {shlex.join(engine.serve.entrypoint)} "$@"'  # the image's profile may set PATH
-        engine.serve = replace(engine.serve, entrypoint=("bash", login[0], start, "vllm"))
-    return engine
+            launch.note(launch.line, text, is_missing=is_before and other.words[0] not in _WITHOUT_EFFECT)
+    return _make_engine(launch, engines[0], folder)
 
 
 def _commands(launch: Launch) -> list[Command]:
     words = [*(launch.entrypoint or []), *launch.words]
     if launch.entrypoint is None and words and re.fullmatch(r"-[a-z]*c", words[0]):
         words = ["bash", *words]  # of an image whose entrypoint is a shell
-    inner = inner_commands(words, {name: value for name, (value, _) in launch.env.items()}, launch.line)
+    env = {name: value for name, (value, _) in launch.env.items()}
+    inner = inner_commands(words, env, launch.given, launch.line)
     if inner is not None:
         return inner
-    is_bare = launch.entrypoint is None and "vllm" in launch.image and bool(words) and not program(words)[1]
-    if is_bare and (words[0].startswith(("-", "/models")) or REPO.fullmatch(words[0]) or unknown(words[0])):
-        words = [*VLLM_SERVE, *words]  # as vllm/vllm-openai has it
+    if launch.entrypoint is None and "vllm" in launch.image and words and not program(words)[1]:
+        words = _for_entrypoint(words, launch.image)
     return [Command(words)]
+
+
+def _for_entrypoint(words: list[str], image: str) -> list[str]:
+    """As the entrypoint of vLLM's images takes them. `words`: at least one."""
+    folder = "/" if "vllm-openai" in image else "/models"  # any other may be a program
+    if words[0] == "serve":
+        return ["vllm", *words]
+    is_taken = words[0].startswith(("-", folder)) or REPO.fullmatch(words[0]) or unknown(words[0])
+    return [*VLLM_SERVE, *words] if is_taken else words
 
 
 def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     entrypoint, end = program(command.words)
-    assigned = {name: value for name, equals, value in (word.partition("=") for word in command.words[:end]) if equals}
+    extended = _extended(command.env) if launch.image else {}  # else the image's own program is started, by no shell
     try:
-        serve = parse_serve([*VLLM_SERVE, *_without_open(command.words[end:], launch)])
+        serve = parse_serve(entrypoint, _without_open(command.words[end:], launch))
     except CommandError as error:
         _refuse_unknown(command.words, launch.line)
         raise LaunchError(launch.line, shown(str(error))) from None
     options = Options(launch, folder)
-    options.take_env({**command.env, **assigned})
+    assigned = (word.partition("=")[::2] for word in command.words[:end])
+    env = {**command.env, **{name: value for name, value in assigned if value and name.isidentifier()}}
+    options.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _is_kept(flag, options))
     container = options.container(
         [value for flag in flags if flag.name != "download-dir" for value in flag.values], serve.model
@@ -139,8 +157,23 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     flags, model = options.publish(flags), options.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     notes = [Note(note.line, shown(note.text), note.is_missing) for note in dict.fromkeys(launch.notes)]
-    found = Serve({}, entrypoint, model, (Flag("served-model-name", (serve.model,)), *flags))  # unless one follows
+    entrypoint = _with_shell(launch, entrypoint, extended)
+    found = Serve(entrypoint, model, (Flag("served-model-name", (serve.model,)), *flags))  # unless one follows
     return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
+
+
+def _extended(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that a shell in the container makes of the image's."""
+    return {name: shown(text) for name, text in env.items() if unknown(text) and _EXTENDED.fullmatch(shown(text))}
+
+
+def _with_shell(launch: Launch, entrypoint: tuple[str, ...], extended: Mapping[str, str]) -> tuple[str, ...]:
+    given = [*(launch.entrypoint or []), *launch.words][:3]
+    login = [word for word in given if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]  # the image's profile may set PATH
+    if not login and not extended:
+        return entrypoint
+    start = "".join(f"export {name}={text}; " for name, text in extended.items())
+    return "bash", (login or ["-c"])[0], f'{start}exec {shlex.join(entrypoint)} "$@"', "vllm"
 
 
 def _refuse_unknown(words: Iterable[str], line: int) -> None:
@@ -151,8 +184,8 @@ def _refuse_unknown(words: Iterable[str], line: int) -> None:
 def value_missing(word: str) -> str:
     """What is not known in the word, and how it is given."""
     missing = unknown(word)
-    name = missing.strip("${}")
-    hint = f", or give -o {name}=VALUE" if name.isalnum() or name.isidentifier() else ""
+    name = missing.strip("${}<>").removesuffix("[@]")
+    hint = f", or give -o {name}=VALUE" if re.fullmatch(r"[\w:./-]+", name) else ""
     return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
 
 
@@ -175,7 +208,7 @@ def _is_kept(flag: Flag, options: Options) -> bool:
     elif stem not in OWNED and any(map(unknown, flag.values)):
         text = f"--{flag.name}: left out: {value_missing(next(filter(unknown, flag.values)))}"
         launch.note(launch.line, text, is_missing=True)
-    elif stem not in OWNED and any(redact(value) != value for value in flag.values):
+    elif stem not in (*OWNED, "hf-overrides") and any(redact(value) != value for value in flag.values):
         launch.note(launch.line, f"--{flag.name}: left out: its value looks like a secret")
     else:
         return stem not in OWNED

@@ -12,11 +12,12 @@ from sparkd.base.lib.text import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.container_paths import cache_folders
-from sparkd.tools.importers.command import split_commands
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.options import Launch, LaunchError, merge_keys
-from sparkd.tools.importers.source import CommandError, Foreign, Overrides, Source, Unusable, Values, as_mapping
+from sparkd.tools.importers.shell import Script
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
 from sparkd.tools.importers.sparkrun import TABLES, convert_option
+from sparkd.tools.importers.variables import CommandError, Variables, shown
 
 _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")
 """Flags that sparkd sets, with values of the shell's."""
@@ -29,6 +30,13 @@ _OPTIONS = {"shm-size": "shm_size", "device": "devices", "security-opt": "securi
 _CACHES = re.compile(r"[^:]+:(/root/\.(?:triton|cache/(?:([a-z0-9_]{1,32})/?)?.*))")
 """Volumes of compilers, with the name of one, and of the hub: sparkd keeps the former, and mounts models itself."""
 _SHOWN = ("status", "min_vidmem_gb", "security", "limitations", "notes", "validation")
+
+
+class _Blanks(Variables):
+    """What a set-up assigns is for a person to fill in, and stays open."""
+
+    def assign(self, name: str, value: str) -> None:
+        pass
 
 
 def catalogue_name(source: Source) -> str:
@@ -119,8 +127,8 @@ def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
 def _read_docker_run(source: Source) -> Launch:
     """The only one of its set-up. Raises Unusable."""
     try:
-        commands = split_commands(str(source.mapping("runtime").get("setup_command") or ""))
-        runs = [command.words for command in commands if command.words[:2] == ["docker", "run"]]
+        commands = Script(str(source.mapping("runtime").get("setup_command") or ""), _Blanks({})).read()
+        runs = [[*map(shown, command.words)] for command in commands if command.words[:2] == ["docker", "run"]]
         if len(runs) == 1:
             return read_docker(runs[0], [1] * len(runs[0]), 2, {})
         raise CommandError(f"has `docker run` {len(runs)} times, and once is needed")

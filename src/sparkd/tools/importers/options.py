@@ -18,6 +18,7 @@ from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import parse_variables
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
 from sparkd.tools.importers.command import Flag
+from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.sparkrun import TABLES, convert_option
 from sparkd.tools.importers.variables import unknown
@@ -64,6 +65,8 @@ class Launch(Struct):
     """Value and line."""
     options: list[Option] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    given: Mapping[str, str] = {}
+    """By its user: variables of a shell in the container."""
 
     def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
         self.notes.append(Note(line, text, is_missing))
@@ -91,7 +94,7 @@ class Options(Struct):
                     self.take_secret(name, line)
             elif missing := unknown(value):
                 text = f"{name}: left out: what {missing} stands for is not known: write its value under env"
-                self.launch.note(line, text)
+                self.launch.note(line, text, is_missing=name in OF_IMAGE)
             else:
                 self.env[name] = value
 
@@ -209,7 +212,7 @@ def is_secret(name: str, value: str) -> bool:
         parse_variables({name: ""})
     except ValueError as error:
         return "secret" in str(error)
-    return redact.document(value, name) != value
+    return redact.document(value, name.removeprefix("TIKTOKEN_")) != value  # whose name has TOKEN in it
 
 
 def split_volume(option: Option) -> tuple[str, str, str]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.tools.importers.command import is_brace_list
-from sparkd.tools.importers.source import CommandError
-from sparkd.tools.importers.variables import Variables, mark, shown
+from sparkd.tools.importers.variables import CommandError, Variables, mark, shown
 
+OF_IMAGE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+"""Variables with folders, which an image and a node set by themselves."""
 _QUOTED = "\0"
 _TOKEN = re.compile(
-    r"(?P<joined>\\\r?\n)|(?P<end>&&|\|\||;;?|\||&(?!>)|\r?\n|[()])|(?P<blank>[ \t\r])|\\(?P<escaped>[\s\S]?)"
+    r"(?P<joined>\\(?:\r?\n|\Z))|(?P<end>&&|\|\||;;?|\||&(?!>)|\r?\n|[()])|(?P<blank>[ \t\r])|\\(?P<escaped>[\s\S])"
     r"|'(?P<single>[^']*)'|(?P<double>\")|(?P<bare>[\w=./:,@%+{}\[\]-]+|[\s\S])"
 )
 _REDIRECT = re.compile(r"(?:[0-9]{0,2}|&)(?:<<<|>>|>|<(?!<))(?P<to>&[0-9-])?")
@@ -133,19 +134,22 @@ class Script(Struct):
             self._add(self.variables.values.get("HOME", mark("~")))
             return at + 1
         if blank := _TO_FILL_IN.match(self.text, at):
-            self._add(mark(blank[0]))
+            self._add(self.variables.given(blank[0][1:-1]) or mark(blank[0]))
             return blank.end()
         if redirect := _REDIRECT.match(self.text, at):
             self.redirected = not redirect["to"]
             return redirect.end()
         if array := _ARRAY.match(self.text, at):
             name = array[1]
-            for value in self.arrays.get(name, [mark(f"${{{name}[@]}}")]) if name else []:
+            for value in self._list(name) if name else []:
                 self.variables.spend(len(value) + _COST)
                 self._add(value)
                 self._end_word()
             return array.end()
         return 0
+
+    def _list(self, name: str) -> list[str]:
+        return self.variables.given(name).split() or self.arrays.get(name, [mark(f"${{{name}[@]}}")])
 
     def _end(self, text: str, end: int) -> int:
         if text == "(" and self.word is not None and (name := _ASSIGNMENT.fullmatch(self.word)) and not name[3]:
@@ -212,7 +216,7 @@ class Script(Struct):
         if _ASSIGNMENT.match(word) and (all(map(_ASSIGNMENT.match, before)) or before[0] in _DECLARING):
             home = _HOME.match(self.bare)  # such a value is not expanded otherwise
             return home[1] + self.variables.values.get("HOME", mark("~")) + word[home.end() :] if home else word
-        return mark(shown(word)) if re.search(r"[*?]", self.bare) or is_brace_list(self.bare) else word
+        return mark(shown(word)) if re.search(r"[*?]", self.bare) or _is_brace_list(self.bare) else word
 
     def _end_command(self) -> None:
         self._end_word()
@@ -257,3 +261,14 @@ class Script(Struct):
         while len(command.words) > 1 and (given := _ASSIGNMENT.fullmatch(command.words[0])):
             command.env[given[1]] = given[3]
             del command.words[0], command.lines[0]
+
+
+def _is_brace_list(bare: str) -> bool:
+    inner = bare[bare.find("{") + 1 : bare.rfind("}")] if "{" in bare else ""
+    return "," in inner or ".." in inner
+
+
+def commands_in_container(text: str, env: Mapping[str, str], given: Mapping[str, str]) -> list[Command]:
+    """Those of a text for its shell. `given`: what no assignment changes. Raises CommandError."""
+    values = {name: mark(f"${name}") for name in OF_IMAGE} | {**env, **given}
+    return Script(text, Variables(values, frozenset(given))).read()

@@ -5,6 +5,7 @@ They interpret the same braces differently.
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from sparkd.base.lib.text import did_you_mean, format_key
 from sparkd.base.recipes.yaml import Document, Key
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
 from sparkd.base.vllm.args import parse_count
+from sparkd.tools.importers.variables import CommandError, mark
 
 Overrides = Mapping[str, str]
 """Values of `-o key=value`, as text."""
@@ -28,7 +30,7 @@ _SPEC = re.compile(r"[^\d{}]*\d{0,3}(?:[^\d{}]+\d{0,3})?[^\d{}]*")
 _CLOSED = re.compile(r"^.*\}", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{([^}\n]*)\}")
 _BRACES = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
-_NAMED = re.compile(r"(?<!\$)\{[A-Za-z_]\w*\}")
+NAMED = re.compile(r"(?<!\$)\{[A-Za-z_]\w*\}")
 """A placeholder; ${NAME} is the shell's."""
 _MASKED = {"{": "\0", "}": "\1"}
 
@@ -49,6 +51,12 @@ class Note(Struct, frozen=True):
     text: str
     is_missing: bool = False
     """Whether the recipe leads to no endpoint without it."""
+
+
+def cut(step: object) -> str:
+    """On one line."""
+    text = " ".join((step if isinstance(step, str) else json.dumps(step, default=str)).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def as_mapping(value: object) -> Mapping[str, object]:
@@ -136,10 +144,6 @@ class Foreign(Struct, frozen=True):
     """What its publisher measured."""
 
 
-class CommandError(Exception):
-    """sparkd cannot run the command; the message gives the reason."""
-
-
 class Values(Struct):
     """Values of placeholders; records which were used."""
 
@@ -150,10 +154,10 @@ class Values(Struct):
         self.used.add(name)
         return self.values.get(name)
 
-    def check_overrides(self, overrides: Overrides) -> None:
-        """Raises Unusable for an override that changes nothing."""
+    def check_overrides(self, overrides: Overrides, command: str = "") -> None:
+        """Raises Unusable for an override that changes nothing, nor is a shell's variable in the command."""
         for name in overrides:
-            if name not in self.used:
+            if name not in self.used and not re.search(rf"\${re.escape(name)}\b", command):
                 known = did_you_mean(name, sorted(self.used))
                 raise Unusable((), f"-o {name}: nothing in its command is filled in by that name{known}")
 
@@ -212,7 +216,7 @@ def _bounded(text: str, when: str = "") -> str:
 
 
 def substitute(template: str, values: Values) -> str:
-    """sparkrun's rule: replaces {name} by its value until nothing changes; a name without a value is a fault.
+    """sparkrun's rule: replaces {name} by its value until nothing changes. A name without a value gets a mark.
 
     Braces of the template that enclose braces are text. {{ makes all doubled braces of the template single ones.
     """
@@ -230,8 +234,7 @@ def substitute(template: str, values: Values) -> str:
             break
     else:
         raise CommandError("a placeholder stands for itself: filling in has no end")
-    if left := _NAMED.search(text):
-        raise CommandError(f"{left[0][:60]} is given no value")
+    text = NAMED.sub(lambda left: mark(left[0]), text)
     return text.replace(_MASKED["{"], "{").replace(_MASKED["}"], "}")
 
 

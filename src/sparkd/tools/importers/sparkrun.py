@@ -64,7 +64,7 @@ def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
     values = _values(source, overrides)
     command = _command(source, values)
     _check_replicas(values)
-    values.check_overrides(overrides)
+    values.check_overrides(overrides, command)
     return Foreign(
         format="sparkrun",
         description=source.text("description") or str(source.mapping("metadata").get("description") or ""),

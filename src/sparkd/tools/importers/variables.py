@@ -11,7 +11,11 @@ import re
 from msgspec import Struct
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.tools.importers.source import CommandError
+
+
+class CommandError(Exception):
+    """sparkd cannot run the command; the message gives the reason."""
+
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _NO_BREAK = "\u00a0"
@@ -54,6 +58,10 @@ class Variables(Struct):
     def value(self, name: str) -> str:
         """A mark where it has none."""
         return self.values.get(name, mark(f"${name}"))
+
+    def given(self, name: str) -> str:
+        """By its user; empty where nothing is."""
+        return self.values[name] if name in self.fixed else ""
 
     def assign(self, name: str, value: str) -> None:
         if name not in self.fixed:
@@ -115,12 +123,13 @@ def _end_of_use(text: str, at: int) -> int:
     elif (opened := text[at + 1 : at + 2]) not in ("(", "{"):
         return at + (2 if re.fullmatch(r"[@*#?!$0-9-]", opened) else 1)
     else:
-        depth = end = 0
-        for brace in re.compile(r"[()]" if opened == "(" else r"\$\{|\}").finditer(text, at):
-            depth, end = depth + (-1 if brace[0] in ")}" else 1), brace.end()
-            if not depth:
-                return end
-        end = 0
+        closing, end = list[str](), 0
+        for brace in re.compile(r"\$?\(|\$\{|[)}]").finditer(text, at):
+            opens = "(" in brace[0] if closing[-1:] == [")"] else brace[0] in ("$(", "${")
+            if opens:
+                closing.append(")" if "(" in brace[0] else "}")
+            elif closing[-1:] == [brace[0]] and closing.pop() and not closing:
+                return brace.end()
     if not end:
         raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end")
     return end

@@ -20,7 +20,7 @@ from tests.bed.victims import engine_core, main_of_engine
 pytestmark = pytest.mark.whole
 
 END_SECONDS = 60.0
-LIMITED = "docker update --memory=200m --memory-swap=200m sparkd-rank0"
+LIMITED = "docker update --memory=64m --memory-swap=64m sparkd-rank0"
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,10 @@ def test_the_killer_is_named(killer: str, spark: SparkdNode) -> None:
     spark.await_serving()
     cursor = spark.cursor()
     spark.node.sh(f"nohup sh -c {shlex.quote(command(spark))} >/root/killer.log 2>&1 &")
-    wait_for(lambda: spark.ends_since(cursor), END_SECONDS, "the rank's end")
+    try:
+        wait_for(lambda: spark.ends_since(cursor), END_SECONDS, "the rank's end")
+    finally:
+        print(spark.node.read("/root/killer.log"))
     (end,) = spark.ends_since(cursor)
     print(f"{killer}: {end}")
     assert re.search(named, end), end

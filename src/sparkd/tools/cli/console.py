@@ -166,7 +166,7 @@ def prompt(question: str) -> str:
     print(question, end="", flush=True)
     if line := sys.stdin.readline(400):
         return line
-    raise UsageError("no answer came", "nothing was written")
+    raise UsageError("no answer came", "nothing was done")
 
 
 def confirm(question: str, answers: Sequence[str] = ("y", "yes")) -> bool:

@@ -22,6 +22,7 @@ from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import LIMIT_BYTES, read_file, sanitize
 from sparkd.base.recipes.loader import SUFFIX
+from sparkd.tools.cli import console
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import ADMINISTRATORS, Place
 from sparkd.tools.importers.forms import Form, form_of_container, read_form
@@ -146,7 +147,7 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
         conversion = convert.import_text(text, path, overrides, (), place, beside=None)
     print(conversion.text, end="", flush=True)
     _print_open(conversion, args.write)
-    if args.write and (args.yes or input(f"write it to {place.origin}? [y/N] ").strip().lower() in ("y", "yes")):
+    if args.write and (args.yes or console.confirm(f"write it to {place.origin}? [y/N] ")):
         write(place, conversion, args.force)
     return ExitCode.BLOCKED if conversion.missing else ExitCode.GOOD
 

@@ -31,9 +31,7 @@ SIGNATURE_HEADER = "Sparkd-Signature"
 MAX_KEYS = 4
 LIMIT_BYTES = 4096
 FRESH_SECONDS = 1.0
-"""Between two looks at the key file while nodes talk."""
-REMIND_SECONDS = 86400.0
-"""Between two reminders that older keys are accepted."""
+"""Time between two looks at the key file while nodes talk."""
 
 # Part of each signature: no request can be taken for an answer.
 KEY = re.compile(r"[0-9a-fA-F]{64}")
@@ -58,17 +56,17 @@ def sign_answer(key: bytes, nonce: str, by: str, path: str, status: int, body: b
     return _mac(key, "sparkd answer 1", nonce, by, path, str(status), body)
 
 
-def signatures_match(expected: str, found: str) -> bool:
-    """Compares in constant time. `found` may be any text of a header."""
-    return hmac.compare_digest(expected.encode(), found.encode("utf-8", "surrogatepass"))
+def signatures_match(expected: str, received: str) -> bool:
+    """Compares in constant time. `received` may be any text of a header."""
+    return hmac.compare_digest(expected.encode(), received.encode("utf-8", "surrogatepass"))
 
 
 def _mac(key: bytes, *parts: str | bytes) -> str:
     mac = hmac.new(key, digestmod="sha256")
     for part in parts:
-        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        content = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
         # The length comes first, so no byte can move from one part to the next.
-        mac.update(len(data).to_bytes(8, "big") + data)
+        mac.update(len(content).to_bytes(8, "big") + content)
     return mac.hexdigest()
 
 
@@ -137,7 +135,7 @@ class KeyRing:
                 if self._trouble not in ("", before):
                     self._on_trouble(self._trouble)
             if len(self._keys) > 1 and time.monotonic() >= self._remind_at:
-                self._remind_at = time.monotonic() + REMIND_SECONDS
+                self._remind_at = time.monotonic() + 86400
                 self._on_older(len(self._keys) - 1)
             return self._keys
 

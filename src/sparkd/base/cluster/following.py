@@ -32,7 +32,7 @@ from sparkd.base.vllm.args import API_KEY
 
 AT_HEAD = "correct it on the head"
 MOST_NAMED = 3
-"""Of what is refused."""
+"""Refusals that a reason names."""
 
 
 def read_kept(host: Host, place: Node) -> Kept:
@@ -77,7 +77,7 @@ def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) ->
         raise HeadRefusedError(f"{head} wants {'; and '.join(refused[:MOST_NAMED])}{more}", hint)
     check_owners(plan.named_files)
     image_id = _proven_image(kept.config.image_id, images, host)
-    apart = tuple(replace(one, name=f"{caches.HEAD}/{one.name}") for one in plan.caches)
+    apart = tuple(replace(cache, name=f"{caches.HEAD}/{cache.name}") for cache in plan.caches)
     return NodeContext(replace(plan, image_id=image_id, caches=apart), shared, recipe, settings, followed=kept)
 
 
@@ -90,7 +90,7 @@ def followed_settings(kept: Kept, settings: Settings, place: Node) -> Settings:
     try:
         return kept.config.apply_to(settings)
     except ValidationError as error:
-        text = "; ".join(validator_message(one["msg"]) for one in error.errors())
+        text = "; ".join(validator_message(fault["msg"]) for fault in error.errors())
     except ValueError as error:
         text = str(error)
     raise HeadRefusedError(f"what {head} wants can't be: {text}", AT_HEAD)
@@ -114,16 +114,16 @@ def load_effective(env: Mapping[str, str], host: Host) -> Loaded:
         for name, value in values:
             key = f"{section}.{name}"
             if is_shared(key):
-                origins |= {key: by} | ({f"{key}.{one}": by for one in value} if isinstance(value, Mapping) else {})
+                origins |= {key: by} | ({f"{key}.{inner}": by for inner in value} if isinstance(value, Mapping) else {})
     return Loaded(shared, origins, loaded.files)
 
 
 def permitted_images(settings: Settings, host: Host) -> tuple[str, ...]:
     """Beginnings of names: cluster.allow.images, or what the recipes on this node name."""
-    folders = recipe_folders(Path(host.files.root))
-    own = (_own_recipe(name, host) for name in find_recipes(folders)) if not settings.cluster.allow.images else ()
-    found = settings.cluster.allow.images or sorted({one.image.ref for one in own if one})
-    return tuple(found)
+    if settings.cluster.allow.images:
+        return settings.cluster.allow.images
+    own = (_own_recipe(name, host) for name in find_recipes(recipe_folders(Path(host.files.root))))
+    return tuple(sorted({recipe.image.ref for recipe in own if recipe}))
 
 
 def _own_recipe(name: str, host: Host) -> Recipe | None:
@@ -137,12 +137,12 @@ def _proven_image(image_id: str, permitted: tuple[str, ...], host: Host) -> str:
     """The id, where this node has served with it, under a name that is permitted: an id may be any image's."""
     if not image_id:
         return ""
-    names = [entry.image for entry in read_known_good(host.files) if entry.image_id == image_id]
-    return image_id if any(is_permitted(name, one) for name in names for one in permitted) else ""
+    names = [plan.image for plan in read_known_good(host.files) if plan.image_id == image_id]
+    return image_id if any(is_permitted(name, beginning) for name in names for beginning in permitted) else ""
 
 
 def _resolve(files: Files, path: str) -> str:
-    """Without symlinks; empty where that can't be found."""
+    """The path without symlinks; empty where that can't be found."""
     with suppress(OSError):
         return files.resolved(path)
     return ""

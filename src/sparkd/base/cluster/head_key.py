@@ -16,7 +16,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, HeadRefusedError
 
 PRIVATE, PUBLIC = "/etc/sparkd/head.key", "/etc/sparkd/head.pub"
-"""Of this node alone: the cluster's key may be on a share."""
+"""Files of this node alone: the cluster's key may be on a share."""
 HEADER = "Sparkd-Head-Signature"
 FINDING = "head-key"
 REMEDY = "on the head: sudo sparkd init --invite; then on this node: sudo sparkd init --join"
@@ -25,7 +25,7 @@ _PURPOSE = b"sparkd head 1 "
 
 
 def read_public_halves(files: Files, owner_uid: int = 0) -> tuple[bytes, ...]:
-    """On the head. Raises ConfigError."""
+    """The public halves of the head's own keys, on the head. Raises ConfigError."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     try:
@@ -36,7 +36,7 @@ def read_public_halves(files: Files, owner_uid: int = 0) -> tuple[bytes, ...]:
 
 
 def sign(keys: Iterable[bytes], mac: str) -> str:
-    """By each key, so that workers may have the public half of any, in hex. `mac`: the answer's."""
+    """Signatures by each key, in hex: workers may have the public half of any. `mac`: the answer's."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     message = _PURPOSE + mac.encode()

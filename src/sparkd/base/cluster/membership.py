@@ -1,4 +1,4 @@
-"""This node's rank, role, plan and check inputs. The only place that compares roles."""
+"""This node's rank, role, plan and check inputs. A role follows from a rank here alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sparkd.base.state.switch import Chosen, Switch
 
 HEAD, WORKER = "head", "worker"
-THIS_NODE_ALONE = "127.0.0.1"
 
 
 class Peer(NamedTuple):
@@ -37,10 +36,10 @@ class Peer(NamedTuple):
 class NodeContext(Struct, frozen=True):
     plan: LaunchPlan
     settings: Settings
-    """As configured, or with the engine of the chosen plan, or with what the head decides."""
+    """What is configured, or that with the engine of the chosen plan, or with what the head decides."""
     recipe: Recipe
     configured: Settings
-    """On this node."""
+    """What is configured on this node."""
     switch: Switch | None = None
     """What replaces the configured plan, or is to."""
     followed: Kept | None = None
@@ -72,7 +71,7 @@ def peers_of(settings: Settings, own_rank: int) -> tuple[Peer, ...]:
 def check_inputs(node: NodeContext) -> CheckInputs:
     from sparkd.base.plan.inputs import CheckInputs
 
-    drop_in = next(one for one in units.dropins(node.configured) if one.role == node.role)
+    drop_in = next(drop_in for drop_in in units.dropins(node.configured) if drop_in.role == node.role)
     return CheckInputs(node.plan, node.settings, node.role, tuple(peer.address for peer in node.peers), drop_in)
 
 
@@ -133,8 +132,8 @@ def current_switch(settings: Settings, host: Host) -> Switch | None:
     """What replaces the configured plan, or is to; None also where the configuration has changed since."""
     from sparkd.base.state.switch import FILE
 
-    found = FILE.read(host.files)
-    return found if found is not None and found.replaces == fingerprint_config(settings, host) else None
+    switch = FILE.read(host.files)
+    return switch if switch is not None and switch.replaces == fingerprint_config(settings, host) else None
 
 
 def check_owners(files: Iterable[tuple[str, str]]) -> None:
@@ -156,7 +155,7 @@ def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False
 
 
 def fingerprint_config(settings: Settings, host: Host) -> str:
-    """Of the configuration that a chosen plan replaces."""
+    """Fingerprint of the configuration that a chosen plan replaces."""
     from sparkd.base.recipes.loader import load_recipe, recipe_folders
     from sparkd.base.state.switch import fingerprint_engine
 
@@ -195,16 +194,16 @@ def find_place(settings: Settings, host: Host) -> Node:
 
 def node_of_rank(settings: Settings, rank: int) -> Node:
     """The node of a rank, from settings alone. Raises IndexError where there is no such rank."""
-    nodes = settings.cluster.nodes or (THIS_NODE_ALONE,)
+    nodes = settings.cluster.nodes or ("127.0.0.1",)  # this node alone
     return Node(rank, nodes[rank], nodes[0], len(nodes), settings.fabric.interface, settings.fabric.hcas)
 
 
 def _own_rank(nodes: tuple[str, ...], host: Host) -> int:
     try:
-        found = host.addresses()
+        addresses = host.addresses()
     except (OSError, ValueError) as error:
         raise ConfigError(f"this node's addresses can't be read: {error}", "look at: ip -brief address") from None
-    ranks = [rank for rank, address in enumerate(nodes) if network.canonical(address) in found]
+    ranks = [rank for rank, address in enumerate(nodes) if network.canonical(address) in addresses]
     if len(ranks) > 1:
         owned = " and ".join(nodes[rank] for rank in ranks)
         raise ConfigError(
@@ -212,7 +211,7 @@ def _own_rank(nodes: tuple[str, ...], host: Host) -> int:
             "name one address of each node, the one on the fabric",
         )
     if not ranks:
-        own = ", ".join(address for address in found if not ip_address(address).is_loopback) or "none"
+        own = ", ".join(address for address in addresses if not ip_address(address).is_loopback) or "none"
         raise AddressAwaitedError(
             f"this node has none of the addresses of cluster.nodes ({', '.join(nodes)}); its own: {own}",
             "ip -brief address",

@@ -54,14 +54,14 @@ class Host:
             return "?"
 
     def uptime_seconds(self) -> float:
-        """Since boot, by the clock of processes' start times. In a container, lxcfs may replace /proc/uptime."""
+        """Time since boot, by the clock of processes' start times. In a container, lxcfs may replace /proc/uptime."""
         if self.live:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
         return float(self.files.value("/proc/uptime").split()[0])
 
     @property
     def by_root(self) -> bool:
-        """Then what is unreadable has ended, or took too long."""
+        """Whether sparkd runs as root: then what is unreadable has ended, or took too long."""
         return os.geteuid() == 0
 
     def meminfo(self) -> MemInfo:
@@ -71,7 +71,7 @@ class Host:
         return meminfo.read_free_memory(self.files)
 
     def tensor_sizes(self, folder: str) -> Mapping[str, int]:
-        """By name, of the model in this folder, as `weights.read_sizes`. Raises OSError, ValueError."""
+        """Bytes by tensor of the model in this folder, as `weights.read_sizes`. Raises OSError, ValueError."""
         from sparkd.base.host import model_folder, weights
 
         return weights.read_sizes(self.files, model_folder.list_tensor_files(self.files, folder))
@@ -83,7 +83,7 @@ class Host:
         return processes.scan_processes(self.files)
 
     def container_processes(self, pid: int, container_id: str) -> tuple[Process, ...]:
-        """Of the container whose first process is `pid`."""
+        """Processes of the container whose first one is `pid`."""
         return processes.list_container(self.files, pid, container_id)
 
     def argv(self, process: Process) -> tuple[str, ...]:
@@ -97,14 +97,14 @@ class Host:
         return processes.user_name(self.files, uid)
 
     def listeners(self, ports: tuple[int, ...] = ()) -> tuple[Listener, ...]:
-        """Of these ports at least; empty: of all."""
+        """Listening sockets of these ports at least; without ports, of all."""
         try:
             return sockets.query_listeners(self.files, ports) if self.live else sockets.read_listeners(self.files)
         except FileNotFoundError:  # a kernel without sock_diag
             return sockets.read_listeners(self.files)
 
     def unanswered_requests(self, port: int) -> tuple[Unanswered, ...]:
-        """By the kernel; none for a tree of files. Where there are too many to be read, one may wait."""
+        """Requests without an answer, by the kernel; none for a tree of files. Of too many to read, one may wait."""
         try:
             return sockets.read_unanswered(port) if self.live else ()
         except OSError as error:
@@ -118,11 +118,11 @@ class Host:
         return shm.read_segments(self.files, time.time(), named)
 
     def shm_used_bytes(self) -> int:
-        """Of the host's own /dev/shm, by its file system where it is one of its own."""
+        """Memory in the host's own /dev/shm, by its file system where it is one of its own."""
         if self.live and os.path.ismount(shm.FOLDER):
             counts = disks.count_room(shm.FOLDER)
             return counts.total_bytes - counts.free_bytes
-        return sum(one.allocated_bytes for one in Host.segments(self))
+        return sum(segment.allocated_bytes for segment in Host.segments(self))
 
     def segment_uses(self, among: Iterable[Process], wanted: Iterable[Segment]) -> Uses:
         return shm.find_uses(self.files, among, wanted)
@@ -141,7 +141,7 @@ class Host:
             return DockerFacts(running=True, containers=(), error=sanitize(str(error)))
 
     def docker_reader(self) -> DockerReader:
-        """For one thread. Use it only while dockerd is `docker.running`, and close it."""
+        """A reader for one thread. Use it only while dockerd is `docker.running`, and close it."""
         return connect(fixture=None if self.live else lambda name: self.files.bytes(f"{FIXTURE}/docker{name}"))
 
     def gpu_present(self) -> bool:

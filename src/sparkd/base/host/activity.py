@@ -17,7 +17,6 @@ from sparkd.base.lib.text import sanitize
 
 MAX_THREADS = 2000
 """A rank has some hundreds; an engine may make any number."""
-PAGE_BYTES = 4096
 HALTS = ("do_signal_stop", "ptrace_stop", "do_freezer_trap", "__refrigerator")
 """Where the kernel holds the threads of a stopped, traced or frozen process."""
 
@@ -26,7 +25,7 @@ _FRAME = re.compile(r"\] ([\w.]+)\+")
 
 
 class Activity(Struct, frozen=True):
-    """Since the processes began, with their ended children. `faults`: memory touched for the first time, not read."""
+    """Sums since the processes began, with ended children. `faults`: memory touched for the first time, not read."""
 
     disk_bytes: int = 0
     """Read from disks and file servers, not from the page cache, and written to files on them: a download counts. A
@@ -37,13 +36,13 @@ class Activity(Struct, frozen=True):
 
 
 def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
-    """Of all that could be read before they ended. Raises OSError, ValueError."""
+    """Sums over all processes that could be read before they ended. Raises OSError, ValueError."""
     moved, ticks, faults = 0, 0, 0
     for process in processes:
         with suppress(*GONE):
             fields = files.bytes(f"/proc/{process.pid}/stat", limit=4096).rpartition(b")")[2].split()
             io = _DISK.findall(files.text_if_any(f"/proc/{process.pid}/io", limit=4096) or "")
-            moved += sum(map(int, io)) + PAGE_BYTES * sum(map(int, fields[9:11]))  # majflt, cmajflt
+            moved += sum(map(int, io)) + 4096 * sum(map(int, fields[9:11]))  # majflt, cmajflt: pages
             faults += sum(map(int, fields[7:9]))  # minflt, cminflt
             ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     return Activity(moved, ticks / os.sysconf("SC_CLK_TCK"), faults)
@@ -51,17 +50,16 @@ def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
 
 def read_waits(files: Files, processes: Sequence[Process], most: int = 4) -> tuple[str, frozenset[int]]:
     """The most common places, and the threads that are stopped or uninterruptible just now. Raises OSError."""
-    found: Counter[str] = Counter()
-    halted: set[int] = set()
-    threads = ((one, tid) for one in processes for tid in files.names_if_any(f"/proc/{one.pid}/task"))
+    places, halted = Counter[str](), set[int]()
+    threads = ((process, tid) for process in processes for tid in files.names_if_any(f"/proc/{process.pid}/task"))
     for process, tid in islice(threads, MAX_THREADS):
         with suppress(*GONE):
             if thread := read_process(files, f"{process.pid}/task/{tid}"):
                 place = _read_place(files, f"/proc/{process.pid}/task/{tid}")
                 if thread.state in "DTt" or place.startswith(HALTS):
                     halted.add(int(tid))
-                found[f"{process.comm} in {place or f'state {thread.state}'}"] += 1
-    return ", ".join(f"{count} of {where}" for where, count in found.most_common(most)), frozenset(halted)
+                places[f"{process.comm} in {place or f'state {thread.state}'}"] += 1
+    return ", ".join(f"{count} of {where}" for where, count in places.most_common(most)), frozenset(halted)
 
 
 def _read_place(files: Files, folder: str) -> str:

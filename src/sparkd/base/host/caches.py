@@ -45,7 +45,7 @@ class Folder(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As in `path`."""
+        """The cache's name in the folder of its image."""
         return self.path.removeprefix(f"{ROOT}/").partition("/")[2]
 
     @property
@@ -73,31 +73,30 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
 
 def others(files: Files, image_id: str) -> tuple[Folder, ...]:
     own, most = image_id.removeprefix("sha256:"), MOST_ENTRIES
-    found = []
+    folders = []
     for name in files.names_if_any(ROOT):
         if IMAGE.fullmatch(name) and name != own:
-            one = folder(files, f"{ROOT}/{name}", most)
-            most = max(0, most - one.files)
-            found.append(one)
-    return tuple(found)
+            folders.append(folder(files, f"{ROOT}/{name}", most))
+            most = max(0, most - folders[-1].files)
+    return tuple(folders)
 
 
 def describe_all(files: Files) -> str:
     """A line for each cache of each image, with its size and age. Raises OSError."""
     lines = []
-    for image in (f"{ROOT}/{one}" for one in files.names_if_any(ROOT) if IMAGE.fullmatch(one)):
-        for one in (folder(files, f"{image}/{name}") for name in files.names_if_any(image)):
-            newest = max(map(_changed_at, entries(files.real(one.path))), default=0.0)
+    for image in (f"{ROOT}/{name}" for name in files.names_if_any(ROOT) if IMAGE.fullmatch(name)):
+        for cache in (folder(files, f"{image}/{name}") for name in files.names_if_any(image)):
+            newest = max(map(_changed_at, entries(files.real(cache.path))), default=0.0)
             age = f", the newest of {datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC" if newest else ""
-            counted = f"{one.files:,} files{'' if one.whole else ' and more'}, {size(one.bytes)}"
-            lines.append(f"{one.path}: {one.kind}, {counted}{age}\n")
+            counted = f"{cache.files:,} files{'' if cache.whole else ' and more'}, {size(cache.bytes)}"
+            lines.append(f"{cache.path}: {cache.kind}, {counted}{age}\n")
     return "".join(lines)
 
 
 def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
     """Files of kernels in an image's caches, as far as they are counted. Raises OSError."""
     tops = (files.real(path(image_id, name)) for name in names)
-    return sum(entry.name.endswith(KERNELS) for top in tops for entry in entries(top))
+    return sum(file.name.endswith(KERNELS) for top in tops for file in entries(top))
 
 
 def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[int, int]:
@@ -110,58 +109,58 @@ def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[in
     if not kept:
         return 0, 0
     logical = path(image_id, kept)
-    real, folders = files.real(logical), dict[str, list[str]]()
-    for entry in entries(real):
-        if entry.name == NINJA or entry.name.endswith((".o", ".so")):
-            folders.setdefault(entry.path.rpartition("/")[0], []).append(entry.name)
+    real, builds = files.real(logical), dict[str, list[str]]()
+    for file in entries(real):
+        if file.name == NINJA or file.name.endswith((".o", ".so")):
+            builds.setdefault(file.path.rpartition("/")[0], []).append(file.name)
     done, steps = 0, 0
-    for folder, names in folders.items():
-        if NINJA in names and f"{folder.rpartition('/')[2]}.so" not in names:
-            listed = files.itself(f"{logical}{folder[len(real) :]}/{NINJA}", NINJA_BYTES).content
+    for build, outputs in builds.items():
+        if NINJA in outputs and f"{build.rpartition('/')[2]}.so" not in outputs:
+            listed = files.itself(f"{logical}{build[len(real) :]}/{NINJA}", NINJA_BYTES).content
             steps += max(0, listed.count(b"\nbuild ") - 1)
-            done += sum(name.endswith(".o") for name in names)
+            done += sum(name.endswith(".o") for name in outputs)
     return min(done, steps), steps
 
 
 def entries(top: str, most: int = MOST_SEARCHED) -> Iterator[os.DirEntry[str]]:
     """What is no folder, anywhere below `top`, up to a bound. Links are not followed; the unreadable is left out."""
-    todo, seen = [top], 0
+    todo, count = [top], 0
     while todo:
-        with suppress(OSError), os.scandir(todo.pop()) as found:
-            for entry in found:
-                seen += 1
-                if seen > most:
+        with suppress(OSError), os.scandir(todo.pop()) as children:
+            for child in children:
+                count += 1
+                if count > most:
                     return
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(entry.path)
+                if child.is_dir(follow_symlinks=False):
+                    todo.append(child.path)
                 else:
-                    yield entry
+                    yield child
 
 
-def _changed_at(entry: os.DirEntry[str]) -> float:
-    """0 where it was removed meanwhile."""
+def _changed_at(file: os.DirEntry[str]) -> float:
+    """Time of its last change; 0 where it was removed meanwhile."""
     with suppress(OSError):
-        return entry.stat(follow_symlinks=False).st_mtime
+        return file.stat(follow_symlinks=False).st_mtime
     return 0.0
 
 
 def _walked(top: str, most: int) -> tuple[int, int, bool]:
     """Files, bytes, and whether all were counted. Links are not followed; files removed meanwhile are left out."""
-    todo, count, size, entries, whole = [top], 0, 0, 0, True
+    todo, count, size_bytes, listed, whole = [top], 0, 0, 0, True
     while todo:
         try:
-            with os.scandir(todo.pop()) as found:
-                for entry in found:
-                    entries += 1
-                    if entries > most:
-                        return count, size, False
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
+            with os.scandir(todo.pop()) as children:
+                for child in children:
+                    listed += 1
+                    if listed > most:
+                        return count, size_bytes, False
+                    if child.is_dir(follow_symlinks=False):
+                        todo.append(child.path)
                         continue
                     count += 1
-                    size += entry.stat(follow_symlinks=False).st_size
+                    size_bytes += child.stat(follow_symlinks=False).st_size
         except FileNotFoundError:
             continue
         except OSError:  # unreadable, such as for a user who is not root: a cache never blocks a start
             whole = False
-    return count, size, whole
+    return count, size_bytes, whole

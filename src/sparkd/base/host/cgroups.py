@@ -7,6 +7,7 @@ kernel says whose a group is: docker's and systemd's own are root's.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 
 from msgspec import Struct
@@ -37,17 +38,23 @@ def read_group(files: Files, pid: int) -> Group:
 
 
 def container_id(files: Files, text: str) -> str:
-    """Of the text of /proc/PID/cgroup."""
+    """Full id of the innermost container in the text of /proc/PID/cgroup; empty outside of one."""
     return find_container(files, text)[0]
+
+
+def _rows(text: str) -> Iterator[tuple[str, str, str]]:
+    """Number, controllers and path of each hierarchy in the text of /proc/PID/cgroup."""
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        yield number, controllers, path
 
 
 def find_container(files: Files, text: str) -> tuple[str, str]:
     """The innermost container in the text of /proc/PID/cgroup, and the folder of its group; empty outside of one."""
-    for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if found := list(_CONTAINER.finditer(path)):
-            last = found[-1]
+    for _, controllers, path in _rows(text):
+        if matches := list(_CONTAINER.finditer(path)):
+            last = matches[-1]
             scope = ".scope" if path.startswith(".scope", last.end()) else ""
             if folder := _find_roots(files, controllers.removeprefix("name="), path[: last.end()] + scope):
                 return last[0], folder
@@ -64,8 +71,7 @@ def _find_roots(files: Files, hierarchy: str, path: str) -> str:
 
 def is_frozen(files: Files, pid: int) -> bool:
     """Whether the kernel holds its whole group, as after `docker pause`. False once it has ended. Raises OSError."""
-    for line in (files.text_if_any(f"/proc/{pid}/cgroup", limit=65536) or "").splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
+    for _, controllers, path in _rows(files.text_if_any(f"/proc/{pid}/cgroup", limit=65536) or ""):
         states = [f"{ROOT}{path}/cgroup.events", f"{ROOT}/unified{path}/cgroup.events"]
         if "freezer" in controllers.split(","):  # of cgroup v1
             states = [f"{ROOT}/freezer{path}/freezer.state"]
@@ -77,9 +83,7 @@ def is_frozen(files: Files, pid: int) -> bool:
 
 def systemd_unit(text: str) -> tuple[str, bool]:
     """The unit in the text of /proc/PID/cgroup, empty outside of one, and whether it is of a user's manager."""
-    for line in text.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+    for number, controllers, path in _rows(text):
         parts = [part for part in path.split("/") if _UNIT.fullmatch(part)]
         if parts and (number == "0" or controllers == "name=systemd"):
             # Groups below a unit belong to it, except below a user's manager, which has units of its own.

@@ -32,7 +32,7 @@ _DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socket.I
 """IP_MTU_DISCOVER and IPV6_MTU_DISCOVER of linux/in.h and in6.h. PROBE: never fragmented, whatever path MTU the kernel
 has stored."""
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
-"""Of IP and UDP."""
+"""Bytes of the headers of IP and UDP."""
 
 
 class Path(Struct, frozen=True):
@@ -80,14 +80,14 @@ def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tu
     if host.live:
         return probe_network(tuple(addresses), port, mtu)
     known = host.files.recorded("path_mtu", dict[str, bool | None]) or {}
-    return tuple(Path(one, known.get(one)) for one in addresses)
+    return tuple(Path(address, known.get(address)) for address in addresses)
 
 
 def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[Path, ...]:
-    """To each address a large datagram is sent at its times, and once a small one, until the large one is decided."""
+    """Send each address a large datagram at its times, and once a small one, until the large one is decided."""
     began = time.monotonic()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        pairs = [(Datagram(one, port, mtu), Datagram(one, port, SMALL_BYTES)) for one in addresses]
+        pairs = [(Datagram(address, port, mtu), Datagram(address, port, SMALL_BYTES)) for address in addresses]
         for datagram in chain.from_iterable(pairs):
             stack.enter_context(datagram.socket)
             selector.register(datagram.socket, selectors.EVENT_READ, datagram)

@@ -39,7 +39,7 @@ class Mount(Struct, frozen=True):
     options: tuple[str, ...]
 
     def size_bytes(self, memory_bytes: int) -> int:
-        """Of a tmpfs: half of the memory by default; 0 means all of it."""
+        """Size of a tmpfs: half of the memory by default; the option `size=0` means all of it."""
         for option in self.options:
             name, _, value = option.partition("=")
             if name == "size" and (match := _SIZE.fullmatch(value)):
@@ -48,17 +48,17 @@ class Mount(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """Of one file system, as statvfs(2) counts them; a tree of files has them on record."""
+    """Space of one file system, as statvfs(2) counts it; a tree of files has it on record."""
 
     total_bytes: int
     free_bytes: int
-    """For root: blocks reserved for it count."""
+    """What root can use: blocks reserved for it count."""
     free_inodes: int | None
     """None where the file system allocates them as needed."""
 
 
 class Room(Counts, frozen=True):
-    """Of the file system that holds `path`, or will hold it."""
+    """Space of the file system that holds `path`, or will hold it."""
 
     path: str
     mount: str
@@ -66,10 +66,10 @@ class Room(Counts, frozen=True):
 
 
 def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
-    """In the paths' order; without those of which a tree of files has no record. Raises OSError, ValueError."""
+    """Space in the paths' order; without those of which a tree of files has no record. Raises OSError, ValueError."""
     read_only = _read_only(host.files)
     record = None if host.live else host.files.recorded("disks", dict[str, Counts]) or {}
-    found = []
+    rooms = []
     for path in paths:
         counts = count_room(path) if record is None else record.get(nearest(record, path))
         if counts is None:
@@ -77,12 +77,12 @@ def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
         real = host.files.real(path)
         real = os.path.realpath(real) if host.live else real.removeprefix(host.files.root) or "/"
         mount = nearest(read_only, real) or "/"
-        found.append(Room(**asdict(counts), path=path, mount=mount, read_only=read_only.get(mount, False)))
-    return tuple(found)
+        rooms.append(Room(**asdict(counts), path=path, mount=mount, read_only=read_only.get(mount, False)))
+    return tuple(rooms)
 
 
 def mounts(files: Files, process: str) -> tuple[Mount, ...]:
-    """As a process (`self`, `1`) sees them, in order: a later one hides earlier ones on the same target."""
+    """Mounts as a process (`self`, `1`) sees them, in order: a later one hides earlier ones on the same target."""
     lines = files.text(f"/proc/{process}/mounts", limit=MOUNTS_LIMIT_BYTES).splitlines()
     rows = (line.split(" ") for line in lines)
     return tuple(Mount(unescape(row[1]), row[2], tuple(row[3].split(","))) for row in rows if len(row) > 3)
@@ -91,7 +91,7 @@ def mounts(files: Files, process: str) -> tuple[Mount, ...]:
 def mount_at(files: Files, target: str) -> Mount | None:
     """The visible mount at `target`, which is the last one. None also for a tree of files without a table."""
     try:
-        return next((one for one in reversed(mounts(files, "self")) if one.target == target), None)
+        return next((mount for mount in reversed(mounts(files, "self")) if mount.target == target), None)
     except FileNotFoundError:
         return None
 
@@ -102,26 +102,26 @@ def unescape(path: str) -> str:
 
 
 def count_room(path: str) -> Counts:
-    """Of the nearest folder above that exists."""
+    """Space at `path`, or at the nearest folder above it that exists."""
     from sparkd.base.host import os_stats
 
     while True:
         try:
             total, free = os_stats.disk_space(path)
-            found = os.statvfs(path)  # for the inodes
+            file_system = os.statvfs(path)  # for the inodes
         except (FileNotFoundError, NotADirectoryError):
             path = os.path.dirname(path)  # noqa: PTH120  # "/" is there
             continue
-        return Counts(total, free, found.f_ffree if found.f_files else None)
+        return Counts(total, free, file_system.f_ffree if file_system.f_files else None)
 
 
 def _read_only(files: Files) -> dict[str, bool]:
     for process in SEEN_BY:
         with suppress(FileNotFoundError, PermissionError):
-            return {one.target: not READ_ONLY.isdisjoint(one.options) for one in mounts(files, process)}
+            return {mount.target: not READ_ONLY.isdisjoint(mount.options) for mount in mounts(files, process)}
     return {}
 
 
 def nearest(table: Container[str], path: str) -> str:
     """The path itself, or the folder above it that is in the table; empty where none is."""
-    return next((one for one in (path, *map(str, Path(path).parents)) if one in table), "")
+    return next((folder for folder in (path, *map(str, Path(path).parents)) if folder in table), "")

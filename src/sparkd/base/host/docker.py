@@ -27,7 +27,6 @@ LABEL = "io.sparkd."
 _NAME = re.compile(r"sparkd-(?:rank\d+|bench)", re.ASCII)
 PID_FILE = "/run/docker.pid"
 SOCKETS = (b"/run/docker.sock", b"/var/run/docker.sock")
-LISTENING = b"00010000"
 
 T = TypeVar("T")
 
@@ -39,7 +38,7 @@ class ContainerFacts(Struct, frozen=True):
     labels: tuple[tuple[str, str], ...]
     running: bool
     pid: int
-    """Of the container's first process, in the host's namespace; 0 where it does not run."""
+    """The container's first process, in the host's namespace; 0 where it does not run."""
     image_id: str
     restart_policy: str
     image: str = ""
@@ -54,7 +53,7 @@ class ContainerFacts(Struct, frozen=True):
 
     @property
     def invocation(self) -> str:
-        """Of the process that made it."""
+        """Invocation of the process that made it."""
         return self.label(f"{LABEL}invocation")
 
     @property
@@ -78,7 +77,7 @@ class DockerFacts(Struct, frozen=True):
         return self.running and not self.error
 
     def container(self, full_id: str) -> ContainerFacts | None:
-        return next((one for one in self.containers if one.id == full_id), None)
+        return next((container for container in self.containers if container.id == full_id), None)
 
 
 AWAY = DockerFacts(running=False, containers=())
@@ -100,7 +99,7 @@ def running(host: Host) -> bool:
 
 
 def daemon_pid(host: Host) -> str:
-    """Of the running dockerd, which may not listen yet; empty where there is none. Raises OSError."""
+    """pid of the running dockerd, which may not listen yet; empty where there is none. Raises OSError."""
     pid = host.files.text(PID_FILE, limit=32).strip()
     lives = pid.isdigit() and host.files.text(f"/proc/{pid}/comm", limit=64).strip() == "dockerd"
     return pid if lives else ""
@@ -116,13 +115,13 @@ def _listens(host: Host, pid: str) -> bool:
     opened = {os.fsencode(target) for _, target in host.files.links(f"/proc/{pid}/fd") if target.startswith("socket:")}
     if host.live:
         with suppress(OSError):
-            found = sockets.find_listening((int(target[8:-1]) for target in opened), SOCKETS)
-            if found is not None:
-                return found
+            listens = sockets.find_listening((int(target[8:-1]) for target in opened), SOCKETS)
+            if listens is not None:
+                return listens
     rest = b""
     for chunk in host.files.chunks("/proc/net/unix"):
         *lines, rest = (rest + chunk).split(b"\n")
-        rows = (row for row in map(bytes.split, lines) if len(row) > 7 and row[3] == LISTENING and row[7] in SOCKETS)
+        rows = (row for row in map(bytes.split, lines) if len(row) > 7 and row[3] == b"00010000" and row[7] in SOCKETS)
         if any(b"socket:[%b]" % row[6] in opened for row in rows):
             return True
     return False
@@ -168,7 +167,7 @@ def value_of(answer: object, key: str, kind: type[T], missing: str) -> T:
 
 
 def read_version(docker: DockerReader) -> str:
-    """Of dockerd. Raises DockerError."""
+    """dockerd's version. Raises DockerError."""
     return value_of(docker.version(), "Version", str, "docker says no version")
 
 
@@ -181,17 +180,17 @@ def _containers(docker: DockerReader) -> DockerFacts:
     listed = docker.containers()
     if not isinstance(listed, list):
         raise DockerError("the container list is no list")
-    found = (_container(docker, entry) for entry in listed)
-    return DockerFacts(running=True, containers=tuple(one for one in found if one is not None))
+    described = (_container(docker, summary) for summary in listed)
+    return DockerFacts(running=True, containers=tuple(filter(None, described)))
 
 
-def _container(docker: DockerReader, entry: object) -> ContainerFacts | None:
+def _container(docker: DockerReader, summary: object) -> ContainerFacts | None:
     """None for one that was removed since it was listed. The list itself lacks pid and restart policy."""
-    full_id = value_of(entry, "Id", str, "an entry of the container list has no id")
+    full_id = value_of(summary, "Id", str, "an entry of the container list has no id")
     try:
         detail = docker.container(full_id)
     except DockerError as error:
-        if error.status == FAILED and (listed := _as_listed(full_id, entry)):
+        if error.status == FAILED and (listed := _as_listed(full_id, summary)):
             return listed
         raise
     match detail:
@@ -201,21 +200,21 @@ def _container(docker: DockerReader, entry: object) -> ContainerFacts | None:
             "Name": str(name),
             "Image": str(image_id),
             "Config": {"Labels": dict() | None as labels},
-            "State": {"Running": bool(running), "Pid": int(pid)},
+            "State": {"Running": bool(runs), "Pid": int(pid)},
             "HostConfig": {"RestartPolicy": {"Name": str(policy)}},
         }:
             name, pairs = name.removeprefix("/"), _label_pairs(labels)
-            return ContainerFacts(full_id, name, pairs, running, pid, image_id, policy or "no", *_started_from(detail))
+            return ContainerFacts(full_id, name, pairs, runs, pid, image_id, policy or "no", *_started_from(detail))
     raise DockerError(f"the description of container {full_id[:12]} is not as docker's")
 
 
-def _as_listed(full_id: str, entry: object) -> ContainerFacts | None:
+def _as_listed(full_id: str, summary: object) -> ContainerFacts | None:
     """A container that does not run, by the list alone; None where the list does not say that.
 
     Since Docker 29.4 one that lost its layer in a power cut stays in the list, and can be removed; a request for its
     description always fails with "RWLayer of container ... is unexpectedly nil".
     """
-    match entry:
+    match summary:
         case {
             "Names": [str(name), *_],
             "ImageID": str(image_id),

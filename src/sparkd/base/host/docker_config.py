@@ -42,7 +42,7 @@ TAKEN_BY_HOOK = ("", "auto", "legacy")
 """Modes of the toolkit in which its hook does not refuse --gpus."""
 
 _OF_THE_GPU = re.compile(rb"""\bkind["']?\s*:\s*["']?%s(?![\w./-])""" % re.escape(CDI_KIND.encode()))
-"""In JSON or YAML. management.nvidia.com/gpu of NVIDIA's Kubernetes operator is another kind."""
+"""The kind in JSON or YAML. management.nvidia.com/gpu of NVIDIA's Kubernetes operator is another kind."""
 
 
 def read_data_root(host: Host) -> str:
@@ -64,7 +64,7 @@ def keeps_containers(host: Host) -> bool:
 
 
 def _flags(host: Host) -> tuple[str, ...]:
-    """Of the running dockerd; none where none runs."""
+    """Arguments of the running dockerd; none where none runs."""
     with suppress(OSError):
         pid = docker.daemon_pid(host)
         return processes.read_argv(host.files, int(pid))[1:] if pid else ()
@@ -79,7 +79,7 @@ def _value(flags: tuple[str, ...], flag: str, default: T) -> str | T:
 
 
 def _read_setting(files: Files, flags: tuple[str, ...], key: str) -> object:
-    """Of dockerd's file, as dockerd reads it: a byte order mark is skipped. None without the key, or a valid file."""
+    """A value of dockerd's file, read as dockerd does: a byte order mark is skipped. None without key or valid file."""
     with suppress(OSError, ValueError):
         match parse_json(files.text(_value(flags, "--config-file", DAEMON_JSON), limit=1 << 20).removeprefix("\ufeff")):
             case dict(table):
@@ -134,22 +134,22 @@ def find_gpu_access(files: Files, engine: Engine) -> tuple[str, ...]:
     return (*runtime, *hooks, *_specifications(files, engine.cdi_folders)[:1])
 
 
-def choose_gpu_access(found: tuple[str, ...]) -> GpuAccess:
-    """The option that is known to work with what was found.
+def choose_gpu_access(ways: tuple[str, ...]) -> GpuAccess:
+    """The option that is known to work with the ways that were found.
 
     The hook comes first: machines ship with it. A runtime without a hook belongs to a toolkit that relies on CDI; a
     specification that docker reads itself works whatever the runtime's mode and version. Where nothing was found,
     docker reports what is missing.
     """
-    if any(one.endswith(HOOK) for one in found):
+    if any(way.endswith(HOOK) for way in ways):
         return GpuAccess.GPUS
-    if any(one != RUNTIME for one in found):
+    if any(way != RUNTIME for way in ways):
         return GpuAccess.DEVICE
-    return GpuAccess.RUNTIME if found else GpuAccess.GPUS
+    return GpuAccess.RUNTIME if ways else GpuAccess.GPUS
 
 
 def read_gpu_access(host: Host) -> GpuAccess:
-    """For a container of this machine. Raises DockerError."""
+    """How a container of this machine gets the GPU. Raises DockerError."""
     engine = docker.query(host, read_engine)
     return choose_gpu_access(find_gpu_access(host.files, engine) if engine else ())
 
@@ -170,9 +170,9 @@ def _specifications(files: Files, folders: tuple[str, ...]) -> list[str]:
     for folder in folders:
         with suppress(OSError):
             paths += [f"{folder}/{name}" for name in files.names(folder)]
-    found = []
-    for path in (one for one in paths if one.endswith((".json", ".yaml", ".yml"))):
+    specifications = []
+    for path in paths:
         with suppress(OSError):
-            if _OF_THE_GPU.search(files.head(path, SPEC_LIMIT_BYTES)):
-                found.append(path)
-    return found
+            if path.endswith((".json", ".yaml", ".yml")) and _OF_THE_GPU.search(files.head(path, SPEC_LIMIT_BYTES)):
+                specifications.append(path)
+    return specifications

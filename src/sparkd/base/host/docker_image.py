@@ -28,13 +28,10 @@ CONFIG_KEYS = (
 versions of docker only (Hostname, AttachStdin, Tty, Image: gone with API 1.52)."""
 LABELS = ("org.opencontainers.image.", "org.label-schema.", "com.nvidia.", "maintainer")
 """Prefixes of labels that describe how an image was built. Others can be anything, such as the text of a licence."""
-MOST_LABELS = 24
 BUILT = f"{LABEL}build"
 """Label of an image that `sparkd image build` has made: a `BuiltFrom` as JSON."""
-LONGEST_BUILT = 64 << 10
 MOST_BUILT = 64
 """Steps, as in a recipe: a label that sparkd did not write may have thousands."""
-MOST_ALIKE = 8
 SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
 """Other names that some tools write into an image, and docker accepts."""
 
@@ -46,7 +43,7 @@ class Image(Struct, frozen=True):
     created: str
     size_bytes: int
     user: str
-    """That it runs as, perhaps with a group; empty is root."""
+    """The user that it runs as, perhaps with a group; empty is root."""
     entrypoint: tuple[str, ...]
     digests: tuple[str, ...]
     """Its names in registries; none for one that was built or imported here."""
@@ -62,7 +59,7 @@ class BuiltFrom(Struct, frozen=True):
     """What each does, and a SHA-256 of that and of the files it copies."""
 
     def lines(self) -> tuple[str, ...]:
-        """For people, without the digests."""
+        """Lines for people, without the digests."""
         base = f"from {sanitize(self.base)} ({sanitize(self.base_id.removeprefix('sha256:')[:12])})"
         return base, *(sanitize(step) for step, _ in self.steps)
 
@@ -79,7 +76,7 @@ class BuiltFrom(Struct, frozen=True):
 def read_built(docker: DockerReader, ref: str) -> BuiltFrom | None:
     """None where there is no such image, or sparkd has not built it. Raises DockerError."""
     match docker.image(ref):
-        case {"Config": {"Labels": dict() as labels}} if len(text := str(labels.get(BUILT))) <= LONGEST_BUILT:
+        case {"Config": {"Labels": dict() as labels}} if len(text := str(labels.get(BUILT))) <= 64 << 10:
             with suppress(MsgspecError, RecursionError):
                 built = decode(text, type=BuiltFrom)
                 return built if len(built.steps) <= MOST_BUILT else None
@@ -93,7 +90,7 @@ def find_built(docker: DockerReader, ref: str) -> tuple[str, BuiltFrom | None]:
     listed = docker.images()  # the newest one first
     tags = (image.get("RepoTags") for image in listed if isinstance(image, dict)) if isinstance(listed, list) else ()
     alike = [tag for words in tags for tag in _words(words) if tag.rpartition(":")[0] == ref.rpartition(":")[0]]
-    origins = ((name, read_built(docker, name)) for name in (ref, *alike[:MOST_ALIKE]))
+    origins = ((name, read_built(docker, name)) for name in (ref, *alike[:8]))
     return next(((name, built) for name, built in origins if built), ("", None))
 
 
@@ -120,11 +117,13 @@ def read_image(docker: DockerReader, ref: str) -> Image | None:
 
 
 def read_names(docker: DockerReader) -> tuple[str, ...]:
-    """Of all images here that have one, by tag and by digest. Raises DockerError."""
+    """Names of all images here that have one, by tag and by digest. Raises DockerError."""
     match docker.images():
         case [*images]:
-            names = (one.get(key) for one in images if isinstance(one, dict) for key in ("RepoTags", "RepoDigests"))
-            return tuple(sorted({name for one in names for name in _words(one) if "<none>" not in name}))
+            lists = (
+                image.get(key) for image in images if isinstance(image, dict) for key in ("RepoTags", "RepoDigests")
+            )
+            return tuple(sorted({name for names in lists for name in _words(names) if "<none>" not in name}))
     return ()
 
 
@@ -135,14 +134,14 @@ def read_digest(host: Host, image_id: str, name: str) -> str:
 
 
 def digest_of(image: Image, name: str) -> str:
-    """As `read_digest`."""
+    """The digest of an image, as `read_digest` returns it."""
     repository = re.sub(r"^docker\.io/|@.*|:[^/]*$", "", name)
     wanted = re.compile(rf"{re.escape(repository)}@sha256:[0-9a-f]{{64}}")
     return next(filter(wanted.fullmatch, image.digests), "")
 
 
 def read_architecture(docker: DockerReader) -> str:
-    """Of this machine, as images name it: arm64, amd64. Raises DockerError."""
+    """Architecture of this machine, as images name it: arm64, amd64. Raises DockerError."""
     return sanitize(value_of(docker.version(), "Arch", str, "docker does not say what machine it is for"), 20)
 
 
@@ -168,13 +167,13 @@ def read_user(host: Host, ref: str) -> str | None:
 
 
 def _words(answer: object) -> tuple[str, ...]:
-    return tuple(sanitize(str(one)) for one in answer[:16]) if isinstance(answer, list) else ()
+    return tuple(sanitize(str(word)) for word in answer[:16]) if isinstance(answer, list) else ()
 
 
 def _build_labels(answer: object) -> tuple[tuple[str, str], ...]:
     pairs = sorted((str(key), str(value)) for key, value in answer.items()) if isinstance(answer, dict) else []
     wanted = [(sanitize(key, 80), sanitize(value)) for key, value in pairs if key.startswith(LABELS)]
-    return tuple(wanted[:MOST_LABELS])
+    return tuple(wanted[:24])
 
 
 def image_identity(docker: DockerReader, ref: str) -> str | None:

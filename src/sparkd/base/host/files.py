@@ -25,9 +25,9 @@ from msgspec.json import decode
 
 FIXTURE = "/.sparkd"
 LIMIT_BYTES = 4 << 20
-"""Of a file that is read whole, such as a unit or a table of the kernel; a caller may set another limit."""
+"""Largest file that is read whole, such as a unit or a table of the kernel; a caller may set another limit."""
 MOST_NAMES = 100_000
-"""In a folder that is listed whole."""
+"""Names in a folder that is listed whole."""
 MAX_LINKS = 40
 """Symlinks followed for one path, as in the kernel."""
 
@@ -122,7 +122,7 @@ class Files(Struct, frozen=True):
         return _read(self.real(path), lambda fd: _whole(fd, path, limit))
 
     def text(self, path: str, limit: int = LIMIT_BYTES) -> str:
-        """As `bytes`; bytes that are not UTF-8 become `\\xNN`."""
+        """The content as text; bytes that are not UTF-8 become `\\xNN`."""
         return self.bytes(path, limit).decode("utf-8", "backslashreplace")
 
     def text_if_any(self, path: str, limit: int = LIMIT_BYTES) -> str | None:
@@ -157,8 +157,8 @@ class Files(Struct, frozen=True):
 
     def names(self, path: str) -> tuple[str, ...]:
         """Sorted. Raises EFBIG for more than MOST_NAMES."""
-        with os.scandir(self.real(path)) as found:
-            names = [one.name for one in islice(found, MOST_NAMES + 1)]
+        with os.scandir(self.real(path)) as children:
+            names = [child.name for child in islice(children, MOST_NAMES + 1)]
         if len(names) > MOST_NAMES:
             raise OSError(errno.EFBIG, f"more than {MOST_NAMES} names", path)
         return tuple(sorted(names))
@@ -178,15 +178,15 @@ class Files(Struct, frozen=True):
         return follow(path, lambda here, _: self.link(here)) or "/"
 
     def lstat(self, path: str) -> FileFacts:
-        """Of `path` itself: a symlink is not followed."""
+        """Facts of `path` itself: a symlink is not followed."""
         return _facts(os.lstat(self._name(path)))
 
     def links(self, path: str) -> Iterator[tuple[str, str]]:
         """Name and target of each symlink in a folder. One that is removed meanwhile is left out."""
-        with os.scandir(self.real(path)) as found:
-            for one in found:
+        with os.scandir(self.real(path)) as children:
+            for child in children:
                 with suppress(FileNotFoundError):
-                    yield one.name, os.readlink(one.path)
+                    yield child.name, os.readlink(child.path)
 
     def real(self, path: str) -> str:
         """The path to give to the kernel."""
@@ -201,7 +201,7 @@ class Files(Struct, frozen=True):
 
 
 def _read(path: str, work: Callable[[int], T], flags: int = 0) -> T:
-    """Not by `opened`, which takes longer: this reads the files of thousands of processes."""
+    """Call `work` with the file open. `opened` takes longer, and this reads the files of thousands of processes."""
     fd = os.open(path, _READ | flags)
     try:
         return work(fd)
@@ -238,8 +238,9 @@ def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
     """
 
     def read_link(here: str, rest: list[str]) -> str:
-        bind = max((one for one in binds if _within(here, one.target)), key=lambda one: len(one.target), default=None)
-        if bind is None and not any(_within(one.target, here) for one in binds):
+        holding = (mount for mount in binds if _within(here, mount.target))
+        bind = max(holding, key=lambda mount: len(mount.target), default=None)
+        if bind is None and not any(_within(mount.target, here) for mount in binds):
             raise _OutsideError("/".join([here, *rest[::-1]]))
         if bind is None or here == bind.target:
             raise FileNotFoundError
@@ -284,15 +285,15 @@ def follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
     return "".join(f"/{part}" for part in done)
 
 
-def _facts(found: os.stat_result) -> FileFacts:
+def _facts(status: os.stat_result) -> FileFacts:
     return FileFacts(
-        kind=_KINDS.get(stat.S_IFMT(found.st_mode), Kind.OTHER),
-        permissions=stat.S_IMODE(found.st_mode),
-        uid=found.st_uid,
-        size_bytes=found.st_size,
-        allocated_bytes=found.st_blocks * 512,
-        device=found.st_dev,
-        inode=found.st_ino,
-        links=found.st_nlink,
-        modified_at_seconds=found.st_mtime,
+        kind=_KINDS.get(stat.S_IFMT(status.st_mode), Kind.OTHER),
+        permissions=stat.S_IMODE(status.st_mode),
+        uid=status.st_uid,
+        size_bytes=status.st_size,
+        allocated_bytes=status.st_blocks * 512,
+        device=status.st_dev,
+        inode=status.st_ino,
+        links=status.st_nlink,
+        modified_at_seconds=status.st_mtime,
     )

@@ -22,9 +22,9 @@ from sparkd.base.lib.text import sanitize
 T = TypeVar("T")
 
 DEADLINE_SECONDS = 10.0
-"""Without persistence mode the first call initialises the GPU, which takes one to two seconds."""
+"""The first call without persistence mode initialises the GPU, which takes one to two seconds."""
 AWAITED = "the GPU's driver"
-"""Named as awaited by checks that got no answer of it."""
+"""What checks name as awaited that got no answer of it."""
 
 _DEVICE = re.compile(r"/dev/nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-caps/.*)\Z")
 _hung: list[threading.Thread] = []
@@ -62,13 +62,13 @@ class GpuFacts(Struct, frozen=True):
 
 
 class GpuClocks(Struct, frozen=True):
-    """Of one GPU, now. None: the driver does not report it."""
+    """State of one GPU now. None: the driver does not report it."""
 
     name: str
     sm_mhz: int | None
     power_watts: float | None
     utilization_percent: int | None
-    """Of the last moment, up to a second."""
+    """Share of the last moment, up to a second."""
     held_by: tuple[str, ...] = ()
     """The driver's reasons for reduced clocks; it does not report the firmware's own limits."""
     temperature_celsius: int | None = None
@@ -105,7 +105,7 @@ def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
 
     Raises BlockingIOError where no thread can be started.
     """
-    if any(one.is_alive() for one in _hung):
+    if any(thread.is_alive() for thread in _hung):
         return None
     _hung.clear()
     answers: list[T] = []

@@ -51,7 +51,7 @@ class Gid(Struct, frozen=True):
 
 
 def read_hcas(files: Files) -> tuple[Hca, ...]:
-    """By name; empty on a machine without RDMA."""
+    """All devices, sorted by name; empty on a machine without RDMA."""
     return tuple(_read_hca(files, name) for name in hca_names(files)[:MAX_HCAS])
 
 
@@ -69,11 +69,11 @@ def hca_names(files: Files) -> tuple[str, ...]:
 
 
 def interfaces(files: Files, hca: str) -> tuple[str, ...]:
-    """Of its device, or the parent interface of a software device."""
-    found = files.names_if_any(f"{FOLDER}/{hca}/device/net")
+    """Network interfaces of its device, and the parent interface of a software device."""
+    own = files.names_if_any(f"{FOLDER}/{hca}/device/net")
     with suppress(OSError):
-        found = (*found, files.value(f"{FOLDER}/{hca}/parent"))
-    return found
+        return *own, files.value(f"{FOLDER}/{hca}/parent")
+    return own
 
 
 def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
@@ -89,13 +89,13 @@ def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
         carried = {hca: set(interfaces(files, hca)) for hca in hca_names(files)}
     except (OSError, ValueError):  # the check of the fabric reports it
         return ()
-    found = [hca for hca, own in carried.items() if wanted & own]
-    twins = [twin for hca in found if interface in carried[hca] for twin in _twins(files, hca)]
-    return tuple(dict.fromkeys([*found, *twins]))
+    carriers = [hca for hca, own in carried.items() if wanted & own]
+    twins = [twin for hca in carriers if interface in carried[hca] for twin in _twins(files, hca)]
+    return tuple(dict.fromkeys([*carriers, *twins]))
 
 
 def _twins(files: Files, name: str) -> tuple[str, ...]:
-    """Only those that are up and have addresses of their own: NCCL fails on others."""
+    """Names of the twins that are up and have addresses of their own: NCCL fails on others."""
     try:
         own, *twins = find_twins(files, name)
         families = _families(files, own) if twins else set()
@@ -120,8 +120,8 @@ def find_twins(files: Files, name: str) -> tuple[Hca, ...]:
 def _families(files: Files, hca: Hca) -> set[bool]:
     """`ipv4` of the addresses of its active ports: {True}, {False}, both or none."""
     up = (port.number for port in hca.ports if port.state == ACTIVE)
-    found = (gid for number in up for gid in read_gids(files, hca.name, number))
-    return {gid.ipv4 for gid in found if gid.kind == ROCE_V2 and not gid.link_local}
+    gids = (gid for number in up for gid in read_gids(files, hca.name, number))
+    return {gid.ipv4 for gid in gids if gid.kind == ROCE_V2 and not gid.link_local}
 
 
 def _chip(files: Files, hca: str) -> str:
@@ -133,7 +133,7 @@ def _chip(files: Files, hca: str) -> str:
 def read_gids(files: Files, hca: str, port: int) -> tuple[Gid, ...]:
     """Those in use, by index. Raises OSError, and ValueError for another format."""
     folder = f"{FOLDER}/{hca}/ports/{port}"
-    found = []
+    gids = []
     for index in _numbers(files.names(f"{folder}/gids"))[:MAX_GIDS]:
         raw = IPv6Address(files.value(f"{folder}/gids/{index}"))
         if not int(raw):
@@ -141,8 +141,8 @@ def read_gids(files: Files, hca: str, port: int) -> tuple[Gid, ...]:
         address = raw.ipv4_mapped or raw
         with suppress(OSError):  # removed meanwhile
             kind = sanitize(files.value(f"{folder}/gid_attrs/types/{index}"), 32)
-            found.append(Gid(index, kind, str(address), raw.ipv4_mapped is not None, address.is_link_local))
-    return tuple(found)
+            gids.append(Gid(index, kind, str(address), raw.ipv4_mapped is not None, address.is_link_local))
+    return tuple(gids)
 
 
 def _read_hca(files: Files, name: str) -> Hca:

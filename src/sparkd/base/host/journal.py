@@ -17,19 +17,18 @@ from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.lib.text import Redactor, parse_json, printable
 
 MOST_LINES, MOST_BYTES = 2_000, 4 << 20
-"""Of one answer, as JSON: a letter of another script takes six, an emoji twelve."""
+"""Limits of one answer, bytes as JSON: a letter of another script takes six, an emoji twelve."""
 LINE_LIMIT = 16_384
 """Characters, as of a line of the engine."""
 PRINTED_BYTES = 32 << 20
-"""That journalctl may print for one answer: most lines may be the engine's, and not wanted."""
+"""What journalctl may print for one answer: most lines may be the engine's, and not wanted."""
 READ_SECONDS = 5.0
 ENGINE = "engine| "
 """The agent puts it before each line of the engine, so that no client's text passes for an event."""
 LATEST_US = 1 << 53
 """Microseconds since 1970: the year 2255."""
-_FIELDS = "MESSAGE,PRIORITY"
 LAST_LINES, LAST_OWN_LINES = 300, 100
-"""Of the last boot: a loud engine crowds out no line of the kernel or of systemd."""
+"""Lines of the last boot, the machine's and sparkd's own: a loud engine crowds out none of the kernel or of systemd."""
 T = TypeVar("T")
 
 
@@ -48,9 +47,9 @@ class Query(Struct, frozen=True, array_like=True):
 
 class Line(Struct, frozen=True):
     at_us: Annotated[int, Meta(ge=0, le=LATEST_US)]
-    """Of this machine's clock, since 1970."""
+    """Since 1970, by this machine's clock."""
     place: Annotated[str, Meta(max_length=64)]
-    """In the journal: two lines may have one time."""
+    """The line's place in the journal: two lines may have one time."""
     priority: Annotated[int, Meta(ge=0, le=7)]
     text: Annotated[str, Meta(max_length=LINE_LIMIT)]
 
@@ -75,62 +74,62 @@ def read_journal(query: Query, matches: Sequence[str] = (), seconds: float = REA
 
     Raises OSError where journalctl can't be run, or fails.
     """
-    options = [f"--output-fields={_FIELDS}", f"--priority={query.priority}"]
+    options = ["--output-fields=MESSAGE,PRIORITY", f"--priority={query.priority}"]
     options += [f"--since={_stamp(query.since_us)}", f"--until={_stamp(query.until_us)}"]
     options += matches or [f"--unit={unit}" for unit in OWN_UNITS]
-    found, whole = _run(options, lambda printed: take(printed, query), seconds)
-    return Lines(tuple(reversed(found)), cut=not whole)
+    lines, whole = _run(options, lambda printed: take(printed, query), seconds)
+    return Lines(tuple(reversed(lines)), cut=not whole)
 
 
 def _run(
-    options: Sequence[str], take: Callable[[Iterable[bytes]], tuple[list[T], bool]], seconds: float = READ_SECONDS
+    options: Sequence[str], collect: Callable[[Iterable[bytes]], tuple[list[T], bool]], seconds: float = READ_SECONDS
 ) -> tuple[list[T], bool]:
-    """What `take` makes of the lines, newest first, and whether that is all of them."""
+    """What `collect` makes of the lines, newest first, and whether that is all of them."""
     command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json", *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(seconds, process.kill)
         try:
             deadline.start()
-            found, whole = take(process.stdout or ())
+            taken, whole = collect(process.stdout or ())
             if not whole:
                 process.kill()
-            said = process.stderr.read(1000) if process.stderr else b""
+            errors = process.stderr.read(1000) if process.stderr else b""
             code = process.wait()
         finally:
             deadline.cancel()
             process.kill()
     if code > 0:
-        raise RefusedError(f"journalctl: {printable(said.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
-    if code < 0 and whole and not found:
+        raise RefusedError(f"journalctl: {printable(errors.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
+    if code < 0 and whole and not taken:
         raise OSError(f"journalctl found nothing in {seconds:g} s, and was ended")
-    return found, whole and code >= 0
+    return taken, whole and code >= 0
 
 
 def read_last_boot(files: Files, seconds: float = 12) -> tuple[BootLine, ...]:
     """The last lines of the boot before this one, newest first; none where the journal does not have it.
 
-    Raises OSError where that is not known, as after `seconds`, which are those of each of two looks.
+    Raises OSError where that is not known, as after `seconds`, which each of two calls of journalctl gets.
     """
     if files.root != "/":  # a tree's are not this machine's
         return tuple(files.recorded("last-boot", list[BootLine]) or ())
     redact = Redactor()
 
-    def take(printed: Iterable[bytes]) -> tuple[list[BootLine], bool]:
-        return list(filter(None, (parse_boot_line(data, redact) for data in printed))), True
+    def take_all(printed: Iterable[bytes]) -> tuple[list[BootLine], bool]:
+        return list(filter(None, (parse_boot_line(line, redact) for line in printed))), True
 
     machine = (f"--lines={LAST_LINES}", "_TRANSPORT=kernel", "+", "_TRANSPORT=driver", "+", "_PID=1")
     own = (f"--lines={LAST_OWN_LINES}", *(f"_SYSTEMD_UNIT={unit}" for unit in OWN_UNITS))
     try:
-        found = [_run(["--boot=-1", *options], take, seconds)[0] for options in (machine, own)]
+        groups = [_run(["--boot=-1", *options], take_all, seconds)[0] for options in (machine, own)]
     except (FileNotFoundError, RefusedError):
         return ()
-    return tuple(heapq.merge(*found, key=lambda line: line.at_seconds, reverse=True))
+    return tuple(heapq.merge(*groups, key=lambda line: line.at_seconds, reverse=True))
 
 
-def parse_boot_line(data: bytes, redact: Callable[[str], str]) -> BootLine | None:
-    """Without likely secrets. None where others may have written it. A field that begins with _ is journald's own."""
+def parse_boot_line(printed: bytes, redact: Callable[[str], str]) -> BootLine | None:
+    """Without likely secrets; None where others may have written it. A field that begins with _ is journald's own."""
     with suppress(ValueError):
-        match parse_json(data):
+        match parse_json(printed):
             case {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", **fields}:
                 source = "kernel"
             case {"_TRANSPORT": "driver", **fields}:
@@ -153,23 +152,23 @@ def _stamp(at_us: int) -> str:
 
 def take(printed: Iterable[bytes], query: Query, most_bytes: int = PRINTED_BYTES) -> tuple[list[Line], bool]:
     """Those that are wanted, newest first, and whether that is all of them. `printed`: by journalctl --output=json."""
-    found, dumped_bytes, size_bytes, redact = list[Line](), 0, 0, Redactor()
-    for data in printed:
-        size_bytes += len(data)
-        line = parse_line(data, redact)
+    lines, dumped_bytes, size_bytes, redact = list[Line](), 0, 0, Redactor()
+    for document in printed:
+        size_bytes += len(document)
+        line = parse_line(document, redact)
         if line is None or (query.engine and not line.text.startswith(ENGINE)):
             continue
         dumped_bytes += len(json.dumps(line.text))
-        if len(found) == MOST_LINES or dumped_bytes > MOST_BYTES or size_bytes > most_bytes:
-            return found, False
-        found.append(line)
-    return found, True
+        if len(lines) == MOST_LINES or dumped_bytes > MOST_BYTES or size_bytes > most_bytes:
+            return lines, False
+        lines.append(line)
+    return lines, True
 
 
-def parse_line(data: bytes, redact: Callable[[str], str]) -> Line | None:
+def parse_line(printed: bytes, redact: Callable[[str], str]) -> Line | None:
     """None where it is not one of journalctl's."""
     try:
-        fields = parse_json(data)
+        fields = parse_json(printed)
     except ValueError:
         return None
     if not isinstance(fields, dict):

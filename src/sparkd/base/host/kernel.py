@@ -61,7 +61,7 @@ class Record(Struct, frozen=True):
 
 
 def read_release(files: Files) -> str:
-    """As in `uname -r`; empty where unreadable."""
+    """The release, as in `uname -r`; empty where unreadable."""
     try:
         return sanitize(files.value("/proc/sys/kernel/osrelease"), 100)
     except OSError:
@@ -84,9 +84,9 @@ def read_next_boot(files: Files) -> tuple[str, tuple[str, ...]]:
     """
     with suppress(OSError):
         more = (f"{GRUB}.d/{name}" for name in files.names_if_any(f"{GRUB}.d") if name.endswith(".cfg"))
-        entries = [entry for path in (GRUB, *more) for entry in _GRUB.findall(files.text_if_any(path) or "")]
-        words = [word for key, text in entries if "CMDLINE" in key for word in text.strip("'\"").split()]
-        if dict(entries).get("GRUB_DEFAULT", "0").strip("'\"") != "0":
+        settings = [setting for path in (GRUB, *more) for setting in _GRUB.findall(files.text_if_any(path) or "")]
+        words = [word for key, text in settings if "CMDLINE" in key for word in text.strip("'\"").split()]
+        if dict(settings).get("GRUB_DEFAULT", "0").strip("'\"") != "0":
             return "", tuple(words)
         releases = (name.removeprefix(IMAGE) for name in files.names_if_any("/boot") if name.startswith(IMAGE))
         booted = (sanitize(release, 64) for release in releases if not release.endswith((".old", ".bak")))
@@ -113,22 +113,25 @@ def read_sysctl(files: Files, name: str) -> str | None:
 
 def read_recovery(files: Files) -> Recovery:
     """What is unreadable counts as not set."""
-    folder, values = "/sys/class/watchdog/watchdog0", dict.fromkeys(("panic", "identity", "state"), "")
-    for name in values:
+
+    def value(path: str) -> str:
         with suppress(OSError):
-            path = sysctl_path("kernel.panic") if name == "panic" else f"{folder}/{name}"
-            values[name] = sanitize((files.text_if_any(path, limit=4096) or "").strip(), 60)
-    there = any(map(files.exists, (folder, "/dev/watchdog0")))
-    active = {"active": True, "inactive": False}.get(values["state"])
-    return Recovery(values["panic"] not in ("", "0"), (values["identity"] or "watchdog0") * there, active)
+            return sanitize((files.text_if_any(path, limit=4096) or "").strip(), 60)
+        return ""
+
+    folder = "/sys/class/watchdog/watchdog0"
+    watchdog = value(f"{folder}/identity") or "watchdog0"
+    there = files.exists(folder) or files.exists("/dev/watchdog0")
+    active = {"active": True, "inactive": False}.get(value(f"{folder}/state"))
+    return Recovery(value(sysctl_path("kernel.panic")) not in ("", "0"), watchdog if there else "", active)
 
 
 def nvidia_module(files: Files) -> NvidiaModule | None:
     if (text := files.text_if_any("/proc/driver/nvidia/version", limit=4096)) is None:
         return None
-    if (found := _MODULE.match(text)) is None:  # whether the GPU works is judged by queries of its driver
+    if (match := _MODULE.match(text)) is None:  # whether the GPU works is judged by queries of its driver
         return NvidiaModule("of an unknown version", open=True)
-    return NvidiaModule(found[2], bool(found[1]))
+    return NvidiaModule(match[2], bool(match[1]))
 
 
 def read_log(files: Files) -> Iterator[Record]:
@@ -163,16 +166,16 @@ def open_log_end(files: Files) -> int:
 
 def _require_log(fd: int, files: Files, stands_in: Callable[[int], bool]) -> bool:
     """Whether it is the device. Raises FileNotFoundError where it is neither that nor, in a tree, what stands in."""
-    found = os.fstat(fd)
+    status = os.fstat(fd)
     # Containers have a console or /dev/null there. A device in a tree of files is the log of this machine.
-    is_device = stat.S_ISCHR(found.st_mode) and found.st_rdev == LOG_DEVICE
-    if not (is_device if files.root == "/" else stands_in(found.st_mode)):
+    is_device = stat.S_ISCHR(status.st_mode) and status.st_rdev == LOG_DEVICE
+    if not (is_device if files.root == "/" else stands_in(status.st_mode)):
         raise FileNotFoundError(errno.ENOENT, "no kernel log", LOG)
     return is_device
 
 
 def _chunks(files: Files) -> Iterator[bytes]:
-    """Of the log: one record per read of the device."""
+    """Pieces of the log: one record per read of the device."""
     with files.opened(LOG) as fd:
         _require_log(fd, files, stat.S_ISREG)
         left = LOG_LIMIT_BYTES

@@ -15,7 +15,6 @@ from sparkd.base.lib.text import sanitize
 
 LINE_LIMIT = 1000
 """Characters that are searched: a message is printed in pieces of at most that."""
-DEVICE_LIMIT = 40
 Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -34,7 +33,7 @@ class Kind(Effect, frozen=True, forbid_unknown_fields=True, kw_only=True):
     patterns: Annotated[tuple[Text, ...], Meta(min_length=1)]
     """Groups: `device`, which may be a process, and `code`."""
     base: Literal[10, 16] = 10
-    """Of `code`."""
+    """The base of `code`."""
     codes: Mapping[str, Effect] = field(default_factory=dict)
 
 
@@ -78,14 +77,14 @@ def parse_event(record: Record) -> Event | None:
         if matched := pattern.match(line):
             groups = matched.groupdict()
             code = int((groups.get("code") or "0")[:8], KINDS[name].base)
-            device = sanitize(groups.get("device") or "", DEVICE_LIMIT)
+            device = sanitize(groups.get("device") or "", 40)
             return Event(name, device, code, 1, round(record.seconds, 3), sanitize(record.text))
     return None
 
 
 _DATE = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
 _PREFIX = re.compile(rf"(?:\[(?:[ \d.]{{1,20}}|{_DATE})\] |[^|()]{{0,80}}\bkernel: |(?=NVRM: ))")
-"""As dmesg, dmesg -T and journalctl -k print it, or a line of the driver alone; never one of the engine's lines."""
+"""How dmesg, dmesg -T and journalctl -k begin a line, or the driver its own; none of the engine's lines begins so."""
 
 
 def parse_printed(line: str) -> Event | None:

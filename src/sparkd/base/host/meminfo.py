@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -25,7 +26,7 @@ _ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d{1,18})(?!\S)", re.MULTILINE)
 _ZONE = re.compile(r"Node +\d+, +zone +(?P<name>\S+)(?P<counts>(?: +\d+)+) *")
 
 SMALLEST_BYTES = 16 << 20
-"""Of a consumer's process; the smaller ones of a user are one consumer together: thousands hold much, too."""
+"""Least memory of a consumer's process; a user's smaller ones are one consumer together: thousands hold much, too."""
 
 
 class MemInfo(Struct, frozen=True):
@@ -53,7 +54,7 @@ class MemInfo(Struct, frozen=True):
 
     @property
     def unaccounted_bytes(self) -> int:
-        """In no counter: on GB10, allocated by the GPU's driver."""
+        """Memory in no counter: on GB10, allocated by the GPU's driver."""
         used = self.buffers_bytes + self.cached_bytes + self.anonymous_bytes
         return max(0, self.total_bytes - self.free_bytes - used - self.kernel_bytes)
 
@@ -64,12 +65,12 @@ LARGE_BLOCK_BYTES = 2 << 20
 
 
 class FreeMemory(Struct, frozen=True):
-    """By the kernel's allocator, which merges free pages into blocks of powers of two."""
+    """Free memory by the kernel's allocator, which merges free pages into blocks of powers of two."""
 
     bytes: int
-    """In blocks of any size. MemFree counts also what a hypervisor has taken back."""
+    """Free in blocks of any size. MemFree counts also what a hypervisor has taken back."""
     large_bytes: int
-    """In blocks of LARGE_BLOCK_BYTES or more that a driver can get."""
+    """Free in blocks of LARGE_BLOCK_BYTES or more that a driver can get."""
     unlisted_bytes: int = 0
     """Free by MemFree, and in no block: as in a kernel that initialises memory late (deferred_init=lazy)."""
 
@@ -109,11 +110,16 @@ class Consumer(Struct, frozen=True):
     """Freed when it ends: anonymous memory, shared memory once, and memory that the GPU holds for it."""
 
 
+def _read_kib(files: Files) -> dict[str, int]:
+    """The lines of /proc/meminfo, in KiB by name. Raises OSError."""
+    return {key.strip(): int(value) for key, value in _ENTRY.findall(files.text("/proc/meminfo", limit=65536))}
+
+
 def read_meminfo(files: Files) -> MemInfo:
     """Raises OSError, and ValueError where one of the three main counters is missing."""
     from sparkd.base.host import os_stats
 
-    kib = {key.strip(): int(value) for key, value in _ENTRY.findall(files.text("/proc/meminfo", limit=65536))}
+    kib = _read_kib(files)
     for key in ("MemTotal", "MemFree", "MemAvailable"):
         if key not in kib:
             raise ValueError(f"/proc/meminfo has no {key}")
@@ -141,7 +147,7 @@ def read_meminfo(files: Files) -> MemInfo:
 
 
 def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemory:
-    """Of every zone of every node; 9 us. Raises OSError, and ValueError for another format."""
+    """Sums over every zone of every node, in 9 us. Raises OSError, and ValueError for another format."""
     free = large = 0
     least_order = (LARGE_BLOCK_BYTES // page_bytes - 1).bit_length()
     for line in files.text("/proc/buddyinfo", limit=65536).splitlines():
@@ -154,7 +160,7 @@ def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemor
         large += sum(sizes[least_order:]) if zone["name"] != "Movable" else 0
     if not free:
         raise ValueError("/proc/buddyinfo is empty")
-    kib = {key: int(value) for key, value in _ENTRY.findall(files.text("/proc/meminfo", limit=65536))}
+    kib = _read_kib(files)
     unlisted_bytes = max(0, kib.get("MemFree", 0) * 1024 - free)
     return FreeMemory(free, max(0, large - kib.get("CmaFree", 0) * 1024), unlisted_bytes)
 
@@ -168,14 +174,14 @@ def zfs_cache_bytes(files: Files) -> int:
 
 def read_swaps(files: Files) -> tuple[Swap, ...]:
     """Active swap areas; none in a kernel without swap. Raises OSError, and ValueError for another format."""
-    found = []
+    areas = []
     for line in (files.text_if_any("/proc/swaps", limit=65536) or "").splitlines()[1:]:
         try:
             path, _kind, kib, used_kib, _priority = line.split()
-            found.append(Swap(sanitize(unescape(path), 256), int(kib) * 1024, int(used_kib) * 1024))
+            areas.append(Swap(sanitize(unescape(path), 256), int(kib) * 1024, int(used_kib) * 1024))
         except ValueError:
             raise ValueError(f"/proc/swaps has another format: {sanitize(line, 80)!r}") from None
-    return tuple(found)
+    return tuple(areas)
 
 
 def oom_kills(files: Files) -> int | None:
@@ -188,21 +194,19 @@ def oom_kills(files: Files) -> int | None:
 
 
 def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -> tuple[Consumer, ...]:
-    """Largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
+    """Consumers, the largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
     groups: dict[tuple[str, str], list[tuple[int, int, Details]]] = {}
     for process in among:
         if process.kernel or process.dead:
             continue
-        try:
+        with suppress(*GONE, PermissionError, ValueError):
             status = read_status(files, process.pid)
             size = status.private_bytes + gpu_bytes.get(process.pid, 0)
             large = size >= SMALLEST_BYTES
             group = _group(read_group(files, process.pid), process) if large else ("small", str(status.uid))
             groups.setdefault(group, []).append((size, process.pid, status))
-        except (*GONE, PermissionError, ValueError):
-            continue
-    found = [_sum_members(files, kind, name, members) for (kind, name), members in groups.items()]
-    return tuple(sorted(found, key=lambda one: (-one.bytes, one.name)))
+    consumers = (_sum_members(files, *group, members) for group, members in groups.items())
+    return tuple(sorted(consumers, key=lambda consumer: (-consumer.bytes, consumer.name)))
 
 
 def _group(group: Group, process: Process) -> tuple[str, str]:

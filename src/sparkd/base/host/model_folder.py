@@ -23,11 +23,11 @@ INDICES = (f"model{SAFETENSORS}{weights.INDEX}", f"consolidated{SAFETENSORS}{wei
 
 _TOKENIZERS = frozenset(("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt"))
 _SPARE = frozenset(("merges.txt", "vocab.json", "vocab.txt"))
-"""Not opened beside a tokenizer.json, which has their content; some repositories keep them empty."""
+"""Files that are not opened beside a tokenizer.json, which has their content; some repositories keep them empty."""
 _TOKENIZER_ENDS = (".model", ".tiktoken")
 _TOKENIZER_CODE = re.compile(r"tokeniz\w*\.py")
 _PARTIAL = re.compile(r".+\.(?:incomplete|part|partial|aria2|crdownload|tmp)|\..+\.(?:safetensors|bin|gguf)\.\w{6}")
-"""Of Hugging Face, browsers, aria2; the last is a copy by rsync."""
+"""Unfinished files of Hugging Face, browsers, aria2; the last is a copy by rsync."""
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -45,7 +45,7 @@ class ModelFolder(Struct, frozen=True):
     there: bool
     """Whether there is a folder that is not empty."""
     download_cache: str = ""
-    """Of a folder that holds downloads instead of a model: the newest, as a path below it."""
+    """The newest download, as a path below a folder that holds downloads instead of a model."""
     config: bool = False
     tokenizer: bool = False
     format: str = ""
@@ -53,7 +53,7 @@ class ModelFolder(Struct, frozen=True):
     shards: int = 0
     size_bytes: int = 0
     indexed_bytes: int | None = None
-    """Of all tensors, from the index."""
+    """Size of all tensors, from the index."""
     flaws: tuple[Flaw, ...] = ()
     partial: tuple[str, ...] = ()
     """Downloads in progress or interrupted."""
@@ -65,32 +65,32 @@ def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
 
     Without `shards` only the names of weights are checked: the loader reads them in another way.
     """
-    names: tuple[str, ...] = ()
     try:
         names = files.names(folder)
     except OSError as error:
         if error.errno not in _GONE:
             raise
+        names = ()
     if not names:
         return ModelFolder(there=False)
-    seen = _Folder(files, folder, names)
+    reader = _Folder(files, folder, names)
     small_names = (name for name in names if name in weights.DECIDING or name.endswith(_TOKENIZER_ENDS))
-    small = [seen.problem(name, seen.small) for name in small_names]
-    found = ModelFolder(
+    small = [reader.problem(name, reader.small) for name in small_names]
+    model = ModelFolder(
         there=True,
-        download_cache=seen.download_cache(),
+        download_cache=reader.download_cache(),
         config=any(name in names for name in CONFIGS),
         tokenizer=any(_is_tokenizer(name) for name in names),
-        partial=seen.partial(),
+        partial=reader.partial(),
     )
-    found = seen.weights(found) if shards else seen.present(found)
-    opened = (*(name for name in names if name in CONFIGS), *found.opened)
-    return replace(found, opened=opened, flaws=_grouped((*(one for one in small if one), *found.flaws)))
+    model = reader.weights(model) if shards else reader.present(model)
+    opened = (*(name for name in names if name in CONFIGS), *model.opened)
+    return replace(model, opened=opened, flaws=_grouped((*filter(None, small), *model.flaws)))
 
 
-def closed(files: Files, folder: str, found: ModelFolder) -> str:
+def closed(files: Files, folder: str, model: ModelFolder) -> str:
     """The first of folder and files that only some users may read; empty where there is none."""
-    for path in (folder, *(f"{folder}/{name}" for name in found.opened)):
+    for path in (folder, *(f"{folder}/{name}" for name in model.opened)):
         with suppress(OSError):
             facts = files.stat(path)
             wanted = 0o005 if facts.kind is Kind.FOLDER else 0o004
@@ -140,27 +140,28 @@ class _Folder:
                 return ""
         return "is no JSON object"
 
-    def weights(self, found: ModelFolder) -> ModelFolder:
+    def weights(self, model: ModelFolder) -> ModelFolder:
         """The first set of shards without a flaw; else the first with its flaws."""
         loose = {name for name in self._names if name.endswith(SAFETENSORS)}
-        checks = [partial(self._indexed, found, name) for name in INDICES if name in self._names]
+        checks = [partial(self._indexed, model, name) for name in INDICES if name in self._names]
         if loose and INDICES[0] not in self._names:
-            checks.append(partial(self._shards, found, loose | _numbered(loose)))
+            checks.append(partial(self._shards, model, loose | _numbered(loose)))
         elif mistral := {name for name in loose if name.startswith("consolidated")}:
-            checks.append(partial(self._shards, found, mistral))
-        tried: list[ModelFolder] = []
+            checks.append(partial(self._shards, model, mistral))
+        first = None
         for check in checks:
-            tried.append(check())
-            if not tried[-1].flaws:
-                return tried[-1]
-        return tried[0] if tried else self.present(found)
+            tried = check()
+            if not tried.flaws:
+                return tried
+            first = first or tried
+        return first or self.present(model)
 
-    def present(self, found: ModelFolder) -> ModelFolder:
+    def present(self, model: ModelFolder) -> ModelFolder:
         names = tuple(name for name in self._names if name.endswith(weights.WEIGHTS))
         suffix = "." + names[0].rpartition(".")[2] if names else ""
-        return replace(found, format=suffix, shards=len(names), opened=names)
+        return replace(model, format=suffix, shards=len(names), opened=names)
 
-    def _indexed(self, found: ModelFolder, index: str) -> ModelFolder:
+    def _indexed(self, model: ModelFolder, index: str) -> ModelFolder:
         read = weights.Index(frozenset(), None, whole=False)
 
         def whole(name: str) -> str:
@@ -171,10 +172,10 @@ class _Folder:
             return "is cut off" if not read.whole else "" if read.shards else "names no shards"
 
         if flaw := self.problem(index, whole):
-            return replace(found, format=SAFETENSORS, flaws=(flaw,))
-        return replace(self._shards(found, read.shards), indexed_bytes=read.total_bytes)
+            return replace(model, format=SAFETENSORS, flaws=(flaw,))
+        return replace(self._shards(model, read.shards), indexed_bytes=read.total_bytes)
 
-    def _shards(self, found: ModelFolder, shards: Iterable[str]) -> ModelFolder:
+    def _shards(self, model: ModelFolder, shards: Iterable[str]) -> ModelFolder:
         names = sorted(shards)
         sizes: list[int] = []
 
@@ -187,7 +188,7 @@ class _Folder:
 
         flaws = [flaw for name in names if (flaw := self.problem(name, whole))]
         return replace(
-            found,
+            model,
             format=SAFETENSORS,
             shards=len(names),
             size_bytes=sum(sizes),

@@ -15,8 +15,6 @@ from sparkd.base.lib.text import sanitize
 
 FOLDER = "/sys/class/net"
 IFF_UP, IFF_LOOPBACK = 0x1, 0x8
-BONDS = "bonding_masters"
-"""A file among the interfaces, once bonding is loaded."""
 MAX_LOWER = 16
 """A bond of a DGX Spark has four members at most."""
 OPTIMISTIC, TENTATIVE = 0x04, 0x40
@@ -24,7 +22,7 @@ OPTIMISTIC, TENTATIVE = 0x04, 0x40
 UP, GATEWAY, REJECT = 0x0001, 0x0002, 0x0200
 """RTF_UP, RTF_GATEWAY and RTF_REJECT of linux/route.h."""
 ELSEWHERE = "203.0.113.1"
-"""Of TEST-NET-3 (RFC 5737), which no network has."""
+"""An address of TEST-NET-3 (RFC 5737), which no network has."""
 
 _LOCAL = re.compile(r"\|-- (\S+)\n(?: +/.*\n)*? +/32 host LOCAL$", re.MULTILINE)
 """A leaf of the trie; the machine's own is followed by `/32 host LOCAL`."""
@@ -71,25 +69,25 @@ def read_link(files: Files, name: str) -> Link | None:
         physical="device" in inside,
         loopback=bool(flags & IFF_LOOPBACK),
         wireless="wireless" in inside or "phy80211" in inside,
-        lower=tuple(one.removeprefix("lower_") for one in inside if one.startswith("lower_"))[:MAX_LOWER],
+        lower=tuple(file.removeprefix("lower_") for file in inside if file.startswith("lower_"))[:MAX_LOWER],
     )
 
 
 def read_links(files: Files, name: str) -> tuple[Link, ...]:
     """The interface and all below it: a VLAN may lie on a bond. Empty where there is no such interface."""
-    found: dict[str, Link] = {}
+    links: dict[str, Link] = {}
     todo = [name]
-    while todo and len(found) < MAX_LOWER:
-        one = todo.pop(0)
-        link = read_link(files, one) if one not in found else None
-        if link is not None:
-            found[one] = link
+    while todo and len(links) < MAX_LOWER:
+        lower = todo.pop(0)
+        if lower not in links and (link := read_link(files, lower)):
+            links[lower] = link
             todo += link.lower
-    return tuple(found.values())
+    return tuple(links.values())
 
 
 def link_names(files: Files) -> tuple[str, ...]:
-    return tuple(name for name in files.names_if_any(FOLDER) if name != BONDS)
+    """All but the file that is among the interfaces once bonding is loaded."""
+    return tuple(name for name in files.names_if_any(FOLDER) if name != "bonding_masters")
 
 
 def default_routes(files: Files) -> Mapping[str, str]:
@@ -124,9 +122,9 @@ def find_answering(files: Files, addresses: Iterable[str]) -> Mapping[str, bool]
 
 
 def read_addresses(files: Files) -> tuple[str, ...]:
-    """Of all interfaces, loopback included, in canonical form; IPv4 first."""
+    """Addresses of all interfaces, loopback included, in canonical form; IPv4 first."""
     ipv4 = dict.fromkeys(_LOCAL.findall(files.text("/proc/net/fib_trie", limit=64 << 20)))
-    ipv6 = (str(one) for one, _, flags in _if_inet6(files) if not flags & TENTATIVE or flags & OPTIMISTIC)
+    ipv6 = (str(address) for address, _, flags in _if_inet6(files) if not flags & TENTATIVE or flags & OPTIMISTIC)
     return (*ipv4, *ipv6)
 
 
@@ -139,8 +137,8 @@ def canonical(address: str) -> str:
 
 def interface_of(files: Files, address: str) -> str:
     """The interface that carries one of this machine's addresses; empty where unknown or ambiguous."""
-    found = interfaces_of(files, address)
-    return found[0] if len(found) == 1 else ""
+    interfaces = interfaces_of(files, address)
+    return interfaces[0] if len(interfaces) == 1 else ""
 
 
 def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
@@ -151,7 +149,7 @@ def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
     wanted = ip_address(canonical(address))
     try:
         if isinstance(wanted, IPv6Address):
-            return tuple(sorted({interface for one, interface, _ in _if_inet6(files) if one == wanted}))
+            return tuple(sorted({interface for carried, interface, _ in _if_inet6(files) if carried == wanted}))
         subnets = list(_subnets(files.text("/proc/net/route"), wanted))
     except OSError:
         return ()

@@ -32,7 +32,7 @@ def pids(files: Files) -> list[int]:
 
 
 def memory(files: Files) -> svmem:
-    """In bytes; 0 for a missing line. Raises OSError, and ValueError for another format."""
+    """Memory in bytes; 0 for a missing line. Raises OSError, and ValueError for another format."""
     if files.lstat("/proc/meminfo").kind is not Kind.FILE:  # psutil follows symlinks and waits at a FIFO
         raise OSError(errno.EINVAL, "no regular file", "/proc/meminfo")
     # psutil warns of missing lines; under the lock, since all threads share the filters
@@ -45,8 +45,8 @@ def memory(files: Files) -> svmem:
 
 def disk_space(path: str) -> tuple[int, int]:
     """(total, free) bytes of the file system of this machine's `path`; blocks reserved for root count as free."""
-    found = psutil.disk_usage(path)
-    return found.total, found.total - found.used
+    usage = psutil.disk_usage(path)
+    return usage.total, usage.total - usage.used
 
 
 @contextmanager

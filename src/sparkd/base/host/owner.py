@@ -16,7 +16,7 @@ from msgspec.json import decode
 from msgspec.structs import replace
 
 from sparkd.base.host.files import Files
-from sparkd.base.host.processes import read_process
+from sparkd.base.host.processes import is_alive
 from sparkd.base.lib.lock import try_lock
 from sparkd.base.lib.text import sanitize
 
@@ -41,19 +41,19 @@ def take_handed(env: MutableMapping[str, str]) -> Handed | None:
 
 
 class NodeOwner(Struct, frozen=True):
-    """The holder of the lock, by its own account. All is empty where there is none of it."""
+    """The holder of the lock, by its own account. Without an account, all fields are empty."""
 
     pid: int
     command: str
-    """As typed: `sparkd run --role head`."""
+    """The command as typed: `sparkd run --role head`."""
     invocation: str
     """systemd's, or generated at a start by hand: the `io.sparkd.invocation` of this owner's containers."""
     start_time: int = 0
-    """As in Process."""
+    """Clock ticks since boot, as in Process."""
 
     @property
     def hint(self) -> str:
-        """For who wants its place. Commands other than the agent end by themselves."""
+        """How to take its place. Commands other than the agent end by themselves."""
         agent = not self.command or self.command.startswith("sparkd run")
         return "stop that first: systemctl stop sparkd-head sparkd-worker" if agent else "it ends by itself: try again"
 
@@ -61,27 +61,26 @@ class NodeOwner(Struct, frozen=True):
 def read_owner(files: Files) -> NodeOwner | None:
     """The process that owns this node; None where none does. Raises OSError.
 
-    An account in OWNER_FILE, which root alone can write, counts while the process that wrote it lives. Without one, who
-    can't open the lock takes it that nobody has it.
+    An account in OWNER_FILE, which root alone can write, counts while the process that wrote it lives. Without one, and
+    without permission to open the lock, the node counts as free.
     """
     owner = read_account(files)
     return NodeOwner(0, "", "") if owner is None and _held(files) else owner
 
 
 def read_account(files: Files) -> NodeOwner | None:
-    """Of a living owner. Raises OSError."""
+    """The account of a living owner; None without one. Raises OSError."""
     with suppress(FileNotFoundError, ValueError, RecursionError):
         account = decode(files.itself(OWNER_FILE, 65536).content, type=NodeOwner)
-        process = read_process(files, account.pid)
-        if process is not None and not process.dead and process.start_time == account.start_time:
+        if is_alive(files, account.pid, account.start_time):
             return replace(account, command=sanitize(account.command), invocation=sanitize(account.invocation))
     return None
 
 
 def _held(files: Files) -> bool:
-    """Whether a process holds the lock. The table of the kernel's locks can be made too large to read by any user.
+    """Whether a process holds the lock. Any user can make the table of the kernel's locks too large to read.
 
-    Who acquires the lock tries it for longer than this takes.
+    A process that acquires the lock tries it for longer than this takes.
     """
     try:
         lock = os.open(files.real(OWNER_LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

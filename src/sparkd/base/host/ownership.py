@@ -16,24 +16,30 @@ from sparkd.base.lib.errors import AwaitedError, ConfigError
 ROOT = (0,)
 
 
+def _steps(files: Files, path: str) -> list[str]:
+    """Each path that is looked up on the way to `path`, symlinks followed. Raises OSError for too many of them."""
+    steps = list[str]()
+
+    def read_link(here: str, _rest: list[str]) -> str:
+        steps.append(here)
+        return files.link(here)
+
+    follow(path, read_link)
+    return steps
+
+
 def find_writable(files: Files, path: str, owners: Collection[int] = ROOT, *, sticky: bool = False) -> str:
     """What others than `owners` may write to: the file, or a folder or symlink on the way to it. Empty where nothing.
 
     In a sticky folder nobody can replace what an owner has there. `sticky`: `path` may itself be one. The search ends
     at what is unreadable.
     """
-    way = ["/"]
-
-    def read_link(here: str, _rest: list[str]) -> str:
-        way.append(here)
-        return files.link(here)
-
     with suppress(OSError):
-        follow(path, read_link)
+        way = ["/", *_steps(files, path)]
         for here in way:
-            found = files.lstat(here)
-            fixed = found.permissions & S_ISVTX and (sticky or here != way[-1])
-            if found.uid not in owners or (found.writable_by_others and found.kind is not Kind.LINK and not fixed):
+            facts = files.lstat(here)
+            fixed = facts.permissions & S_ISVTX and (sticky or here != way[-1])
+            if facts.uid not in owners or (facts.writable_by_others and facts.kind is not Kind.LINK and not fixed):
                 return here
     return ""
 
@@ -43,15 +49,9 @@ def find_changeable(files: Files, path: str) -> str:
 
     Raises OSError where the mounts can't be read.
     """
-    way = list[str]()
-
-    def read_link(here: str, _rest: list[str]) -> str:
-        way.append(here.rpartition("/")[0] or "/")
-        return files.link(here)
-
-    follow(path, read_link)
-    kinds = {one.target: one.kind for one in disks.mounts(files, "self")}
-    for folder in way:
+    folders = [here.rpartition("/")[0] or "/" for here in _steps(files, path)]
+    kinds = {mount.target: mount.kind for mount in disks.mounts(files, "self")}
+    for folder in folders:
         if (
             find_writable(files, folder, (*ROOT, os.geteuid()))
             or kinds.get(disks.nearest(kinds, folder)) not in disks.LOCAL

@@ -27,13 +27,11 @@ CMDLINE_BYTES = 32 << 10
 """The first words identify a process; some have megabytes of them."""
 PROGRAM_WORDS = 32
 """A user may start thousands of processes with thousands of words each."""
-STATUS_BYTES = 1 << 20
-PIDS_BYTES = 1 << 20
 
 _STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
 
 SCAN_SECONDS = 10.0
-"""For the open files, or the mappings, of all processes: 0.1 s for a thousand. Each user can make them take hours."""
+"""Limit for open files, or mappings, of all processes: 0.1 s for a thousand. Each user can make them take hours."""
 GONE = (FileNotFoundError, ProcessLookupError)
 """Raised by a read of a process's file when the process ended meanwhile."""
 
@@ -76,7 +74,7 @@ class Details(Struct, frozen=True):
 class OpenFile(Struct, frozen=True):
     pid: int
     path: str
-    """Of the descriptor, in /proc."""
+    """The descriptor, in /proc."""
     target: str
     """A path, ` (deleted)` behind it once unlinked, or `socket:[inode]`."""
 
@@ -99,23 +97,24 @@ class ProcessTable(Struct, frozen=True, dict=True):
 
     @cached_property
     def _by_parent(self) -> dict[int, list[Process]]:
-        found: dict[int, list[Process]] = {}
+        children: dict[int, list[Process]] = {}
         for process in self.processes:
-            found.setdefault(process.parent, []).append(process)
-        return found
+            children.setdefault(process.parent, []).append(process)
+        return children
 
     def get(self, pid: int) -> Process | None:
         return self._by_pid.get(pid)
 
     def descendants(self, pid: int) -> tuple[Process, ...]:
         """Children, their children and so on, nearest first, without `pid` itself."""
-        found: dict[int, Process] = {}
+        below: dict[int, Process] = {}
         todo = [pid]
         for parent in todo:
-            new = [one for one in self._by_parent.get(parent, ()) if one.pid != pid and one.pid not in found]
-            found.update((one.pid, one) for one in new)
-            todo += [one.pid for one in new]
-        return tuple(found.values())
+            children = self._by_parent.get(parent, ())
+            new = {child.pid: child for child in children if child.pid != pid and child.pid not in below}
+            below |= new
+            todo += new
+        return tuple(below.values())
 
     def topmost(self, pids: Iterable[int]) -> tuple[int, ...]:
         """Those of them that descend from no other of them. Each process is visited once, in trees of any depth."""
@@ -123,7 +122,7 @@ class ProcessTable(Struct, frozen=True, dict=True):
         below: set[int] = set()
         todo = list(among)
         while todo:
-            new = [one.pid for one in self._by_parent.get(todo.pop(), ()) if one.pid not in below]
+            new = [child.pid for child in self._by_parent.get(todo.pop(), ()) if child.pid not in below]
             below.update(new)
             todo += new
         return tuple(pid for pid in among if pid not in below)
@@ -138,8 +137,7 @@ def scan_processes(files: Files) -> ProcessTable:
     """Every process that could be read before it ended, in order of pid."""
     from sparkd.base.host import os_stats
 
-    found = (read_process(files, pid) for pid in os_stats.pids(files))
-    return ProcessTable(tuple(process for process in found if process is not None))
+    return ProcessTable(tuple(filter(None, (read_process(files, pid) for pid in os_stats.pids(files)))))
 
 
 def read_process(files: Files, pid: int | str) -> Process | None:
@@ -150,18 +148,24 @@ def read_process(files: Files, pid: int | str) -> Process | None:
         return None
 
 
+def is_alive(files: Files, pid: int, start_time: int) -> bool:
+    """Whether this very process still runs. Raises OSError where it is unreadable."""
+    process = read_process(files, pid)
+    return process is not None and not process.dead and process.start_time == start_time
+
+
 def list_container(files: Files, pid: int, container_id: str) -> tuple[Process, ...]:
     """The processes of a container, whose first one is `pid`; none where that is in another one. Raises OSError."""
     try:
-        found, folder = cgroups.find_container(files, files.text(f"/proc/{pid}/cgroup", limit=65536))
-        pids = files.text(f"{folder}/cgroup.procs", limit=PIDS_BYTES).split() if found == container_id else []
+        inner_id, folder = cgroups.find_container(files, files.text(f"/proc/{pid}/cgroup", limit=65536))
+        pids = files.text(f"{folder}/cgroup.procs", limit=1 << 20).split() if inner_id == container_id else []
     except GONE:
         return ()
     except OSError as error:
         if error.errno == errno.ENODEV:  # a group that is being removed
             return ()
         raise
-    return tuple(one for one in (read_process(files, number) for number in pids if number.isdecimal()) if one)
+    return tuple(filter(None, (read_process(files, number) for number in pids if number.isdecimal())))
 
 
 def parse_stat(line: bytes) -> Process | None:
@@ -208,15 +212,16 @@ def read_details(files: Files, process: Process) -> Details | None:
 
 
 def read_status(files: Files, pid: int) -> Details:
-    """Without its container. Raises one of GONE, OSError, and ValueError for another format."""
-    text = files.text(f"/proc/{pid}/status", limit=STATUS_BYTES)
-    found = {match[1]: match[2].split() for match in _STATUS.finditer(text)}
+    """Details without its container. Raises one of GONE, OSError, and ValueError for another format."""
+    text = files.text(f"/proc/{pid}/status", limit=1 << 20)
+    missing = {"NSpid": [str(pid)], "RssAnon": ["0"], "RssShmem": ["0"]}  # the last two for a kernel thread
+    values = missing | {match[1]: match[2].split() for match in _STATUS.finditer(text)}
     try:
         return Details(
-            uid=int(found["Uid"][1]) or int(found["Uid"][0]),
-            namespace_pid=int(found["NSpid"][-1]) if "NSpid" in found else pid,  # one in each of its namespaces
-            anonymous_bytes=int(found["RssAnon"][0]) * 1024 if "RssAnon" in found else 0,  # missing for a kernel thread
-            shared_bytes=int(found["RssShmem"][0]) * 1024 if "RssShmem" in found else 0,
+            uid=int(values["Uid"][1]) or int(values["Uid"][0]),
+            namespace_pid=int(values["NSpid"][-1]),  # one in each of its namespaces
+            anonymous_bytes=int(values["RssAnon"][0]) * 1024,
+            shared_bytes=int(values["RssShmem"][0]) * 1024,
         )
     except (IndexError, KeyError, ValueError):
         raise ValueError(f"/proc/{pid}/status has another format") from None
@@ -238,7 +243,7 @@ def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str
 
     Those that it does not come to in SCAN_SECONDS are unreadable.
     """
-    found: list[OpenFile] = []
+    opened: list[OpenFile] = []
     unreadable = []
     deadline = time.monotonic() + SCAN_SECONDS
     for process in processes:
@@ -249,12 +254,12 @@ def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str
                 raise TimeoutError
             folder = f"{living_folder(files, process)}/fd"
             links = files.links(folder)
-            found.extend(OpenFile(process.pid, f"{folder}/{name}", link) for name, link in links if wanted(link))
+            opened.extend(OpenFile(process.pid, f"{folder}/{name}", link) for name, link in links if wanted(link))
         except GONE:
             continue
         except OSError:
             unreadable.append(process.pid)
-    return OpenFiles(tuple(found), tuple(unreadable))
+    return OpenFiles(tuple(opened), tuple(unreadable))
 
 
 def overgrown(files: Files, what: str, uids: Iterable[int]) -> OvergrownError:
@@ -264,8 +269,8 @@ def overgrown(files: Files, what: str, uids: Iterable[int]) -> OvergrownError:
 
 
 def user_name(files: Files, uid: int) -> str:
-    """From /etc/passwd alone, since a network directory could hang a probe; `uid N` where it is not listed."""
+    """The name in /etc/passwd alone, since a network directory could hang a probe; `uid N` where it is not listed."""
     with suppress(OSError):
-        if found := re.search(rf"^([^:\n]*):[^:\n]*:{uid}(?::|$)", files.text("/etc/passwd"), re.MULTILINE):
-            return found[1]
+        if match := re.search(rf"^([^:\n]*):[^:\n]*:{uid}(?::|$)", files.text("/etc/passwd"), re.MULTILINE):
+            return match[1]
     return f"uid {uid}"

@@ -16,7 +16,7 @@ FOLDER = "/dev/shm"  # noqa: S108 - read, never written to
 MAPS_LIMIT_BYTES = 16 << 20
 """A large engine has some ten thousand mappings, about 1 MiB of text; 65,530 of any user's may have 500 MiB."""
 MOST_NAMES, MOST_SEGMENTS, SAMPLES = 500_000, 20_000, 100
-"""In /dev/shm: all names, and those wanted. An engine makes some dozen. Of too many, samples show whose they are."""
+"""Names in /dev/shm, and those wanted. An engine makes some dozen. Of too many, samples show whose they are."""
 ANY = re.compile("", re.DOTALL)
 
 Identity = tuple[int, int]
@@ -24,7 +24,7 @@ Identity = tuple[int, int]
 
 class File(Struct, frozen=True):
     path: str
-    """With symlinks resolved."""
+    """The path with symlinks resolved."""
     device: int
     inode: int
     size_bytes: int
@@ -45,11 +45,12 @@ class Segment(File, frozen=True):
     uid: int
     links: int
     age_seconds: float
-    """Since the last write to it as a file; negative where the clock was set back."""
+    """Time since the last write to it as a file; negative where the clock was set back."""
 
 
 class Uses(Struct, frozen=True):
     used: tuple[tuple[int, int, int], ...]
+    """Device, inode and pid."""
     unreadable_pids: tuple[int, ...]
 
     @property
@@ -67,18 +68,18 @@ def read_segments(files: Files, now_seconds: float, named: re.Pattern[str]) -> t
     """
     names: list[str] = []
     try:
-        with os.scandir(files.real(FOLDER)) as entries:
-            for count, entry in enumerate(entries):
-                if named is ANY or named.fullmatch(entry.name):
-                    names.append(entry.name)
+        with os.scandir(files.real(FOLDER)) as children:
+            for count, child in enumerate(children):
+                if named is ANY or named.fullmatch(child.name):
+                    names.append(child.name)
                 if count >= MOST_NAMES or len(names) > MOST_SEGMENTS:
-                    samples = (read_segment(files, name, now_seconds) for name in (*names[-SAMPLES:], entry.name))
+                    samples = (read_segment(files, name, now_seconds) for name in (*names[-SAMPLES:], child.name))
                     what = f"more files in {FOLDER} than are read"
-                    raise overgrown(files, what, [one.uid for one in samples if one is not None])
+                    raise overgrown(files, what, [segment.uid for segment in filter(None, samples)])
     except FileNotFoundError:
         return ()
-    found = (read_segment(files, name, now_seconds) for name in sorted(names))
-    return tuple(one for one in found if one is not None)
+    segments = (read_segment(files, name, now_seconds) for name in sorted(names))
+    return tuple(filter(None, segments))
 
 
 def read_segment(files: Files, name: str, now_seconds: float) -> Segment | None:
@@ -133,10 +134,10 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
 
 
 def _mapped(maps: bytes, wanted: frozenset[Identity]) -> set[Identity]:
-    found: set[Identity] = set()
+    mapped: set[Identity] = set()
     for device in {device for device, _ in wanted}:
         token = f" {os.major(device):02x}:{os.minor(device):02x} ".encode()
         if token in maps:  # in a file's name too, which any user may give
             rows = re.findall(rb"^\S+ \S+ \S+" + re.escape(token) + rb"(\d+)", maps, re.MULTILINE)
-            found |= {(device, int(inode)) for inode in rows} & wanted
-    return found
+            mapped |= {(device, int(inode)) for inode in rows} & wanted
+    return mapped

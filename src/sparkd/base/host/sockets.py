@@ -29,7 +29,7 @@ TCP_ESTABLISHED, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 8, 10
 """linux/sock_diag.h, inet_diag.h, netlink.h, net/tcp_states.h."""
 HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBxI2s2s16s16s12s")
 PORT_AT, ADDRESS_AT, UID_AT, INODE_AT, MESSAGE_BYTES = 4, 8, 64, 68, 72
-"""In inet_diag_msg, which ends with the inode."""
+"""Places in inet_diag_msg, which ends with the inode."""
 UNIX_REQUEST, UNIX_MESSAGE_BYTES, UDIAG_SHOW_NAME, UNIX_DIAG_NAME = struct.Struct("=BBHIII8s"), 16, 1, 0
 """linux/unix_diag.h. The third byte of unix_diag_msg is the state."""
 ANY_COOKIE = b"\xff" * 8
@@ -61,7 +61,7 @@ class Peer(Struct, frozen=True):
     """The other end of a connection, which a process of this machine has accepted."""
 
     uid: int
-    """Of the process that made it."""
+    """User of the process that made it."""
     inode: int
 
 
@@ -77,10 +77,10 @@ UNKNOWN = (Unanswered(2.0),)
 
 
 def read_listeners(files: Files) -> tuple[Listener, ...]:
-    """Of every address. /proc does not show a socket that is bound but does not listen yet."""
+    """Listening sockets of every address. /proc does not show a socket that is bound but does not listen yet."""
     ipv6 = files.text_if_any("/proc/net/tcp6", limit=TABLE_BYTES) or ""  # none in a kernel without it
-    found = _LISTENING.findall(files.text("/proc/net/tcp", limit=TABLE_BYTES)) + _LISTENING.findall(ipv6)
-    return tuple(Listener(_address(address), int(port, 16), int(inode)) for address, port, inode in found)
+    rows = _LISTENING.findall(files.text("/proc/net/tcp", limit=TABLE_BYTES)) + _LISTENING.findall(ipv6)
+    return tuple(Listener(_address(address), int(port, 16), int(inode)) for address, port, inode in rows)
 
 
 def _address(text: str) -> str:
@@ -107,20 +107,20 @@ def has_open(files: Files, pid: int, inodes: Container[int]) -> bool:
 
 
 def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
-    """The same by sock_diag(7), of this network namespace: of these ports alone, or of all where none is given.
+    """Listening sockets of this network namespace by sock_diag(7): of these ports alone, or of all where none is given.
 
     The kernel selects, so that other sockets cost nothing. Raises OSError: OvergrownError where they are too many.
     """
-    found: list[Listener] = []
+    listeners: list[Listener] = []
     uids: list[int] = []
     try:
         for port, family in product(ports or (0,), (socket.AF_INET, socket.AF_INET6)):
             for message in _dump(family, 1 << TCP_LISTEN, port=port):
                 uids.append(int.from_bytes(message[UID_AT:INODE_AT], "little"))
-                found.append(_listener(family, message))
+                listeners.append(_listener(family, message))
     except TimeoutError:
         raise overgrown(files, "more listening sockets than can be read", uids) from None
-    return tuple(found)
+    return tuple(listeners)
 
 
 def _listener(family: int, message: bytes) -> Listener:
@@ -156,13 +156,13 @@ def find_peer(own: socket.socket) -> Peer | None:
     Raises OSError, also where this kernel has no tcp_diag.
     """
     here, there = own.getsockname(), own.getpeername()
-    found = _query_one(_connection(own.family, there, here))
-    if found is None and _query_one(_connection(own.family, here, there)) is None and own.getpeername():
+    answer = _query_one(_connection(own.family, there, here))
+    if answer is None and _query_one(_connection(own.family, here, there)) is None and own.getpeername():
         raise FileNotFoundError("this kernel has no tcp_diag: modprobe tcp_diag")
-    if found is None or len(found) < MESSAGE_BYTES or found[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
+    if answer is None or len(answer) < MESSAGE_BYTES or answer[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
-    inode = int.from_bytes(found[INODE_AT:MESSAGE_BYTES], "little")
-    return Peer(int.from_bytes(found[UID_AT:INODE_AT], "little"), inode) if inode else None
+    inode = int.from_bytes(answer[INODE_AT:MESSAGE_BYTES], "little")
+    return Peer(int.from_bytes(answer[UID_AT:INODE_AT], "little"), inode) if inode else None
 
 
 def _connection(family: int, *ends: tuple[str, int]) -> bytes:
@@ -225,11 +225,11 @@ def query_kernel(
     raise TimeoutError
 
 
-def records(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+def records(packed: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
     """Messages, or the attributes of one: both begin with length and kind, and are padded to four bytes."""
-    while len(data) >= header.size:
-        length, kind, *_ = header.unpack_from(data)
+    while len(packed) >= header.size:
+        length, kind, *_ = header.unpack_from(packed)
         if length < header.size:
             return
-        yield kind, data[header.size : length]
-        data = data[(length + 3) & ~3 :]
+        yield kind, packed[header.size : length]
+        packed = packed[(length + 3) & ~3 :]

@@ -12,14 +12,13 @@ from msgspec import Struct
 from sparkd.base.host.files import Files
 
 OWN_UNITS = ("sparkd-head.service", "sparkd-worker.service")
-JOBS_SECONDS = 5.0
 SEARCH_PATH = (
     "/etc/systemd/system.control", "/run/systemd/system.control", "/run/systemd/transient",
     "/run/systemd/generator.early", "/etc/systemd/system", "/etc/systemd/system.attached", "/run/systemd/system",
     "/run/systemd/system.attached", "/run/systemd/generator", "/usr/local/lib/systemd/system",
     "/usr/lib/systemd/system", "/lib/systemd/system", "/run/systemd/generator.late",
 )  # fmt: skip
-"""Of the system manager; the first one wins: systemd.unit(5)."""
+"""Folders of the system manager's units; the first one wins: systemd.unit(5)."""
 ENABLING_FOLDERS = (
     "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system",
 )  # fmt: skip
@@ -76,7 +75,7 @@ def is_stop_ordered() -> bool:
 
     command = ("systemctl", "list-jobs", "--no-legend", "--plain", *OWN_UNITS)
     with suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=JOBS_SECONDS, check=True).stdout
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
         jobs = [words for words in map(str.split, listed.splitlines()) if words and words[0].isdigit()]
         return not all(words[2:3] in (["start"], ["reload"]) for words in jobs)
     return True
@@ -95,7 +94,7 @@ def read_unit(files: Files, name: str) -> Unit | None:
 
 
 def find_drop_ins(files: Files, folders: Iterable[str]) -> tuple[str, ...]:
-    """In the order of their file names. Of equal names the first folder wins; a mask removes its name."""
+    """Drop-ins in the order of their file names. Of equal names the first folder wins; a mask removes its name."""
     chosen: dict[str, str] = {}
     for folder in folders:
         for name in files.names_if_any(folder):
@@ -106,16 +105,16 @@ def find_drop_ins(files: Files, folders: Iterable[str]) -> tuple[str, ...]:
 
 def enabled_services(files: Files) -> dict[str, Enabled]:
     """Services that another unit wants or requires, by name."""
-    found: dict[str, Enabled] = {}
+    enabled: dict[str, Enabled] = {}
     for folder in ENABLING_FOLDERS:
         for name in files.names_if_any(folder):
             by, dot, kind = name.rpartition(".")
             if dot and kind in ("wants", "requires", "upholds"):
                 for wanted in files.names_if_any(f"{folder}/{name}"):
                     if wanted.endswith(".service"):
-                        first = found.get(wanted, Enabled(by, shipped=False))
-                        found[wanted] = Enabled(first.by, first.shipped or folder.startswith("/usr/"))
-    return found
+                        first = enabled.get(wanted, Enabled(by, shipped=False))
+                        enabled[wanted] = Enabled(first.by, first.shipped or folder.startswith("/usr/"))
+    return enabled
 
 
 def _is_mask(files: Files, path: str) -> bool | None:
@@ -127,7 +126,8 @@ def _is_mask(files: Files, path: str) -> bool | None:
 
 
 def drop_in_folders(name: str) -> list[str]:
-    """For a-b.service, in each folder of the search path: a-b.service.d, then a-.service.d. All service.d come last.
+    """Folders of drop-ins: for a-b.service, in each of the search path a-b.service.d, then a-.service.d. All service.d
+    come last.
 
     So /etc wins over /usr/lib even where it is less specific (seen with systemd 252).
     """
@@ -135,41 +135,41 @@ def drop_in_folders(name: str) -> list[str]:
     parts = stem.split("-")
     prefixes = ["-".join(parts[:count]) + "-" for count in range(len(parts) - 1, 0, -1)]
     own = [f"{name}.d", *(f"{prefix}.{kind}.d" for prefix in prefixes)]
-    return [f"{folder}/{one}" for folder in SEARCH_PATH for one in own] + [f"{one}/{kind}.d" for one in SEARCH_PATH]
+    return [f"{path}/{folder}" for folders in (own, [f"{kind}.d"]) for path in SEARCH_PATH for folder in folders]
 
 
 def _commands(files: Files, sources: Iterable[str]) -> tuple[UnitCommand, ...]:
     """An empty assignment removes every earlier command of its key."""
-    found: list[UnitCommand] = []
+    commands: list[UnitCommand] = []
     for source in sources:
         for section, key, value in parse_assignments(files.text(source)):
             if section != "Service" or key not in EXEC_KEYS:
                 continue
             if not value:
-                found = [one for one in found if one.key != key]
+                commands = [earlier for earlier in commands if earlier.key != key]
             try:
-                found += [UnitCommand(key, command, source) for command in parse_command_lines(value)]
+                commands += [UnitCommand(key, command, source) for command in parse_command_lines(value)]
             except ValueError as error:
                 raise ValueError(f"{source}: {key}: {error}") from None
-    return tuple(found)
+    return tuple(commands)
 
 
 def parse_assignments(text: str) -> tuple[Assignment, ...]:
     """`key=value` lines in order, without lines that systemd ignores with a warning."""
-    found = []
+    assignments = []
     section = ""
     for line in _logical_lines(text):
         key, equals, value = line.partition("=")
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1]
         elif equals and section:
-            found.append(Assignment(section, key.strip(), value.strip()))
-    return tuple(found)
+            assignments.append(Assignment(section, key.strip(), value.strip()))
+    return tuple(assignments)
 
 
 def _logical_lines(text: str) -> list[str]:
     """A backslash at the end joins a line and the next; comment lines between them are skipped."""
-    found: list[str] = []
+    lines: list[str] = []
     pending = ""
     for raw in text.splitlines():
         line = raw.strip()
@@ -178,9 +178,9 @@ def _logical_lines(text: str) -> list[str]:
         if raw.endswith("\\"):
             pending += line[:-1] + " "
         else:
-            found.append((pending + line).strip())
+            lines.append((pending + line).strip())
             pending = ""
-    return [*found, pending.strip()] if pending.strip() else found
+    return [*lines, pending.strip()] if pending.strip() else lines
 
 
 def parse_command_lines(value: str) -> tuple[CommandLine, ...]:
@@ -203,12 +203,12 @@ def _command(words: list[str]) -> CommandLine:
 
 def _words(value: str) -> list[tuple[str, bool]]:
     """Words, unquoted and unescaped, each with whether any of it was quoted. A bare `\\;` is kept."""
-    found: list[tuple[str, bool]] = []
+    words: list[tuple[str, bool]] = []
     word, quote, quoted = "", "", False
     for piece in _PIECE.finditer(value):
         letter = piece[0]
         if letter.isspace() and not quote:
-            found += [(word, quoted)] if word or quoted else []
+            words += [(word, quoted)] if word or quoted else []
             word, quoted = "", False
         elif letter in ("'", '"') and quote in ("", letter):
             quote, quoted = "" if quote else letter, True
@@ -216,7 +216,7 @@ def _words(value: str) -> list[tuple[str, bool]]:
             word += _unescape(piece)
     if quote:
         raise ValueError(f"a {quote} is left open in: {value}")
-    return [*found, (word, quoted)] if word or quoted else found
+    return [*words, (word, quoted)] if word or quoted else words
 
 
 def _unescape(piece: re.Match[str]) -> str:

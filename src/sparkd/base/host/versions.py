@@ -21,35 +21,35 @@ _NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9}){1,4}")
 
 
 def read_versions(host: Host) -> Mapping[str, str]:
-    """By name; unknown ones are left out. It may wait for docker, at most ten seconds."""
-    found = dict(read_local_versions(host))
+    """Versions by name; unknown ones are left out. It may wait for docker, at most ten seconds."""
+    versions = dict(read_local_versions(host))
     with suppress(DockerError):
         if host.live and (version := (docker.query(host, docker.read_version) or "").strip()):
-            found["docker"] = sanitize(version, LIMIT)
-    return found
+            versions["docker"] = sanitize(version, LIMIT)
+    return versions
 
 
 def read_local_versions(host: Host) -> Mapping[str, str]:
     """The same, without docker's."""
-    found = {"sparkd": __version__, "driver": _driver(host), "kernel": kernel.read_release(host.files)}
-    return {name: sanitize(text, LIMIT) for name, text in found.items() if text}
+    versions = {"sparkd": __version__, "driver": _driver(host), "kernel": kernel.read_release(host.files)}
+    return {name: sanitize(text, LIMIT) for name, text in versions.items() if text}
 
 
 def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
-    """By name; unknown facts are left out. `sysctls`: names of settings to include."""
-    found: dict[str, str] = {}
+    """Facts by name; unknown ones are left out. `sysctls`: names of settings to include."""
+    facts: dict[str, str] = {}
     if words := [word for word in kernel.read_command_line(host.files) if not word.startswith(PLACES)]:
-        found["boot.command_line"] = " ".join(words)
+        facts["boot.command_line"] = " ".join(words)
     with suppress(OSError, ValueError):
-        found["boot.memory"] = _gib(host.meminfo().total_bytes)
+        facts["boot.memory"] = _gib(host.meminfo().total_bytes)
     with suppress(OSError, ValueError):
         areas = meminfo.read_swaps(host.files)
-        found["boot.swap"] = ", ".join(f"{one.path} {_gib(one.bytes)}" for one in areas) or "off"
+        facts["boot.swap"] = ", ".join(f"{area.path} {_gib(area.bytes)}" for area in areas) or "off"
     for name in sysctls:
         with suppress(OSError):
             if (value := kernel.read_sysctl(host.files, name)) is not None:
-                found[f"sysctl.{name}"] = value
-    return {name: sanitize(text, 2000) for name, text in found.items()}
+                facts[f"sysctl.{name}"] = value
+    return {name: sanitize(text, 2000) for name, text in facts.items()}
 
 
 def _driver(host: Host) -> str:

@@ -36,7 +36,7 @@ DECIDING = frozenset(
 )  # fmt: skip
 """Files that Hugging Face's and Mistral's loaders read beside the weights. Others may differ: notes, licenses."""
 HASHED_LIMIT_BYTES = 64 << 20
-"""Of a file that is hashed; tokenizers have up to 40 MB. A larger one counts by its size."""
+"""Largest file that is hashed; tokenizers have up to 40 MB. A larger one counts by its size."""
 MOST_FILES = 10_000
 SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
 """A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
@@ -45,9 +45,6 @@ DOWNLOADS = ".cache/huggingface/download"
 CHUNK_BYTES = 8 << 20
 
 HEADER_LIMIT_BYTES = 100_000_000
-MOST_HEADER_BYTES = 16 << 20
-"""Of a header that is read whole."""
-MOST_TENSORS = 1_000_000
 _HALVED = {"F32": 2, "F64": 4}
 LFS_POINTER = b"version https://git-lfs"
 """Start of the placeholder that git keeps until git-lfs has fetched the file."""
@@ -55,7 +52,7 @@ POINTER = "is a git-lfs pointer, not the file"
 
 _LENGTH_BYTES = 8
 _TAIL_BYTES = 4096
-"""Of a header, whose last entry is usually the tensor that ends last. An entry takes some 100 bytes."""
+"""End of a header, whose last entry is usually the tensor that ends last. An entry takes some 100 bytes."""
 _END = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,18}\s*,\s*(\d{1,18})\s*\]')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 300
@@ -78,18 +75,18 @@ Manifest = tuple[tuple[str, str], ...]
 
 
 def manifest(files: Files, folder: str) -> Manifest:
-    """Of a model's folder, symlinks followed. Raises OSError, also for more than MOST_FILES files."""
-    found: dict[str, str] = {}
+    """What identifies a model's weights, symlinks followed. Raises OSError, also for more than MOST_FILES files."""
+    values: dict[str, str] = {}
     for name in files.names(folder):
         small = name in DECIDING or name.endswith(DECIDING_ENDS)
         if small or name.endswith(WEIGHTS):
-            found[name] = _describe(files, folder, name, hashed=small)
-        if name.endswith(INDEX) and found[name].startswith("sha256"):
-            shards = read_index(files, f"{folder}/{name}").shards - found.keys()
-            found |= {shard: _describe(files, folder, shard, hashed=False) for shard in shards}
-        if len(found) > MOST_FILES:
+            values[name] = _describe(files, folder, name, hashed=small)
+        if name.endswith(INDEX) and values[name].startswith("sha256"):
+            shards = read_index(files, f"{folder}/{name}").shards - values.keys()
+            values |= {shard: _describe(files, folder, shard, hashed=False) for shard in shards}
+        if len(values) > MOST_FILES:
             raise OSError(errno.EFBIG, f"more than {MOST_FILES} files of weights", folder)
-    named = ((os.fsencode(name).decode("utf-8", "backslashreplace"), value) for name, value in found.items())
+    named = ((os.fsencode(name).decode("utf-8", "backslashreplace"), value) for name, value in values.items())
     return tuple(sorted(named))
 
 
@@ -119,15 +116,15 @@ def leaves(shard: str) -> bool:
 def read_config(files: Files, folder: str) -> Mapping[str, object]:
     """config.json; empty where it is missing or unreadable, which `model_folder` reports."""
     try:
-        found = parse_json(files.bytes(f"{folder}/config.json"))
+        config = parse_json(files.bytes(f"{folder}/config.json"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def recorded_hashes(files: Files, folder: str, names: Iterable[str]) -> dict[str, str]:
     """SHA-256 by name, of files whose download recorded it."""
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for name in names:
         with suppress(OSError, IndexError):
             if SNAPSHOT.fullmatch(folder):
@@ -135,8 +132,8 @@ def recorded_hashes(files: Files, folder: str, names: Iterable[str]) -> dict[str
             else:
                 kept = files.text(f"{folder}/{DOWNLOADS}/{name}.metadata", 4096).splitlines()[1].strip()
             if _SHA256.fullmatch(kept):
-                found[name] = kept
-    return found
+                hashes[name] = kept
+    return hashes
 
 
 def compute_hash(files: Files, path: str, report: Callable[[int], None]) -> str:
@@ -176,20 +173,15 @@ def _describe(files: Files, folder: str, name: str, *, hashed: bool) -> str:
 
 
 def list_shards(files: Files, folder: str) -> tuple[File, ...]:
-    """In vLLM's load order: by name, numbers as numbers. Raises OSError where the folder is unreadable."""
-    found: dict[tuple[int, int], File] = {}
+    """Shards in vLLM's load order: by name, numbers as numbers. Raises OSError where the folder is unreadable."""
+    shards: dict[tuple[int, int], File] = {}
     for name in sorted(files.names(folder), key=natural_order):
-        if not name.endswith(WEIGHTS):
-            continue
         path = f"{folder}/{name}"
-        try:
-            facts = files.stat(path)
-        except FileNotFoundError:
-            continue
-        if facts.kind is Kind.FILE:
-            shard = File(files.resolved(path), facts.device, facts.inode, facts.size_bytes)
-            found.setdefault(shard.identity, shard)
-    return tuple(found.values())
+        with suppress(FileNotFoundError):
+            if name.endswith(WEIGHTS) and (facts := files.stat(path)).kind is Kind.FILE:
+                shard = File(files.resolved(path), facts.device, facts.inode, facts.size_bytes)
+                shards.setdefault(shard.identity, shard)
+    return tuple(shards.values())
 
 
 def find_flaw(files: Files, path: str) -> tuple[int, str]:
@@ -198,10 +190,10 @@ def find_flaw(files: Files, path: str) -> tuple[int, str]:
     Reads 4 KiB of a complete file that the library wrote, and at most the header of any other.
     """
     with files.opened(path) as fd:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             return 0, "is no file"
-        return found.st_size, _wrong(fd, found.st_size)
+        return status.st_size, _wrong(fd, status.st_size)
 
 
 def _wrong(fd: int, size: int) -> str:
@@ -240,13 +232,13 @@ def read_sizes(files: Files, paths: Iterable[str]) -> dict[str, int]:
     for path in paths:
         with files.opened(path) as fd:
             length = int.from_bytes(os.pread(fd, _LENGTH_BYTES, 0), "little")
-            if length > MOST_HEADER_BYTES or len(sizes) > MOST_TENSORS:
+            if length > 16 << 20 or len(sizes) > 1_000_000:
                 raise ValueError(f"{path} has a header of {length} bytes, after {len(sizes)} tensors")
             content = os.pread(fd, length, _LENGTH_BYTES)
         try:
-            for name, entry in msgspec.json.decode(content, type=dict[str, msgspec.Raw]).items():
+            for name, described in msgspec.json.decode(content, type=dict[str, msgspec.Raw]).items():
                 if name != "__metadata__":
-                    tensor = msgspec.json.decode(entry, type=_Tensor)
+                    tensor = msgspec.json.decode(described, type=_Tensor)
                     begin, end = tensor.data_offsets
                     sizes[name] = sizes.get(name, 0) + max(0, end - begin) // _HALVED.get(tensor.dtype, 1)
         except RecursionError:

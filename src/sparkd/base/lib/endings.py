@@ -14,7 +14,7 @@ class Stage(IntEnum):
     RUN = 0
     """Every ending."""
     INQUEST = 1
-    """Of an engine that ended, and of one that drains: a stop, a bug, and the endings that count until here."""
+    """An engine has ended, or drains: a stop, a bug, and the endings that count until here."""
     END = 2
     """Nothing: the rank is stopped, and the last report is read."""
 
@@ -72,7 +72,7 @@ class Endings:
 
     @property
     def urgent(self) -> bool:
-        """Whether something ends the present stage that is known without a look."""
+        """Whether a cause that ends the present stage is known without a look."""
         kept = self._cause is not None and self._cause.until >= self._stage
         return self._stage is not Stage.END and bool(self._stop_signal or self._failure or kept)
 
@@ -86,17 +86,11 @@ class Endings:
         try:
             for ending in self._listed:
                 if ending.until >= self._stage:
-                    self._try(ending)
-                    if self._cause is not None:
-                        return
-        finally:
-            self._looking = False
-
-    def _try(self, ending: Ending) -> None:
-        try:
-            ending.raise_if()
+                    ending.raise_if()
         except (Exception, StopRequested) as error:
             self._cause = _Cause(error, ending.until)
+        finally:
+            self._looking = False
 
     def raise_first(self) -> None:
         """Raises what ends the present stage, once; a stop and a bug each time."""

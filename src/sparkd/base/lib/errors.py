@@ -69,14 +69,14 @@ class Action(StrEnum):
     """What an end, a finding or a message of the kernel's log requires."""
 
     NONE = "none"
-    """Of a person: what is to be done, sparkd does by itself."""
+    """Nothing by a person: what is to be done, sparkd does by itself."""
     RESTART = "restart"
-    """Of the engine, after a message of the kernel's log: sparkd does so where it ends. After an end, of the unit that
-    the hint names, by a person."""
+    """Restart the engine, after a message of the kernel's log: sparkd does so where it ends. After an end, a person
+    restarts the unit that the hint names."""
     REBOOT = "reboot"
     POWER_CYCLE = "power-cycle"
     INSPECT = "inspect"
-    """By a person, who has to look or to change something: no restart helps."""
+    """A person has to look or to change something: no restart helps."""
 
 
 ACTIONS: Mapping[Cause, Action] = {
@@ -112,7 +112,7 @@ ACTIONS: Mapping[Cause, Action] = {
     Cause.PEER_SILENT: Action.NONE,
     Cause.OWN_ADDRESS_GONE: Action.INSPECT,
 }
-"""None: the next start, which is sparkd's, may serve. After five that failed in a row the cause is `needs-person`."""
+"""NONE: the next start, which is sparkd's, may serve. After five that failed in a row the cause is `needs-person`."""
 
 
 def find_action(cause: str) -> str:

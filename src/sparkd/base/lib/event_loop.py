@@ -18,13 +18,13 @@ from sparkd.base.lib import start_thread
 T = TypeVar("T")
 
 CLOSE_SECONDS = 1.0
-"""For cancelled tasks to end."""
+"""Time for cancelled tasks to end."""
 CLOSE_TURNS = 100
-"""Of the loop at its end, at most: tasks without end may make tasks."""
+"""Turns of the loop at its end, at most: tasks without end may make tasks."""
 
 
 class EventLoop(asyncio.SelectorEventLoop):
-    """For the thread that turns it. `call_soon_threadsafe` may be called from any."""
+    """A loop for the thread that turns it. `call_soon_threadsafe` may be called from any."""
 
     def __init__(self, broken: Callable[[BaseException], object] = lambda _: None) -> None:
         """`broken` gets the error that ended a task of `spawn`."""
@@ -53,7 +53,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         self._broken(error or RuntimeError(f"a task has ended: {task.get_coro()}"))
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        """Of an address at once, of a name in a thread: a name server that hangs delays nobody else."""
+        """Resolve an address at once, a name in a thread: a name server that hangs delays nobody else."""
         numeric = options.get("flags", 0) | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         try:
             return socket.getaddrinfo(host, port, **{**options, "flags": numeric})
@@ -127,25 +127,19 @@ def run_in_thread(name: str, work: Callable[[], T], loop: asyncio.AbstractEventL
     outcome: asyncio.Future[T] = beside.create_future()
     outcome.add_done_callback(_retrieve)
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if outcome.cancelled():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)  # type: ignore[arg-type]  # None only where T is
+    def settle(set_outcome: Callable[[], None]) -> None:
+        if not outcome.cancelled():
+            set_outcome()
 
     def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
         try:
-            result = work()
+            set_outcome = partial(outcome.set_result, work())
         except StopIteration as stop:  # which no future can carry
-            error = RuntimeError(repr(stop))
-        except BaseException as raised:
-            error = raised
+            set_outcome = partial(outcome.set_exception, RuntimeError(repr(stop)))
+        except BaseException as error:
+            set_outcome = partial(outcome.set_exception, error)
         with suppress(RuntimeError):  # the loop has ended
-            beside.call_soon_threadsafe(settle, result, error)
+            beside.call_soon_threadsafe(settle, set_outcome)
 
     start_thread(threading.Thread(target=run, name=name, daemon=True))
     return outcome

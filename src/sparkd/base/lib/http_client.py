@@ -34,7 +34,6 @@ BODY_LIMIT_BYTES = 8 << 20
 KEEPALIVE_SECONDS = 4.0
 """vLLM closes a connection that was idle for five seconds, perhaps during the next request."""
 CONNECTIONS = 10
-CONNECTION_CLOSED = "Server disconnected without sending a response."
 
 
 class HttpError(Exception):
@@ -170,8 +169,8 @@ _KINDS = {errno.ECONNREFUSED: ConnectRefused, errno.EADDRNOTAVAIL: LocalAddressG
 
 
 def http_error(error: Exception) -> HttpError:
-    """With the system's reason, if any: httpx and anyio wrap it in their own errors."""
-    if str(error) == CONNECTION_CLOSED:
+    """The error with the system's reason, if any: httpx and anyio wrap it in their own errors."""
+    if str(error) == "Server disconnected without sending a response.":  # as httpcore says it
         return HttpError("the server closed the connection before its answer")
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror | ssl.SSLError):  # their numbers are no errno

@@ -55,19 +55,19 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class Limits(NamedTuple):
-    """Of one server; those of a source are for all its connections together, or for those of each of its users."""
+    """Bounds of one server; those of a source hold for all its connections, or for those of each of its users."""
 
     connections: int = 64
     per_source: int = 8
     header_bytes: int = 8192
-    """Of a request line with its headers, and of data buffered behind a request that waits."""
+    """Size of a request line with its headers, and of data buffered behind a request that waits."""
     request_seconds: float = 5.0
-    """For a whole request, from the connection or from its first byte: a slow client cannot keep a place."""
+    """Time for a whole request, from the connection or from its first byte: a slow client cannot keep a place."""
     idle_seconds: float = 60.0
-    """Between an answer and the next request."""
+    """Time between an answer and the next request."""
     handler_seconds: float = 10.0
     answer_seconds: float = 5.0
-    """For the client to take the whole answer."""
+    """Time for the client to take the whole answer."""
     requests_per_second: float = 20.0
     """math.inf: no bound."""
     burst: int = 40
@@ -86,7 +86,7 @@ class Limits(NamedTuple):
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """As a BufferedProtocol it limits the bytes of one read.
+    """One connection. As a BufferedProtocol it limits the bytes of one read.
 
     `owner`: the source, or one of its users. `served`: whether a handler works on its request, or has answered one
     other than with 401. Where requests are signed, the client of such a connection has the key.
@@ -204,7 +204,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._send(Response(status, headers=(("Connection", "close"), *allow)))
 
     def _send(self, response: Response) -> None:
-        """In one write: ASGI's two messages would be two packets."""
+        """Send it in one write: ASGI's two messages would be two packets."""
         own = {"Content-Type": response.content_type, "Content-Length": str(len(response.body))}
         headers = [*own.items(), ("Cache-Control", "no-store"), *response.headers]
         head = h11.Response(status_code=response.status, headers=headers)

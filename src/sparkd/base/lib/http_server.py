@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from sparkd.base.lib.http_connection import Connection, Handler, Limits
 
 BACKLOG = 1024
-"""For listen(2): past it the kernel drops SYNs, and clients retry after 1 s."""
+"""The backlog of listen(2): past it the kernel drops SYNs, and clients retry after 1 s."""
 ACCEPTED_PER_TURN = 1
 """A flood of connections delays no request, and a connection's data is handled before it may be dropped for another.
 With no file descriptor left, asyncio pauses for 1 s, and logs that once per connection of a turn."""
@@ -46,7 +46,7 @@ class HttpServer:
         self._on_error = on_error
         self._reported = ""
         self._due: dict[str, float] = {}
-        """By source: the time of its next request at an even rate."""
+        """Time of the next request at an even rate, by owner."""
         self._listener = _listen(address, port)
         self.port: int = self._listener.getsockname()[1]
 
@@ -69,12 +69,12 @@ class HttpServer:
         """Whether there is a place for it. Of an owner at its limit, or of all, the oldest connection never served is
         dropped: a stranger must not keep others out, nor any user of a node its agent.
         """
-        own = [one for one in self.connections if one.owner == connection.owner]
+        own = [other for other in self.connections if other.owner == connection.owner]
         crowd: Iterable[Connection] = own if len(own) >= self.limits.per_source else ()
         if not crowd and len(self.connections) >= self.limits.connections:
             crowd = self.connections
         if crowd:
-            oldest = next((one for one in crowd if not one.served), None)
+            oldest = next((other for other in crowd if not other.served), None)
             if oldest is None:
                 return False
             oldest.drop()

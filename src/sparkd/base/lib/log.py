@@ -33,9 +33,8 @@ Level = Literal["debug", "info", "warning", "error"]
 
 VALUE_LIMIT, LINE_LIMIT, NAME_LIMIT = 4_000, 10_000, 64
 """Characters: at four bytes each below the 48 KiB at which journald cuts a line (LineMax=)."""
-MARKS = 8
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
-"""Of sd-daemon(3)."""
+"""Priorities of sd-daemon(3)."""
 RESERVED = frozenset(("event", "level", "timestamp", "logger", "node", "rank", "epoch"))
 """Keys of a JSON line; an event's field with such a name becomes `field_NAME` there."""
 _NO_KEY = re.compile(r"[^A-Za-z0-9_.-]")
@@ -103,7 +102,7 @@ def events(
             if room <= 0:
                 return {**cleaned, "cut": "…"}
             name, shown = _clean_field(str(key), value, redact, min(VALUE_LIMIT, room))
-            room -= len(name) + len(str(shown)) + MARKS
+            room -= len(name) + len(str(shown)) + 8  # for the marks around them
             cleaned[name] = shown
         return cleaned
 
@@ -150,8 +149,9 @@ def route(log: Callable[..., object], level: int) -> None:
     Those below WARNING pass only if `level` is DEBUG.
     """
     root = logging.getLogger()
-    for handler in [one for one in root.handlers if isinstance(one, _EventHandler)]:
-        root.removeHandler(handler)
+    for handler in tuple(root.handlers):
+        if isinstance(handler, _EventHandler):
+            root.removeHandler(handler)
     root.addHandler(_EventHandler(log))
     root.setLevel(level if level == logging.DEBUG else max(level, logging.WARNING))
     logging.captureWarnings(True)
@@ -167,7 +167,7 @@ def clean_stderr() -> None:
 
 
 def print_bug(error: BaseException | None, redact: Redaction | None = None) -> None:
-    """For an excepthook. `redact`: with the secrets that are known."""
+    """Print a traceback, for an excepthook. `redact`: with the secrets that are known."""
     from sparkd.base.lib.redaction import Redaction
 
     lines = "".join(format_exception(error)).splitlines()

@@ -42,7 +42,7 @@ EXTEND_SECONDS = 60.0
 
 
 class Outcome(Protocol[Result]):
-    """Of work that `start` has begun."""
+    """The outcome of work that `start` has begun."""
 
     def done(self) -> bool: ...
 
@@ -59,7 +59,7 @@ def never() -> bool:
 
 
 class MainLoop:
-    """For one thread, the main one; `wake` may be called from any."""
+    """The loop of one thread, the main one; `wake` may be called from any."""
 
     def __init__(self, notifier: Notifier, env: Mapping[str, str]) -> None:
         self._notifier = notifier
@@ -72,7 +72,7 @@ class MainLoop:
         self._extends = True
         self._stopping = False
         self.reload_requested = False
-        """By SIGHUP."""
+        """Whether there was a SIGHUP."""
         self._turned_at = time.monotonic()
         self.resumed_at = float("-inf")
         """Monotonic, when the loop last turned again after it had stood still: nobody could be heard meanwhile."""
@@ -111,7 +111,7 @@ class MainLoop:
         return self._endings.stop_requested
 
     def end_by(self, *endings: Ending) -> None:
-        """From now on these end a wait, after a stop and a task's bug; of several, the first in order."""
+        """Let these end each wait from here on, after a stop and a task's bug; of several, the first in order."""
         self._endings.end_by(*endings)
 
     def enter(self, stage: Stage) -> None:
@@ -267,19 +267,20 @@ class MainLoop:
 
     @contextmanager
     def _readable(self, fd: int | None) -> Iterator[Callable[[], bool]]:
-        seen = list[int]()
         if fd is None:
             yield lambda: False
             return
+        readable = False
 
         def note() -> None:
-            seen.append(fd)
+            nonlocal readable
+            readable = True
             self._loop.remove_reader(fd)
             self._loop.stop()
 
         self._loop.add_reader(fd, note)
         try:
-            yield lambda: bool(seen)
+            yield lambda: readable
         finally:
             self._loop.remove_reader(fd)
 

@@ -47,9 +47,9 @@ _HOOKS = (
     r"|[^\s\"'<>?:/]{1,100}+(?::\d{1,5}+)?(?:/[^\s\"'<>?:/]{0,60}+){0,5}?"
     r"/(?:hooks?|webhooks?|webhookb2|ping|push|heartbeat|trigger|integration)"
 )
-"""Whose addresses are secrets: of messages, and of services that wait for a sign of life."""
+"""Hosts and paths whose addresses are secrets: of messages, and of services that wait for a sign of life."""
 _IDS = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"
-"""Behind a user's name, in docker's notation: a group."""
+"""A group behind a user's name, in docker's notation."""
 _METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
 _NAME_MARKS = ("secret", "pass", "credential", "pwd", "psk", "key", "token", "auth", "cookie", "hook", "sig")
 _RULES = tuple(
@@ -63,11 +63,7 @@ _RULES = tuple(
         # In URLs: users with passwords, and queries.
         (("://",), r"(\b[a-z][a-z0-9+.-]{1,20}://)(?:[^\s/@\"'<>]{0,500}+@)+", rf"\1{HIDDEN}@"),
         (("://",), rf"(://(?:{_HOOKS})/)[^\s\"'<>]+", rf"\1{HIDDEN}"),
-        (
-            ("?",),
-            rf"((?:://{_HOST}|\b(?:{_METHODS}) )(?:/[^\s?\"'<>:]{{0,500}}+)?\?)[^\s\"'<>]+",
-            rf"\1{HIDDEN}",
-        ),
+        (("?",), rf"((?:://{_HOST}|\b(?:{_METHODS}) )(?:/[^\s?\"'<>:]{{0,500}}+)?\?)[^\s\"'<>]+", rf"\1{HIDDEN}"),
         # Passwords of command lines: curl -u USER:PASSWORD, mysql -pPASSWORD, sshpass -p PASSWORD.
         (
             ("-u",),
@@ -92,11 +88,7 @@ _RULES = tuple(
         ),
         # Of several words; of .netrc; and in a sentence, where it has a digit.
         (("passphrase",), r"(passphrase\\?[\"']?[ \t]{0,4}[=:][ \t]{0,4})(?![\"'*])[^\r\n\"',;}]+", rf"\1{HIDDEN}"),
-        (
-            ("password",),
-            r"(\b(?:login|account|machine)\s{1,9}+\S{1,200}+\s{1,9}+password\s{1,9}+)\S+",
-            rf"\1{HIDDEN}",
-        ),
+        (("password",), r"(\b(?:login|account|machine)\s{1,9}+\S{1,200}+\s{1,9}+password\s{1,9}+)\S+", rf"\1{HIDDEN}"),
         (
             ("pass",),
             r"(\bpass(?:word|phrase|wd|code)(?: (?:is|was))? )(?=[^\s\d]{1,64}\d|\d{1,64}[^\s\d])[^\s,;\"']{6,}",
@@ -121,18 +113,14 @@ _RULES = tuple(
             rf"((?<![\w-])--?[\w-]{{0,60}}{_NAME}(?:[ \t\0]|\",? ?\")++)(?!{_HARMLESS})[^\s\0\"',]+",
             rf"\1{HIDDEN}",
         ),
-        (
-            _NAME_MARKS,
-            rf"({_NAME}[ \t]{{1,4}}\\?[\"'])(?![<-]|(?-i:{_VARIABLE})[\"'])[^\"'\n]{{4,}}",
-            rf"\1{HIDDEN}",
-        ),
+        (_NAME_MARKS, rf"({_NAME}[ \t]{{1,4}}\\?[\"'])(?![<-]|(?-i:{_VARIABLE})[\"'])[^\"'\n]{{4,}}", rf"\1{HIDDEN}"),
         # Well-known beginnings of tokens, JSON web tokens, and passwords as files of users have them.
         (("",), rf"\b(?:{_TOKENS})", HIDDEN),
         (("eyj",), r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*)?", HIDDEN),
         (("$",), r"\$(?:apr1|argon2id?|2[abxy]|[1567y])\$[^\s:\"']{8,}", HIDDEN),
     )
 )
-"""With words of which each match has one, in small letters: most texts have none, and are not searched."""
+"""Rules with words of which each match has one, in small letters: most texts have none, and are not searched."""
 _CLIENTS = (
     r"prompts?|messages|prompt_token_ids|output_token_ids|input_ids|content|text|inputs?|input_value|outputs?"
     r"|query|arguments"
@@ -141,7 +129,7 @@ _PROMPT = re.compile(
     rf"^([^\n|]{{0,200}}engine\| [^\n]{{0,16384}}?\b(?:{_CLIENTS})\b\\?[\"']?\s?[:=])[^\n]*",
     re.IGNORECASE | re.MULTILINE,
 )
-"""In a line of the engine: with request logging on, vLLM writes behind such a word what clients send."""
+"""A line of the engine: with request logging on, vLLM writes behind such a word what clients send."""
 _NAMED = re.compile(_NAMES, re.IGNORECASE)
 
 
@@ -161,14 +149,14 @@ class Redaction(Redactor):
         return _PROMPT.sub(rf"\1 {HIDDEN}", text)
 
     def document(self, value: object, name: str = "") -> object:
-        """Of JSON, which stays JSON. `name`: of what has this value."""
+        """JSON without secrets, which stays JSON. `name`: of what has this value."""
         match value:
             case {**fields}:
-                return {self(str(key)): self.document(one, str(key)) for key, one in fields.items()}
+                return {self(str(key)): self.document(inner, str(key)) for key, inner in fields.items()}
             case [*items]:
-                flags = ["", *(one.lstrip("-") if str(one).startswith("-") else "" for one in map(str, items))]
+                flags = ["", *(word.lstrip("-") if word.startswith("-") else "" for word in map(str, items))]
                 pairs = zip(items, flags, strict=False)
-                return [self.document(one, name if "=" in flag else flag or name) for one, flag in pairs]
+                return [self.document(inner, name if "=" in flag else flag or name) for inner, flag in pairs]
             case str() | int() | float() if not isinstance(value, bool):
                 if _NAMED.search(name) and not re.fullmatch(_HARMLESS, str(value), re.IGNORECASE) and value != "":
                     return HIDDEN

@@ -21,9 +21,9 @@ class SlowDocument(Struct):
 
     name: str
     read: Callable[[str], bytes]
-    """By the request's query."""
+    """Read it by the request's query."""
     fresh_seconds: float = 0.0
-    """For so long, and while it is read, it answers all requests; 0: each gets its own, and none meanwhile."""
+    """How long it answers all requests, as it does while it is read; 0: each gets its own, and none meanwhile."""
     _reading: asyncio.Future[bytes] | None = None
     _read_at: float = 0.0
 

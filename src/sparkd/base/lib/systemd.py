@@ -44,11 +44,8 @@ class Journal:
             if self._queued_bytes + len(line) > self._capacity_bytes * (1 + keep):
                 self._dropped += 1
                 return
-            if self._dropped:
-                self._queue_count()
-            self._lines.append(line)
-            self._accepted += 1
-            self._queued_bytes += len(line)
+            self._append_count()
+            self._append(line)
             self._changed.notify()
 
     def checkpoint(self) -> Callable[[], bool]:
@@ -60,8 +57,7 @@ class Journal:
     def close(self, seconds: float, patience_seconds: float = math.inf) -> None:
         """Write what is queued, for at most `seconds`; give up once nothing could be written for `patience_seconds`."""
         with self._changed:
-            if self._dropped:
-                self._queue_count()
+            self._append_count()
             self._closed = True
             self._changed.notify()
         deadline, written_bytes = time.monotonic() + seconds, -1
@@ -69,12 +65,16 @@ class Journal:
             written_bytes = self._written_bytes
             self._thread.join(min(patience_seconds, deadline - time.monotonic()))
 
-    def _queue_count(self) -> None:
-        line = f"<4>journal.lines.dropped count={self._dropped}\n".encode()
+    def _append_count(self) -> None:
+        """Queue the number of dropped lines in their place, if there are any."""
+        if self._dropped:
+            self._append(f"<4>journal.lines.dropped count={self._dropped}\n".encode())
+            self._dropped = 0
+
+    def _append(self, line: bytes) -> None:
         self._lines.append(line)
         self._accepted += 1
         self._queued_bytes += len(line)
-        self._dropped = 0
 
     def _batch(self) -> bytes:
         """Waits for lines; empty once the journal is closed."""
@@ -92,11 +92,11 @@ class Journal:
     def _write(self) -> None:
         broken = False
         while batch := self._batch():
-            data = memoryview(batch)
-            while data and not broken:
+            left = memoryview(batch)
+            while left and not broken:
                 try:
-                    written_bytes = os.write(self._fd, data)
-                    data = data[written_bytes:]
+                    written_bytes = os.write(self._fd, left)
+                    left = left[written_bytes:]
                     self._written_bytes += written_bytes
                 except BlockingIOError:
                     time.sleep(0.01)

@@ -18,7 +18,7 @@ UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 GIB = 1 << 30
 MIB = 1 << 20
 LIMIT_BYTES = 1 << 20
-"""Of a file that a person wrote."""
+"""Limit of a file that a person wrote."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _SECRET_WORDS = re.compile(
@@ -37,12 +37,12 @@ SHORTEST_SECRET = 4
 
 
 def printable(text: str) -> str:
-    """For log text: colours removed, other unprintable characters escaped."""
+    """Text for a log: colours removed, other unprintable characters escaped."""
     return text if text.isprintable() else _escape(_ANSI.sub("", text).replace("\t", "    "))
 
 
 def sanitize(text: str, limit: int = 200) -> str:
-    """For names: one line of at most `limit` characters, unprintable ones escaped."""
+    """Text for a name: one line of at most `limit` characters, unprintable ones escaped."""
     line = _escape(text[: limit + 1])
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
@@ -51,7 +51,7 @@ def cell_width(text: str) -> int:
     """Columns that it takes on a terminal: two for each wide letter of East Asia, none for a combining mark."""
     if text.isascii():
         return len(text)
-    return sum(0 if combining(one) else 1 + (east_asian_width(one) in "WF") for one in text)
+    return sum(0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text)
 
 
 def pad(text: str, width: int) -> str:
@@ -64,7 +64,7 @@ def size(size_bytes: int) -> str:
 
 
 def natural_order(text: str) -> list[tuple[int, str]]:
-    """To sort by: numbers in it count as numbers."""
+    """A key to sort by: numbers in it count as numbers."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
@@ -82,24 +82,24 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     words = list(known)
     last = word.rpartition(".")[2]
-    moved = [one for one in words if one.rpartition(".")[2] == last]
+    moved = [name for name in words if name.rpartition(".")[2] == last]
     if len(moved) == 1:
         return f"; did you mean {moved[0]}?"
-    for one in get_close_matches(word, words, n=1):
+    for similar in get_close_matches(word, words, n=1):
         # Half of the letters may be a common ending: then the beginning must be the same, or two letters be swapped.
-        near = one[:3] == word[:3] or sorted(one) == sorted(word)
-        if near or SequenceMatcher(None, one, word).ratio() >= 0.85:
-            return f"; did you mean {one}?"
+        near = similar[:3] == word[:3] or sorted(similar) == sorted(word)
+        if near or SequenceMatcher(None, similar, word).ratio() >= 0.85:
+            return f"; did you mean {similar}?"
     return ""
 
 
 def format_key(key: tuple[str, ...], value: object) -> str:
     """`section.key = value`, cut short."""
     try:
-        found = json.dumps(value, default=str)
+        shown = json.dumps(value, default=str)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists without end
-        found = "(too long to print)"
-    return f"{'.'.join(key)} = {found if len(found) <= 120 else found[:117] + '...'}"
+        shown = "(too long to print)"
+    return f"{'.'.join(key)} = {shown if len(shown) <= 120 else shown[:117] + '...'}"
 
 
 def parse_json(text: str | bytes) -> object:
@@ -174,10 +174,10 @@ class Redactor:
         return _SECRET_WORDS.sub(_hide, text)
 
 
-def _hide(found: re.Match[str]) -> str:
-    if found[3]:
+def _hide(match: re.Match[str]) -> str:
+    if match[3]:
         return "***"
-    return found[0] if _NO_SECRET.match(found[2]) else f"{found[1]}***"
+    return match[0] if _NO_SECRET.match(match[2]) else f"{match[1]}***"
 
 
 GAP = "  "
@@ -186,7 +186,7 @@ GAP = "  "
 class Table(NamedTuple):
     rows: Sequence[tuple[str, ...]]
     levels: Sequence[str] = ()
-    """Of each row: a check's level, which a terminal shows as a colour."""
+    """A check's level for each row, which a terminal shows as a colour."""
     heading: bool = False
     flexible: int = 1
     """Number of last columns that a narrow terminal may narrow."""

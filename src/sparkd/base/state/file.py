@@ -27,7 +27,7 @@ Report = Callable[[str], None]
 
 
 def ignore_report(_: str) -> None:
-    """For callers that treat an unusable file as a missing one."""
+    """Report nothing, for callers that treat an unusable file as a missing one."""
 
 
 class StateFile(msgspec.Struct, Generic[Content], frozen=True):
@@ -36,7 +36,7 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
     mode: int = PRIVATE
     folder: str = FOLDER
     notice: str = ""
-    """A path in /run, written after each exchange unless that is full: who waits for one looks at no disk."""
+    """A path in /run, written after each exchange unless that is full: a wait for one looks at no disk."""
 
     @property
     def path(self) -> str:
@@ -56,7 +56,7 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
             return None
 
     def read(self, files: Files, report: Report = ignore_report) -> Content | None:
-        """As `load`, with every OSError reported. Raises UsageError for a user who may not read the file."""
+        """The same as `load`, with every OSError reported. Raises UsageError for a user who may not read the file."""
         try:
             return self.load(files, report)
         except OSError as error:

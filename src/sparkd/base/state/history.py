@@ -18,9 +18,9 @@ from sparkd.base.state.launch_history import End
 
 PATH = f"{FOLDER}/history.db"
 MODE = 0o640
-"""For root and its group, which an administrator may change."""
+"""Readable by root and its group, which an administrator may change."""
 MOST_CHANGES, NAME_LIMIT = 3, 60
-"""Named in one line."""
+"""Changes that one line names, and characters of each name."""
 LAUNCHES, ENDS = "launches", "ends."
 """Names of totals: of all launches, and the prefix of a `Cause` for those that ended by it."""
 FEWEST, MOST_EARLIER = 3, 10
@@ -28,7 +28,7 @@ FEWEST, MOST_EARLIER = 3, 10
 TIMES_SPREAD, LEAST_SHARE = 3.0, 0.1
 """What is a decline: beyond three standard deviations, taken from the median deviation, and a tenth of the median."""
 _COMPILER_ENDED = re.compile(r"[Nn]inja build failed|ninja: build stopped")
-"""By FlashInfer, and by ninja itself: most often a compiler was killed."""
+"""Words of FlashInfer, and of ninja itself: most often a compiler was killed."""
 DEVIATIONS = 1.4826
 """Standard deviations in a median absolute deviation, of a normal distribution."""
 
@@ -37,7 +37,7 @@ class Launch(Struct, frozen=True, tag="launch", tag_field="kind"):
     """One start of this node's rank. Texts are redacted."""
 
     id: str
-    """Of the rank."""
+    """The rank's."""
     at: str
     """UTC, ISO 8601, as all stamps."""
     rank: int
@@ -50,10 +50,10 @@ class Launch(Struct, frozen=True, tag="launch", tag_field="kind"):
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds in each step of the load."""
     load_seconds: float | None = None
-    """From the container's start to the first completion; None where it did not come so far."""
+    """Time from the container's start to the first completion; None where it did not come so far."""
     kv_cache_tokens: int | None = None
     first_tokens_per_second: float | None = None
-    """While requests ran, as the last ones."""
+    """Measured while requests ran, as is `last_tokens_per_second`."""
     last_tokens_per_second: float | None = None
     draft_acceptance: float | None = None
     served_seconds: float | None = None
@@ -88,7 +88,7 @@ class Past(Struct, frozen=True):
     """What a new process finds."""
 
     launches: tuple[Launch, ...] = ()
-    """Of its recipe and rank, oldest first."""
+    """Launches of its recipe and rank, oldest first."""
     totals: Mapping[str, int] = field(default_factory=dict)
     """Over all launches on this node, also those whose rows are gone."""
 
@@ -112,7 +112,7 @@ def last_load(rows: Iterable[Row], fits: Callable[[Launch], bool] = lambda _: Tr
 def count_short_loads(launches: Iterable[Launch], plan: str) -> int:
     """The last loads of that plan that ended for want of memory, one after another. `launches`: oldest first."""
     count = 0
-    for launch in reversed([one for one in launches if one.plan == plan]):
+    for launch in reversed([launch for launch in launches if launch.plan == plan]):
         end = launch.end
         if end is None or launch.load_seconds is not None:
             break
@@ -128,10 +128,10 @@ def find_decline(values: Sequence[float], *, more_is_better: bool) -> int | None
     for start in range(FEWEST, len(values)):
         earlier = values[max(0, start - MOST_EARLIER) : start]
         usual = find_usual(values, start)
-        spread = DEVIATIONS * median(abs(one - usual) for one in earlier)
-        worst = min(sign * one for one in earlier)  # it has been so before: as each first load after a boot
+        spread = DEVIATIONS * median(abs(value - usual) for value in earlier)
+        worst = min(sign * value for value in earlier)  # it has been so before: as each first load after a boot
         limit = min(worst, sign * usual - max(TIMES_SPREAD * spread, LEAST_SHARE * usual))
-        if all(sign * one < limit for one in values[start:]):
+        if all(sign * value < limit for value in values[start:]):
             return start
     return None
 
@@ -142,18 +142,19 @@ def find_usual(values: Sequence[float], start: int) -> float:
 
 
 def describe_change(then: Facts, now: Facts) -> str:
-    """In one line, what sparkd knows to differ between two launches, the likeliest cause first."""
-    found = group_files(find_differences(then, now))
-    if not found:
+    """What sparkd knows to differ between two launches, in one line, the likeliest cause first."""
+    changes = group_files(find_differences(then, now))
+    if not changes:
         return "nothing that sparkd knows of has changed"
-    texts = (f"{sanitize(one.name, NAME_LIMIT)} {' -> '.join(excerpt_values(one))}" for one in found[:MOST_CHANGES])
-    more = f", and {len(found) - MOST_CHANGES} more" if len(found) > MOST_CHANGES else ""
+    named = changes[:MOST_CHANGES]
+    texts = (f"{sanitize(change.name, NAME_LIMIT)} {' -> '.join(excerpt_values(change))}" for change in named)
+    more = f", and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
     return f"changed: {', '.join(texts)}{more}"
 
 
 def describe_slower_load(launches: Sequence[Launch]) -> str:
     """Why the last of these loads, oldest first, is a warning; empty where it is none. Of one recipe and rank."""
-    known = [(one, one.load_seconds) for one in launches if one.load_seconds is not None]
+    known = [(launch, launch.load_seconds) for launch in launches if launch.load_seconds is not None]
     start = find_decline([seconds for _, seconds in known], more_is_better=False)
     if start is None:
         return ""

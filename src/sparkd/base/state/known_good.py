@@ -39,7 +39,7 @@ Texts = Annotated[Mapping[Text, Text], Meta(max_length=MOST_VALUES)]
 
 
 class Facts(Struct, frozen=True):
-    """Of one start. `unseen`: names, or their parts before the first dot, that were not read, each with the reason."""
+    """Facts of one start. `unseen`: names, or their parts before the first dot, that were not read, with the reason."""
 
     values: Texts
     """Shared by all ranks, and this node's own; without secrets."""
@@ -65,7 +65,7 @@ class Entry(Struct, frozen=True):
     image_id: ImageId
     facts: Facts
     recipe: dict[str, object]
-    """As JSON. With `engine`, the section of the settings, it makes the plan again."""
+    """The recipe as JSON. With `engine`, the section of the settings, it makes the plan again."""
     engine: dict[str, object]
     image_digest: str = ""
     """DIGEST, for a shell: by which a registry gives this very image again. Empty where none is known to."""
@@ -103,15 +103,15 @@ def read_known_good(files: Files, report: Report = ignore_report) -> tuple[Entry
     return (FILE.read(files, report) or History()).known_good
 
 
-def add_proven(known: Sequence[Entry], entry: Entry) -> History:
-    """The history with `entry` as its newest, perhaps again; without the oldest, or as it was, where too large."""
-    same = [one for one in known if (one.agreement, one.image_id) == (entry.agreement, entry.image_id)]
-    others = [one for one in known if one not in same]
+def add_proven(known: Sequence[Entry], proven: Entry) -> History:
+    """The history with `proven` as its newest, perhaps again; without the oldest, or as it was, where too large."""
+    same = [plan for plan in known if (plan.agreement, plan.image_id) == (proven.agreement, proven.image_id)]
+    others = [plan for plan in known if plan not in same]
     if same:
-        entry = replace(entry, since=same[0].since, image_digest=entry.image_digest or same[0].image_digest)
-    entries = (entry, *others)[:KEPT]
-    made = (History(entries[:count]) for count in range(len(entries), 0, -1))
-    return next((one for one in made if len(FILE.encode(one)) <= LIMIT_BYTES), History(tuple(known)))
+        proven = replace(proven, since=same[0].since, image_digest=proven.image_digest or same[0].image_digest)
+    plans = (proven, *others)[:KEPT]
+    histories = (History(plans[:count]) for count in range(len(plans), 0, -1))
+    return next((history for history in histories if len(FILE.encode(history)) <= LIMIT_BYTES), History(tuple(known)))
 
 
 def images_to_keep(known: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -133,7 +133,7 @@ def node_values(plan: LaunchPlan) -> dict[str, str]:
 
 
 def find_differences(then: Facts, now: Facts) -> tuple[Difference, ...]:
-    """Each with the earlier value as `own` and the current one as `theirs`."""
+    """Differences, each with the earlier value as `own` and the current one as `theirs`."""
     before, after = _normalize(then), _normalize(now)
     unlike = []
     for name in before.keys() | after.keys():
@@ -143,41 +143,42 @@ def find_differences(then: Facts, now: Facts) -> tuple[Difference, ...]:
     for old, new in ((then.versions, now.versions), (then.boot, now.boot)):
         # A value that only one of them has is not known to differ.
         unlike += [Difference(name, old[name], new[name]) for name in old.keys() & new.keys() if old[name] != new[name]]
-    return tuple(sorted(unlike, key=lambda one: (_place(one.name), one.name)))
+    return tuple(sorted(unlike, key=lambda difference: (_place(difference.name), difference.name)))
 
 
 def _normalize(facts: Facts) -> dict[str, tuple[str, str]]:
-    """By compared name: the normalized value, and its text."""
-    found: dict[str, tuple[str, str]] = {}
+    """The normalized value and its text, by compared name."""
+    values: dict[str, tuple[str, str]] = {}
     for raw, text in facts.values.items():
         name = raw.removeprefix(UNCHECKED)
         head, _, flag = name.partition(".")
         if head != "args" or not flag:
-            found[name] = text, text or '""'
+            values[name] = text, text or '""'
             continue
-        given: JsonValue = {"true": True, "false": False}.get(text, text)
-        for positive, value in normalize_switches({flag: given}).items():
+        parsed: JsonValue = {"true": True, "false": False}.get(text, text)
+        for positive, value in normalize_switches({flag: parsed}).items():
             display = json.dumps(value) if isinstance(value, bool) else text or '""'
-            found[f"args.{positive}"] = json.dumps(value, sort_keys=True, ensure_ascii=False), display
-    return found
+            values[f"args.{positive}"] = json.dumps(value, sort_keys=True, ensure_ascii=False), display
+    return values
 
 
 def _place(name: str) -> int:
     return next((ORDER.index(known) for known in (name, name.partition(".")[0]) if known in ORDER), len(ORDER))
 
 
-def group_files(found: Sequence[Difference]) -> tuple[Difference, ...]:
-    """For people: many weight files become one line."""
-    files = [one for one in found if one.name.startswith("weights.")]
+def group_files(differences: Sequence[Difference]) -> tuple[Difference, ...]:
+    """Differences for people: many weight files become one line."""
+    files = [file for file in differences if file.name.startswith("weights.")]
     if len(files) <= MOST_FILES:
-        return tuple(found)
-    names = ", ".join(one.name.removeprefix("weights.") for one in files[:MOST_FILES])
+        return tuple(differences)
+    names = ", ".join(file.name.removeprefix("weights.") for file in files[:MOST_FILES])
     text = f"{len(files)} files differ: {names} and {len(files) - MOST_FILES} more"
-    at = found.index(files[0])
-    return *found[:at], Difference("weights", "as they were", text), *(one for one in found[at:] if one not in files)
+    at = differences.index(files[0])
+    grouped = Difference("weights", "as they were", text)
+    return *differences[:at], grouped, *(other for other in differences[at:] if other not in files)
 
 
-def excerpt_values(one: Difference) -> tuple[str, str]:
+def excerpt_values(difference: Difference) -> tuple[str, str]:
     """Both values, bounded, from shortly before the first differing character."""
-    then, now = agreement.diff_excerpt(one, VALUE_WIDTH)
+    then, now = agreement.diff_excerpt(difference, VALUE_WIDTH)
     return then or "not set", now or "not set"

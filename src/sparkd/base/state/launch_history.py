@@ -28,7 +28,7 @@ PLANS_KEPT = 16
 BOOTS_KEPT = 8
 """A good start removes the boots before it."""
 IMAGES_KEPT = 32
-"""With what their recipes assert; the oldest results go first."""
+"""Images with what their recipes assert; the oldest results go first."""
 MOST_FACTS, NAME_LENGTH, VALUE_LENGTH = 400, 300, 1200
 """Both tables fit into the file even if each character takes twelve bytes of JSON."""
 IMAGE = "image.identity"
@@ -108,7 +108,7 @@ class LaunchHistory(Struct, frozen=True):
     """The last failure of each plan. Later processes may have ended for other reasons, before a launch."""
     open: Open | None = None
     boots: tuple[Boot, ...] = ()
-    """Since the last good start, oldest first."""
+    """Boots since the last good start, oldest first."""
     tried: Mapping[str, str] = field(default_factory=dict)
     """Facts of the last launch: versions, image, values of the plan."""
     good: Mapping[str, str] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class LaunchHistory(Struct, frozen=True):
     """Compile caches with files in them at the last good start."""
     last_exit: End | None = None
     ends: tuple[End, ...] = ()
-    """Before `last_exit`, of processes whose end nobody requested, newest last, with short reasons."""
+    """Ends before `last_exit`, of processes whose end nobody requested, newest last, with short reasons."""
     asserts: Mapping[str, AssertResult] = field(default_factory=dict)
     """Which images have what their recipes assert of them, by `_asserts_key`, newest last. An image is checked once."""
 
@@ -130,13 +130,13 @@ class LaunchHistory(Struct, frozen=True):
         return None if last is None or last.code == ExitCode.GOOD else last
 
     def restarts(self, now: datetime) -> tuple[RestartReport, ...]:
-        """Of the day before `now`, at the begin of a process."""
-        found: dict[str, RestartReport] = {}
+        """Ends of the day before `now`, at the begin of a process."""
+        reports: dict[str, RestartReport] = {}
         for end in self._all_ends(now.isoformat(timespec="milliseconds")):
             if (age := seconds_since(end.at, now)) is not None and age < DAY_SECONDS:
-                before = found.pop(end.cause, None)
-                found[end.cause] = RestartReport(end.cause, 1 + (before.count if before else 0), end.at, end.reason)
-        return tuple(found.values())
+                before = reports.pop(end.cause, None)
+                reports[end.cause] = RestartReport(end.cause, 1 + (before.count if before else 0), end.at, end.reason)
+        return tuple(reports.values())
 
     def _all_ends(self, now: str) -> tuple[End, ...]:
         """Those that nobody requested, newest last. A killed process ended just before `now`."""
@@ -152,8 +152,8 @@ class LaunchHistory(Struct, frozen=True):
 
     def last_failure(self, digest: str) -> str:
         """Empty where unknown."""
-        found = self.last.get(digest)
-        return str(replace(found, reason=sanitize(found.reason, REASON_LIMIT))) if found else ""
+        failure = self.last.get(digest)
+        return str(replace(failure, reason=sanitize(failure.reason, REASON_LIMIT))) if failure else ""
 
     def assert_result(self, image_id: str, program: str) -> AssertResult | None:
         """None where this image was not checked yet. The text is safe to show."""
@@ -167,7 +167,7 @@ class LaunchHistory(Struct, frozen=True):
         return replace(self, asserts=dict([*others, (key, result)][-IMAGES_KEPT:]))
 
     def before(self, boot_id: str) -> tuple[Boot, ...]:
-        return tuple(one for one in self.boots if one.boot_id != boot_id)
+        return tuple(boot for boot in self.boots if boot.boot_id != boot_id)
 
     def recover(self, boot_id: str, now: str) -> LaunchHistory:
         """A new process: a launch that is still open in this boot counts as failed, because its agent died."""
@@ -197,7 +197,7 @@ class LaunchHistory(Struct, frozen=True):
 
         `filled`: caches with files; None where unknown: those of the last good start of this image stay.
         """
-        boots = tuple(replace(one, phase=SERVING) for one in self.boots if one.boot_id == boot_id)
+        boots = tuple(replace(boot, phase=SERVING) for boot in self.boots if boot.boot_id == boot_id)
         if filled is None:
             same_image = self.good.get(IMAGE) == self.tried.get(IMAGE)
             filled = self.good_caches if same_image else ()
@@ -208,18 +208,18 @@ class LaunchHistory(Struct, frozen=True):
         rest = self.reset(digest)
         counts = {**rest.failures, digest: self.failures.get(digest, 0) + 1}
         failures = dict(list(counts.items())[-PLANS_KEPT:])
-        last = {key: one for key, one in {**rest.last, digest: end}.items() if key in failures}
+        last = {key: ended for key, ended in {**rest.last, digest: end}.items() if key in failures}
         return replace(rest, failures=failures, last=last)
 
     def reset(self, digest: str) -> LaunchHistory:
         """Proven in service, or handed to a person: the next launch starts at zero failures."""
         failures = {key: count for key, count in self.failures.items() if key != digest}
-        last = {key: one for key, one in self.last.items() if key != digest}
+        last = {key: end for key, end in self.last.items() if key != digest}
         return replace(self, failures=failures, last=last, open=None)
 
     def record_end(self, boot_id: str, end: End) -> LaunchHistory:
         """A process ended. Where it needs a person, earlier boots no longer count."""
-        boots = tuple(replace(one, open=one.open and one.boot_id != boot_id) for one in self.boots)
+        boots = tuple(replace(boot, open=boot.open and boot.boot_id != boot_id) for boot in self.boots)
         return replace(self, open=None, boots=() if end.code == ExitCode.NEEDS_PERSON else boots, last_exit=end)
 
 

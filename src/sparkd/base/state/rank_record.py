@@ -1,4 +1,4 @@
-"""rank.json: this node's rank and the process that has it, for as long as there is its container; and whose one is.
+"""rank.json: this node's rank and the process that has it, as long as its container exists; and whose a container is.
 
 A container's labels can't change. They name its rank, and the process that made it; the record names the process that
 has the rank now. A container whose record is lost goes by its labels, as one of a version without records does.
@@ -16,7 +16,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.files import Files
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.host.processes import read_process
+from sparkd.base.host.processes import is_alive, read_process
 from sparkd.base.host.shm import Identity, read_segment
 from sparkd.base.state.file import StateFile
 
@@ -34,27 +34,27 @@ class RankRecord(Struct, frozen=True):
 
     rank_id: str
     invocation: str
-    """Of the process that has it."""
+    """The process that has it."""
     boot_id: str
     plan: str
     """Digest of the launch plan."""
     epoch: str
     transport: str
-    """As in the report."""
+    """The transport as in the report."""
     stage: RankStage = RankStage.STARTING
     container_id: str = ""
     started_at: str = ""
-    """By docker."""
+    """Docker's stamp of it."""
     pid: int = 0
-    """Of the container's first process, in the host's namespace."""
+    """The container's first process, in the host's namespace."""
     start_time: int = 0
-    """Of that process, in clock ticks since boot."""
+    """That process's, in clock ticks since boot."""
     oom_kills: int | None = None
     """The kernel's count of OOM kills at the start; None where it has none."""
     held_bytes: int | None = None
     """What others held of the memory at the start; None where that is unknown."""
     dockerd_pid: str = ""
-    """At the start; empty where containers outlive their dockerd."""
+    """pid of dockerd at the start; empty where containers outlive their dockerd."""
     segments: Mapping[str, Identity] = field(default_factory=dict)
     """Shared memory of its own, by path, and what is left of ranks before it in this boot."""
     role: str = ""
@@ -64,16 +64,16 @@ class RankRecord(Struct, frozen=True):
 
 FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
 LOG_POSITION = f"{FILE.folder}/log-position"
-"""Up to which its log is in the journal, as docker is given it."""
+"""How far its log is in the journal, as docker is given it."""
 
 GUARD = "/run/sparkd-guard/rank"
-"""By which a killer finds the rank of the one before it: floor, rank, agent and itself; a process as pid and start."""
+"""Where a killer finds the rank of the one before it: floor, rank, agent and itself; a process as pid and start."""
 GUARD_COMM = "sparkd-guard"
 RECORD_HINT = "the next start of the agent sets that file aside"
 
 
 class KnownRank(Struct, frozen=True):
-    """What a look at the record has found. One of another boot is none."""
+    """The record as it was read. That of another boot counts as none."""
 
     record: RankRecord | None = None
     alive: bool = False
@@ -119,10 +119,9 @@ def read_rank(host: Host) -> KnownRank:
         record = FILE.load(host.files, errors.append)
         if record is None or record.boot_id != read_boot_id(host.files):
             return KnownRank(error="".join(errors))
-        process = read_process(host.files, record.pid)
+        alive = is_alive(host.files, record.pid, record.start_time)
     except OSError as error:
         return KnownRank(error=f"{FILE.path} can't be read: {error.strerror or error}")
-    alive = process is not None and not process.dead and process.start_time == record.start_time
     return KnownRank(record, alive, guarded=alive and _is_guarded(host.files, record))
 
 
@@ -167,7 +166,7 @@ class Whose(Enum):
 
 
 def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) -> Whose:
-    """Of a container of sparkd's. Only an orphan may be ended by others than its own agent."""
+    """Whose a container of sparkd's is. Only an orphan may be ended by others than its own agent."""
     if known.stays and known.proves(container) and (owner is None or known.holder(container) != owner.invocation):
         return Whose.LEFT
     if owner is None:

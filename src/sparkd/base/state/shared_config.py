@@ -46,7 +46,7 @@ _Path = Annotated[str, Meta(max_length=LONGEST_TEXT_BYTES)]
 
 class SharedConfig(Struct, frozen=True):
     recipe: Recipe
-    """With its bases; without secrets."""
+    """The recipe with its bases; without secrets."""
     cluster: Cluster
     engine: Engine
     readiness: Readiness
@@ -54,9 +54,9 @@ class SharedConfig(Struct, frozen=True):
     secrets: tuple[_Path, ...] = ()
     """Names of the engine's variables."""
     image_id: ImageId = ""
-    """That a rollback on the head restores; empty: the image that has the name."""
+    """The image that a rollback on the head restores; empty: the image that has the name."""
     files: Annotated[Mapping[_Path, bytes], Meta(max_length=MOST_FILES)] = {}
-    """By path on the head: engine.script, and sources of read-only mounts."""
+    """Contents by path on the head: engine.script, and sources of read-only mounts."""
 
     def apply_to(self, settings: Settings) -> Settings:
         """`settings` with what the head decides. Raises ValueError where they contradict each other."""
@@ -82,8 +82,8 @@ class SharedConfig(Struct, frozen=True):
         """
         spec, image = self.recipe.container, self.recipe.image
         volumes = tuple(
-            one.model_copy(update={"source": self._kept(one.source)}) if one.source in self.files else one
-            for one in spec.volumes
+            volume.model_copy(update={"source": self._kept(volume.source)}) if volume.source in self.files else volume
+            for volume in spec.volumes
         )
         build = own.image.build if own and own.image.ref == image.ref else ""
         changed = {
@@ -115,11 +115,11 @@ class Kept(Struct, frozen=True):
 
 class _File(StateFile[Kept], frozen=True):
     def decode(self, content: bytes) -> Kept:
-        """As `dump` made it, within its bounds. Raises ValueError."""
+        """The document as `dump` made it, within its bounds. Raises ValueError."""
         config = _DOCUMENT.decode(content)
         for name in config.secrets:
             check_variable_name(name)
-        sizes = [len(one) for one in config.files.values()]
+        sizes = [len(file) for file in config.files.values()]
         if max(sizes, default=0) > FILE_BYTES or sum(sizes) > ALL_FILES_BYTES:
             raise ValueError("its files are larger than a head sends")
         return Kept(config, digest_of(content))
@@ -130,10 +130,10 @@ _DOCUMENT = StateFile(FILE.name, SharedConfig)
 
 
 def make_shared(settings: Settings, recipe: Recipe, image_id: str, script: str, files: Files) -> SharedConfig:
-    """Of a head: `settings` and `recipe` in force."""
+    """The document of a head, by its `settings` and `recipe` in force."""
     cluster = Cluster(**{key: getattr(settings.cluster, key) for key in CLUSTER_KEYS})
     engine = Engine(**{key: getattr(settings.engine, key) for key in ENGINE_KEYS})
-    volumes = (one.source for one in recipe.container.volumes if one.read_only)
+    volumes = (volume.source for volume in recipe.container.volumes if volume.read_only)
     contents, left = dict[str, bytes](), ALL_FILES_BYTES
     for path in dict.fromkeys((*((script,) if script else ()), *volumes)):
         content = read_shareable(files, path, any_mode=path == script)

@@ -23,8 +23,6 @@ from sparkd.base.state.file import StateFile
 from sparkd.base.state.known_good import Entry, ImageId, Plain, format_utc
 from sparkd.base.status.model import FindingReport, utc_now
 
-ROLLBACK_HINT = "change the recipe or the section engine, or: sparkd rollback --end"
-USE_HINT = "back to what is configured: sparkd use --end"
 AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
 """How the node treats any engine: the unit is made for these settings, and no plan has them."""
 DESCRIPTION = {"name", "description", "source", "extends", "expect"}
@@ -59,7 +57,9 @@ class Chosen(Struct, frozen=True):
 
     @property
     def hint(self) -> str:
-        return ROLLBACK_HINT if self.proven else USE_HINT
+        if self.proven:
+            return "change the recipe or the section engine, or: sparkd rollback --end"
+        return "back to what is configured: sparkd use --end"
 
     def is_same_plan(self, other: Chosen | None) -> bool:
         """Whether at most their ends differ."""
@@ -76,7 +76,7 @@ class Stage(StrEnum):
     TRYING = "trying"
     IN_FORCE = "in-force"
     RETURNING = "going-back"
-    """As DRAINING, on the way back."""
+    """The same as DRAINING, on the way back."""
 
 
 class Event(Enum):
@@ -118,7 +118,7 @@ class Switch(Struct, frozen=True):
 
     @property
     def findings(self) -> tuple[FindingReport, ...]:
-        """For the report: at most one."""
+        """Findings for the report: at most one."""
         if self.stage is Stage.TRYING:
             reason = f"{label(self.to)} is being tried; if it fails, sparkd goes back to {label(self.before)}"
             return (FindingReport("use", "warn", reason, ""),)
@@ -135,10 +135,10 @@ class Switch(Struct, frozen=True):
 def parse_utc(stamp: str) -> datetime:
     """The beginning of time where it is none: such a plan is over."""
     try:
-        found = datetime.fromisoformat(stamp)
+        then = datetime.fromisoformat(stamp)
     except ValueError:
         return datetime.min.replace(tzinfo=UTC)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return then if then.tzinfo else then.replace(tzinfo=UTC)
 
 
 def label(chosen: Chosen | None) -> str:
@@ -173,7 +173,7 @@ def _go_back(now: Switch) -> Switch | None:
 
 
 def _settle(now: Switch, chosen: Chosen | None, back: tuple[Chosen, ...]) -> Switch | None:
-    """In force. The plans before stay known as long as the time of this one is limited."""
+    """A switch in force. The plans before stay known as long as the time of this one is limited."""
     if chosen is None:
         return None
     back = back if chosen.until else ()
@@ -199,7 +199,7 @@ FORMER_DEFAULT = "deepseek-v4-flash-balanced"
 
 
 def fingerprint_engine(engine: Engine, recipe: Recipe | None) -> str:
-    """Of the configuration. `recipe` None: it can't be loaded.
+    """Fingerprint of the configuration. `recipe` None: it can't be loaded.
 
     Defaults are left out: a later version of sparkd, which has more of them, ends no choice.
     """

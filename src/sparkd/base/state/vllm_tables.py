@@ -19,7 +19,7 @@ from sparkd.base.vllm.flag import FlagTable
 from sparkd.base.vllm.releases import find_release
 
 IMAGES_KEPT = 8
-"""Of some 100 KB each; the oldest go first."""
+"""Tables of some 100 KB each; the oldest go first."""
 
 
 class VllmTables(Struct, frozen=True):
@@ -45,7 +45,7 @@ def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:
 
 
 def find_table(host: Host, ref: str, version: str = "") -> FlagTable:
-    """Of the image that has this name here now; that of its release where it is away, or gave no answer.
+    """The table of the image that has this name here now; that of its release where it is away, or gave no answer.
 
     `version`: of its vLLM, as a recipe gives it.
     """

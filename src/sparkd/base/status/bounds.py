@@ -14,7 +14,7 @@ from sparkd.base.lib.text import sanitize
 TEXT_LIMIT = 1000
 """Characters of each text of another node; a cause that quotes an engine has a few hundred."""
 ITEMS_LIMIT = 100
-"""Of findings and versions; preflight has some thirty checks."""
+"""Findings or versions of a report; preflight has some thirty checks."""
 Value = TypeVar("Value", bound=Struct)
 
 
@@ -30,7 +30,7 @@ def _bound(value: object, text_limit: int, items_limit: int) -> object:
         case int() | float() if abs(value) >= 1 << 63 or not math.isfinite(value):
             raise ValueError("number out of range")
         case tuple():
-            return tuple(_bound(one, text_limit, items_limit) for one in value[:items_limit])
+            return tuple(_bound(part, text_limit, items_limit) for part in value[:items_limit])
         case Mapping():
             names = list(value)[:items_limit]
             return {sanitize(name, text_limit): _bound(value[name], text_limit, items_limit) for name in names}

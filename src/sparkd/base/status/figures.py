@@ -17,7 +17,7 @@ class Metric(Struct, frozen=True):
     """The line HELP."""
     counter: bool = False
     scale: int | Fraction = 1
-    """One of the field's unit in the metric's."""
+    """How many of the metric's unit make one of the field's."""
     states: tuple[str, ...] = ()
     """Values of a text: a series for each, labelled `state`, 1 for the current one."""
 
@@ -43,12 +43,12 @@ class EngineReport(Figures, frozen=True):
     started: str = ""
     """When its container was started; empty before."""
     expected_seconds: float | None = None
-    """From `started` to the first completion, by the plan's `last load` on this node or by the `recipe`."""
+    """Time from `started` to the first completion, by the plan's `last load` on this node or by the `recipe`."""
     expected_by: str = ""
     works: bool = False
     """A load that is watched and works."""
     compilers: int = 0
-    """Of kernels, below the rank: they run or are held back."""
+    """Compilers of kernels below the rank: they run or are held back."""
     kernels_compiled: int = 0
     """Inside requests since the start, by vLLM's own monitor, which may count what it loads from a cache."""
     warmth: str = ""
@@ -98,9 +98,9 @@ class HealthReport(Figures, frozen=True):
     """How a head's engine answers the agent itself."""
 
     probe_seconds: float | None = None
-    """Of the last look at its health and counters, to a tenth, so that a report does not change for nothing."""
+    """Seconds of the last look at its health and counters, to a tenth, so that a report does not change for nothing."""
     canary_seconds: float | None = None
-    """Of the last canary, with or without a token. There are none while requests move."""
+    """Seconds of the last canary, with or without a token. There are none while requests move."""
     canary_at: float | None = None
     canaries: int = 0
     canaries_failed: int = 0

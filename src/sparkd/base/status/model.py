@@ -12,13 +12,13 @@ from msgspec import json as fast_json
 from msgspec.structs import asdict, replace
 
 from sparkd.base.host.files import Files
-from sparkd.base.host.processes import read_process
+from sparkd.base.host.processes import is_alive
 from sparkd.base.lib.text import parse_json
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
 from sparkd.base.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport, Metric
 
 PATH = "/run/sparkd/report.json"
-"""For commands and checks beside the agent."""
+"""The report's file, for commands and checks beside the agent."""
 LIMIT_BYTES = 1 << 20
 REPORT_SCHEMA = 1
 """New fields are free: a reader skips those that it does not know. A new phase or contact is a new schema."""
@@ -26,7 +26,7 @@ REPORT_SCHEMA = 1
 SHORTER = ((TEXT_LIMIT, ITEMS_LIMIT), (200, 30), (40, 4))
 """Limits of texts and items; the last ones make any report fit."""
 PEER_LIMIT_BYTES = LIMIT_BYTES // 16
-"""Of another node's report: those of seven take less than half of this node's. A usual one has some 5 KB."""
+"""Largest report of another node: seven take less than half of this node's. A usual one has some 5 KB."""
 
 
 class Phase(Enum):
@@ -45,7 +45,7 @@ class Phase(Enum):
 
 
 GUARD_STATES = ("off", "starting", "watching", "unlocked", "failed")
-"""Of the memory guard. Unlocked: it works, but may be swapped out and late."""
+"""States of the memory guard. Unlocked: it works, but may be swapped out and late."""
 IN_SERVICE = (Phase.SERVING, Phase.DEGRADED)
 UNKNOWN_RANK = -1
 
@@ -65,7 +65,7 @@ class MemoryReport(Figures, frozen=True):
     used_percent: tuple[int, ...] = ()
     """One for each ten seconds of the last ten minutes, newest last."""
     floor_bytes: int | None = None
-    """Of available memory, below which the guard kills the engine; None: it never does."""
+    """Available memory below which the guard kills the engine; None: it never does."""
     guard: str = ""
     """One of GUARD_STATES; empty while there is no engine."""
     released_bytes: int = 0
@@ -128,7 +128,7 @@ class PeerStatus(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As a person knows the node: `spark2 (10.0.0.2)`."""
+        """The node's name for a person: `spark2 (10.0.0.2)`."""
         return f"{self.report.node} ({self.address})" if self.report else self.address
 
     @property
@@ -150,24 +150,24 @@ class NodeReport(Struct, frozen=True):
     incarnation: str
     version: str
     address: str = ""
-    """Of the node on the fabric; empty where the cluster is this node alone."""
+    """The node's address on the fabric; empty where the cluster is this node alone."""
     lan_address: str = ""
-    """Of the node toward other networks; empty where it has none, or no other nodes."""
+    """The node's address toward other networks; empty where it has none, or no other nodes."""
     plan_digest: str = ""
-    """Of all that the ranks must share. Empty until docker and the model's folder have been looked at."""
+    """Digest of all that the ranks must share. Empty until docker and the model's folder have been looked at."""
     config_digest: str = ""
-    """Of the configuration that a head serves to its workers; on a worker, of the one that it follows."""
+    """Digest of the configuration that a head serves to its workers; on a worker, of the one that it follows."""
     transport: str = ""
     """`rdma` or `tcp`: what NCCL can use here, or with an epoch, what all ranks use. Empty where it needs none."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
+    """Versions of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
     message: str = ""
     cause: str = ""
-    """Of a run that failed: a `Cause` of sparkd.base.lib.errors."""
+    """Why a run failed: a `Cause` of sparkd.base.lib.errors."""
     action: str = ""
     """What that, or what blocks, requires: an `Action` of sparkd.base.lib.errors."""
     draining: bool = False
-    """In the phase `stopping`: the requests that run still get their time."""
+    """Whether, in the phase `stopping`, the requests that run still get their time."""
     recipe: str = ""
     last_cause: str = ""
     """Why the agent before this one ended."""
@@ -187,21 +187,21 @@ class NodeReport(Struct, frozen=True):
     """The test of this launch's answers; None where there was none."""
     gpu: GpuReport | None = None
     restarts: tuple[RestartReport, ...] = ()
-    """As known when this agent began, the most recent cause last."""
+    """Ends known when this agent began, the most recent cause last."""
     pid: int = 0
-    """Of the agent: by it a reader without root knows whether that agent still runs."""
+    """The agent's: by it a reader without root knows whether that agent still runs."""
     start_time: int = 0
-    """Of the agent, in clock ticks since boot: a pid may be reused."""
+    """The agent's, in clock ticks since boot: a pid may be reused."""
     rank_id: str = ""
-    """Of the rank that it launches; empty until it is placed."""
+    """Id of the rank that it launches; empty until it is placed."""
     awaits_agents_seconds: int = 0
     """How long this node awaits the agent of another rank that serves; 0 of an earlier version, which does not."""
     launches: int | None = None
-    """On this node, by all agents before this one; None where the history is not readable."""
+    """Launches on this node, by all agents before this one; None where the history is not readable."""
     ends: Mapping[str, int] = field(default_factory=dict)
-    """Of those, by `Cause`."""
+    """Ends of those, by `Cause`."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
-    """In each phase that this agent has left."""
+    """Time in each phase that this agent has left."""
     kernel_counts: Mapping[str, int] = field(default_factory=dict)
     """Messages of the kernel's log that matter, by kind and action: `xid restart`."""
     peers: tuple[PeerStatus, ...] = ()
@@ -240,19 +240,19 @@ def format_duration(seconds: float | None) -> str:
 
 
 def without_figures(report: NodeReport) -> NodeReport:
-    """Without those that change all the time, here and of the other nodes: nobody is woken for them."""
-    peers = tuple(replace(one, report=one.report and without_figures(one.report)) for one in report.peers)
+    """The report without figures that change all the time, here and of the other nodes: nobody is woken for them."""
+    peers = tuple(replace(peer, report=peer.report and without_figures(peer.report)) for peer in report.peers)
     return replace(report, memory=None, activity=None, health=None, gpu=None, kernel_counts={}, peers=peers)
 
 
 def load_seconds_left(engine: EngineReport, now: datetime) -> float | None:
-    """Until the first completion, by earlier loads; below zero where this one takes longer. None without a figure."""
+    """Seconds to the first completion, by earlier loads; negative where this takes longer. None without a figure."""
     passed = seconds_since(engine.started, now)
     return None if passed is None or engine.expected_seconds is None else engine.expected_seconds - passed
 
 
 MOST_SECONDS = 1e9
-"""Of a figure of another node: more is no time that passes."""
+"""Longest time that another node may name: more is no time that passes."""
 
 
 def describe_time_left(engine: EngineReport, now: datetime) -> str:
@@ -307,10 +307,9 @@ def read_report(files: Files) -> str:
 def agent_running(files: Files, report: NodeReport) -> bool:
     """Whether the agent that wrote the report still runs."""
     try:
-        process = read_process(files, report.pid)
+        return is_alive(files, report.pid, report.start_time)
     except OSError:
         return False
-    return process is not None and process.start_time == report.start_time and not process.dead
 
 
 def read_living_report(files: Files) -> NodeReport | None:

@@ -1,4 +1,4 @@
-"""Which messages to people follow from a node's reports: one for each change, and a summary while it flaps.
+"""Messages to people that follow from a node's reports: one for each change, and a summary while it flaps.
 
 Pure, and times are UTC seconds: what was reported is kept on disk, so that a restart of the agent repeats nothing.
 """
@@ -24,12 +24,12 @@ MEMORY = (Cause.MEMORY_GUARD, Cause.MEMORY_TAKEN)
 PATIENCE_SECONDS = {Phase.BLOCKED: 300.0, Phase.AWAITING_DOCKER: 300.0, Phase.AWAITING_PEERS: 900.0}
 """Phases that may end by themselves, and after how long they need a person. Another node may just be booting."""
 FAILED_STARTS = 2
-"""Of one node in a row, until that is a message; five need a person."""
+"""Failed starts of one node in a row, until that is a message; five need a person."""
 FAILED_KEPT = 32
 FLAP_CHANGES, FLAP_SECONDS = 3, 600.0
 """More changes than that in this time are held back."""
 SUMMARY_SECONDS = 900.0
-"""Between two summaries."""
+"""Time between two summaries."""
 TEXT_LIMIT = 800
 """Discord takes 2,000 characters, and escaping may double a text."""
 QUEUE_LIMIT, QUEUE_SECONDS = 100, 86400.0
@@ -56,7 +56,7 @@ class Notice(Struct, frozen=True):
 class Queued(Struct, frozen=True):
     notice: Notice
     ways: tuple[str, ...]
-    """By which it is still to be sent."""
+    """Ways by which it is still to be sent."""
 
 
 class NotifyState(Struct, frozen=True):
@@ -64,7 +64,7 @@ class NotifyState(Struct, frozen=True):
 
     serving: bool = False
     recipe: str = ""
-    """Of the last service."""
+    """The last service's."""
     lost_at: float | None = None
     """Since when it does not serve, unasked."""
     incarnation: str = ""
@@ -108,17 +108,17 @@ def observe(
         state = replace(state, degraded_at=None, degraded_reported=False, waits_at=None)
     if not _speaks(report):
         return replace(state, waits_at=None, waits_reported=(), down=""), ()
-    found: list[Notice] = []
+    notices: list[Notice] = []
     steps = (_service, _degraded) if report.rank == 0 else ()
     for step in (_memory_guard, *steps, _waiting, _failing):
         state, notice = step(state, report, now, degraded_seconds)
-        found += [notice] if notice is not None else []
-    return state, tuple(found)
+        notices += [notice] if notice is not None else []
+    return state, tuple(notices)
 
 
 def _speaks(report: NodeReport) -> bool:
     """The head speaks for the cluster, a worker only where its head's machine is silent: else two report one event."""
-    return not any(one.rank == 0 and one.contact in (Contact.ANSWERS, Contact.REFUSED) for one in report.peers)
+    return not any(peer.rank == 0 and peer.contact in (Contact.ANSWERS, Contact.REFUSED) for peer in report.peers)
 
 
 Step = tuple[NotifyState, Notice | None]
@@ -164,8 +164,8 @@ def _ended(state: NotifyState, report: NodeReport) -> str:
 def _memory_guard(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
     """In place of `lost`. The head reports a worker's guard, too, and the next agent that of one that could not."""
     if report.phase is Phase.FAILED:
-        others = (one.report for one in report.peers if one.report is not None)
-        killed = any(one.phase is Phase.FAILED and one.cause in MEMORY for one in (report, *others))
+        others = (peer.report for peer in report.peers if peer.report is not None)
+        killed = any(node.phase is Phase.FAILED and node.cause in MEMORY for node in (report, *others))
         text, cause = report.message, report.cause
     else:
         killed, text, cause = report.last_cause_code in MEMORY, report.last_cause, report.last_cause_code
@@ -198,8 +198,8 @@ def _waiting(state: NotifyState, report: NodeReport, now: float, _: float) -> St
         return replace(state, waits_at=None, waits_reported=(), down=""), None
     since = now if state.waits_at is None else state.waits_at
     state = replace(state, waits_at=since)
-    phases = (report.phase, *(one.living.phase for one in report.peers if one.living))
-    patience = min(PATIENCE_SECONDS[one] for one in phases if one in PATIENCE_SECONDS)
+    phases = (report.phase, *(peer.living.phase for peer in report.peers if peer.living))
+    patience = min(PATIENCE_SECONDS[phase] for phase in phases if phase in PATIENCE_SECONDS)
     waited = now - since
     if report.phase.value in state.waits_reported or waited < patience:
         return state, None
@@ -212,16 +212,16 @@ def _failing(state: NotifyState, report: NodeReport, now: float, _: float) -> St
     """Starts that fail in a row: from the second one, once for each cause."""
     if report.phase in (*IN_SERVICE, Phase.STOPPED):
         return replace(state, failed=(), failing=()), None
-    known = (report, *(one.living for one in report.peers if one.living))
-    waiting = {f"{one.rank} {one.incarnation}": one for one in known if one.phase is Phase.COOLING}
+    known = (report, *(peer.living for peer in report.peers if peer.living))
+    waiting = {f"{node.rank} {node.incarnation}": node for node in known if node.phase is Phase.COOLING}
     failed = tuple(dict.fromkeys((*state.failed, *waiting)))[-FAILED_KEPT:]
     state = replace(state, failed=failed)
-    for one in waiting.values():  # one launch may fail on several nodes
-        starts = sum(name.startswith(f"{one.rank} ") for name in failed)
-        if starts >= FAILED_STARTS and one.last_cause_code not in state.failing:
-            state = replace(state, failing=(*state.failing, one.last_cause_code)[-FAILED_KEPT:])
-            text = f"{report.recipe} fails to start on {one.node}: {one.last_cause}; {one.message}"
-            return state, _notice(LOST, report, text, now, one.last_cause_code)
+    for node in waiting.values():  # one launch may fail on several nodes
+        starts = sum(name.startswith(f"{node.rank} ") for name in failed)
+        if starts >= FAILED_STARTS and node.last_cause_code not in state.failing:
+            state = replace(state, failing=(*state.failing, node.last_cause_code)[-FAILED_KEPT:])
+            text = f"{report.recipe} fails to start on {node.node}: {node.last_cause}; {node.message}"
+            return state, _notice(LOST, report, text, now, node.last_cause_code)
     return state, None
 
 
@@ -238,18 +238,18 @@ def unit_down(
 
 def enqueue(state: NotifyState, notices: tuple[Notice, ...], ways: tuple[str, ...], now: float) -> NotifyState:
     """Queue what is to be sent now: all but what flaps, and the summary of that. Bounded: the oldest are dropped."""
-    for one in notices:
+    for notice in notices:
         recent = tuple(at for at in state.changes if 0 <= now - at < FLAP_SECONDS)
-        if one.event == NEEDS_PERSON:
-            state = _queue(state, one, ways)
+        if notice.event == NEEDS_PERSON:
+            state = _queue(state, notice, ways)
         elif state.held or len(recent) >= FLAP_CHANGES:
-            state = replace(state, held=(*state.held, one)[-QUEUE_LIMIT:])
+            state = replace(state, held=(*state.held, notice)[-QUEUE_LIMIT:])
         else:
-            state = _queue(replace(state, changes=(*recent, now)), one, ways)
+            state = _queue(replace(state, changes=(*recent, now)), notice, ways)
     if len(state.held) == QUEUE_LIMIT or (state.held and not 0 <= now - state.held[0].at < SUMMARY_SECONDS):
         # The next change is held back, too, unless FLAP_SECONDS have been quiet.
         state = replace(_queue(state, _summary(state.held, now), ways), held=(), changes=(now,) * FLAP_CHANGES)
-    fresh = tuple(one for one in state.queue if now - one.notice.at < QUEUE_SECONDS and {*one.ways} & {*ways})
+    fresh = tuple(old for old in state.queue if now - old.notice.at < QUEUE_SECONDS and {*old.ways} & {*ways})
     fresh = fresh[-QUEUE_LIMIT:]
     return replace(state, queue=fresh, dropped=state.dropped + len(state.queue) - len(fresh))
 
@@ -260,7 +260,7 @@ def _queue(state: NotifyState, notice: Notice, ways: tuple[str, ...]) -> NotifyS
 
 def _summary(held: tuple[Notice, ...], now: float) -> Notice:
     last = held[-1]
-    counts = ", ".join(f"{event} {count} times" for event, count in Counter(one.event for one in held).items())
+    counts = ", ".join(f"{event} {count} times" for event, count in Counter(notice.event for notice in held).items())
     lasted = format_duration(max(0.0, now - held[0].at))
     text = sanitize(f"{len(held)} more changes in {lasted}: {counts}; the last: {last.event}: {last.text}", TEXT_LIMIT)
     return Notice(SUMMARY, last.node, text, last.recipe, last.cause, now)
@@ -269,5 +269,5 @@ def _summary(held: tuple[Notice, ...], now: float) -> Notice:
 def sent(state: NotifyState, queued: Queued, way: str) -> NotifyState:
     """This message has gone by this way."""
     at = state.queue.index(queued)
-    rest = replace(queued, ways=tuple(one for one in queued.ways if one != way))
+    rest = replace(queued, ways=tuple(other for other in queued.ways if other != way))
     return replace(state, queue=(*state.queue[:at], *([rest] if rest.ways else []), *state.queue[at + 1 :]))

@@ -29,15 +29,15 @@ class PhaseRule(NamedTuple):
 _OVER = frozenset({Phase.STOPPING, Phase.FAILED})
 _AHEAD = frozenset({Phase.PREFLIGHT, Phase.BLOCKED, Phase.COOLING, Phase.AWAITING_DOCKER, Phase.AWAITING_PEERS})
 
+_BEFORE_LAUNCH = PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True)
+
 PHASES = {
-    Phase.PREFLIGHT: PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True),
+    Phase.PREFLIGHT: _BEFORE_LAUNCH,
     # Stays until nothing blocks any more: a try from preflight on is no news.
-    Phase.BLOCKED: PhaseRule(
-        _AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True, loss=Loss("is blocked", Cause.PEER_FAILED)
-    ),
-    Phase.COOLING: PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True),
-    Phase.AWAITING_DOCKER: PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True),
-    Phase.AWAITING_PEERS: PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True),
+    Phase.BLOCKED: _BEFORE_LAUNCH._replace(loss=Loss("is blocked", Cause.PEER_FAILED)),
+    Phase.COOLING: _BEFORE_LAUNCH,
+    Phase.AWAITING_DOCKER: _BEFORE_LAUNCH,
+    Phase.AWAITING_PEERS: _BEFORE_LAUNCH,
     Phase.LAUNCHING: PhaseRule(frozenset({Phase.LOADING, Phase.BLOCKED}) | _OVER),
     # A worker has no endpoint of its own: its next phase is the one of its head.
     Phase.LOADING: PhaseRule(frozenset({Phase.SERVING, Phase.DEGRADED}) | _OVER, has_rank=True),

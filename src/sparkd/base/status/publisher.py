@@ -30,7 +30,7 @@ FIGURES_SECONDS = 4.5
 NOISE_BYTES = 64 << 20
 """Smaller changes of the available memory alone are noise."""
 SAMPLE_SECONDS, SAMPLES = 10.0, 60
-"""Of the memory in use."""
+"""Samples of the memory in use."""
 
 
 class Published(NamedTuple):
@@ -73,7 +73,7 @@ class Changes(TypedDict, total=False):
 
 
 class Reporter:
-    """For the main thread only."""
+    """The keeper of the report, for the main thread only."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Reporter:
         self.report = first
         self._redact = redact
         self.published = make_public(first, redact)
-        """As the sinks have it. Any thread may read it."""
+        """The report as the sinks have it. Any thread may read it."""
         self._sinks = sinks
         self._clock = clock
         self._published: NodeReport | None = None
@@ -112,10 +112,10 @@ class Reporter:
         if self._due() or _urgent(self.report) != _urgent(before):
             self.publish()
 
-    def replace_finding(self, name: str, found: FindingReport | None) -> None:
+    def replace_finding(self, name: str, finding: FindingReport | None) -> None:
         """The finding of that id, or none."""
-        others = tuple(one for one in self.report.findings if one.id != name)
-        self.update(findings=(*others, found) if found else others)
+        others = tuple(other for other in self.report.findings if other.id != name)
+        self.update(findings=(*others, finding) if finding else others)
 
     def _leave(self, phase: Phase) -> Mapping[str, float]:
         entered_at, self._entered_at = self._entered_at, self._clock()
@@ -152,12 +152,17 @@ def make_public(report: NodeReport, redact: Callable[[str], str] = LIKELY) -> Pu
 
     Other nodes' reports are without secrets when they come.
     """
-    findings = tuple(replace(one, reason=redact(one.reason), hint=redact(one.hint)) for one in report.findings)
-    message, cause, hint = redact(report.message), redact(report.last_cause), redact(report.last_hint)
-    restarts = tuple(replace(one, reason=redact(one.reason)) for one in report.restarts)
-    peers = tuple(replace(one, said=redact(one.said)) for one in report.peers)
-    shown = replace(report, message=message, last_cause=cause, last_hint=hint, findings=findings)
-    shown = replace(shown, restarts=restarts, peers=peers)
+    shown = replace(
+        report,
+        message=redact(report.message),
+        last_cause=redact(report.last_cause),
+        last_hint=redact(report.last_hint),
+        findings=tuple(
+            replace(finding, reason=redact(finding.reason), hint=redact(finding.hint)) for finding in report.findings
+        ),
+        restarts=tuple(replace(restart, reason=redact(restart.reason)) for restart in report.restarts),
+        peers=tuple(replace(peer, said=redact(peer.said)) for peer in report.peers),
+    )
     return Published(*fit(shown, LIMIT_BYTES))
 
 

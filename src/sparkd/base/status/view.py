@@ -38,10 +38,8 @@ CONTACTS = {
 }
 DAY_SECONDS = 24 * 3600
 MOST = 1e9
-"""Of a figure: larger ones are no measurement."""
+"""Largest figure: larger ones are no measurement."""
 MOST_BYTES = 1 << 60
-MOST_CAUSES = 5
-"""Of restarts, for each node; the latest."""
 SHADES = "▁▂▃▄▅▆▇█"
 BAR_WIDTH = 10
 
@@ -74,14 +72,14 @@ class NodeView(Struct, frozen=True):
     phase: str
     """Or the contact, where it does not answer."""
     age: str
-    """Of the phase or contact."""
+    """Age of the phase or contact."""
     cause: str
     """The present message and the last cause, each only where it is news."""
     serves: str = ""
     """What it serves, and where."""
     loading: EngineReport | None = None
     left: str = ""
-    """Of the load, by earlier ones."""
+    """Time left of the load, by earlier ones."""
     memory: MemoryReport | None = None
     activity: ActivityReport | None = None
     gpu: GpuReport | None = None
@@ -89,22 +87,22 @@ class NodeView(Struct, frozen=True):
 
 class Overview(Struct, frozen=True):
     nodes: tuple[NodeView, ...]
-    """In rank order."""
+    """Nodes in rank order."""
     notes: tuple[Note, ...]
     restarts: tuple[str, ...]
-    """Of the last day, a line for each node and cause."""
+    """Restarts of the last day, a line for each node and cause."""
 
     @property
     def activity(self) -> ActivityReport | None:
         """The engine's, by its head."""
-        return next((one.activity for one in self.nodes if one.activity), None)
+        return next((node.activity for node in self.nodes if node.activity), None)
 
 
 def overview(report: NodeReport, view: View) -> Overview:
-    nodes = [_node(report, view), *(_peer(one, view) for one in report.peers)]
+    nodes = [_node(report, view), *(_peer(peer, view) for peer in report.peers)]
     known = [(report, ""), *((peer.report, f"{name(peer.report.node)}: ") for peer in report.peers if peer.report)]
-    restarts = (f"{prefix}{text}" for one, prefix in known for text in _restarts(one.restarts, view))
-    return Overview(tuple(sorted(nodes, key=lambda one: one.rank)), _notes(known), tuple(restarts))
+    restarts = (f"{prefix}{text}" for node, prefix in known for text in _restarts(node.restarts, view))
+    return Overview(tuple(sorted(nodes, key=lambda node: node.rank)), _notes(known), tuple(restarts))
 
 
 def _node(report: NodeReport, view: View) -> NodeView:
@@ -161,15 +159,15 @@ def _with_last(now: str, before: str) -> str:
 
 def _notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
     """Findings that are not good: this node's, then those of the nodes that are known, which are named."""
-    bad = [(prefix, finding) for one, prefix in known for finding in one.findings if finding.level != "ok"]
-    notes = [Note(name(one.level), f"{prefix}{name(one.id)}: {_finding(one)}") for prefix, one in bad]
-    hints = [(prefix, todo) for one, prefix in known if (todo := _todo(one.last_action, one.last_hint))]
+    notes = [_note(finding, prefix) for node, prefix in known for finding in node.findings if finding.level != "ok"]
+    hints = [(prefix, todo) for node, prefix in known if (todo := _todo(node.last_action, node.last_hint))]
     return (*notes, *(Note("hint", f"{prefix}last cause: {todo}") for prefix, todo in hints))
 
 
-def _finding(one: FindingReport) -> str:
-    todo = _todo(one.action, one.hint)
-    return sanitize(one.reason, TEXT_LIMIT) + (f" ({todo})" if todo else "")
+def _note(finding: FindingReport, prefix: str) -> Note:
+    todo = _todo(finding.action, finding.hint)
+    reason = sanitize(finding.reason, TEXT_LIMIT) + (f" ({todo})" if todo else "")
+    return Note(name(finding.level), f"{prefix}{name(finding.id)}: {reason}")
 
 
 def _todo(action: str, hint: str) -> str:
@@ -179,13 +177,15 @@ def _todo(action: str, hint: str) -> str:
 
 
 def _restarts(restarts: tuple[RestartReport, ...], view: View) -> list[str]:
-    found = [(one, seconds_since(one.last, view.now)) for one in restarts]
-    recent = [(one, age) for one, age in found if age is not None and age < DAY_SECONDS]
-    counted = ((one, "" if one.count == 1 else f" {one.count} times, last", age) for one, age in recent[-MOST_CAUSES:])
-    return [
-        f"{name(one.cause) or 'ended'}{count} {format_duration(age)} ago: {sanitize(one.reason, TEXT_LIMIT)}"
-        for one, count, age in counted
-    ]
+    """A text for each of the five latest causes."""
+    texts = []
+    for restart in restarts:
+        age = seconds_since(restart.last, view.now)
+        if age is not None and age < DAY_SECONDS:
+            count = "" if restart.count == 1 else f" {restart.count} times, last"
+            when = f"{name(restart.cause) or 'ended'}{count} {format_duration(age)} ago"
+            texts.append(f"{when}: {sanitize(restart.reason, TEXT_LIMIT)}")
+    return texts[-5:]
 
 
 def name(text: str) -> str:
@@ -202,27 +202,24 @@ SLOW_TOKENS = 100
 
 
 def activity_figures(activity: ActivityReport) -> dict[str, str]:
-    """By their names: two rates, two counts of requests, then shares."""
-    rates = {
-        "tokens/s out": activity.output_tokens_per_second,
-        "tokens/s in": activity.input_tokens_per_second,
-    }
+    """Texts by name: two rates, two counts of requests, then shares."""
+    rates = {"tokens/s out": activity.output_tokens_per_second, "tokens/s in": activity.input_tokens_per_second}
     counts = {"requests running": activity.running, "requests waiting": activity.waiting}
     shares = {
         "KV cache used": activity.kv_cache_use,
         "prefix cache hits": activity.prefix_hit_rate,
         "drafts accepted": activity.draft_acceptance,
     }
-    slow = {name: f"{value:.1f}" for name, value in rates.items() if 0 < value < SLOW_TOKENS}
-    texts = {name: f"{min(max(0, value), MOST):,.0f}" for name, value in (rates | counts).items()} | slow
+    slow = {title: f"{value:.1f}" for title, value in rates.items() if 0 < value < SLOW_TOKENS}
+    texts = {title: f"{min(max(0, value), MOST):,.0f}" for title, value in (rates | counts).items()} | slow
     return texts | {
-        name: f"{share:.0%}" for name, value in shares.items() if (share := bounded_share(value)) is not None
+        title: f"{share:.0%}" for title, value in shares.items() if (share := bounded_share(value)) is not None
     }
 
 
 def gpu_text(gpu: GpuReport) -> str:
     figures = ((gpu.clock_mhz, "MHz"), (gpu.power_watts, "W"), (gpu.temperature_celsius, "°C"), (gpu.busy_percent, "%"))
-    return " ".join(f"{int(min(max(0, one), MOST))} {unit}" for one, unit in figures if one is not None)
+    return " ".join(f"{int(min(max(0, figure), MOST))} {unit}" for figure, unit in figures if figure is not None)
 
 
 def memory_text(memory: MemoryReport) -> str:
@@ -230,7 +227,7 @@ def memory_text(memory: MemoryReport) -> str:
 
 
 def memory_share(memory: MemoryReport) -> float:
-    """In use."""
+    """The share in use."""
     total = memory.total_bytes
     return 1 - min(max(0, memory.available_bytes), total) / total if 0 < total < MOST_BYTES else 0.0
 

@@ -40,7 +40,7 @@ MALFORMED = (DockerException, AttributeError, KeyError, TypeError, RecursionErro
 
 @dataclass
 class SdkClient:
-    """For one thread. It connects at the first call."""
+    """A client for one thread. It connects at the first call."""
 
     socket_path: str
     seconds: float
@@ -94,7 +94,7 @@ def docker_errors(seconds: float) -> Iterator[None]:
 
 
 def _reason(error: BaseException, seconds: float) -> str:
-    """Of the error below those of requests and urllib3."""
+    """The reason of the error below those of requests and urllib3."""
     while isinstance(error.__context__, UNANSWERED):
         error = error.__context__
     if isinstance(error, TimeoutError):

@@ -32,7 +32,7 @@ class DockerError(Exception):
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
         self.status = status
-        """Of HTTP; 0 without an answer of docker."""
+        """Status of HTTP; 0 without an answer of docker."""
 
 
 class DockerReader:
@@ -46,7 +46,7 @@ class DockerReader:
         self._client = client
         self._seconds = self._left = seconds
         self.answers: dict[str, object] = {}
-        """By path: the answer, or its error."""
+        """Each answer, or its error, by path."""
 
     def containers(self) -> object:
         return self._get("/containers/json", lambda api: api.containers(all=True))
@@ -70,7 +70,7 @@ class DockerReader:
         return self._get("/info", lambda api: api.info())
 
     def events(self, container_id: str, since: float, until: float) -> object:
-        """Of a container, oldest first (wall clock). dockerd waits for an `until` to come, and keeps 256 events."""
+        """Events of a container, oldest first (wall clock). dockerd waits for an `until` to come, and keeps 256."""
         filters = {"type": "container", "container": container_id}
         times: tuple[Any, Any] = f"{since:.6f}", f"{until:.6f}"  # dockerd takes fractions; the SDK declares int
         return self._get("/events", lambda api: list(islice(api.events(*times, filters, decode=True), 256)))
@@ -145,7 +145,7 @@ def frames(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
         stream, length = FRAME.unpack(header)
         if length > FRAME_LIMIT_BYTES:
             raise DockerError(f"a log frame of {length} bytes")
-        data = read(length)
-        if len(data) < length:
+        content = read(length)
+        if len(content) < length:
             return
-        yield stream, data
+        yield stream, content

@@ -157,8 +157,9 @@ def _walked(top: str, most: int) -> tuple[int, int, bool]:
                     if child.is_dir(follow_symlinks=False):
                         todo.append(child.path)
                         continue
-                    count += 1
-                    size_bytes += child.stat(follow_symlinks=False).st_size
+                    with suppress(FileNotFoundError):
+                        size_bytes += child.stat(follow_symlinks=False).st_size
+                        count += 1
         except FileNotFoundError:
             continue
         except OSError:  # unreadable, such as for a user who is not root: a cache never blocks a start

@@ -291,7 +291,7 @@ def parse(text: str) -> NodeReport | None:
     """Read a report; None where it is not one (other schema, cut off, nested without end)."""
     with suppress(ValueError):  # msgspec's own ValidationError is a ValueError
         match parse_json(text):
-            case {"schema": 1, **fields}:
+            case {"schema": schema, **fields} if schema == REPORT_SCHEMA:
                 return convert(fields, NodeReport)
     return None
 

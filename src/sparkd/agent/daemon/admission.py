@@ -23,7 +23,7 @@ from sparkd.base.state.launch_history import BACKOFF_SECONDS
 from sparkd.base.status.model import FindingReport, Phase
 
 LOOK_SECONDS = 10.0
-"""At dockerd's process and the list of hooks: milliseconds, on a disk that does not hang."""
+"""Limit for a look at dockerd's process, or at the list of hooks: milliseconds, on a disk that does not hang."""
 
 T = TypeVar("T")
 
@@ -65,8 +65,8 @@ class Admission:
 
     def _run_hooks(self) -> tuple[Finding, ...]:
         agent, context = self._agent, self._agent.context
-        found = self._look(partial(list_hooks, agent.host.files), "looking at the hooks")
-        return hooks.run_hooks(found, agent.loop.wait, hooks.hook_environment(context.role, context.rank))
+        programs = self._look(partial(list_hooks, agent.host.files), "looking at the hooks")
+        return hooks.run_hooks(programs, agent.loop.wait, hooks.hook_environment(context.role, context.rank))
 
     def _wait(self, seconds: float, message: str) -> None:
         self._agent.reporter.update(message=message)
@@ -76,7 +76,10 @@ class Admission:
         switch = self._agent.context.switch
         chosen = switch.findings if switch is not None else ()
         judged = ((f.id, f.verdict) for f in findings)
-        reports = (FindingReport(name, one.level.value, one.reason, one.hint, one.required) for name, one in judged)
+        reports = (
+            FindingReport(name, verdict.level.value, verdict.reason, verdict.hint, verdict.required)
+            for name, verdict in judged
+        )
         self._agent.reporter.update(findings=(*chosen, *reports))
         show_unproven(self._agent)
 
@@ -90,21 +93,20 @@ class Backoff:
         """This process has waited it out."""
 
     def wait(self) -> bool:
-        """Before the next launch of a plan that failed lately. Returns whether it waited.
+        """Wait before the next launch of a plan that failed lately. Returns whether it waited.
 
         Raises NeedsPersonError (exit 17) after too many failures in a row; BlockedError where their count can't be
         read; as `check_head`.
         """
-        agent = self._agent
+        agent, plan = self._agent, self._agent.plan.counted_as
         launches = agent.store.require_launches()
-        seconds = launches.wait_seconds(agent.plan.counted_as)
-        last = launches.last_failure(agent.plan.counted_as)
+        seconds, last = launches.wait_seconds(plan), launches.last_failure(plan)
         if seconds is None:
             failed, proven = len(BACKOFF_SECONDS), agent.settings.supervise.proven_seconds
             span = f"{proven / 60:.0f} minutes" if proven >= 120 else f"{proven} s"
-            end = launches.last.get(agent.plan.counted_as)
+            end = launches.last.get(plan)
             remedy = MEMORY_HINT if end is not None and end.code == ExitCode.MEMORY_GUARD else "fix the cause"
-            agent.store.record(lambda now: now.reset(agent.plan.counted_as))
+            agent.store.record(lambda now: now.reset(plan))
             raise NeedsPersonError(
                 f"{failed} launches of this plan in a row ended within {span} of service"
                 + (f"; the last: {last}" if last else ""),

@@ -17,7 +17,7 @@ from sparkd.base.status.phases import PHASES
 from sparkd.base.status.publisher import Reporter
 
 BOOT_SECONDS = 2.0
-"""For the kernel's command line, swap and settings: milliseconds."""
+"""Limit for the kernel's command line, swap and settings: milliseconds."""
 
 
 class Agreed:
@@ -35,30 +35,30 @@ class Agreed:
         """A start begins: whatever a blocked one has read is read again."""
         self.agreement = Agreement({}, "")
 
-    def keep(self, seen: Agreement) -> None:
+    def keep(self, agreement: Agreement) -> None:
         """Raises BlockedError (exit 10) where this start has read something else before."""
-        if self.agreement.digest not in ("", seen.digest):
+        if self.agreement.digest not in ("", agreement.digest):
             raise BlockedError("the image, the model or the script has changed meanwhile", "sparkd checks the new one")
-        self.agreement = seen
+        self.agreement = agreement
 
     def facts(self) -> Facts:
-        """What a later start is compared with."""
+        """The facts that a later start is compared with."""
         fingerprinted = bool(self.agreement.digest)
         values = self.agreement.values if fingerprinted else self._plan.shared
         unseen = {} if fingerprinted else dict.fromkeys(LOOKED_AT, "the start ended before this was read")
-        known = self._reporter.report.versions
+        reported = self._reporter.report.versions
         sysctls = [name for name, _ in self._plan.sysctls]
         try:
-            found, boot = self._loop.beside(
-                lambda: (known or versions.read_local_versions(self._host), versions.read_boot(self._host, sysctls)),
+            software, boot = self._loop.beside(
+                lambda: (reported or versions.read_local_versions(self._host), versions.read_boot(self._host, sysctls)),
                 BOOT_SECONDS,
                 "facts of this boot",
                 shielded=True,
             )
         except OSError as error:
-            found, boot = known, {}
+            software, boot = reported, {}
             unseen.update(dict.fromkeys(("boot", "sysctl"), str(error)))
-        return Facts({**dict(values), **node_values(self._plan)}, found, boot, unseen)
+        return Facts({**dict(values), **node_values(self._plan)}, software, boot, unseen)
 
 
 VALUES_SECONDS = 15.0
@@ -73,7 +73,7 @@ class PlanDifferences:
         self._agent = agent
         self._agreed = agreed
         self._reported: dict[str, object] = {}
-        """By node, as last logged."""
+        """Differences by node, as last logged."""
 
     def check(self, peers: tuple[PeerStatus, ...]) -> None:
         """Raises BlockedError (exit 10)."""
@@ -81,11 +81,13 @@ class PlanDifferences:
             raise BlockedError(self._report(differing), self._hint())
         self._reported.clear()
 
-    def _find(self, seen: tuple[PeerStatus, ...]) -> PeerStatus | None:
+    def _find(self, peers: tuple[PeerStatus, ...]) -> PeerStatus | None:
         """A node with another plan. One that is ending may come back with this one."""
-        own = self._agent.reporter.report.plan_digest
-        active = (peer for peer in seen if peer.living and not _is_ending(peer.living))
-        return next((peer for peer in active if peer.living and peer.living.plan_digest not in ("", own)), None)
+        known = ("", self._agent.reporter.report.plan_digest)
+        for peer in peers:
+            if peer.living and not _is_ending(peer.living) and peer.living.plan_digest not in known:
+                return peer
+        return None
 
     def _report(self, other: PeerStatus) -> str:
         """Log the table of differences; return one line."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from sparkd.agent.daemon.switching import Switching
 
 
+T = TypeVar("T")
+
+
 class Base(Struct, frozen=True):
     """The part that needs no place in the cluster."""
 
@@ -64,20 +68,20 @@ class Context(Base, frozen=True, kw_only=True):
     events: Events
     redact: Redaction
     redact_line: Redactor
-    """Of the engine's log: faster, and leaves more in."""
+    """Redacts the engine's log: faster, and leaves more in."""
     reporter: Reporter
     monitor: PeerMonitor
     cluster: Cluster
     boot_id: str
     rank_id: str
-    """Of the one rank that it launches. A head's is also the epoch."""
+    """Identifies the one rank that it launches. A head's is also the epoch."""
     secrets: Mapping[str, str]
-    """Of the engine, by name."""
+    """The engine's, by name."""
     store: StateStore
     rank: OwnRank
     phase: PhaseReport
     follower: HeadFollower | None
-    """Of a worker with `cluster.follow_head`."""
+    """None but on a worker with `cluster.follow_head`."""
 
     @property
     def plan(self) -> LaunchPlan:
@@ -89,14 +93,20 @@ class Context(Base, frozen=True, kw_only=True):
 
     @property
     def incarnation(self) -> str:
-        """Of this agent's process."""
+        """Identifies this agent's process."""
         return self.actions.owner.invocation
 
     def endpoint(self, running: Running) -> Endpoint:
         return running.endpoint(self.plan, self.api_key, self.events)
 
+    def look(self, work: Callable[[], T], seconds: float, what: str, unknown: T) -> T:
+        """The result of `work` beside the loop; `unknown` where it hangs, or no thread can be started."""
+        with suppress(TimeoutError, BlockingIOError):
+            return self.loop.beside(work, seconds, what)
+        return unknown
+
     def run_aside(self, name: str, work: Callable[[], object]) -> None:
-        """In a thread whose result nothing waits for: its error is `agent.thread.failed`."""
+        """Run it in a thread whose result nothing waits for: its error is `agent.thread.failed`."""
         try:
             start_thread(threading.Thread(target=work, name=name, daemon=True))
         except BlockingIOError as error:
@@ -160,7 +170,7 @@ class PhaseReport:
         )
 
     def sample_memory(self) -> None:
-        """For the last minutes in the report, in whatever phase."""
+        """Add a sample to the report's last minutes, in whatever phase."""
         if self._reporter.sample_due:
             self._reporter.update(memory=self.memory())
 
@@ -175,7 +185,7 @@ class OwnRank:
         self.running = running
 
     def drop(self) -> None:
-        """It was ended on purpose, and the next launch replaces it."""
+        """Forget a rank that was ended on purpose: the next launch replaces it."""
         self.running = None
 
     def raise_if_killed(self) -> None:
@@ -200,5 +210,5 @@ class OwnRank:
 
     @property
     def released_bytes(self) -> int:
-        """Of page cache, since the launch."""
+        """Page cache given back since the launch."""
         return self.running.released_bytes if self.running is not None else 0

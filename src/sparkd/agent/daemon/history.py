@@ -35,11 +35,11 @@ ID, HINT = "history", "sparkd history"
 
 
 class LaunchRow:
-    """Of the one launch of this process. For the main thread."""
+    """The row of this process's one launch. For the main thread."""
 
     def __init__(self, agent: Context, agreed: Agreed, clock: Callable[[], float] = time.monotonic) -> None:
         self.past = Past()
-        """As the history was when this process began."""
+        """The history when this process began."""
         self._agent = agent
         self._agreed = agreed
         self._launch: Launch | None = None
@@ -49,7 +49,7 @@ class LaunchRow:
         """The newest of each row, by id."""
         self._writing = False
         self._failed = False
-        """Which is reported once."""
+        """A failed write is reported once."""
 
     def recall(self, last: End | None) -> None:
         """Read what this process is compared with. `last`: the end of the one before, which may have left a launch."""
@@ -59,9 +59,9 @@ class LaunchRow:
         self._read_past(killed if last is None or last.code is None else last)
 
     def resume(self, rank_id: str) -> None:
-        """The launch of an agent before this one, which is under way."""
+        """Continue the launch of an agent before this one, which is under way."""
         self._read_past(None)
-        own = [one for one in self.past.launches if one.id == rank_id and one.end is None]
+        own = [launch for launch in self.past.launches if launch.id == rank_id and launch.end is None]
         if own:
             self._launch = own[-1]
             age = seconds_since(self._launch.at, datetime.now(UTC)) or 0.0
@@ -103,29 +103,30 @@ class LaunchRow:
         self._keep(self._launch)
         if reason := describe_slower_load((*self.past.launches, self._launch)):
             agent.events.warning("history.load.slower", reason=reason, hint=HINT)
-            found = FindingReport(ID, "warn", reason, HINT)
-            agent.reporter.update(findings=(*agent.reporter.report.findings, found))
+            agent.reporter.replace_finding(ID, FindingReport(ID, "warn", reason, HINT))
 
-    def note_activity(self, seen: ActivityReport | None) -> None:
-        """In memory: it is written with the end."""
+    def note_activity(self, activity: ActivityReport | None) -> None:
+        """Keep the rates in memory: they are written with the end."""
         launch = self._launch
-        if launch is None or seen is None or not seen.running or not seen.output_tokens_per_second:
+        if launch is None or activity is None or not activity.running or not activity.output_tokens_per_second:
             return
-        rate = seen.output_tokens_per_second
+        rate = activity.output_tokens_per_second
         self._launch = replace(
             launch,
             first_tokens_per_second=launch.first_tokens_per_second or rate,
             last_tokens_per_second=rate,
-            draft_acceptance=launch.draft_acceptance if seen.draft_acceptance is None else seen.draft_acceptance,
+            draft_acceptance=launch.draft_acceptance
+            if activity.draft_acceptance is None
+            else activity.draft_acceptance,
         )
 
     def keep_smoke(self, faults: Sequence[str]) -> None:
         agent = self._agent
-        texts = tuple(sanitize(agent.redact(one)) for one in faults)
+        texts = tuple(sanitize(agent.redact(fault)) for fault in faults)
         self._keep(Smoke(uuid.uuid4().hex, utc_now(), agent.rank_id, agent.plan.recipe, len(texts), texts))
 
     def end(self, running: Running | None, end: End) -> None:
-        """Waits at most WAIT_SECONDS."""
+        """Write the end. Waits at most WAIT_SECONDS."""
         if (launch := self._launch) is None:
             return
         if running is not None and launch.load_seconds is None:
@@ -145,7 +146,7 @@ class LaunchRow:
         return replace(launch, image=image, phases=dict(phases), kv_cache_tokens=tokens)
 
     def _keep(self, row: Row) -> None:
-        """One is written at a time, in a thread; then what is newest."""
+        """Write one row at a time, in a thread; then what is newest."""
         self._unwritten[row.id] = row
         self._write_next()
 
@@ -165,7 +166,7 @@ class LaunchRow:
             self._write_next()
 
     def _report(self, reason: str) -> None:
-        """Once a process."""
+        """Log it once a process."""
         if not self._failed:
             self._failed = True
             self._agent.events.warning("history.write.failed", reason=reason, hint=HINT)

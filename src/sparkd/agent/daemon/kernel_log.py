@@ -23,18 +23,20 @@ from sparkd.base.status.model import FindingReport
 from sparkd.base.status.publisher import Reporter
 
 REPEAT_SECONDS = 3600.0
-"""After which a message of the same kind and device is an event again."""
+"""Time after which a message of the same kind and device is an event again."""
 MOST_DEVICES = 8
-"""Of one kind and code in that time: a user's process may be one. More are counted; the urgent are all logged."""
+"""Devices of one kind and code that are logged in that time: a user's process may be one. More are counted; the urgent
+are all logged.
+"""
 ID, MOST_FINDINGS, KEPT_SECONDS = "kernel-message", 16, 24 * 3600.0
-"""In the report, the latest."""
+"""The report keeps the latest."""
 BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1
 """A record takes 20 µs, and the kernel's ring has room for some ten thousand."""
 HINT = "nothing is to be done; all that is left: journalctl -k -b"
 
 
 def follow_kernel_log(host: Host, loop: MainLoop, reporter: Reporter, events: Events) -> None:
-    """From now on, in the loop. A node without a log of its own, as a container, has nothing to follow."""
+    """Follow it in the loop from now on. A node without a log of its own, as a container, has nothing to follow."""
     watch = KernelLogWatch(reporter, events)
 
     def begin(opened: Outcome[int]) -> None:
@@ -56,13 +58,13 @@ class KernelLogWatch:
         self._events = events
         self._clock = clock
         self._reported: dict[tuple[str, str, int], float] = {}
-        """When, by kind, device and code."""
+        """Times by kind, device and code."""
         self._counts = Counter[str]()
         self._findings: tuple[tuple[float, FindingReport], ...] = ()
         self._pending = b""
 
     async def follow(self, fd: int) -> None:
-        """Has no end of its own."""
+        """Runs until it is cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while self._read(fd):
@@ -79,7 +81,7 @@ class KernelLogWatch:
             os.close(fd)
 
     def _read(self, fd: int) -> bool:
-        """What there is, up to a batch; whether more may come."""
+        """Read what there is, up to a batch; return whether more may come."""
         for _ in range(BATCH_RECORDS):
             try:
                 chunk = os.read(fd, kernel.RECORD_BYTES)
@@ -104,8 +106,8 @@ class KernelLogWatch:
 
     def _report(self) -> None:
         report, now = self._reporter.report, self._clock()
-        self._findings = tuple(one for one in self._findings if now - one[0] < KEPT_SECONDS)
-        others = tuple(one for one in report.findings if one.id != ID)
+        self._findings = tuple(dated for dated in self._findings if now - dated[0] < KEPT_SECONDS)
+        others = (finding for finding in report.findings if finding.id != ID)
         findings = (*others, *(finding for _, finding in self._findings))
         if (findings, self._counts) != (report.findings, report.kernel_counts):
             self._reporter.update(findings=findings, kernel_counts=dict(self._counts))
@@ -122,7 +124,9 @@ class KernelLogWatch:
         if not self._is_new((event.kind, event.device, event.code), urgent=urgent):
             return
         log = self._events.error if urgent else self._events.warning
-        (self._events.info if effect.action is Action.NONE else log)(
+        if effect.action is Action.NONE:
+            log = self._events.info
+        log(
             "kernel.message.logged",
             kind=event.kind,
             action=effect.action.value,
@@ -134,7 +138,7 @@ class KernelLogWatch:
         if effect.action is not Action.NONE:
             at = time.strftime("%d %b %H:%M UTC", time.gmtime())
             finding = FindingReport(ID, "warn", f"{event.reason}, {at}", effect.hint, effect.action.value)
-            others = [one for one in self._findings if not one[1].reason.startswith(f"{event.reason}, ")]
+            others = [dated for dated in self._findings if not dated[1].reason.startswith(f"{event.reason}, ")]
             self._findings = (*others, (self._clock(), finding))[-MOST_FINDINGS:]
             self._report()
             self._reporter.publish()

@@ -37,8 +37,8 @@ def try_out(agent: Agent, running: Running) -> None:
 
 
 def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
-    """Where `smoke.on_start` wants it, beside the requests of clients. What is returned reports the result once it is
-    there. An engine that serves is not ended for it: its clients may see nothing of the fault.
+    """Start it beside the requests of clients, where `smoke.on_start` wants it. The returned function reports the
+    result once it is there. An engine that serves is not ended for it: its clients may see nothing of the fault.
     """
     if not agent.settings.smoke.on_start:
         return lambda: None
@@ -56,8 +56,8 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
             return
         reason = "; ".join(faults)
         agent.events.warning("engine.smoke.failed", reason=reason, hint=SMOKE_HINT)
-        found = FindingReport(SMOKE_ID, "warn", f"answers that make no sense: {reason}", SMOKE_HINT)
-        agent.reporter.update(findings=(*agent.reporter.report.findings, found))
+        finding = FindingReport(SMOKE_ID, "warn", f"answers that make no sense: {reason}", SMOKE_HINT)
+        agent.reporter.replace_finding(SMOKE_ID, finding)
 
     return report
 
@@ -69,22 +69,20 @@ def _smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[smok
 
 
 def _keep(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...]:
-    """The faults."""
-    faults = tuple(dict.fromkeys(fault for one in rounds for fault in one.faults))
+    """Keep and report the result; return the faults."""
+    faults = tuple(dict.fromkeys(fault for prompt in rounds for fault in prompt.faults))
     agent.launch_row.keep_smoke(faults)
     agent.reporter.update(smoke_passed=not faults)
-    if skipped := [f"{one.name}: {one.skipped}" for one in rounds if one.skipped]:
+    if skipped := [f"{prompt.name}: {prompt.skipped}" for prompt in rounds if prompt.skipped]:
         agent.events.info("engine.smoke.skipped", reason="; ".join(skipped))
     return faults
 
 
 CACHES_SECONDS = 5.0
-"""To list some ten folders, while nothing else watches the engine."""
-
+"""Limit for listing some ten folders, while nothing else watches the engine."""
 DOCKER_SECONDS = 5.0
-
 AGAIN_SECONDS = 60.0
-"""Until what could not be read is read again."""
+"""Pause until what could not be read is read again."""
 
 
 class ProvingPeriod:
@@ -96,7 +94,7 @@ class ProvingPeriod:
         self._agreed = agreed
         self._switching = switching
         self._proven_at: float | None = None
-        """Monotonic, while it serves."""
+        """When it is proven, monotonic, while it serves."""
 
     def begin(self, *, again: bool = False) -> None:
         """The engine serves from now on. `again`: under an agent before this one it did so already, perhaps for long
@@ -129,7 +127,8 @@ class ProvingPeriod:
     def _filled_caches(self) -> tuple[str, ...]:
         """Names of the compile caches with files in them. Raises OSError."""
         image, files = self._agent.reporter.report.engine.image, self._agent.host.files
-        return tuple(one.name for one in self._agent.plan.caches if files.names_if_any(caches.path(image, one.name)))
+        names = (cache.name for cache in self._agent.plan.caches)
+        return tuple(name for name in names if files.names_if_any(caches.path(image, name)))
 
     def _keep_known_good(self) -> None:
         agent, now, context = self._agent, utc_now(), self._agent.context
@@ -141,7 +140,7 @@ class ProvingPeriod:
         look = partial(docker_image.read_digest, agent.host, agent.reporter.report.engine.image, agent.plan.image)
         with suppress(OSError, DockerError):
             digest = agent.loop.beside(look, DOCKER_SECONDS, "docker's digest of the image")
-        entry = known_good.Entry(
+        proven = known_good.Entry(
             since=now,
             until=now,
             plan=agent.plan.digest,
@@ -152,14 +151,12 @@ class ProvingPeriod:
             engine=context.settings.engine.model_dump(mode="json"),
             image_digest=digest,
         )
-        try:
-            before = agent.store.read(known_good.read_known_good)
-        except OSError as error:
-            agent.store.report_unread(str(error))
+        before = agent.store.try_read(known_good.read_known_good)
+        if before is None:
             return
-        history = known_good.add_proven(before, entry)
+        history = known_good.add_proven(before, proven)
         if history.known_good != before and agent.store.write(known_good.FILE, history):
-            agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)
+            agent.events.info("known_good.plan.saved", plan=proven.plan[:12], recipe=proven.name)
             agent.run_aside("kept-images", partial(_keep_images, agent, before, history.known_good))
 
 

@@ -76,7 +76,7 @@ def silence(peer: PeerStatus, what: str) -> PeerLostError:
 
 
 class PeerMonitor(Struct):
-    """For the main thread."""
+    """Used by the main thread."""
 
     readers: Mapping[int, PeerReader]
     """Readers by rank, in order."""

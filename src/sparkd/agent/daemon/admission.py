@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from msgspec import Struct, field
+
 from sparkd.agent.daemon import hooks
 from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.head_config import check_head, show_unproven
@@ -28,19 +30,18 @@ LOOK_SECONDS = 10.0
 T = TypeVar("T")
 
 
-class Admission:
-    """For the main thread."""
+class Admission(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, agent: Context) -> None:
-        self._agent = agent
-        self._reported: dict[str, object] = {}
-        """Verdicts and applied fixes, as last logged."""
-        self._given_up: set[str] = set()
-        """What preflight has awaited without effect, and goes without."""
+    agent: Context
+    _reported: dict[str, object] = field(default_factory=dict)
+    """Verdicts and applied fixes, as last logged."""
+    _given_up: set[str] = field(default_factory=set)
+    """What preflight has awaited without effect, and goes without."""
 
     def check(self) -> bool:
         """Returns whether docker was running. Raises BlockedError (10) or NeedsPersonError (17)."""
-        agent = self._agent
+        agent = self.agent
         docker_was_up = self._look(partial(docker.running, agent.host), "looking at dockerd")
         if agent.reporter.report.phase is not Phase.BLOCKED:  # which stays until nothing blocks: a try is no news
             agent.phase.enter(Phase.PREFLIGHT)
@@ -57,40 +58,39 @@ class Admission:
 
     def _look(self, look: Callable[[], T], what: str) -> T:
         try:
-            return self._agent.loop.beside(look, LOOK_SECONDS, what)
+            return self.agent.loop.beside(look, LOOK_SECONDS, what)
         except BlockingIOError as error:
             raise BlockedError(f"{what}: {error}", THREADS_HINT) from None
         except TimeoutError as error:
             raise BlockedError(str(error), "look at dmesg") from None
 
     def _run_hooks(self) -> tuple[Finding, ...]:
-        agent, context = self._agent, self._agent.context
+        agent, context = self.agent, self.agent.context
         programs = self._look(partial(list_hooks, agent.host.files), "looking at the hooks")
         return hooks.run_hooks(programs, agent.loop.wait, hooks.hook_environment(context.role, context.rank))
 
     def _wait(self, seconds: float, message: str) -> None:
-        self._agent.reporter.update(message=message)
-        self._agent.loop.wait_until(never, seconds)
+        self.agent.reporter.update(message=message)
+        self.agent.loop.wait_until(never, seconds)
 
     def _show(self, findings: tuple[Finding, ...]) -> None:
-        switch = self._agent.context.switch
+        switch = self.agent.context.switch
         chosen = switch.findings if switch is not None else ()
         judged = ((f.id, f.verdict) for f in findings)
         reports = (
             FindingReport(name, verdict.level.value, verdict.reason, verdict.hint, verdict.required)
             for name, verdict in judged
         )
-        self._agent.reporter.update(findings=(*chosen, *reports))
-        show_unproven(self._agent)
+        self.agent.reporter.update(findings=(*chosen, *reports))
+        show_unproven(self.agent)
 
 
-class Backoff:
-    """For the main thread."""
+class Backoff(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, agent: Context) -> None:
-        self._agent = agent
-        self._waited = False
-        """This process has waited it out."""
+    agent: Context
+    _waited: bool = False
+    """This process has waited it out."""
 
     def wait(self) -> bool:
         """Wait before the next launch of a plan that failed lately. Returns whether it waited.
@@ -98,7 +98,7 @@ class Backoff:
         Raises NeedsPersonError (exit 17) after too many failures in a row; BlockedError where their count can't be
         read; as `check_head`.
         """
-        agent, plan = self._agent, self._agent.plan.counted_as
+        agent, plan = self.agent, self.agent.plan.counted_as
         launches = agent.store.require_launches()
         seconds, last = launches.wait_seconds(plan), launches.last_failure(plan)
         if seconds is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import Struct, field
+
 from sparkd.agent.cluster.client import UnsignedError
 from sparkd.agent.daemon.context import Context
 from sparkd.base.host import Host, versions
@@ -20,16 +22,15 @@ BOOT_SECONDS = 2.0
 """Limit for the kernel's command line, swap and settings: milliseconds."""
 
 
-class Agreed:
-    """For the main thread."""
+class Agreed(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, host: Host, loop: MainLoop, plan: LaunchPlan, reporter: Reporter) -> None:
-        self.agreement = Agreement({}, "")
-        """No digest before `keep`."""
-        self._host = host
-        self._loop = loop
-        self._plan = plan
-        self._reporter = reporter
+    host: Host
+    loop: MainLoop
+    plan: LaunchPlan
+    reporter: Reporter
+    agreement: Agreement = Agreement({}, "")
+    """No digest before `keep`."""
 
     def forget(self) -> None:
         """A start begins: whatever a blocked one has read is read again."""
@@ -44,13 +45,13 @@ class Agreed:
     def facts(self) -> Facts:
         """The facts that a later start is compared with."""
         fingerprinted = bool(self.agreement.digest)
-        values = self.agreement.values if fingerprinted else self._plan.shared
+        values = self.agreement.values if fingerprinted else self.plan.shared
         unseen = {} if fingerprinted else dict.fromkeys(LOOKED_AT, "the start ended before this was read")
-        reported = self._reporter.report.versions
-        sysctls = [name for name, _ in self._plan.sysctls]
+        reported = self.reporter.report.versions
+        sysctls = [name for name, _ in self.plan.sysctls]
         try:
-            software, boot = self._loop.beside(
-                lambda: (reported or versions.read_local_versions(self._host), versions.read_boot(self._host, sysctls)),
+            software, boot = self.loop.beside(
+                lambda: (reported or versions.read_local_versions(self.host), versions.read_boot(self.host, sysctls)),
                 BOOT_SECONDS,
                 "facts of this boot",
                 shielded=True,
@@ -58,22 +59,20 @@ class Agreed:
         except OSError as error:
             software, boot = reported, {}
             unseen.update(dict.fromkeys(("boot", "sysctl"), str(error)))
-        return Facts({**dict(values), **node_values(self._plan)}, software, boot, unseen)
+        return Facts({**dict(values), **node_values(self.plan)}, software, boot, unseen)
 
 
-VALUES_SECONDS = 15.0
 TABLE_PRIORITY = 3
 """Errors, as syslog(3) numbers them."""
 
 
-class PlanDifferences:
-    """For the main thread."""
+class PlanDifferences(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, agent: Context, agreed: Agreed) -> None:
-        self._agent = agent
-        self._agreed = agreed
-        self._reported: dict[str, object] = {}
-        """Differences by node, as last logged."""
+    agent: Context
+    agreed: Agreed
+    _reported: dict[str, object] = field(default_factory=dict)
+    """Differences by node, as last logged."""
 
     def check(self, peers: tuple[PeerStatus, ...]) -> None:
         """Raises BlockedError (exit 10)."""
@@ -83,7 +82,7 @@ class PlanDifferences:
 
     def _find(self, peers: tuple[PeerStatus, ...]) -> PeerStatus | None:
         """A node with another plan. One that is ending may come back with this one."""
-        known = ("", self._agent.reporter.report.plan_digest)
+        known = ("", self.agent.reporter.report.plan_digest)
         for peer in peers:
             if peer.living and not _is_ending(peer.living) and peer.living.plan_digest not in known:
                 return peer
@@ -91,15 +90,15 @@ class PlanDifferences:
 
     def _report(self, other: PeerStatus) -> str:
         """Log the table of differences; return one line."""
-        agent, plan_differs = self._agent, f"the plan of {other.name} differs"
+        agent, plan_differs = self.agent, f"the plan of {other.name} differs"
         try:
-            sent = agent.loop.beside(agent.monitor.readers[other.rank].fetch(PLAN_PATH), VALUES_SECONDS, other.address)
+            sent = agent.loop.beside(agent.monitor.readers[other.rank].fetch(PLAN_PATH), 15.0, other.address)
         except (HttpError, UnsignedError, TimeoutError) as error:
             return f"{plan_differs}, and its values can't be read: {error}"
         theirs = agreement.parse_values(sent)
         if theirs is None:
             return f"{plan_differs}, and its values are not valid: another version of sparkd?"
-        differences = agreement.find_differences(self._agreed.agreement.values, theirs)
+        differences = agreement.find_differences(self.agreed.agreement.values, theirs)
         if not differences:
             return f"{plan_differs} in nothing that this version of sparkd knows"
         summary = agreement.format_summary(differences)
@@ -113,9 +112,9 @@ class PlanDifferences:
         return f"{plan_differs}: {summary}"
 
     def _hint(self) -> str:
-        if (follower := self._agent.follower) is not None and follower.unproven is not None:
+        if (follower := self.agent.follower) is not None and follower.unproven is not None:
             return follower.unproven.hint
-        switch = self._agent.context.switch
+        switch = self.agent.context.switch
         back = switch.chosen if switch is not None else None
         if back is None or not back.proven:
             return "make the configuration, the image and the model the same on all nodes"

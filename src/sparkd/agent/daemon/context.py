@@ -125,32 +125,31 @@ class Agent(Context, frozen=True, kw_only=True):
     proving: ProvingPeriod
 
 
-class PhaseReport:
-    """For the main thread."""
+class PhaseReport(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, host: Host, reporter: Reporter, events: Events, rank: OwnRank, floor_bytes: int) -> None:
-        self.failed_in: Phase | None = None
-        """The phase in which the run failed or was blocked, until that is tried again."""
-        self._host = host
-        self._reporter = reporter
-        self._events = events
-        self._rank = rank
-        self._floor_bytes = floor_bytes
+    host: Host
+    reporter: Reporter
+    events: Events
+    rank: OwnRank
+    floor_bytes: int
+    failed_in: Phase | None = None
+    """The phase in which the run failed or was blocked, until that is tried again."""
 
     def enter(self, phase: Phase, message: str = "", *, draining: bool = False, action: str = "") -> None:
         """Enter a phase, or report a new message in the current one. `draining`: requests still run. `action`: that is
         required."""
-        before = self._reporter.report.phase
+        before = self.reporter.report.phase
         ended = phase in (Phase.BLOCKED, Phase.FAILED)
         if ended and self.failed_in is None:
             self.failed_in = before
-        self._reporter.update(phase=phase, message=message, draining=draining, action=action, memory=self.memory())
+        self.reporter.update(phase=phase, message=message, draining=draining, action=action, memory=self.memory())
         if not may_follow(before, phase):
             hint = "the engine is not touched; please report this"
-            self._events.error("agent.phase.unexpected", before=before.value, phase=phase.value, hint=hint)
+            self.events.error("agent.phase.unexpected", before=before.value, phase=phase.value, hint=hint)
         if phase is not before:
             # A failure is logged as an event of its own, with its reason.
-            self._events.info("agent.phase.changed", phase=phase.value, message="" if ended else message)
+            self.events.info("agent.phase.changed", phase=phase.value, message="" if ended else message)
 
     def forget_failure(self) -> None:
         """What blocked may be over: it is tried again."""
@@ -158,28 +157,28 @@ class PhaseReport:
 
     def memory(self) -> MemoryReport | None:
         try:
-            info = self._host.meminfo()
+            info = self.host.meminfo()
         except (OSError, ValueError):
             return None
+        running = self.rank.running
         return MemoryReport(
             info.total_bytes,
             info.available_bytes,
-            floor_bytes=self._floor_bytes or None,
-            guard=self._rank.guard_state,
-            released_bytes=self._rank.released_bytes,
+            floor_bytes=self.floor_bytes or None,
+            guard=running.guard_state if running else "",
+            released_bytes=running.released_bytes if running else 0,
         )
 
     def sample_memory(self) -> None:
         """Add a sample to the report's last minutes, in whatever phase."""
-        if self._reporter.sample_due:
-            self._reporter.update(memory=self.memory())
+        if self.reporter.sample_due:
+            self.reporter.update(memory=self.memory())
 
 
-class OwnRank:
-    """For the main thread."""
+class OwnRank(Struct):
+    """Used by the main thread."""
 
-    def __init__(self) -> None:
-        self.running: Running | None = None
+    running: Running | None = None
 
     def take(self, running: Running) -> None:
         self.running = running
@@ -202,13 +201,3 @@ class OwnRank:
         """Raises StalledError where it serves, and is stopped or frozen."""
         if self.running is not None and self.running.hang is not None:
             self.running.hang.check()
-
-    @property
-    def guard_state(self) -> str:
-        """One of GUARD_STATES; empty without a rank."""
-        return self.running.guard_state if self.running is not None else ""
-
-    @property
-    def released_bytes(self) -> int:
-        """Page cache given back since the launch."""
-        return self.running.released_bytes if self.running is not None else 0

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -41,6 +41,8 @@ AGAIN_SECONDS = 10.0
 LOOK_SECONDS = 60.0
 POLL_SECONDS = 1.0
 KEY = "the head's public key"
+
+T = TypeVar("T")
 
 
 class HeadFollower(Struct):
@@ -132,10 +134,14 @@ class HeadFollower(Struct):
         mac, signatures = (answer.headers.get(name.lower(), "") for name in (SIGNATURE_HEADER, head_key.HEADER))
         path, head = head_key.PUBLIC, self.place.head_address
         verify = partial(head_key.verify, self.host.files, path, head, mac, signatures, self.owner_uid)
+        self._judge(verify, KEY, "what holds that file? look at dmesg")
+
+    def _judge(self, work: Callable[[], T], what: str, hint: str) -> T:
+        """The result of `work` beside the loop. Raises HeadRefusedError where it hangs."""
         try:
-            self.loop.beside(verify, FETCH_SECONDS, KEY)
+            return self.loop.beside(work, FETCH_SECONDS, what)
         except (TimeoutError, BlockingIOError) as error:
-            raise HeadRefusedError(str(error), "what holds that file? look at dmesg") from None
+            raise HeadRefusedError(str(error), hint) from None
 
     def _is_kept(self, body: bytes) -> bool:
         """Whether it is the kept document to the byte, since what is not proven is not parsed."""
@@ -155,11 +161,10 @@ class HeadFollower(Struct):
             return
         try:
             judge = partial(followed_context, kept, self.settings, self.host, self.place)
-            plan = self.loop.beside(judge, FETCH_SECONDS, "judging the configuration of the head").plan
+            hint = "what holds the files that it names? look at dmesg"
+            plan = self._judge(judge, "judging the configuration of the head", hint).plan
         except HeadRefusedError:
             raise
-        except (TimeoutError, BlockingIOError) as error:
-            raise HeadRefusedError(str(error), "what holds the files that it names? look at dmesg") from None
         except AwaitedError as error:  # something of this node that may come by itself
             raise HeadRefusedError(error.reason, error.hint) from None
         try:

@@ -113,7 +113,7 @@ def _raise_if_peer_lost(agent: Agent, reason: str) -> None:
         raise silence(silent, f"has not answered since: {reason}")
 
 
-_BY_DOCKER = frozenset(
+BY_DOCKER = frozenset(
     {
         Cause.SYSTEM_ERROR,
         Cause.LAUNCH_FAILED,
@@ -124,12 +124,12 @@ _BY_DOCKER = frozenset(
     }
 )
 """Causes that a hung dockerd may be behind."""
-_SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
+SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
 _UNNAMED = frozenset({Cause.KILLED_FROM_OUTSIDE, Cause.ENGINE_STOPPED})
 """Causes that somebody is behind."""
 _BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN})
 """Not counted against the plan."""
-_COUNTED = frozenset(
+COUNTED = frozenset(
     {
         ExitCode.LAUNCH_FAILED,
         ExitCode.NOT_READY,
@@ -157,21 +157,9 @@ class Evidence(Struct, frozen=True):
     """Where a rank that hangs was."""
 
 
-def may_be_docker(error: SparkdError) -> bool:
-    return error.cause in _BY_DOCKER
-
-
-def may_be_memory(error: SparkdError) -> bool:
-    return error.cause in _SHORT_OF_MEMORY
-
-
 def may_be_culprit(error: SparkdError) -> bool:
     died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
     return died or error.cause in (*_UNNAMED, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)
-
-
-def may_be_port(error: SparkdError) -> bool:
-    return error.code in _COUNTED
 
 
 def names_port(error: SparkdError) -> bool:
@@ -213,6 +201,6 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
 
 def count_end(launches: LaunchHistory, end: End, counted_as: str, boot_id: str) -> LaunchHistory:
     """Write the end into the launch history; a launch that failed by itself counts against its plan."""
-    if end.code in _COUNTED and end.cause not in _BY_OTHERS and launches.open is not None:
+    if end.code in COUNTED and end.cause not in _BY_OTHERS and launches.open is not None:
         launches = launches.record_failure(counted_as, end)
     return launches.record_end(boot_id, end)

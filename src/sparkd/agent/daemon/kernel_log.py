@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from msgspec import Struct, field
+
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.kernel_events import Event, parse_event
 from sparkd.base.lib.errors import Action
@@ -50,18 +52,17 @@ def follow_kernel_log(host: Host, loop: MainLoop, reporter: Reporter, events: Ev
     loop.start(partial(kernel.open_log_end, host.files), "kernel-log", begin)
 
 
-class KernelLogWatch:
-    """For the main thread."""
+class KernelLogWatch(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, reporter: Reporter, events: Events, clock: Callable[[], float] = time.monotonic) -> None:
-        self._reporter = reporter
-        self._events = events
-        self._clock = clock
-        self._reported: dict[tuple[str, str, int], float] = {}
-        """Times by kind, device and code."""
-        self._counts = Counter[str]()
-        self._findings: tuple[tuple[float, FindingReport], ...] = ()
-        self._pending = b""
+    reporter: Reporter
+    events: Events
+    clock: Callable[[], float] = time.monotonic
+    _reported: dict[tuple[str, str, int], float] = field(default_factory=dict)
+    """Times by kind, device and code."""
+    _counts: Counter[str] = field(default_factory=Counter)
+    _findings: tuple[tuple[float, FindingReport], ...] = ()
+    _pending: bytes = b""
 
     async def follow(self, fd: int) -> None:
         """Runs until it is cancelled."""
@@ -89,7 +90,7 @@ class KernelLogWatch:
                 break
             except BrokenPipeError:  # overwritten before it was read: the next read returns the oldest record left
                 if self._is_new(("overrun", "", 0)):
-                    self._events.warning("kernel.log.overrun", hint=HINT)
+                    self.events.warning("kernel.log.overrun", hint=HINT)
                 continue
             except OSError as error:
                 self.report_failure(error)
@@ -105,16 +106,16 @@ class KernelLogWatch:
         return True
 
     def _report(self) -> None:
-        report, now = self._reporter.report, self._clock()
+        report, now = self.reporter.report, self.clock()
         self._findings = tuple(dated for dated in self._findings if now - dated[0] < KEPT_SECONDS)
         others = (finding for finding in report.findings if finding.id != ID)
         findings = (*others, *(finding for _, finding in self._findings))
         if (findings, self._counts) != (report.findings, report.kernel_counts):
-            self._reporter.update(findings=findings, kernel_counts=dict(self._counts))
+            self.reporter.update(findings=findings, kernel_counts=dict(self._counts))
 
     def report_failure(self, error: OSError) -> None:
         hint = "journalctl -k -f shows it; the next start of sparkd tries again"
-        self._events.warning("kernel.log.failed", reason=error.strerror or str(error), hint=hint)
+        self.events.warning("kernel.log.failed", reason=error.strerror or str(error), hint=hint)
 
     def _note(self, event: Event) -> None:
         effect = event.effect
@@ -123,9 +124,9 @@ class KernelLogWatch:
         urgent = effect.action in (Action.REBOOT, Action.POWER_CYCLE)
         if not self._is_new((event.kind, event.device, event.code), urgent=urgent):
             return
-        log = self._events.error if urgent else self._events.warning
+        log = self.events.error if urgent else self.events.warning
         if effect.action is Action.NONE:
-            log = self._events.info
+            log = self.events.info
         log(
             "kernel.message.logged",
             kind=event.kind,
@@ -139,13 +140,13 @@ class KernelLogWatch:
             at = time.strftime("%d %b %H:%M UTC", time.gmtime())
             finding = FindingReport(ID, "warn", f"{event.reason}, {at}", effect.hint, effect.action.value)
             others = [dated for dated in self._findings if not dated[1].reason.startswith(f"{event.reason}, ")]
-            self._findings = (*others, (self._clock(), finding))[-MOST_FINDINGS:]
+            self._findings = (*others, (self.clock(), finding))[-MOST_FINDINGS:]
             self._report()
-            self._reporter.publish()
+            self.reporter.publish()
 
     def _is_new(self, key: tuple[str, str, int], *, urgent: bool = False) -> bool:
         """Whether it is reported now: not within REPEAT_SECONDS, nor, unless urgent, beside too many devices alike."""
-        now = self._clock()
+        now = self.clock()
         if now - self._reported.get(key, float("-inf")) < REPEAT_SECONDS:
             return False
         self._reported = {known: at for known, at in self._reported.items() if now - at < REPEAT_SECONDS}

@@ -88,7 +88,7 @@ def _run(files: Files, path: str, notice: Notice, owner_uid: int) -> None:
 
 
 class Outbox:
-    """For one thread."""
+    """Used by one thread."""
 
     def __init__(self, host: Host, settings: Notify, events: Events, owner_uid: int = 0) -> None:
         self.state = NotifyState()

@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from sparkd.agent.daemon.agreed import Agreed
 from sparkd.agent.daemon.context import Agent, Context
 from sparkd.agent.daemon.switching import Switching
@@ -85,22 +87,21 @@ AGAIN_SECONDS = 60.0
 """Pause until what could not be read is read again."""
 
 
-class ProvingPeriod:
-    """For the main thread."""
+class ProvingPeriod(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, agent: Context, agreed: Agreed, switching: Switching) -> None:
-        self.proven = False
-        self._agent = agent
-        self._agreed = agreed
-        self._switching = switching
-        self._proven_at: float | None = None
-        """When it is proven, monotonic, while it serves."""
+    agent: Context
+    agreed: Agreed
+    switching: Switching
+    proven: bool = False
+    _proven_at: float | None = None
+    """When it is proven, monotonic, while it serves."""
 
     def begin(self, *, again: bool = False) -> None:
         """The engine serves from now on. `again`: under an agent before this one it did so already, perhaps for long
         enough.
         """
-        agent = self._agent
+        agent = self.agent
         with suppress(OSError):
             if again and agent.store.read(launch_history.read_history).open is None:
                 self.proven = True
@@ -112,27 +113,27 @@ class ProvingPeriod:
         agent.store.record(lambda launches: launches.record_serving(agent.boot_id, filled))
 
     def tick(self) -> None:
-        agent = self._agent
-        if self._switching.tried:  # a full disk has kept that it works from being written
-            self._switching.put_in_force()
+        agent = self.agent
+        if self.switching.tried:  # a full disk has kept that it works from being written
+            self.switching.put_in_force()
         if self._proven_at is None or time.monotonic() < self._proven_at:
             return
         self._proven_at = None
         self.proven = True
         agent.store.record(lambda launches: launches.reset(agent.plan.counted_as))
-        switch = self._switching.switch
+        switch = self.switching.switch
         if switch is None or switch.to is None or not switch.to.until:  # what has an end is an experiment
             self._keep_known_good()
 
     def _filled_caches(self) -> tuple[str, ...]:
         """Names of the compile caches with files in them. Raises OSError."""
-        image, files = self._agent.reporter.report.engine.image, self._agent.host.files
-        names = (cache.name for cache in self._agent.plan.caches)
+        image, files = self.agent.reporter.report.engine.image, self.agent.host.files
+        names = (cache.name for cache in self.agent.plan.caches)
         return tuple(name for name in names if files.names_if_any(caches.path(image, name)))
 
     def _keep_known_good(self) -> None:
-        agent, now, context = self._agent, utc_now(), self._agent.context
-        facts = self._agreed.facts()
+        agent, now, context = self.agent, utc_now(), self.agent.context
+        facts = self.agreed.facts()
         if "boot" in facts.unseen:  # an entry with less than the one before it would hide what changes
             self._proven_at = time.monotonic() + AGAIN_SECONDS
             return
@@ -144,7 +145,7 @@ class ProvingPeriod:
             since=now,
             until=now,
             plan=agent.plan.digest,
-            agreement=self._agreed.agreement.digest,
+            agreement=self.agreed.agreement.digest,
             image_id=agent.reporter.report.engine.image,
             facts=facts,
             recipe=context.recipe.model_dump(mode="json", by_alias=True),

@@ -211,8 +211,10 @@ def _gpu_watch(agent: Agent) -> GpuThrottleMonitor | None:
 
 def with_gpu(agent: Agent, message: str, gpu: GpuThrottleMonitor | None) -> str:
     """The message, with a slow GPU named. A slow GPU still serves: it is a finding, not a phase."""
-    slow = gpu.check() if gpu is not None else ""
-    if gpu is not None and (sample := gpu.first) is not None:
+    if gpu is None:
+        return message
+    slow = gpu.check()
+    if (sample := gpu.first) is not None:
         watts = None if sample.power_watts is None else round(sample.power_watts)
         figures = GpuReport(sample.name, sample.sm_mhz, watts, sample.temperature_celsius, sample.utilization_percent)
         agent.reporter.update(gpu=figures)

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import keep_stacks, read_rank_stacks
 from sparkd.agent.daemon.inquest import (
+    BY_DOCKER,
+    COUNTED,
     LOST_GRACE_SECONDS,
+    SHORT_OF_MEMORY,
     Evidence,
     count_end,
     judge_end,
     may_be_culprit,
-    may_be_docker,
-    may_be_memory,
-    may_be_port,
     names_port,
     own_words,
 )
@@ -138,7 +138,7 @@ class _Looks:
     def __init__(self, agent: Agent, running: Running | None, error: SparkdError) -> None:
         self._agent, self._running, self._error = agent, running, error
         self._ends_at = time.monotonic() + HANG_SECONDS
-        self._docker = agent.loop.start(partial(_answered_at, agent.host)) if may_be_docker(error) else None
+        self._docker = agent.loop.start(partial(_answered_at, agent.host)) if error.cause in BY_DOCKER else None
         self._holder = agent.loop.start(look) if (look := self._look_for_holder()) is not None else None
         self._culprit = agent.loop.start(who) if (who := self._look_for_culprit()) is not None else None
 
@@ -149,7 +149,7 @@ class _Looks:
             with suppress(OSError):  # it does not run, or no look was possible
                 hangs = hangs or self._docker.result() > self._ends_at
         holder, culprit = self._result(self._holder) or "", self._result(self._culprit)
-        memory_users, taken = self._who_took_memory() if may_be_memory(self._error) else ("", False)
+        memory_users, taken = self._who_took_memory() if self._error.cause in SHORT_OF_MEMORY else ("", False)
         if self._error.cause is Cause.PEER_FAILED:
             self._agent.loop.wait_until(self._peers_named_causes, self._ends_at - time.monotonic())
         return Evidence(hangs, taken, memory_users, holder, culprit)
@@ -171,12 +171,12 @@ class _Looks:
 
     def _look_for_holder(self) -> Callable[[], str] | None:
         agent, running = self._agent, self._running
-        if running is None or running.ready or not agent.context.is_head or not may_be_port(self._error):
+        if running is None or running.ready or not agent.context.is_head or self._error.code not in COUNTED:
             return None
-        holder = running.api_holder
-        if holder and (holder in own_words(self._error) or names_port(self._error)):
+        holder, named = running.api_holder, names_port(self._error)
+        if holder and (named or holder in own_words(self._error)):
             return lambda: holder
-        if not names_port(self._error):
+        if not named:
             return None
         return partial(find_holder, agent.host, (agent.plan.api_port, agent.plan.master_port), running.rank.pid)
 

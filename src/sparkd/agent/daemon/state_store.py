@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from msgspec import Struct, field
+
 from sparkd.agent.actions import Actions
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
@@ -28,24 +30,23 @@ READ_SECONDS = 10.0
 T = TypeVar("T")
 
 
-class StateStore:
-    """For the main thread."""
+class StateStore(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, host: Host, actions: Actions, loop: MainLoop, events: Events) -> None:
-        self._host = host
-        self._actions = actions
-        self._loop = loop
-        self._events = events
-        self._unwritten: set[str] = set()
-        """Files whose last write failed."""
-        self._unread: set[str] = set()
-        """Why files could not be read, as logged."""
+    host: Host
+    actions: Actions
+    loop: MainLoop
+    events: Events
+    _unwritten: set[str] = field(default_factory=set)
+    """Files whose last write failed."""
+    _unread: set[str] = field(default_factory=set)
+    """Why files could not be read, as logged."""
 
     def read(self, reading: Callable[[Files, Report], T]) -> T:
         """What `reading(files, report)` makes of state files. Raises OSError where their disk hangs."""
         faults = list[str]()
-        work = partial(reading, self._host.files, faults.append)
-        content = self._loop.beside(work, READ_SECONDS, f"reading {FOLDER}", shielded=True)
+        work = partial(reading, self.host.files, faults.append)
+        content = self.loop.beside(work, READ_SECONDS, f"reading {FOLDER}", shielded=True)
         self.report_unread(*faults)
         return content
 
@@ -62,7 +63,7 @@ class StateStore:
         for reason in reasons:
             if reason not in self._unread:
                 self._unread.add(reason)
-                self._events.warning("state.read.failed", reason=reason)
+                self.events.warning("state.read.failed", reason=reason)
 
     def read_launches(self) -> LaunchHistory:
         """From disk each time, so removing the file resets it. Empty where it can't be read."""
@@ -87,25 +88,25 @@ class StateStore:
         """Record that this process began: until its end is recorded, it counts as killed."""
         if self.record(lambda launches: launches.recover(boot_id, utc_now())):
             earlier = launch_history.EARLIER.name  # what it had is written with the rest
-            self._try_to_write(earlier, partial(self._actions.remove_state, earlier))
+            self._try_to_write(earlier, partial(self.actions.remove_state, earlier))
 
     def write(self, file: StateFile[Content], value: Content) -> bool:
         """Returns whether it worked. A full disk is logged once and ends no engine."""
-        write = partial(self._actions.write_state, file.name, file.encode(value), file.mode)
+        write = partial(self.actions.write_state, file.name, file.encode(value), file.mode)
         return self._try_to_write(file.name, write)
 
     def write_rank(self, record: RankRecord) -> bool:
         """Write the rank's own record, in /run, likewise."""
-        return self._try_to_write(RANK_FILE.name, partial(self._actions.write_rank, record), RANK_FILE.folder)
+        return self._try_to_write(RANK_FILE.name, partial(self.actions.write_rank, record), RANK_FILE.folder)
 
     def write_private(self, file: StateFile[Content], value: Content) -> bool:
         """Write what else of the rank the next process needs, likewise."""
-        write = partial(self._actions.write_private, file.path, file.encode(value))
+        write = partial(self.actions.write_private, file.path, file.encode(value))
         return self._try_to_write(file.name, write, file.folder)
 
     def exchange(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         """Write it likewise, where the file still holds `before`. `after` None: remove it."""
-        return self._try_to_write(file.name, partial(self._actions.exchange_state, file, before, after))
+        return self._try_to_write(file.name, partial(self.actions.exchange_state, file, before, after))
 
     def _try_to_write(self, name: str, write: Callable[[], bool | None], folder: str = FOLDER) -> bool:
         try:
@@ -113,7 +114,7 @@ class StateStore:
         except OSError as error:
             if name not in self._unwritten:
                 hint = getattr(error, "hint", f"df -h {folder}")  # a SharedFolderError's
-                self._events.error("state.write.failed", file=name, reason=error.strerror or str(error), hint=hint)
+                self.events.error("state.write.failed", file=name, reason=error.strerror or str(error), hint=hint)
             self._unwritten.add(name)
             return False
         self._unwritten.discard(name)

@@ -196,19 +196,18 @@ def _count(agent: Agent) -> int | None:
         return None
 
 
-class KernelGrowth:
+class KernelGrowth(Struct):
     """New files of kernels in this node's caches. CuTe DSL and others compile inside the engine's own processes."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._count: int | None = None
+    agent: Agent
+    _count: int | None = None
 
     def seen(self) -> bool:
         """Whether there are new ones since the last call. False where they can't be counted: that excuses no engine."""
         before, self._count = self._count, None
         with suppress(OSError):
-            look = partial(_count_files, self._agent)
-            self._count = self._agent.loop.beside(look, LOOK_SECONDS, "counting kernels in service")
+            look = partial(_count_files, self.agent)
+            self._count = self.agent.loop.beside(look, LOOK_SECONDS, "counting kernels in service")
         return before is not None and self._count is not None and self._count > before
 
 

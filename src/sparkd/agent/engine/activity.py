@@ -128,7 +128,7 @@ def decide_throttle(state: ThrottleState, gpus: Clocks, now: float) -> ThrottleS
 
 
 class GpuThrottleMonitor(Struct):
-    """For the main thread. `start` makes the thread of each reading: a hanging driver blocks nothing else."""
+    """Used by the main thread. `start` makes the thread of each reading: a hanging driver blocks nothing else."""
 
     start: Callable[[Callable[[], Clocks]], Outcome[Clocks]]
     events: Events

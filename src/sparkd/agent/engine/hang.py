@@ -106,7 +106,7 @@ def _find_stopped(processes: Iterable[Process]) -> list[str]:
 
 
 class HangWatch(Struct):
-    """For the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
+    """Used by the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
 
     rank: str
     """The rank in words."""

@@ -99,7 +99,7 @@ def pace_seconds(limit_seconds: float) -> float:
 
 
 class LoadMonitor(Struct):
-    """For the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
+    """Used by the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
 
     host: Host
     pid: int

@@ -68,7 +68,7 @@ class PeerApi(Struct):
     documents: Mapping[str, bytes] = {}
     """What is served beside the report, by path."""
     slow: dict[str, SlowDocument] = field(default_factory=dict)
-    """What is served so and made at a request."""
+    """Documents that are made at a request, by path."""
     head_keys: Callable[[], tuple[bytes, ...]] = tuple
     """The head's, which sign what its workers run; none on other nodes."""
 

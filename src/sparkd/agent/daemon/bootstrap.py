@@ -137,7 +137,7 @@ def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
 def _await_agent(
     base: Base, role: str, place: NodeContext | None, events: Events, limit_seconds: float = math.inf
 ) -> Agent:
-    """Wait for the fabric address, which the rank depends on: it may come up half a minute after the other network.
+    """Wait for the fabric address, which the rank depends on: it may come up half a minute after the other networks.
 
     Files that the configuration names may be on a mount that is late. Raises NotReadyError after `limit_seconds`.
     """

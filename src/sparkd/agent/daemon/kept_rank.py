@@ -45,7 +45,7 @@ class KeptRank(Struct, frozen=True):
     agreement: Agreement
     peers: tuple[ExpectedPeer, ...]
     stamp: str
-    """Digest of the configuration, as this rank's agent had read it."""
+    """Digest of the configuration's stamp, as this rank's agent had read it."""
     service: str
     """Digest of its unit, by `units.digest_service`; empty where that could not be read."""
     sources: frozenset[str] = frozenset()

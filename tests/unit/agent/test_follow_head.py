@@ -340,7 +340,7 @@ def test_a_stopped_rank_ends_the_run_and_leaves_its_stacks(worker: AgentUnderTes
         until(lambda: rank.hang is not None and rank.hang.state is not None)
         assert rank.hang is not None
         assert rank.hang.state is not None
-        since = dict.fromkeys(rank.hang.state.halted, rank.hang.state.seen.at - HALTED_SECONDS)
+        since = dict.fromkeys(rank.hang.state.halted, rank.hang.state.last.at - HALTED_SECONDS)
         rank.hang.state = replace(rank.hang.state, halted=since)
         error = walk.join()
         assert isinstance(error, StalledError)

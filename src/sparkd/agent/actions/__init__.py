@@ -63,15 +63,15 @@ T = TypeVar("T")
 
 RUN = "/run/sparkd"
 ACT_SECONDS = 60.0
-"""For docker, sync(2) and compaction. An operation that takes longer hangs."""
+"""Limit for docker, sync(2) and compaction. An operation that takes longer hangs."""
 LAUNCH_SECONDS = 300.0
-"""For docker to make and start a container: minutes on a machine that has just booted."""
+"""Limit for docker to make and start a container: minutes on a machine that has just booted."""
 WRITE_SECONDS = 10.0
 SYNC_SECONDS = 30.0
 KEPT_STACKS = 10
-"""Files; the oldest go."""
+"""Files that are kept; the oldest go."""
 DISK_SECONDS = 10.0
-"""For the disk of the model, which may be a file server."""
+"""Limit for the disk of the model, which may be a file server."""
 
 
 class Actions:
@@ -106,7 +106,7 @@ class Actions:
         return Containers(self._host.files.real(SOCKET))
 
     def _act(self, work: Callable[[], T], seconds: float, what: str) -> T:
-        """Beside the main loop, because it may hang. Whatever ends the run waits for its end, or for its deadline."""
+        """Do it beside the main loop, because it may hang. Whatever ends the run waits for its end or its deadline."""
         return self._loop.beside(work, seconds, what, shielded=True)
 
     def apply(self, fix: Fix) -> Applied:
@@ -129,14 +129,13 @@ class Actions:
         facts, known = self._act(lambda: (self._host.docker(), read_rank(self._host)), ACT_SECONDS, "docker")
         if not facts.known:
             return Applied("failed", facts.error or "docker is not running")
-        found = facts.container(fix.container_id)
-        if found is None:
+        container = facts.container(fix.container_id)
+        if container is None:
             return Applied("stale", "gone already")
-        if not found.ours or whose(found, self.owner, known) is not Whose.ORPHAN:
+        if not container.ours or whose(container, self.owner, known) is not Whose.ORPHAN:
             return Applied("stale", "it is not an orphan of sparkd")
         try:
-            containers = self.containers
-            self._act(partial(end_orphan, self._host, containers, found), ACT_SECONDS, "docker")
+            self._act(partial(end_orphan, self._host, self.containers, container), ACT_SECONDS, "docker")
         except LaunchError as error:
             return Applied("failed", str(error))
         return Applied("applied", "stopped and removed")
@@ -167,7 +166,7 @@ class Actions:
         return rank
 
     def _private_file(self, path: str) -> Path:
-        """In a folder of root's below /run."""
+        """A file in a folder of root's below /run."""
         file = Path(self._host.files.real(path))
         refuse_shared(file.parent)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -178,26 +177,26 @@ class Actions:
         self.write_private(RANK_FILE.path, RANK_FILE.encode(record))
 
     def write_private(self, path: str, text: str) -> None:
-        """A file in /run for root alone. Raises OSError."""
+        """Write a file in /run for root alone. Raises OSError."""
         files.write(self._private_file(path), text, 0o600, durable=False)
 
     def keep_log_position(self, position: str) -> None:
-        """For the thread that reads the rank's log. Raises OSError."""
+        """Called by the thread that reads the rank's log. Raises OSError."""
         self.write_private(LOG_POSITION, position)
 
     def forget_rank(self) -> None:
-        """Its container is gone. Raises OSError."""
+        """Remove the record of a rank whose container is gone. Raises OSError."""
         self._act(partial(forget_rank, self._host), WRITE_SECONDS, "the record of the rank")
 
     def disown_rank(self) -> None:
-        """A rank that this process does not take over is nobody's, also where it was its own before a reload."""
+        """Make a rank that this process does not take over nobody's, also where it was its own before a reload."""
         record = read_rank(self._host).record
         if record is not None and record.stage is RankStage.READY:
             with suppress(OSError):  # then preflight blocks
                 self.write_rank(replace(record, stage=RankStage.ENDING, invocation=""))
 
     def set_aside_rank(self) -> str:
-        """Rename a record that can't be read, and return why. Of who has the lock: no other process has a rank."""
+        """Rename a record that can't be read, and return why. This process has the lock: no other one has a rank."""
         reason = read_rank(self._host).error
         if reason:
             path = Path(self._host.files.real(RANK_FILE.path))
@@ -233,7 +232,7 @@ class Actions:
 
     def prune_caches(self, image_id: str) -> Iterator[Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
-        return files.prune_caches(image_id, (one.target for one in disks.mounts(self._host.files, "self")))
+        return files.prune_caches(image_id, (mount.target for mount in disks.mounts(self._host.files, "self")))
 
     def keep_images(
         self, named: Sequence[str], pinned: Sequence[str], before: Collection[str]
@@ -245,12 +244,12 @@ class Actions:
             yield from kept_images.keep_images(named, pinned, before, self._host.files.real(SOCKET))
 
     def move_to_head(self) -> None:
-        """Caches that plans of this node's own have had until now, where none are kept for plans of its head."""
+        """Move caches of this node's own plans there, where none are kept for plans of its head."""
         work = partial(files.move_to_head, Path(self._host.files.real(caches.ROOT)))
         self._act(work, WRITE_SECONDS, "moving compile caches")
 
     def drop_page_cache(self) -> Applied:
-        """Blocks for as long as the disks take: for a thread of its own."""
+        """Blocks for as long as the disks take: runs in a thread of its own."""
         return page_cache.drop_page_cache(self._host)
 
     def drop_file_cache(self, shard: File, still: Callable[[], bool]) -> int:
@@ -262,26 +261,26 @@ class Actions:
         return signal_process(signal.SIGCONT if resume else signal.SIGSTOP, *key, container_id)
 
     def compact_memory(self, fix: CompactMemory) -> Applied:
-        """Blocks for seconds: for a thread of its own. Raises OSError, ValueError where it cannot look."""
+        """Blocks for seconds: runs in a thread of its own. Raises OSError, ValueError where it cannot look."""
         return page_cache.compact_memory(self._host, fix)
 
     def lower_readahead(self, folder: str, kib: int) -> ReadaheadChange | None:
-        """For the disk that holds a folder; None where nothing changes. Raises OSError, ValueError."""
+        """Lower that of the disk that holds a folder; None where nothing changes. Raises OSError, ValueError."""
         work = partial(page_cache.lower_readahead, self._host, folder, kib, self._run / READAHEAD_FILE)
         return self._act(work, DISK_SECONDS, f"looking at the disk of {folder}")
 
     def restore_readahead(self) -> ReadaheadChange | None:
-        """Also after an earlier agent; None where nothing was lowered. Raises OSError."""
+        """Restore it, also after an earlier agent; None where nothing was lowered. Raises OSError."""
         return page_cache.restore_readahead(self._host, self._run / READAHEAD_FILE)
 
     def write_state(self, name: str, text: str, mode: int) -> None:
-        """A file in /var/lib/sparkd that survives a power cut. Raises OSError."""
+        """Write a file in /var/lib/sparkd that survives a power cut. Raises OSError."""
         # Beside the main loop: fsync waits for other programs' writes too.
         write = partial(files.write, self._state / name, text, mode, durable=True)
         self._act(write, WRITE_SECONDS, f"writing {name}")
 
     def remove_state(self, name: str) -> None:
-        """A file in /var/lib/sparkd, where there is one, so that it does not come back. Raises OSError."""
+        """Remove a file in /var/lib/sparkd, where there is one, so that it does not come back. Raises OSError."""
         self._act(partial(files.remove, self._state / name), WRITE_SECONDS, f"removing {name}")
 
     def keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
@@ -298,12 +297,12 @@ class Actions:
         for name, content in wanted.items():
             if not (folder / name).is_file() or (folder / name).read_bytes() != content:
                 files.write(folder / name, content, 0o644, durable=True)  # for an image with another user
-        for one in folder.iterdir():
-            if one.name not in wanted:
-                one.unlink()
+        for file in folder.iterdir():
+            if file.name not in wanted:
+                file.unlink()
 
     def keep_stacks(self, name: str, text: Callable[[], str]) -> str:
-        """A file for root alone, of a text that is made beside the main loop; its path. Raises OSError."""
+        """Write a text, which is made beside the main loop, to a file for root alone; its path. Raises OSError."""
         folder = Path(self._host.files.real(STACKS))
 
         def keep() -> str:
@@ -316,7 +315,7 @@ class Actions:
         return self._act(keep, WRITE_SECONDS, f"writing {STACKS}")
 
     def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
-        """Of a file that people's commands write too: as `files.exchange`."""
+        """Exchange, as `files.exchange` does, a file that people's commands write too."""
         work = partial(files.exchange, self._host.files, file, before, after)
         return self._act(work, WRITE_SECONDS, f"writing {file.name}")
 
@@ -347,5 +346,5 @@ class Actions:
         return self._act(processes.reboot, REBOOT_SECONDS + WRITE_SECONDS, "systemctl reboot")
 
     def write_run(self, name: str, text: str) -> None:
-        """A file in /run/sparkd that anybody may read. Raises OSError."""
+        """Write a file in /run/sparkd that anybody may read. Raises OSError."""
         files.write(self._run / name, text, 0o644, durable=False)

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from sparkd.base.plan.model import LaunchPlan
 
 TIMEOUT_SECONDS = 120.0
-"""For dockerd's answer to create and start: a first start after boot on a loaded machine takes tens of seconds."""
+"""Limit for dockerd's answer to create and start: a first start after boot on a loaded machine takes tens of seconds.
+"""
 STREAM_SECONDS = 300.0
-"""For the beginning of an archive: dockerd gathers the layers of a large image first."""
+"""Limit for the beginning of an archive: dockerd gathers the layers of a large image first."""
 CHUNK_BYTES = 4 << 20
-LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
 LAST_LINES = 200
 LESS: Mapping[str, object] = {
     # Of docker's default: who has the node's network could sniff and forge on it, and make devices, lines of the audit
@@ -54,7 +54,7 @@ LESS: Mapping[str, object] = {
 """A rank that is not privileged has less than docker gives by default."""
 PROGRAM_BYTES = 8 * GIB
 ASSERT_SECONDS = 300
-"""For all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
+"""Limit for all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
 GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
     None: {},
     GpuAccess.GPUS: {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]},
@@ -77,8 +77,7 @@ class Containers:
         name = f"sparkd-rank{plan.node.rank}"
         torn = sum(clear_torn(image_id, cache.name) for cache in plan.caches)
         body = create_body(plan, image_id, script, labels, gpu)
-        with _launch_error(f"container {name} can't be made"):
-            container_id = self._call(lambda api: str(api.create_container_from_config(body, name)["Id"]))
+        container_id = self._create(body, name)
         try:
             with _launch_error(f"container {name} can't be started"):
                 self._call(lambda api: api.start(container_id))
@@ -93,8 +92,7 @@ class Containers:
 
     def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:
         """Exit code and log of a container, which is removed."""
-        with _launch_error(f"container {name} can't be made"):
-            container_id = self._call(lambda api: str(api.create_container_from_config(body, name)["Id"]))
+        container_id = self._create(body, name)
         try:
             with _launch_error(f"container {name} can't be run to its end"):
                 self._call(lambda api: api.start(container_id))
@@ -103,6 +101,10 @@ class Containers:
         finally:
             self.remove(container_id)
         return int(ended["StatusCode"]), log.decode("utf-8", "replace")
+
+    def _create(self, body: Mapping[str, object], name: str) -> str:
+        with _launch_error(f"container {name} can't be made"):
+            return self._call(lambda api: str(api.create_container_from_config(body, name)["Id"]))
 
     def _image_id(self, plan: LaunchPlan) -> str:
         """Full id of a local image. sparkd pulls nothing at a start: an image that changes by itself is drift."""
@@ -116,7 +118,7 @@ class Containers:
             raise LaunchError(f"image {ref} can't be looked up: {error}", "look at: systemctl status docker") from None
 
     def _open(self, container_id: str, name: str, image_id: str) -> Rank | None:
-        """With the pidfd of the container's init; None where it has ended already."""
+        """The rank with the pidfd of the container's init; None where it has ended already."""
         pid, _ = self._read_state(container_id)
         if pid > 1:
             with suppress(ProcessLookupError), ExitStack() as opened:
@@ -146,7 +148,7 @@ class Containers:
         return f": {sanitize(lines[0], 300)}" if lines else ""
 
     def stop(self, container_id: str, grace_seconds: int) -> None:
-        """SIGTERM, grace, SIGKILL; gone is fine."""
+        """Stop it by SIGTERM, grace, SIGKILL; gone is fine."""
         with _launch_error(f"container {container_id[:12]} can't be stopped", MISSING):
             self._call(lambda api: api.stop(container_id, timeout=grace_seconds), TIMEOUT_SECONDS + grace_seconds)
 
@@ -186,7 +188,9 @@ def create_body(
             "Init": wanted.init,
             "ShmSize": wanted.shm_size_bytes or 0,
             "Memory": wanted.memory_limit_bytes or 0,
-            "Ulimits": [{"Name": name, "Soft": one.soft, "Hard": one.hard} for name, one in wanted.limits.items()],
+            "Ulimits": [
+                {"Name": name, "Soft": limit.soft, "Hard": limit.hard} for name, limit in wanted.limits.items()
+            ],
             "Devices": [
                 {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"} for path in wanted.devices
             ],
@@ -195,7 +199,7 @@ def create_body(
                 {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
                 for source, target, read_only in _mounts(plan, image_id, script)
             ],
-            "LogConfig": {"Type": "local", "Config": LOG_LIMITS},
+            "LogConfig": {"Type": "local", "Config": {"max-size": "20m", "max-file": "5"}},
             **GPU_REQUESTS[gpu],
         },
     }

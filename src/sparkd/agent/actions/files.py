@@ -21,13 +21,13 @@ from sparkd.base.plan.script import HOSTS_TARGET
 from sparkd.base.state.file import FOLDER, PUBLIC, Content, StateFile
 
 HOSTS_LIMIT_BYTES = 64 << 20
-"""Of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
+"""Most of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
 KEPT = 3
 """Today's image, yesterday's for a way back, and one more. DeepSeek's compile cache is a few GB."""
 _REMEDIES = {errno.ENOSPC: "make room: df -h", errno.EROFS: "it is mounted read-only: findmnt --options ro"}
 SETUP_LOCK = "run/sparkd/setup.lock"
 LOCK_SECONDS = 5.0
-"""For another process to write one file."""
+"""Limit for another process to write one file."""
 DOOMED = ".removed-"
 """Prefix of a folder that is being removed: that takes minutes, in which the agent may end."""
 
@@ -60,7 +60,7 @@ def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: b
 
 
 def remove(path: Path) -> bool:
-    """Whether there was one to remove; it does not come back after a power cut. Raises OSError, SharedFolderError."""
+    """Remove a file for good, also over a power cut; whether there was one. Raises OSError, SharedFolderError."""
     refuse_shared(path.parent)
     try:
         path.unlink()
@@ -71,7 +71,7 @@ def remove(path: Path) -> bool:
 
 
 def write_hosts(files: Files, path: Path, names: Iterable[tuple[str, str]]) -> None:
-    """The node's own /etc/hosts, as docker gives it to a container in the node's network, and these names.
+    """Write the node's own /etc/hosts, as docker gives it to a container in the node's network, with these names.
 
     Raises LaunchError.
     """
@@ -111,7 +111,7 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """One process at a time. Raises OSError where another one has it."""
+    """Let one process in at a time. Raises OSError where another one has the lock."""
     refuse_shared(lock.parent)
     with hold(open_lock(lock), LOCK_SECONDS) as held:
         if not held:
@@ -141,7 +141,7 @@ def usage_error(reason: str, hint: str = "run it as root") -> Iterator[None]:
 
 @contextmanager
 def locked(root: Path, name: str = SETUP_LOCK, commands: str = "`sparkd init` or `tune`") -> Iterator[None]:
-    """One of these commands at a time. Raises UsageError where another one is under way."""
+    """Let one of these commands in at a time. Raises UsageError where another one is under way."""
     lock = root / name
     with usage_error(f"{lock} can't be opened"):
         refuse_shared(lock.parent)
@@ -164,13 +164,13 @@ def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) 
     A container may open its folder to all, and the next one runs what is in it: only root gets there. Raises
     LaunchError where others may.
     """
-    image, found = root / image_id.removeprefix("sha256:"), _cache_folder(image_id, name, root)
-    if not found.is_dir():
-        found.mkdir(parents=True)
-        found.chmod(0o755)  # for an image with another user, whatever the umask
+    image, folder = root / image_id.removeprefix("sha256:"), _cache_folder(image_id, name, root)
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)  # for an image with another user, whatever the umask
     image.chmod(0o700)
     os.utime(image)
-    return found
+    return folder
 
 
 def move_to_head(root: Path) -> None:
@@ -184,10 +184,10 @@ def move_to_head(root: Path) -> None:
             continue
         used, begun = image.stat(), image / f"{caches.HEAD}.new"  # after a power cut it continues
         begun.mkdir(exist_ok=True)
-        for one in image.iterdir():
+        for cache in image.iterdir():
             with suppress(OSError):  # something is mounted there
-                if one != begun:
-                    one.rename(begun / one.name)
+                if cache != begun:
+                    cache.rename(begun / cache.name)
         begun.rename(image / caches.HEAD)
         os.utime(image, ns=(used.st_atime_ns, used.st_mtime_ns))
 
@@ -199,11 +199,11 @@ def clear_torn(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:
     """
     cleared = 0
     top = _cache_folder(image_id, name, root)
-    for entry in caches.entries(str(top)):
+    for file in caches.entries(str(top)):
         with suppress(OSError):  # a cache never blocks a start
-            kernel = entry.name.endswith(caches.KERNELS) and entry.is_file(follow_symlinks=False)
-            if kernel and not entry.stat(follow_symlinks=False).st_size:
-                remove_empty(top, entry.path[len(str(top)) + 1 :])
+            kernel = file.name.endswith(caches.KERNELS) and file.is_file(follow_symlinks=False)
+            if kernel and not file.stat(follow_symlinks=False).st_size:
+                remove_empty(top, file.path[len(str(top)) + 1 :])
                 cleared += 1
     return cleared
 
@@ -241,23 +241,25 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
     refuse_shared(root)
     own, targets = keep_image_id.removeprefix("sha256:"), tuple(mounted)
     root = root.resolve()  # as the kernel names mounts, where /var/lib/sparkd is a symlink to a larger disk
-    folders = [one for one in root.iterdir() if one.is_dir() and not one.is_symlink()]
-    begun = [one for one in folders if one.name.startswith(DOOMED)]
-    whole = sorted((one for one in folders if caches.IMAGE.fullmatch(one.name)), key=lambda one: _age(one, own))
-    for one in (*begun, *whole[KEPT:]):
-        if any(target == str(one) or target.startswith(f"{one}/") for target in targets):
-            yield Pruned(str(one), "something is mounted in it")
+    folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink()]
+    begun = [folder for folder in folders if folder.name.startswith(DOOMED)]
+    whole = sorted(
+        (folder for folder in folders if caches.IMAGE.fullmatch(folder.name)), key=lambda folder: _age(folder, own)
+    )
+    for folder in (*begun, *whole[KEPT:]):
+        if any(target == str(folder) or target.startswith(f"{folder}/") for target in targets):
+            yield Pruned(str(folder), "something is mounted in it")
             continue
         try:
             # Renamed first: half removed, and with the time of its removal, it would pass for one in use.
-            doomed = one if one in begun else one.rename(one.with_name(f"{DOOMED}{one.name}"))
+            doomed = folder if folder in begun else folder.rename(folder.with_name(f"{DOOMED}{folder.name}"))
             shutil.rmtree(doomed)
         except OSError as error:
-            yield Pruned(str(one), error.strerror or type(error).__name__)
+            yield Pruned(str(folder), error.strerror or type(error).__name__)
         else:
-            yield Pruned(str(one))
+            yield Pruned(str(folder))
 
 
 def _age(folder: Path, own: str) -> tuple[bool, float]:
-    """The one in use is the youngest of all."""
+    """Sorts the one in use as the youngest of all."""
     return folder.name != own, -folder.stat().st_mtime

@@ -28,13 +28,13 @@ from sparkd.base.state.launch_history import End
 
 SCHEMA = 1
 ROWS_KEPT, BYTES_KEPT = 500, 8 << 20
-"""Of each kind of row; a launch has some 10 KB."""
+"""Limits of each kind of row; a launch has some 10 KB."""
 MOST_PAGES = 16384
-"""Of 4 KiB: no fault of ours fills the disk."""
+"""Pages of 4 KiB: no fault of ours fills the disk."""
 ROW_BYTES = 1 << 18
 """A launch whose facts are longer is kept without them."""
 BUSY_SECONDS, CLOSE_SECONDS = 2.0, 0.2
-"""For a reader, who has the file for milliseconds; and where the agent's start waits."""
+"""Limits for a reader, who has the file for milliseconds; the second where the agent's start waits."""
 MOST_READ = 60
 """Rows of each kind that an agent reads: half a MiB."""
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -120,12 +120,12 @@ def read(files: Files, most: int = ROWS_KEPT) -> tuple[Row, ...]:
     with _reading(files) as database:
         if database is None:
             return ()
-        found = database.execute(
+        stored = database.execute(
             "SELECT body FROM (SELECT number, body, row_number() OVER (PARTITION BY kind ORDER BY number DESC) AS place"
             " FROM rows) WHERE place <= ? ORDER BY number",
             (most,),
         )
-        for (body,) in found:
+        for (body,) in stored:
             with suppress(ValueError, TypeError):
                 rows.append(decode(body))
     return tuple(rows)
@@ -134,29 +134,31 @@ def read(files: Files, most: int = ROWS_KEPT) -> tuple[Row, ...]:
 def read_totals(files: Files) -> dict[str, int]:
     """Launches on this node and their ends by cause, under LAUNCHES and ENDS. Raises OSError."""
     with _reading(files) as database:
-        found = database.execute("SELECT name, count FROM totals").fetchall() if database is not None else ()
-    return {name: count for name, count in found if isinstance(name, str) and isinstance(count, int) and count >= 0}
+        totals = database.execute("SELECT name, count FROM totals").fetchall() if database is not None else ()
+    return {name: count for name, count in totals if isinstance(name, str) and isinstance(count, int) and count >= 0}
 
 
 def read_past(files: Files, recipe: str, rank: int) -> Past:
-    """For a new process. Raises OSError."""
-    launches = [
-        one for one in read(files, MOST_READ) if isinstance(one, Launch) and (one.recipe, one.rank) == (recipe, rank)
-    ]
+    """What a new process is compared with. Raises OSError."""
+    launches = (launch for launch in _read_launches(files) if (launch.recipe, launch.rank) == (recipe, rank))
     return Past(tuple(launches), read_totals(files))
 
 
+def _read_launches(files: Files) -> Iterator[Launch]:
+    return (row for row in read(files, MOST_READ) if isinstance(row, Launch))
+
+
 def close_open(files: Files, end: End) -> bool:
-    """End the launches whose process could not; as `write`. `end`: of the last process. Raises OSError.
+    """End the launches whose process could not; as `write`. `end`: the last process's. Raises OSError.
 
     A reader who holds the file is not waited for: the next process tries again.
     """
-    found = [one for one in read(files, MOST_READ) if isinstance(one, Launch) and one.end is None]
-    return bool(found) and write(files, *(replace(one, end=end) for one in found), busy_seconds=CLOSE_SECONDS)
+    ended = [replace(launch, end=end) for launch in _read_launches(files) if launch.end is None]
+    return bool(ended) and write(files, *ended, busy_seconds=CLOSE_SECONDS)
 
 
 def _path(files: Files) -> Path:
-    """Its last part unresolved: a link is refused."""
+    """Path of the file, with its last part unresolved: a link is refused."""
     return Path(files.real(FOLDER), PATH.rpartition("/")[2])
 
 
@@ -199,7 +201,7 @@ def _connect(path: Path, mode: str, busy_seconds: float = BUSY_SECONDS) -> Itera
 
 
 def _schema(database: sqlite3.Connection) -> int:
-    """0 of a new file. Raises sqlite3.NotSupportedError for a later version's."""
+    """Its schema, 0 of a new file. Raises sqlite3.NotSupportedError for a later version's."""
     ((version,),) = database.execute("PRAGMA user_version").fetchall()
     if version not in (0, SCHEMA):
         raise sqlite3.NotSupportedError(f"it is of schema {version}, this version of sparkd reads {SCHEMA}")
@@ -215,5 +217,5 @@ def _as_oserror(path: Path) -> Iterator[None]:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """Without what SQLite adds to it for details."""
+    """The code without what SQLite adds to it for details."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF

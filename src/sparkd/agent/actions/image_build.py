@@ -15,7 +15,7 @@ from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 SILENT_SECONDS = 4 * 3600.0
 """A compiler may print nothing for as long as it runs: vLLM takes two to four hours on a Spark."""
 DOCKERFILE = ".sparkd/Dockerfile"
-"""In the archive, where no file of a recipe can be: none is hidden."""
+"""A place in the archive where no file of a recipe can be: none is hidden."""
 LONGEST_LINE = 2000
 
 
@@ -76,6 +76,6 @@ def give_name(image: str, ref: str, replaced: str, socket_path: str = SOCKET) ->
 
     Raises DockerError.
     """
-    list(keep_images([one for one in (image, replaced) if one], (), (), socket_path))
+    list(keep_images([*filter(None, (image, replaced))], (), (), socket_path))
     repository, _, tag = ref.rpartition(":") if ":" in ref.rpartition("/")[2] else (ref, "", "latest")
     SdkClient(socket_path, TIMEOUT_SECONDS).call(lambda api: api.tag(image, repository, tag))

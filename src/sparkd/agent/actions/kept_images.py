@@ -18,7 +18,7 @@ from sparkd.base.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerErro
 KEPT_IMAGES = "sparkd/known-good"
 """The repository of the names: on this node alone."""
 KEPT_LABEL = f"{LABEL}kept"
-"""Of the container; its value is the image's full id."""
+"""Label of the container; its value is the image's full id."""
 
 
 def keep_images(
@@ -70,17 +70,18 @@ def image_name(image: str) -> str:
 
 
 def container_name(image: str) -> str:
-    """Unlike a rank's, so that no sweep takes it for one."""
+    """Its container's name, unlike a rank's: no sweep takes it for one."""
     return f"sparkd-kept-{image.removeprefix('sha256:')[:12]}"
 
 
 def _find_names(api: APIClient) -> set[str]:
     """Ids of the images that have a name made here: somebody else's in that repository is not after its image's id."""
-    return {one["Id"] for one in api.images(KEPT_IMAGES) if image_name(one["Id"]) in (one["RepoTags"] or ())}
+    images = api.images(KEPT_IMAGES)
+    return {image["Id"] for image in images if image_name(image["Id"]) in (image["RepoTags"] or ())}
 
 
 def _find_containers(api: APIClient) -> dict[str, str]:
     """Their ids by image. The name counts too: `docker commit` keeps the label in a new image."""
-    listed = api.containers(all=True, filters={"label": KEPT_LABEL})
-    found = ((one["Labels"][KEPT_LABEL], one) for one in listed)
-    return {image: one["Id"] for image, one in found if one["Names"] == [f"/{container_name(image)}"]}
+    containers = api.containers(all=True, filters={"label": KEPT_LABEL})
+    facts = ((container["Labels"][KEPT_LABEL], container["Id"], container["Names"]) for container in containers)
+    return {image: container_id for image, container_id, names in facts if names == [f"/{container_name(image)}"]}

@@ -14,15 +14,7 @@ from msgspec.structs import replace
 from sparkd.agent.actions import files
 from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.base.host.files import Files
-from sparkd.base.host.owner import (
-    FIND_HOLDER,
-    OWNER_FILE,
-    OWNER_LOCK,
-    UNNAMED,
-    Handed,
-    NodeOwner,
-    read_account,
-)
+from sparkd.base.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, Handed, NodeOwner, read_account
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.lock import POLL_SECONDS, open_lock, try_lock
@@ -43,8 +35,7 @@ def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> 
     deadline = time.monotonic() + LOCK_SECONDS
     while not try_lock(fd):
         with suppress(OSError):
-            holder = read_account(host.files)
-            if holder is not None:
+            if (holder := read_account(host.files)) is not None:
                 os.close(fd)
                 raise BlockedError(f"this node is owned by pid {holder.pid} ({holder.command})", holder.hint)
         if time.monotonic() > deadline:
@@ -61,7 +52,7 @@ def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> 
 
 
 def _take_over_lock(lock: Path, handed: Handed | None) -> int:
-    """As it was held before a reload; 0 where none was handed on."""
+    """The descriptor of the lock as it was held before a reload; 0 where none was handed on."""
     with suppress(OSError):
         if handed is not None and os.path.samestat(os.fstat(handed.lock_fd), lock.lstat()):
             os.set_inheritable(handed.lock_fd, False)
@@ -70,6 +61,6 @@ def _take_over_lock(lock: Path, handed: Handed | None) -> int:
 
 
 def remove_account(host: Host) -> None:
-    """Or leave it: it counts no longer than its process lives."""
+    """Remove it, or leave it where that fails: it counts no longer than its process lives."""
     with suppress(OSError):
         Path(host.files.real(OWNER_FILE)).unlink(missing_ok=True)

@@ -26,10 +26,9 @@ from sparkd.base.lib.text import size
 DROP_CACHES = "/proc/sys/vm/drop_caches"
 COMPACT_MEMORY = "/proc/sys/vm/compact_memory"
 PIECE_BYTES = 256 << 20
-"""1 to 6 ms of work. A multiple of every folio's size: none lies across a border, to be kept for that."""
-
+"""A piece is 1 to 6 ms of work. A multiple of every folio's size: none lies across a border, to be kept for that."""
 _CACHESTAT = 451
-"""Of Linux 6.5 and later, the same on x86-64 and arm64. 0.1 ms for a GiB."""
+"""The call's number in Linux 6.5 and later, the same on x86-64 and arm64. 0.1 ms for a GiB."""
 
 
 def drop_page_cache(host: Host) -> Applied:
@@ -72,11 +71,11 @@ def drop_file_cache(host: Host, shard: File, still: Callable[[], bool]) -> int:
         return host.meminfo().cached_bytes if exact is None else exact
 
     try:
-        found = os.fstat(fd)
-        before = cached() if (found.st_dev, found.st_ino) == shard.identity else 0
+        file = os.fstat(fd)
+        before = cached() if (file.st_dev, file.st_ino) == shard.identity else 0
         if before == 0:
             return 0
-        for offset in range(0, found.st_size, PIECE_BYTES):
+        for offset in range(0, file.st_size, PIECE_BYTES):
             if not still():
                 break
             os.posix_fadvise(fd, offset, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
@@ -86,7 +85,7 @@ def drop_file_cache(host: Host, shard: File, still: Callable[[], bool]) -> int:
 
 
 def cached_bytes(fd: int) -> int | None:
-    """Of the whole file; None where the kernel, or the unit's filter of system calls, has no cachestat(2)."""
+    """Cache of the whole file; None where the kernel, or the unit's filter of system calls, has no cachestat(2)."""
     whole = (ctypes.c_uint64 * 2)()  # offset, length
     counts = (ctypes.c_uint64 * 5)()  # pages cached, dirty, in writeback, evicted, recently evicted
     answer = ctypes.CDLL(None).syscall(ctypes.c_long(_CACHESTAT), ctypes.c_int(fd), whole, counts, ctypes.c_uint(0))
@@ -120,7 +119,7 @@ def find_readahead_setting(host: Host, folder: str) -> str:
 
 
 def lower_readahead(host: Host, folder: str, kib: int, memory: Path) -> ReadaheadChange | None:
-    """For the disk that holds `folder`; None where that reads no further ahead already. Raises OSError, ValueError.
+    """Lower that of the disk that holds `folder`; None where it reads no further ahead. Raises OSError, ValueError.
 
     What an earlier agent has lowered, on this disk or another, is restored first: its value would be remembered as the
     disk's own.

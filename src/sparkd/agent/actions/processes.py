@@ -38,13 +38,12 @@ KILL_SECONDS = 5.0
 SECOND_TERM_SECONDS = 3.0
 """vLLM swallows a first SIGTERM during start-up and exits on the second (seen: code 130 after 6 s); while it serves,
 one is enough (0.3 to 0.6 s on the head) and a second only cuts its clean-up short."""
-RANK_KILL_SECONDS = 10.0
 REBOOT_SECONDS = 20.0
-"""For systemd to take the request."""
+"""Limit for systemd to take the request."""
 LOOK_SECONDS = 0.1
 """A starting engine still makes segments between SIGTERM and its end."""
 ROUNDING_SECONDS = 0.1
-"""Of a segment's age, and of a process's start."""
+"""Error of a segment's age, and of a process's start."""
 
 
 class Rank(Struct):
@@ -56,9 +55,9 @@ class Rank(Struct):
     pid: int
     pidfd: int
     start_time: int = 0
-    """Of its init, in clock ticks since boot."""
+    """Start of its init, in clock ticks since boot."""
     started_at: str = ""
-    """By docker."""
+    """The time by docker."""
     torn_kernels: int = 0
     """Empty files of kernels that were removed before its start."""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -68,11 +67,11 @@ class Rank(Struct):
         loop.watch_exit(self.pidfd, self.ended.set)
 
     def end(self, loop: MainLoop, grace_seconds: float, observe: Callable[[], None], *, starting: bool) -> bool:
-        """SIGTERM, grace, SIGKILL; whether it is gone. `observe` is called before each signal and between them.
+        """End it by SIGTERM, grace, SIGKILL; whether it is gone. `observe` is called before each signal and between.
 
         `starting`: the engine may not heed the first SIGTERM yet.
         """
-        steps = [(signal.SIGTERM, grace_seconds), (signal.SIGKILL, RANK_KILL_SECONDS)]
+        steps = [(signal.SIGTERM, grace_seconds), (signal.SIGKILL, 10.0)]
         if starting:
             first = min(SECOND_TERM_SECONDS, grace_seconds)
             steps[:1] = [(signal.SIGTERM, first), (signal.SIGTERM, grace_seconds - first)]
@@ -95,7 +94,7 @@ class Rank(Struct):
 
 
 def end_process(fix: EndProcess) -> Applied:
-    """SIGTERM, grace, SIGKILL. Takes seconds."""
+    """End it by SIGTERM, grace, SIGKILL. Takes seconds."""
     if fix.pid <= 1:
         return Applied("failed", f"pid {fix.pid} is never ended")
     try:
@@ -104,8 +103,8 @@ def end_process(fix: EndProcess) -> Applied:
         return Applied("stale", "gone already")
     try:
         # The pidfd names one process for good: with the right start time now, no later signal hits another one.
-        found = read_process(Files(), fix.pid)
-        if found is None or found.start_time != fix.start_time:
+        process = read_process(Files(), fix.pid)
+        if process is None or process.start_time != fix.start_time:
             return Applied("stale", "the pid is another process now")
         ended = select.poll()
         ended.register(fd, select.POLLIN)
@@ -129,8 +128,8 @@ def signal_process(number: int, pid: int, start_time: int, container_id: str) ->
     except ProcessLookupError:
         return False
     try:
-        found = read_process(Files(), pid)
-        if found is None or found.start_time != start_time or read_group(Files(), pid).container_id != container_id:
+        process = read_process(Files(), pid)
+        if process is None or process.start_time != start_time or read_group(Files(), pid).container_id != container_id:
             return False
         signal.pidfd_send_signal(fd, number)
     except GONE:
@@ -163,9 +162,11 @@ def mapped_below(host: Host, pid: int, start_time: int = 0) -> tuple[UnlinkSegme
     users = {pid: details.uid for _, _, pid in uses.used if (details := host.details(rank[pid])) is not None}
     own = {(device, inode, users[pid]) for device, inode, pid in uses.used if pid in users}
     lived_seconds = host.uptime_seconds() - first.start_time / os.sysconf("SC_CLK_TCK") + ROUNDING_SECONDS
-    made = (one for one in named if -ROUNDING_SECONDS <= one.age_seconds <= lived_seconds)
-    mine = (one for one in made if (*one.identity, one.uid) in own)
-    return tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in mine)
+    made = (segment for segment in named if -ROUNDING_SECONDS <= segment.age_seconds <= lived_seconds)
+    mine = (segment for segment in made if (*segment.identity, segment.uid) in own)
+    return tuple(
+        UnlinkSegment(segment.path, segment.device, segment.inode, segment.allocated_bytes) for segment in mine
+    )
 
 
 def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
@@ -184,8 +185,8 @@ def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
         return Applied("stale", f"pid {uses.unreadable_pids[0]} can't be inspected")
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != identity:
+        file = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if not stat.S_ISREG(file.st_mode) or (file.st_dev, file.st_ino) != identity:
             return Applied("stale", "now another file")
         os.unlink(name, dir_fd=fd)
     except FileNotFoundError:

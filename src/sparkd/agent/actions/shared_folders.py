@@ -79,7 +79,7 @@ def as_owner(folder: Path, work: Callable[[], object], private: str = "") -> Non
 
 
 def _work_as(uid: int, gid: int, work: Callable[[], object], writer: int) -> None:
-    """The child's; never returns."""
+    """Runs in the child; never returns."""
     code = 1
     try:
         _take_ids(uid, gid)
@@ -109,19 +109,19 @@ def _take_ids(uid: int, gid: int) -> None:
 
 
 def _owner_of(writable: str) -> tuple[int, int]:
-    """Ids. The group is the user's own: a folder's may be one that they are not in."""
-    found = os.lstat(writable)
-    if found.st_uid == 0:
+    """Ids of its owner. The group is the user's own: a folder's may be one that they are not in."""
+    folder = os.lstat(writable)
+    if folder.st_uid == 0:
         raise _refused(writable)
     with suppress(KeyError):
-        return found.st_uid, pwd.getpwuid(found.st_uid).pw_gid
-    return found.st_uid, found.st_gid
+        return folder.st_uid, pwd.getpwuid(folder.st_uid).pw_gid
+    return folder.st_uid, folder.st_gid
 
 
 def _refused(writable: str) -> SharedFolderError:
-    found, name = os.lstat(writable), quote(writable)
-    own = f"sudo chown -h root: {name} && " if found.st_uid else ""
+    folder, name = os.lstat(writable), quote(writable)
+    own = f"sudo chown -h root: {name} && " if folder.st_uid else ""
     hint = f"look at what is in it, then: {own}sudo chmod go-w {name}; or take a folder that only root may write to"
-    if found.st_mode & S_ISVTX:
+    if folder.st_mode & S_ISVTX:
         hint = f"take a folder of your own: mktemp -d {quote(f'{writable}/sparkd-XXXX')}"
     return SharedFolderError(f"nothing is written there as root: others may write to {writable}", hint)

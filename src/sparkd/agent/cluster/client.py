@@ -52,15 +52,15 @@ from sparkd.base.status.model import (
 CONNECT_SECONDS = 2.0
 """The kernel repeats a SYN after one second: with 20 % packet loss, 4 % of connections need a third one."""
 ANSWER_SECONDS = 3.0
-"""On top of the hold time: four TCP retransmissions. After that a new connection is faster."""
+"""Time on top of the hold time: four TCP retransmissions. After that a new connection is faster."""
 PAUSE_SECONDS = 0.5
-"""After repeated failures."""
+"""Pause after repeated failures."""
 PACE_SECONDS = 0.05
-"""Between requests: bounds the cost of any peer."""
+"""Pause between requests: bounds the cost of any peer."""
 REPORT_BYTES = 4 * PEER_LIMIT_BYTES
-"""Of a report, before it is parsed: what can be written in a few bytes can be large then."""
+"""Limit of a report before it is parsed: what can be written in a few bytes can be large then."""
 SMALL_BYTES = 64 << 10
-"""Parsed within 3 ms. A usual report has some 5 KB."""
+"""A body that is parsed within 3 ms. A usual report has some 5 KB."""
 UNCHANGED_SECONDS = 2.0
 """Less than this is the answer's travel time."""
 
@@ -81,12 +81,12 @@ class Source(Struct, frozen=True):
 
     @property
     def patience_seconds(self) -> float:
-        """For one answer."""
+        """Limit for one answer."""
         return self.hold_seconds + self.answer_seconds
 
 
 class SignedClient:
-    """Of one peer, for one request at a time."""
+    """Requests documents of one peer, one at a time."""
 
     def __init__(self, source: Source, keys: Callable[[], tuple[bytes, ...]]) -> None:
         host = f"[{source.address}]" if ":" in source.address else source.address
@@ -95,7 +95,7 @@ class SignedClient:
         self._source = source
         self._keys = keys
         self._challenge = ""
-        """Of the last connection."""
+        """The last connection's."""
 
     async def request(self, path: str, limit_bytes: int = BODY_LIMIT_BYTES) -> Response:
         """An answer verified to be this peer's, to this request. Raises HttpError or UnsignedError."""
@@ -109,7 +109,7 @@ class SignedClient:
         raise UnsignedError(f"it refuses this node: {what} must be the same on all nodes")
 
     def _replaced_challenge(self, refusal: Response) -> bool:
-        """Whether a new connection was the reason of a refusal."""
+        """Take the challenge of a refusal; whether a new connection was its reason."""
         before, self._challenge = self._challenge, refusal.headers.get(CHALLENGE_HEADER.lower(), "")
         return self._challenge not in ("", before)
 
@@ -124,8 +124,8 @@ class SignedClient:
             limit_bytes=limit_bytes,
         )
         expected = sign_answer(key, nonce, address, path, answer.status, answer.body)
-        found = answer.headers.get(SIGNATURE_HEADER.lower(), "")
-        if answer.status != 401 and not signatures_match(expected, found):
+        received = answer.headers.get(SIGNATURE_HEADER.lower(), "")
+        if answer.status != 401 and not signatures_match(expected, received):
             what = "cluster.key_file must be the same on all nodes"
             raise UnsignedError(f"its answer is not signed with this node's key; {what}")
         return answer
@@ -158,7 +158,7 @@ class PeerReader:
             await self._client.close()
 
     async def _read_once(self) -> bool:
-        """Whether a valid answer came."""
+        """Request the report once; whether a valid answer came."""
         try:
             answer, report = await self._request_report()
         except ConnectRefused as error:
@@ -202,7 +202,7 @@ class PeerReader:
         return answer, report
 
     async def _parse(self, body: bytes) -> NodeReport | None:
-        """A large one beside the loop. Raises HttpError where no thread can be started."""
+        """Parse it, a large one beside the loop. Raises HttpError where no thread can be started."""
         parse_it = partial(parse_peer_report, body, self._source.rank)
         if len(body) <= SMALL_BYTES:
             return parse_it()
@@ -230,7 +230,7 @@ class PeerReader:
         return (await self.fetch_answer(path)).body
 
     async def fetch_answer(self, path: str) -> Response:
-        """The same, with its headers."""
+        """The document with its headers. Raises as `fetch`."""
         client = SignedClient(self._source, self._keys)
         try:
             answer = await client.request(path)
@@ -250,8 +250,8 @@ def clock_ahead(date: str, now: float, known: float | None) -> float | None:
         sent = parsedate_to_datetime(date).timestamp() + 0.5  # cut to whole seconds: on average half a second old
     except (ValueError, TypeError, OverflowError):
         return known
-    found = float(round(sent - now))
-    return known if known is not None and abs(found - known) < UNCHANGED_SECONDS else found
+    ahead = float(round(sent - now))
+    return known if known is not None and abs(ahead - known) < UNCHANGED_SECONDS else ahead
 
 
 def _differ(report: NodeReport, before: NodeReport) -> bool:

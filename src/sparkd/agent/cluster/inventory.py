@@ -35,12 +35,12 @@ from sparkd.base.state.file import StateFile
 PATH = "/inventory"
 MOST_MODELS, MOST_IMAGES, MOST_FOLDERS = 100, 100, 400
 DEPTH = 4
-"""Of a model below models_dir: models--ORG--NAME/snapshots/REVISION has three parts."""
+"""Depth of a model below models_dir: models--ORG--NAME/snapshots/REVISION has three parts."""
 FRESH_SECONDS = 5.0
 TRIES = 3
 """What is read from a slow disk is there at the next request."""
 NOT_MODELS = ("blobs", "refs", ".no_exist")
-"""In each folder of Hugging Face's cache: hundreds of files, to which those of the snapshots are links."""
+"""Each folder of Hugging Face's cache has them: hundreds of files, to which those of the snapshots are links."""
 Text = Annotated[str, Meta(max_length=1000)]
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 60)]
 
@@ -77,8 +77,8 @@ _DOCUMENT = StateFile("inventory", Inventory)
 """Only its form: it is not kept."""
 
 
-def dump(found: Inventory) -> bytes:
-    return _DOCUMENT.encode(found).encode()
+def dump(inventory: Inventory) -> bytes:
+    return _DOCUMENT.encode(inventory).encode()
 
 
 def parse(body: bytes) -> Inventory:
@@ -125,15 +125,15 @@ def read_inventory(settings: Settings, host: Host) -> Inventory:
 
 def _models(files: Files, root: str) -> Iterator[Model]:
     """Raises OSError where the folder itself is unreadable, and at last where there are too many below it."""
-    waiting, seen = [(name, 1) for name in files.names(root)], 0
-    while waiting and seen < MOST_FOLDERS:
-        (path, depth), seen = waiting.pop(0), seen + 1
+    waiting, count = [(name, 1) for name in files.names(root)], 0
+    while waiting and count < MOST_FOLDERS:
+        (path, depth), count = waiting.pop(0), count + 1
         with suppress(OSError):
-            found = model_folder.examine(files, f"{root}/{path}")
-            if found.config or found.format:
-                fault = f"{found.flaws[0].name} {found.flaws[0].wrong}" if found.flaws else ""
-                yield Model(path, found.size_bytes, fault or ("" if found.format else "it has no weights"))
-            elif found.there and depth < DEPTH:
+            folder = model_folder.examine(files, f"{root}/{path}")
+            if folder.config or folder.format:
+                fault = f"{folder.flaws[0].name} {folder.flaws[0].wrong}" if folder.flaws else ""
+                yield Model(path, folder.size_bytes, fault or ("" if folder.format else "it has no weights"))
+            elif folder.there and depth < DEPTH:
                 inside = (name for name in files.names(f"{root}/{path}") if name not in NOT_MODELS)
                 waiting += [(f"{path}/{name}", depth + 1) for name in inside]
     if waiting:
@@ -143,8 +143,8 @@ def _models(files: Files, root: str) -> Iterator[Model]:
 def _images(reader: DockerReader) -> tuple[Image, ...]:
     """Raises DockerError."""
     names = docker_image.read_names(reader)[:MOST_IMAGES]
-    found = ((name, docker_image.image_identity(reader, name)) for name in names)
-    return tuple(Image(name, identity) for name, identity in found if identity)
+    images = ((name, docker_image.image_identity(reader, name)) for name in names)
+    return tuple(Image(name, identity) for name, identity in images if identity)
 
 
 def find_missing(
@@ -152,18 +152,19 @@ def find_missing(
 ) -> Iterator[tuple[str, str]]:
     """What keeps a worker from the plan, each with what to do about it on the head. Pure.
 
-    `plan`, `settings`, `here`: of the head. `need_bytes` by the memory of a node.
+    `plan`, `settings` and `here` are the head's. `need_bytes` takes the memory of a node.
     """
     if not there.follows:
         yield "it has a configuration of its own", "there: follow_head = true under [cluster] of sparkd.toml"
         return
     path = plan.model_path.removeprefix(f"{here.models_dir}/")
-    own, model = (next((one for one in node.models if one.path == path), None) for node in (here, there))
+    own, model = (next((model for model in node.models if model.path == path), None) for node in (here, there))
     ours, theirs = (_identities(plan.image, node) for node in (here, there))
-    found = {"models": model is not None, "images": bool(theirs)}
-    unknown = {one.partition(":")[0]: one for one in there.unread if not found.get(one.partition(":")[0])}
-    for one in unknown.values():
-        yield f"not all of it is readable: {one}", "see the journal there"
+    has = {"models": model is not None, "images": bool(theirs)}
+    faults = {fault.partition(":")[0]: fault for fault in there.unread}
+    unknown = {kind: fault for kind, fault in faults.items() if not has.get(kind)}
+    for fault in unknown.values():
+        yield f"not all of it is readable: {fault}", "see the journal there"
     if path.startswith("/"):
         reason = f"whether it has {path} is not known: it lies outside of models_dir of the head"
         yield reason, "model.path of the recipe: a folder below engine.models_dir"
@@ -202,17 +203,17 @@ def _judge_image(ours: set[str], theirs: set[str], *, may_differ: bool) -> str:
 
 def _identities(image: str, node: Inventory) -> set[str]:
     names = {image, f"{image}:latest"}
-    return {one.identity for one in node.images if one.name in names}
+    return {own.identity for own in node.images if own.name in names}
 
 
 class Inventories(NamedTuple):
     here: Inventory | None
     there: Sequence[tuple[Peer, Inventory | str]]
-    """Of each other node; where one does not answer, the reason."""
+    """The inventory of each other node; where one does not answer, the reason."""
 
 
 def request_inventories(settings: Settings, host: Host) -> Inventories:
-    """On the head. Takes seconds."""
+    """Request all on the head. Takes seconds."""
     if not (peers := peers_of(settings, 0)):
         return Inventories(None, ())
     keys, port = KeyRing(host.files, settings.cluster.key_file).keys, settings.cluster.report_port
@@ -235,11 +236,11 @@ def request_inventories(settings: Settings, host: Host) -> Inventories:
 
 def find_missing_elsewhere(node: NodeContext, nodes: Inventories) -> Iterator[str]:
     """One line for each thing that another node lacks for the head's plan."""
-    for peer, found in nodes.there:
-        if isinstance(found, str) or nodes.here is None:
-            reason = f"rank {peer.rank} on {peer.address} does not say what it has: {sanitize(str(found))}"
+    for peer, there in nodes.there:
+        if isinstance(there, str) or nodes.here is None:
+            reason = f"rank {peer.rank} on {peer.address} does not say what it has: {sanitize(str(there))}"
             yield f"{reason} (there: systemctl start sparkd-worker, with this version of sparkd)"
             continue
         need = check_inputs(node).need.all_bytes
-        for reason, hint in find_missing(node.plan, need, node.settings, nodes.here, found):
-            yield f"rank {peer.rank} on {sanitize(found.node, 64)} ({peer.address}): {sanitize(reason)} ({hint})"
+        for reason, hint in find_missing(node.plan, need, node.settings, nodes.here, there):
+            yield f"rank {peer.rank} on {sanitize(there.node, 64)} ({peer.address}): {sanitize(reason)} ({hint})"

@@ -44,7 +44,7 @@ FAILURES = ("agent.run.failed ", "agent.run.refused ", "agent.run.blocked ")
 """Events that name a cause."""
 READY = "engine.readiness.reached"
 _AS_JSON = '{"event": "'
-"""Of an event with `log.format = "json"`."""
+"""Beginning of an event with `log.format = "json"`."""
 
 
 class BusyError(HttpError):
@@ -56,7 +56,7 @@ class Page(Struct, frozen=True):
 
     node: Annotated[str, Meta(max_length=1000)]
     now_us: Annotated[int, Meta(ge=0, le=LATEST_US)]
-    """Of its clock."""
+    """The time of its clock."""
     lines: Lines
     trouble: Annotated[str, Meta(max_length=2000)] = ""
     """Why its journal can't be read."""
@@ -71,23 +71,23 @@ def make_path(query: Query) -> str:
 
 
 def parse_query(text: str) -> Query | None:
-    """Of a request's path; None where it is none."""
+    """The query of a request's path; None where it is none."""
     with suppress(KeyError, IndexError, ValueError):  # ValueError: of msgspec too
-        found = parse_qs(text, strict_parsing=True, max_num_fields=8)
-        since, until, priority, engine = (found[name][0] for name in ("since", "until", "priority", "engine"))
-        if all(one.isascii() and one.isdigit() and len(one) <= 16 for one in (since, until, priority, engine)):
-            return msgspec.convert((int(since), int(until), int(priority), engine != "0"), Query)
+        fields = parse_qs(text, strict_parsing=True, max_num_fields=8)
+        words = [fields[name][0] for name in ("since", "until", "priority", "engine")]
+        if all(word.isascii() and word.isdigit() and len(word) <= 16 for word in words):
+            return msgspec.convert((*map(int, words[:3]), words[3] != "0"), Query)
     return None
 
 
 def answer(node: str, text: str) -> bytes:
-    """To a request's query; empty where it is none."""
+    """The answer to a request's query; empty where it is none."""
     query = parse_query(text)
     return b"" if query is None else dump(read_page(node, query))
 
 
 def read_page(node: str, query: Query) -> Page:
-    """Of this node. Takes as long as the journal is read."""
+    """The page of this node. Takes as long as the journal is read."""
     try:
         lines, trouble = read_journal(query), ""
     except OSError as error:
@@ -100,17 +100,18 @@ def dump(page: Page) -> bytes:
 
 
 def parse(body: bytes) -> Page:
-    """Of another node: printable. Raises ValueError."""
+    """The page of another node, printable. Raises ValueError."""
     page = _DOCUMENT.decode(body)
-    lines = (Line(one.at_us, sanitize(one.place, 64), one.priority, printable(one.text)) for one in page.lines.lines)
-    return Page(
-        sanitize(page.node, NAME_LIMIT), page.now_us, Lines(tuple(lines), page.lines.cut), sanitize(page.trouble)
+    lines = (
+        Line(line.at_us, sanitize(line.place, 64), line.priority, printable(line.text)) for line in page.lines.lines
     )
+    name, cut = sanitize(page.node, NAME_LIMIT), page.lines.cut
+    return Page(name, page.now_us, Lines(tuple(lines), cut), sanitize(page.trouble))
 
 
 class Entry(NamedTuple):
     at_us: int
-    """Since 1970, by this node's clock."""
+    """Time since 1970, by this node's clock."""
     node: str
     line: Line
 
@@ -120,7 +121,7 @@ class Entry(NamedTuple):
 
 
 def merge(nodes: Iterable[list[Entry]]) -> list[Entry]:
-    """By time; lines of a node that have one time stay in its order."""
+    """Lines by time; those of a node that have one time stay in its order."""
     return sorted((entry for entries in nodes for entry in entries), key=lambda entry: entry.at_us)
 
 
@@ -131,7 +132,7 @@ class NodeLog(Struct):
     """Its address, which is shown behind the name that it gives itself; empty for this node."""
     read: Callable[[Query], Awaitable[Page]]
     _at_us: int = 0
-    """Of the last line."""
+    """Time of the last line."""
     _seen: set[tuple[int, str]] = field(default_factory=set)
     """Time and place of the lines of the last page."""
 
@@ -153,17 +154,17 @@ class NodeLog(Struct):
         ahead_us = page.now_us - time.time_ns() // 1000
         shift_us = ahead_us if abs(ahead_us) > CLOCK_US else 0
         # By what was seen, not by time alone: a clock may be set back.
-        lines = [one for one in page.lines.lines if one.at_us >= wanted.since_us]
+        lines = [line for line in page.lines.lines if line.at_us >= wanted.since_us]
         name = f"{page.node} ({self.name})" if self.name else page.node
-        new = [Entry(one.at_us - shift_us, name, one) for one in lines if (one.at_us, one.place) not in self._seen]
+        new = [Entry(line.at_us - shift_us, name, line) for line in lines if (line.at_us, line.place) not in self._seen]
         if lines:
-            self._at_us, self._seen = lines[-1].at_us, {(one.at_us, one.place) for one in lines}
+            self._at_us, self._seen = lines[-1].at_us, {(line.at_us, line.place) for line in lines}
         trouble = page.trouble or (f"over {MOST_LINES} lines, or too long: the oldest are left out" * page.lines.cut)
         return new, trouble
 
 
 def open_logs(settings: Settings, host: Host) -> tuple[list[NodeLog], str]:
-    """Of this node, and of the others by their agents; and why there are none of the others."""
+    """The logs of this node, and of the others by their agents; and why there are none of the others."""
 
     async def read_own(query: Query) -> Page:
         return await run_in_thread("log", partial(read_page, host.name(), query))
@@ -175,7 +176,7 @@ def open_logs(settings: Settings, host: Host) -> tuple[list[NodeLog], str]:
             keys = KeyRing(host.files, settings.cluster.key_file).keys
             own, port = settings.cluster.nodes[place.rank], settings.cluster.report_port
             sources = (Source(*peer, port, own, 0, ANSWER_SECONDS + 2) for peer in peers)
-            logs += (NodeLog(one.address, partial(_request, SignedClient(one, keys))) for one in sources)
+            logs += (NodeLog(source.address, partial(_request, SignedClient(source, keys))) for source in sources)
     except ConfigError as error:  # this node's own lines say more of it
         return logs, str(error)
     return logs, ""

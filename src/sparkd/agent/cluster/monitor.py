@@ -26,13 +26,13 @@ from sparkd.base.status import phases
 from sparkd.base.status.model import Contact, PeerStatus
 
 PROOF_SHARE = 0.25
-"""Of the timeout: the last part of the silence, in which the engine must make a token."""
+"""Share of the timeout: the last part of the silence, in which the engine must make a token."""
 LATE_SECONDS = 10.0
-"""From the last answer of an agent to the first refusal after its crash: an answer is held for 5 s. A machine that was
-silent for longer has restarted, unless the engine made tokens meanwhile: then its agent hung until the watchdog.
+"""Time from the last answer of an agent to the first refusal after its crash: an answer is held for 5 s. A machine that
+was silent for longer has restarted, unless the engine made tokens meanwhile: then its agent hung until the watchdog.
 """
 RETRY_SECONDS = 1.0
-"""After a failed proof, while there is time."""
+"""Pause after a failed proof, while there is time."""
 HINT = "sparkd starts again and awaits it"
 
 
@@ -69,34 +69,31 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
 def silence(peer: PeerStatus, what: str) -> PeerLostError:
     """The error for a peer that does not answer; `what` says for how long. This node's own address may be gone."""
     if peer.own_address_gone:
+        hint = "ip -brief address; look at the cable, and whether the other node is up"
         reason = f"{peer.said}: rank {peer.rank} on {peer.name} {what}"
-        return PeerLostError(
-            reason,
-            "ip -brief address; look at the cable, and whether the other node is up",
-            cause=Cause.OWN_ADDRESS_GONE,
-        )
+        return PeerLostError(reason, hint, cause=Cause.OWN_ADDRESS_GONE)
     return PeerLostError(f"rank {peer.rank} on {peer.name} {what}", HINT, cause=Cause.PEER_SILENT)
 
 
 class PeerMonitor(Struct):
-    """For the main thread."""
+    """Used by the main thread."""
 
     readers: Mapping[int, PeerReader]
-    """By rank, in order."""
+    """Readers by rank, in order."""
     submit: Callable[[Coroutine[Any, Any, bool]], Outcome[bool]]
     """`MainLoop.start`: its end is news."""
     timeout_seconds: float
     return_seconds: float = 0.0
     """How long an agent may be away whose rank serves."""
     resumed_at: Callable[[], float] = lambda: float("-inf")
-    """Monotonic, since when this process has listened without a standstill: silence counts from then on."""
+    """Since when this process has listened without a standstill, monotonic: silence counts from then on."""
     on_check: Callable[[tuple[PeerStatus, ...]], object] = lambda _: None
     trouble: str = ""
     """The current problem while the engine still has time; empty where there is none."""
     _expected: dict[int, ExpectedPeer] = {}
     _tracked_at: float = 0.0
     _refused_at: dict[int, float] = {}
-    """By rank, since when its node refuses connections."""
+    """Since when a rank's node refuses connections."""
     _prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
     _proof_ends: float = math.inf
     _proof: Outcome[bool] | None = None
@@ -104,8 +101,8 @@ class PeerMonitor(Struct):
     _proven_at: float = 0.0
 
     def track(self, *expected: ExpectedPeer) -> None:
-        """From now on `check` raises the loss of any of these."""
-        self._expected, self._tracked_at = {one.rank: one for one in expected}, time.monotonic()
+        """Let `check` raise the loss of any of these from now on."""
+        self._expected, self._tracked_at = {peer.rank: peer for peer in expected}, time.monotonic()
 
     @property
     def tracked(self) -> tuple[ExpectedPeer, ...]:
@@ -116,18 +113,19 @@ class PeerMonitor(Struct):
 
     def prove_by(self, prove: Callable[[float], Coroutine[Any, Any, bool]], limit_seconds: float = math.inf) -> None:
         """The engine serves from now on: `prove(seconds)` returns whether it answers in that time, on its own node by a
-        token. `limit_seconds`: of silence, for which that counts.
+        token. `limit_seconds`: the silence up to which that counts.
         """
         self._prove, self._proof_ends = prove, limit_seconds
 
     def statuses(self) -> tuple[PeerStatus, ...]:
-        """In rank order."""
+        """Statuses in rank order."""
         return tuple(reader.status for reader in self.readers.values())
 
     def silent_since(self, moment: float) -> PeerStatus | None:
         """A tracked peer that has not answered since `moment` (monotonic); None where all have."""
         tracked = (reader for rank, reader in self.readers.items() if rank in self._expected)
-        return next((one.status for one in tracked if one.heard_at is None or one.heard_at < moment), None)
+        silent = (reader for reader in tracked if reader.heard_at is None or reader.heard_at < moment)
+        return next((reader.status for reader in silent), None)
 
     def check(self) -> tuple[PeerStatus, ...]:
         """The current statuses. Raises PeerLostError (exit 14) where a tracked peer is lost."""
@@ -157,7 +155,7 @@ class PeerMonitor(Struct):
         return peers
 
     def _await_agent(self, peer: PeerStatus, seconds: float) -> str:
-        """What is reported meanwhile. Raises PeerLostError where no next agent is awaited."""
+        """Returns what is reported meanwhile. Raises PeerLostError where no next agent is awaited."""
         rank = f"rank {peer.rank} on {peer.name}"
         serves = peer.report is None or phases.answers_requests(peer.report)
         limit = self.return_seconds if serves else 0.0
@@ -167,7 +165,7 @@ class PeerMonitor(Struct):
         return f"the agent of {rank} is away, and its rank serves: the next one is awaited for {limit:.0f} s"
 
     def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> None:
-        """Where the engine serves, its tokens decide."""
+        """Judge a silence: where the engine serves, its tokens decide. Raises PeerLostError."""
         proof_seconds = PROOF_SHARE * self.timeout_seconds
         if seconds < self.timeout_seconds - proof_seconds:
             # The silence has ended: a proof still under way must not decide the next one.

@@ -46,18 +46,16 @@ from sparkd.base.status.publisher import Published, Sink
 
 HOLD_SECONDS = 5.0
 HOLD_SHARE = 0.25
-"""Of the peer timeout: the longest hold, so that four tries fit into the timeout."""
-NONCE_LIMIT = 64
+"""Share of the peer timeout: the longest hold, so that four tries fit into the timeout."""
 LISTEN_AGAIN_SECONDS = 10.0
-"""For an address that the network brings later, and for a port that another program has."""
-
+"""Pause for an address that the network brings later, and for a port that another program has."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """`MainLoop.spawn`: runs what has no end of its own."""
 
 
 class PeerApi(Struct):
-    """For the thread of its loop."""
+    """Belongs to the thread of its loop."""
 
     own_address: str
     keys: Callable[[], tuple[bytes, ...]]
@@ -70,9 +68,9 @@ class PeerApi(Struct):
     documents: Mapping[str, bytes] = {}
     """What is served beside the report, by path."""
     slow: dict[str, SlowDocument] = field(default_factory=dict)
-    """The same of what is made at a request."""
+    """Documents that are made at a request, by path."""
     head_keys: Callable[[], tuple[bytes, ...]] = tuple
-    """Of a head, which sign what its workers run; none on other nodes."""
+    """The head's, which sign what its workers run; none on other nodes."""
 
     def publish(self, report: bytes, *, wake: bool = True) -> None:
         """Serve this report from now on, and answer held requests; without `wake`, when they have been held long."""
@@ -88,7 +86,7 @@ class PeerApi(Struct):
 
     async def handle(self, request: Request) -> Response:
         nonce = request.headers.get(auth.NONCE_HEADER.lower(), "")
-        key = self._find_key(request, nonce) if 0 < len(nonce) <= NONCE_LIMIT else None
+        key = self._find_key(request, nonce) if 0 < len(nonce) <= 64 else None
         if key is None:
             return Response(401, headers=((auth.CHALLENGE_HEADER, request.challenge),))
         path, body = urlsplit(request.path), b""
@@ -116,10 +114,10 @@ class PeerApi(Struct):
 
     def _find_key(self, request: Request, nonce: str) -> bytes | None:
         """The key of the request's signature, any of the file's keys; None where it is signed with none."""
-        found = request.headers.get(auth.SIGNATURE_HEADER.lower(), "")
+        received = request.headers.get(auth.SIGNATURE_HEADER.lower(), "")
         for key in self.keys():
             expected = auth.sign_request(key, request.challenge, nonce, self.own_address, request.path)
-            if auth.signatures_match(expected, found):
+            if auth.signatures_match(expected, received):
                 return key
         return None
 
@@ -166,7 +164,7 @@ def join_cluster(
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
 
     def looked(name: str, look: Callable[[str], bytes], query: str) -> bytes:
-        """Nothing where the look fails: who has requested it gets a signed refusal."""
+        """The answer; nothing where the look fails: who has requested it gets a signed refusal."""
         try:
             return look(query)
         except Exception as error:
@@ -227,7 +225,9 @@ def start_status_server(
     spawn: Spawn,
     events: Events,
 ) -> None:
-    """For people and monitors. A failure is only logged, and the address tried again: no engine depends on it."""
+    """Start the server of people and monitors. A failure is only logged, and the address tried again: no engine depends
+    on it.
+    """
     if observe.address is None:
         return
     host, port = observe.address

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from msgspec import Struct, field
+
 from sparkd.agent.daemon import hooks
 from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.head_config import check_head, show_unproven
@@ -23,24 +25,23 @@ from sparkd.base.state.launch_history import BACKOFF_SECONDS
 from sparkd.base.status.model import FindingReport, Phase
 
 LOOK_SECONDS = 10.0
-"""At dockerd's process and the list of hooks: milliseconds, on a disk that does not hang."""
+"""Limit for a look at dockerd's process, or at the list of hooks: milliseconds, on a disk that does not hang."""
 
 T = TypeVar("T")
 
 
-class Admission:
-    """For the main thread."""
+class Admission(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, agent: Context) -> None:
-        self._agent = agent
-        self._reported: dict[str, object] = {}
-        """Verdicts and applied fixes, as last logged."""
-        self._given_up: set[str] = set()
-        """What preflight has awaited without effect, and goes without."""
+    agent: Context
+    _reported: dict[str, object] = field(default_factory=dict)
+    """Verdicts and applied fixes, as last logged."""
+    _given_up: set[str] = field(default_factory=set)
+    """What preflight has awaited without effect, and goes without."""
 
     def check(self) -> bool:
         """Returns whether docker was running. Raises BlockedError (10) or NeedsPersonError (17)."""
-        agent = self._agent
+        agent = self.agent
         docker_was_up = self._look(partial(docker.running, agent.host), "looking at dockerd")
         if agent.reporter.report.phase is not Phase.BLOCKED:  # which stays until nothing blocks: a try is no news
             agent.phase.enter(Phase.PREFLIGHT)
@@ -57,54 +58,55 @@ class Admission:
 
     def _look(self, look: Callable[[], T], what: str) -> T:
         try:
-            return self._agent.loop.beside(look, LOOK_SECONDS, what)
+            return self.agent.loop.beside(look, LOOK_SECONDS, what)
         except BlockingIOError as error:
             raise BlockedError(f"{what}: {error}", THREADS_HINT) from None
         except TimeoutError as error:
             raise BlockedError(str(error), "look at dmesg") from None
 
     def _run_hooks(self) -> tuple[Finding, ...]:
-        agent, context = self._agent, self._agent.context
-        found = self._look(partial(list_hooks, agent.host.files), "looking at the hooks")
-        return hooks.run_hooks(found, agent.loop.wait, hooks.hook_environment(context.role, context.rank))
+        agent, context = self.agent, self.agent.context
+        programs = self._look(partial(list_hooks, agent.host.files), "looking at the hooks")
+        return hooks.run_hooks(programs, agent.loop.wait, hooks.hook_environment(context.role, context.rank))
 
     def _wait(self, seconds: float, message: str) -> None:
-        self._agent.reporter.update(message=message)
-        self._agent.loop.wait_until(never, seconds)
+        self.agent.reporter.update(message=message)
+        self.agent.loop.wait_until(never, seconds)
 
     def _show(self, findings: tuple[Finding, ...]) -> None:
-        switch = self._agent.context.switch
+        switch = self.agent.context.switch
         chosen = switch.findings if switch is not None else ()
         judged = ((f.id, f.verdict) for f in findings)
-        reports = (FindingReport(name, one.level.value, one.reason, one.hint, one.required) for name, one in judged)
-        self._agent.reporter.update(findings=(*chosen, *reports))
-        show_unproven(self._agent)
+        reports = (
+            FindingReport(name, verdict.level.value, verdict.reason, verdict.hint, verdict.required)
+            for name, verdict in judged
+        )
+        self.agent.reporter.update(findings=(*chosen, *reports))
+        show_unproven(self.agent)
 
 
-class Backoff:
-    """For the main thread."""
+class Backoff(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, agent: Context) -> None:
-        self._agent = agent
-        self._waited = False
-        """This process has waited it out."""
+    agent: Context
+    _waited: bool = False
+    """This process has waited it out."""
 
     def wait(self) -> bool:
-        """Before the next launch of a plan that failed lately. Returns whether it waited.
+        """Wait before the next launch of a plan that failed lately. Returns whether it waited.
 
         Raises NeedsPersonError (exit 17) after too many failures in a row; BlockedError where their count can't be
         read; as `check_head`.
         """
-        agent = self._agent
+        agent, plan = self.agent, self.agent.plan.counted_as
         launches = agent.store.require_launches()
-        seconds = launches.wait_seconds(agent.plan.counted_as)
-        last = launches.last_failure(agent.plan.counted_as)
+        seconds, last = launches.wait_seconds(plan), launches.last_failure(plan)
         if seconds is None:
             failed, proven = len(BACKOFF_SECONDS), agent.settings.supervise.proven_seconds
             span = f"{proven / 60:.0f} minutes" if proven >= 120 else f"{proven} s"
-            end = launches.last.get(agent.plan.counted_as)
+            end = launches.last.get(plan)
             remedy = MEMORY_HINT if end is not None and end.code == ExitCode.MEMORY_GUARD else "fix the cause"
-            agent.store.record(lambda now: now.reset(agent.plan.counted_as))
+            agent.store.record(lambda now: now.reset(plan))
             raise NeedsPersonError(
                 f"{failed} launches of this plan in a row ended within {span} of service"
                 + (f"; the last: {last}" if last else ""),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import Struct, field
+
 from sparkd.agent.cluster.client import UnsignedError
 from sparkd.agent.daemon.context import Context
 from sparkd.base.host import Host, versions
@@ -17,63 +19,60 @@ from sparkd.base.status.phases import PHASES
 from sparkd.base.status.publisher import Reporter
 
 BOOT_SECONDS = 2.0
-"""For the kernel's command line, swap and settings: milliseconds."""
+"""Limit for the kernel's command line, swap and settings: milliseconds."""
 
 
-class Agreed:
-    """For the main thread."""
+class Agreed(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, host: Host, loop: MainLoop, plan: LaunchPlan, reporter: Reporter) -> None:
-        self.agreement = Agreement({}, "")
-        """No digest before `keep`."""
-        self._host = host
-        self._loop = loop
-        self._plan = plan
-        self._reporter = reporter
+    host: Host
+    loop: MainLoop
+    plan: LaunchPlan
+    reporter: Reporter
+    agreement: Agreement = Agreement({}, "")
+    """No digest before `keep`."""
 
     def forget(self) -> None:
         """A start begins: whatever a blocked one has read is read again."""
         self.agreement = Agreement({}, "")
 
-    def keep(self, seen: Agreement) -> None:
+    def keep(self, agreement: Agreement) -> None:
         """Raises BlockedError (exit 10) where this start has read something else before."""
-        if self.agreement.digest not in ("", seen.digest):
+        if self.agreement.digest not in ("", agreement.digest):
             raise BlockedError("the image, the model or the script has changed meanwhile", "sparkd checks the new one")
-        self.agreement = seen
+        self.agreement = agreement
 
     def facts(self) -> Facts:
-        """What a later start is compared with."""
+        """The facts that a later start is compared with."""
         fingerprinted = bool(self.agreement.digest)
-        values = self.agreement.values if fingerprinted else self._plan.shared
+        values = self.agreement.values if fingerprinted else self.plan.shared
         unseen = {} if fingerprinted else dict.fromkeys(LOOKED_AT, "the start ended before this was read")
-        known = self._reporter.report.versions
-        sysctls = [name for name, _ in self._plan.sysctls]
+        reported = self.reporter.report.versions
+        sysctls = [name for name, _ in self.plan.sysctls]
         try:
-            found, boot = self._loop.beside(
-                lambda: (known or versions.read_local_versions(self._host), versions.read_boot(self._host, sysctls)),
+            software, boot = self.loop.beside(
+                lambda: (reported or versions.read_local_versions(self.host), versions.read_boot(self.host, sysctls)),
                 BOOT_SECONDS,
                 "facts of this boot",
                 shielded=True,
             )
         except OSError as error:
-            found, boot = known, {}
+            software, boot = reported, {}
             unseen.update(dict.fromkeys(("boot", "sysctl"), str(error)))
-        return Facts({**dict(values), **node_values(self._plan)}, found, boot, unseen)
+        return Facts({**dict(values), **node_values(self.plan)}, software, boot, unseen)
 
 
-VALUES_SECONDS = 15.0
 TABLE_PRIORITY = 3
 """Errors, as syslog(3) numbers them."""
 
 
-class PlanDifferences:
-    """For the main thread."""
+class PlanDifferences(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, agent: Context, agreed: Agreed) -> None:
-        self._agent = agent
-        self._agreed = agreed
-        self._reported: dict[str, object] = {}
-        """By node, as last logged."""
+    agent: Context
+    agreed: Agreed
+    _reported: dict[str, object] = field(default_factory=dict)
+    """Differences by node, as last logged."""
 
     def check(self, peers: tuple[PeerStatus, ...]) -> None:
         """Raises BlockedError (exit 10)."""
@@ -81,23 +80,25 @@ class PlanDifferences:
             raise BlockedError(self._report(differing), self._hint())
         self._reported.clear()
 
-    def _find(self, seen: tuple[PeerStatus, ...]) -> PeerStatus | None:
+    def _find(self, peers: tuple[PeerStatus, ...]) -> PeerStatus | None:
         """A node with another plan. One that is ending may come back with this one."""
-        own = self._agent.reporter.report.plan_digest
-        active = (peer for peer in seen if peer.living and not _is_ending(peer.living))
-        return next((peer for peer in active if peer.living and peer.living.plan_digest not in ("", own)), None)
+        known = ("", self.agent.reporter.report.plan_digest)
+        for peer in peers:
+            if peer.living and not _is_ending(peer.living) and peer.living.plan_digest not in known:
+                return peer
+        return None
 
     def _report(self, other: PeerStatus) -> str:
         """Log the table of differences; return one line."""
-        agent, plan_differs = self._agent, f"the plan of {other.name} differs"
+        agent, plan_differs = self.agent, f"the plan of {other.name} differs"
         try:
-            sent = agent.loop.beside(agent.monitor.readers[other.rank].fetch(PLAN_PATH), VALUES_SECONDS, other.address)
+            sent = agent.loop.beside(agent.monitor.readers[other.rank].fetch(PLAN_PATH), 15.0, other.address)
         except (HttpError, UnsignedError, TimeoutError) as error:
             return f"{plan_differs}, and its values can't be read: {error}"
         theirs = agreement.parse_values(sent)
         if theirs is None:
             return f"{plan_differs}, and its values are not valid: another version of sparkd?"
-        differences = agreement.find_differences(self._agreed.agreement.values, theirs)
+        differences = agreement.find_differences(self.agreed.agreement.values, theirs)
         if not differences:
             return f"{plan_differs} in nothing that this version of sparkd knows"
         summary = agreement.format_summary(differences)
@@ -111,9 +112,9 @@ class PlanDifferences:
         return f"{plan_differs}: {summary}"
 
     def _hint(self) -> str:
-        if (follower := self._agent.follower) is not None and follower.unproven is not None:
+        if (follower := self.agent.follower) is not None and follower.unproven is not None:
             return follower.unproven.hint
-        switch = self._agent.context.switch
+        switch = self.agent.context.switch
         back = switch.chosen if switch is not None else None
         if back is None or not back.proven:
             return "make the configuration, the image and the model the same on all nodes"

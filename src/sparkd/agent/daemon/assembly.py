@@ -39,9 +39,9 @@ from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
 
 
 def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank | None = None) -> Agent:
-    """The agent in its place: serving its report and reading the other nodes. `owner_uid`: of the key file.
+    """Make the agent in its place: it serves its report and reads the other nodes.
 
-    `left`: the rank that it is to take over.
+    `owner_uid`: owner of the key file. `left`: the rank that it is to take over.
     """
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
@@ -98,7 +98,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
 
 
 def equip(context: Context) -> Agent:
-    """With what the steps of its run leave to later ones."""
+    """Add the objects in which the steps of a run leave what later ones use."""
     agreed = Agreed(context.host, context.loop, context.plan, context.reporter)
     switching = Switching(context)
     return Agent(
@@ -122,11 +122,11 @@ def make_follower(
 
 def _report_peers(host: Host, reporter: Reporter, events: Events, peers: tuple[PeerStatus, ...]) -> None:
     """Put the other nodes into the report, and this one's address beside the fabric; log each change of contact."""
-    before = {one.rank: one.contact for one in reporter.report.peers}
+    before = {peer.rank: peer.contact for peer in reporter.report.peers}
     reporter.update(peers=peers, lan_address=network.source_address(host.files) if peers else "")
-    for one in peers:
-        if before.get(one.rank) not in (None, one.contact):
-            events.info("cluster.contact.changed", node=one.name, contact=one.contact.value, said=one.said)
+    for peer in peers:
+        if before.get(peer.rank) not in (None, peer.contact):
+            events.info("cluster.contact.changed", node=peer.name, contact=peer.contact.value, said=peer.said)
 
 
 def serve_observers(base: Base, reporter: Reporter, events: Events) -> None:
@@ -147,17 +147,19 @@ def report_sinks(base: Base) -> tuple[Sink, ...]:
 
 
 def initial_status(node: NodeContext, host: Host, invocation: str) -> NodeReport:
-    address = node.plan.node.address if node.peers else ""
-    unplaced = unplaced_status(node.role, host, invocation)
-    awaits = node.settings.supervise.agent_return_seconds
-    placed = replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address, recipe=node.recipe.name)
-    return replace(placed, awaits_agents_seconds=awaits)
+    return replace(
+        unplaced_status(node.role, host, invocation, phase=Phase.PREFLIGHT),
+        rank=node.rank,
+        address=node.plan.node.address if node.peers else "",
+        recipe=node.recipe.name,
+        awaits_agents_seconds=node.settings.supervise.agent_return_seconds,
+    )
 
 
 def unplaced_status(
     role: str, host: Host, invocation: str, message: str = "", phase: Phase = Phase.AWAITING_PEERS
 ) -> NodeReport:
-    """Before the rank is known."""
+    """The report of a node whose rank is not known yet."""
     stat = read_process(host.files, "self")
     return NodeReport(
         node=host.name(),

@@ -34,14 +34,14 @@ T = TypeVar("T")
 RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0)
 """Waits between two tries without a change. The last one repeats."""
 LOOK_SECONDS = 5.0
-"""Between two looks at what blocks, and so between two tries: a repaired node is to serve within 15 s and the engine's
-own start.
+"""Pause between two looks at what blocks, and so between two tries: a repaired node is to serve within 15 s and the
+engine's own start.
 """
 LOOK_SHARE = 0.01
-"""Of one core, at most, for the looks."""
+"""Most that the looks use of one core."""
 CONFIGURATION = "etc/sparkd"
 FREE = ()
-"""Seen where no check blocks any more."""
+"""State in which no check blocks any more."""
 HANGS = "a look at this node hangs"
 _NUMBER = re.compile(r"[0-9]+")
 
@@ -76,12 +76,12 @@ def stamp_configuration(root: str | os.PathLike[str]) -> object:
 
 
 def _stamp(paths: Iterable[Path]) -> object:
-    found = {}
+    stamps = {}
     for path in sorted(paths):
         with suppress(OSError):
             stat = path.stat()
-            found[path] = stat.st_ino, stat.st_size, stat.st_mtime_ns
-    return found
+            stamps[path] = stat.st_ino, stat.st_size, stat.st_mtime_ns
+    return stamps
 
 
 def _follow(agent: Agent) -> None:
@@ -96,11 +96,11 @@ def _follow(agent: Agent) -> None:
 
 def _peer_plans(agent: Agent) -> object:
     peers = agent.monitor.check()
-    return [one.living and (one.living.plan_digest, one.living.config_digest) for one in peers]
+    return [peer.living and (peer.living.plan_digest, peer.living.config_digest) for peer in peers]
 
 
 class _Blocked:
-    """What is blocked, as logged, and by which files this process has its plan."""
+    """What blocks, as logged, and the files from which this process has its plan."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -134,29 +134,23 @@ class _Blocked:
             raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
 
     def _stamp_configuration(self) -> object:
-        look = partial(stamp_configuration, self._agent.host.files.root)
-        return self._look(look, self._agent.configured_at, "looking at the configuration")
+        agent = self._agent
+        look = partial(stamp_configuration, agent.host.files.root)
+        return agent.look(look, LOOK_SECONDS, "looking at the configuration", agent.configured_at)
 
     def _stamp_named_files(self, before: object) -> object:
-        """Files that the configuration names: a process reads them once."""
+        """Files that the configuration names: a process reads them once. `before` where they hang."""
         agent, settings = self._agent, self._agent.context.configured
-        paths = [*(one.file for one in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
-        look = partial(_stamp, [Path(one) for one in paths if one.startswith("/")])
-        return self._look(look, before, "looking at the configuration's files")
-
-    def _look(self, look: Callable[[], object], before: object, what: str) -> object:
-        """`before` where the files hang."""
-        try:
-            return self._agent.loop.beside(look, LOOK_SECONDS, what)
-        except (TimeoutError, BlockingIOError):
-            return before
+        paths = [*(secret.file for secret in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
+        look = partial(_stamp, [Path(path) for path in paths if path.startswith("/")])
+        return agent.look(look, LOOK_SECONDS, "looking at the configuration's files", before)
 
 
 class _Wait:
     """Looks at what blocks: the checks, or else the plans of this node and of the others."""
 
     def __init__(self, agent: Agent, checks: tuple[str, ...], plans: object) -> None:
-        """`plans`: of the others, as the try began."""
+        """`plans`: those of the other nodes as the try began."""
         self.hangs = False
         self._agent = agent
         self._hung: Outcome[tuple[object, float]] | None = None
@@ -165,16 +159,16 @@ class _Wait:
         self._plans = plans
         self._cpu_seconds = 0.0
         agreement = agent.agreed.agreement
-        self._seen = agreement if not checks and agreement.digest else self._look()
+        self._before = agreement if not checks and agreement.digest else self._look()
 
     def has_changed(self) -> bool:
         """Wait, and look again. False while a look hangs."""
         self._agent.loop.wait_until(never, max(LOOK_SECONDS, self._cpu_seconds / LOOK_SHARE))
-        seen = self._look()
+        state = self._look()
         if self.hangs:
             return False
         # What is repaired right after the verdict makes no difference between two looks.
-        return seen != self._seen or seen == FREE or (not self._checks and _peer_plans(self._agent) != self._plans)
+        return state != self._before or state == FREE or (not self._checks and _peer_plans(self._agent) != self._plans)
 
     def _look(self) -> object:
         loop = self._agent.loop
@@ -184,27 +178,28 @@ class _Wait:
         if self.hangs:
             return HANGS
         try:
-            seen, self._cpu_seconds = look.result()
+            state, self._cpu_seconds = look.result()
         except BlockingIOError as error:  # no thread for it
             return str(error)
-        return seen
+        return state
 
     def _read(self) -> tuple[object, float]:
         """What is there now, to be compared, and the CPU time that it took."""
         agent, began = self._agent, time.thread_time()
-        seen: object
+        state: object
         try:
             if self._checks:
-                seen = self._decisions()
+                state = self._decisions()
             else:  # a request would start a docker that does not run
-                seen = read_agreement(agent) if docker.running(agent.host) else "docker is not running"
+                state = read_agreement(agent) if docker.running(agent.host) else "docker is not running"
         except (SparkdError, OSError) as error:
-            seen = str(error)
-        return seen, time.thread_time() - began
+            state = str(error)
+        return state, time.thread_time() - began
 
     def _decisions(self) -> tuple[object, ...]:
         agent = self._agent
-        built = [one for one in build_checks(check_inputs(agent.context)) if one.id in self._checks]
-        findings = blocking(downgraded(examine(built, agent.host), agent.settings.preflight.downgrade))
-        hooks = tuple(one for one in self._checks if one not in IDS)
-        return (*((decision(one), _NUMBER.sub("", one.verdict.reason)) for one in findings), *hooks)
+        checks = [check for check in build_checks(check_inputs(agent.context)) if check.id in self._checks]
+        findings = blocking(downgraded(examine(checks, agent.host), agent.settings.preflight.downgrade))
+        hooks = tuple(name for name in self._checks if name not in IDS)
+        decisions = ((decision(finding), _NUMBER.sub("", finding.verdict.reason)) for finding in findings)
+        return (*decisions, *hooks)

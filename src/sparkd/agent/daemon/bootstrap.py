@@ -137,7 +137,7 @@ def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
 def _await_agent(
     base: Base, role: str, place: NodeContext | None, events: Events, limit_seconds: float = math.inf
 ) -> Agent:
-    """The rank depends on the fabric address, which may come up half a minute after the rest of the network.
+    """Wait for the fabric address, which the rank depends on: it may come up half a minute after the other networks.
 
     Files that the configuration names may be on a mount that is late. Raises NotReadyError after `limit_seconds`.
     """
@@ -176,7 +176,7 @@ def _raise_if_outdated(base: Base) -> None:
 
 
 def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
-    """Of a worker without a configuration: report to the other nodes, until the head's has come.
+    """On a worker without a configuration, report to the other nodes until the head's has come.
 
     Raises OutdatedPlanError then; AwaitedError where this node has no place, no key or no port.
     """
@@ -195,7 +195,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
 
     def report(phase: Phase, message: str) -> None:
         action = awaited.action if phase is Phase.BLOCKED else ""
-        peers = tuple(one.status for one in cluster.readers.values())
+        peers = tuple(reader.status for reader in cluster.readers.values())
         reporter.update(phase=phase, message=message, action=action, peers=peers)
 
     while True:

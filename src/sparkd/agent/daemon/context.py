@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from sparkd.agent.daemon.switching import Switching
 
 
+T = TypeVar("T")
+
+
 class Base(Struct, frozen=True):
     """The part that needs no place in the cluster."""
 
@@ -64,20 +68,20 @@ class Context(Base, frozen=True, kw_only=True):
     events: Events
     redact: Redaction
     redact_line: Redactor
-    """Of the engine's log: faster, and leaves more in."""
+    """Redacts the engine's log: faster, and leaves more in."""
     reporter: Reporter
     monitor: PeerMonitor
     cluster: Cluster
     boot_id: str
     rank_id: str
-    """Of the one rank that it launches. A head's is also the epoch."""
+    """Identifies the one rank that it launches. A head's is also the epoch."""
     secrets: Mapping[str, str]
-    """Of the engine, by name."""
+    """The engine's, by name."""
     store: StateStore
     rank: OwnRank
     phase: PhaseReport
     follower: HeadFollower | None
-    """Of a worker with `cluster.follow_head`."""
+    """None but on a worker with `cluster.follow_head`."""
 
     @property
     def plan(self) -> LaunchPlan:
@@ -89,14 +93,20 @@ class Context(Base, frozen=True, kw_only=True):
 
     @property
     def incarnation(self) -> str:
-        """Of this agent's process."""
+        """Identifies this agent's process."""
         return self.actions.owner.invocation
 
     def endpoint(self, running: Running) -> Endpoint:
         return running.endpoint(self.plan, self.api_key, self.events)
 
+    def look(self, work: Callable[[], T], seconds: float, what: str, unknown: T) -> T:
+        """The result of `work` beside the loop; `unknown` where it hangs, or no thread can be started."""
+        with suppress(TimeoutError, BlockingIOError):
+            return self.loop.beside(work, seconds, what)
+        return unknown
+
     def run_aside(self, name: str, work: Callable[[], object]) -> None:
-        """In a thread whose result nothing waits for: its error is `agent.thread.failed`."""
+        """Run it in a thread whose result nothing waits for: its error is `agent.thread.failed`."""
         try:
             start_thread(threading.Thread(target=work, name=name, daemon=True))
         except BlockingIOError as error:
@@ -115,32 +125,31 @@ class Agent(Context, frozen=True, kw_only=True):
     proving: ProvingPeriod
 
 
-class PhaseReport:
-    """For the main thread."""
+class PhaseReport(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, host: Host, reporter: Reporter, events: Events, rank: OwnRank, floor_bytes: int) -> None:
-        self.failed_in: Phase | None = None
-        """The phase in which the run failed or was blocked, until that is tried again."""
-        self._host = host
-        self._reporter = reporter
-        self._events = events
-        self._rank = rank
-        self._floor_bytes = floor_bytes
+    host: Host
+    reporter: Reporter
+    events: Events
+    rank: OwnRank
+    floor_bytes: int
+    failed_in: Phase | None = None
+    """The phase in which the run failed or was blocked, until that is tried again."""
 
     def enter(self, phase: Phase, message: str = "", *, draining: bool = False, action: str = "") -> None:
         """Enter a phase, or report a new message in the current one. `draining`: requests still run. `action`: that is
         required."""
-        before = self._reporter.report.phase
+        before = self.reporter.report.phase
         ended = phase in (Phase.BLOCKED, Phase.FAILED)
         if ended and self.failed_in is None:
             self.failed_in = before
-        self._reporter.update(phase=phase, message=message, draining=draining, action=action, memory=self.memory())
+        self.reporter.update(phase=phase, message=message, draining=draining, action=action, memory=self.memory())
         if not may_follow(before, phase):
             hint = "the engine is not touched; please report this"
-            self._events.error("agent.phase.unexpected", before=before.value, phase=phase.value, hint=hint)
+            self.events.error("agent.phase.unexpected", before=before.value, phase=phase.value, hint=hint)
         if phase is not before:
             # A failure is logged as an event of its own, with its reason.
-            self._events.info("agent.phase.changed", phase=phase.value, message="" if ended else message)
+            self.events.info("agent.phase.changed", phase=phase.value, message="" if ended else message)
 
     def forget_failure(self) -> None:
         """What blocked may be over: it is tried again."""
@@ -148,34 +157,34 @@ class PhaseReport:
 
     def memory(self) -> MemoryReport | None:
         try:
-            info = self._host.meminfo()
+            info = self.host.meminfo()
         except (OSError, ValueError):
             return None
+        running = self.rank.running
         return MemoryReport(
             info.total_bytes,
             info.available_bytes,
-            floor_bytes=self._floor_bytes or None,
-            guard=self._rank.guard_state,
-            released_bytes=self._rank.released_bytes,
+            floor_bytes=self.floor_bytes or None,
+            guard=running.guard_state if running else "",
+            released_bytes=running.released_bytes if running else 0,
         )
 
     def sample_memory(self) -> None:
-        """For the last minutes in the report, in whatever phase."""
-        if self._reporter.sample_due:
-            self._reporter.update(memory=self.memory())
+        """Add a sample to the report's last minutes, in whatever phase."""
+        if self.reporter.sample_due:
+            self.reporter.update(memory=self.memory())
 
 
-class OwnRank:
-    """For the main thread."""
+class OwnRank(Struct):
+    """Used by the main thread."""
 
-    def __init__(self) -> None:
-        self.running: Running | None = None
+    running: Running | None = None
 
     def take(self, running: Running) -> None:
         self.running = running
 
     def drop(self) -> None:
-        """It was ended on purpose, and the next launch replaces it."""
+        """Forget a rank that was ended on purpose: the next launch replaces it."""
         self.running = None
 
     def raise_if_killed(self) -> None:
@@ -192,13 +201,3 @@ class OwnRank:
         """Raises StalledError where it serves, and is stopped or frozen."""
         if self.running is not None and self.running.hang is not None:
             self.running.hang.check()
-
-    @property
-    def guard_state(self) -> str:
-        """One of GUARD_STATES; empty without a rank."""
-        return self.running.guard_state if self.running is not None else ""
-
-    @property
-    def released_bytes(self) -> int:
-        """Of page cache, since the launch."""
-        return self.running.released_bytes if self.running is not None else 0

@@ -20,7 +20,7 @@ from sparkd.base.status.model import NodeReport, Phase
 STACKS_SECONDS = 10.0
 """The end of a rank waits so long at the most for its stacks."""
 OTHERS_SECONDS = 1.5
-"""Where another rank ended first: none may outlive another by two seconds."""
+"""The same limit where another rank ended first: none may outlive another by two seconds."""
 
 
 def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> None:
@@ -47,14 +47,14 @@ def _is_idle(running: Running) -> bool:
 
 
 def group_is_idle(agent: Agent, running: Running) -> bool:
-    """For the head, while requests wait: whether no rank does anything, by its own report."""
+    """Whether no rank does anything, by its own report. For the head, while requests wait."""
     idle = _is_idle(running)
     reports = [peer.report for peer in agent.monitor.statuses()]
-    return idle and all(one is not None and one.engine.idle_seconds is not None for one in reports)
+    return idle and all(report is not None and report.engine.idle_seconds is not None for report in reports)
 
 
 def report_idle(agent: Agent, running: Running, head: NodeReport) -> None:
-    """For a worker. A fixed figure, so that the report changes only when it becomes idle, or works again."""
+    """Report that a worker is idle, as a fixed figure: the report changes only when it becomes so, or works again."""
     idle = head.phase is Phase.DEGRADED and _is_idle(running)
     engine = replace(agent.reporter.report.engine, idle_seconds=round(IDLE_SECONDS) if idle else None)
     agent.reporter.update(engine=engine)
@@ -67,7 +67,7 @@ def is_hang(error: SparkdError, failed_in: Phase) -> bool:
 
 
 def read_rank_stacks(agent: Agent, running: Running | None, error: SparkdError, failed_in: Phase) -> Stacks | None:
-    """Before the rank is ended; None where it does not hang, and where they can't be read in time."""
+    """Read them before the rank is ended; None where it does not hang, and where they can't be read in time."""
     if running is None or running.rank.ended.is_set() or not is_hang(error, failed_in):
         return None
     host, rank = agent.host, running.rank
@@ -85,7 +85,7 @@ def read_rank_stacks(agent: Agent, running: Running | None, error: SparkdError, 
 
 
 def keep_stacks(agent: Agent, stacks: Stacks | None, error: SparkdError) -> None:
-    """In a file for root, once the rank is gone. A full disk ends nothing."""
+    """Write them to a file for root, once the rank is gone. A full disk ends nothing."""
     if stacks is not None:
         at = datetime.now(UTC)
         text = f"{at.isoformat(timespec='seconds')} rank {agent.context.rank}: {error.reason}\n\n{stacks.text}"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -37,14 +37,16 @@ if TYPE_CHECKING:
 
 FETCH_SECONDS = 10.0
 AGAIN_SECONDS = 10.0
-"""After a refusal, which something on this node may end."""
+"""Pause after a refusal, which something on this node may end."""
 LOOK_SECONDS = 60.0
 POLL_SECONDS = 1.0
 KEY = "the head's public key"
 
+T = TypeVar("T")
+
 
 class HeadFollower(Struct):
-    """Of a worker. `settings`: its own."""
+    """Follows the head's configuration on a worker. `settings`: the worker's own."""
 
     settings: Settings
     place: Node
@@ -54,9 +56,9 @@ class HeadFollower(Struct):
     head: PeerReader
     events: Events
     digest: str = ""
-    """Of the document in use; empty without any."""
+    """Identifies the document in use; empty without any."""
     owner_uid: int = 0
-    """Of the file of the head's public key."""
+    """Owner of the file with the head's public key."""
     unproven: HeadRefusedError | None = None
     """Why the last document is not known to be the head's: this node continues with the one in use."""
     refusal: HeadRefusedError | None = None
@@ -132,13 +134,17 @@ class HeadFollower(Struct):
         mac, signatures = (answer.headers.get(name.lower(), "") for name in (SIGNATURE_HEADER, head_key.HEADER))
         path, head = head_key.PUBLIC, self.place.head_address
         verify = partial(head_key.verify, self.host.files, path, head, mac, signatures, self.owner_uid)
+        self._judge(verify, KEY, "what holds that file? look at dmesg")
+
+    def _judge(self, work: Callable[[], T], what: str, hint: str) -> T:
+        """The result of `work` beside the loop. Raises HeadRefusedError where it hangs."""
         try:
-            self.loop.beside(verify, FETCH_SECONDS, KEY)
+            return self.loop.beside(work, FETCH_SECONDS, what)
         except (TimeoutError, BlockingIOError) as error:
-            raise HeadRefusedError(str(error), "what holds that file? look at dmesg") from None
+            raise HeadRefusedError(str(error), hint) from None
 
     def _is_kept(self, body: bytes) -> bool:
-        """To the byte, since what is not proven is not parsed."""
+        """Whether it is the kept document to the byte, since what is not proven is not parsed."""
         with suppress(OSError):
             read = partial(self.host.files.itself, FILE.path, LIMIT_BYTES)
             return self.loop.beside(read, FETCH_SECONDS, "reading the kept configuration").content == body
@@ -155,11 +161,10 @@ class HeadFollower(Struct):
             return
         try:
             judge = partial(followed_context, kept, self.settings, self.host, self.place)
-            plan = self.loop.beside(judge, FETCH_SECONDS, "judging the configuration of the head").plan
+            hint = "what holds the files that it names? look at dmesg"
+            plan = self._judge(judge, "judging the configuration of the head", hint).plan
         except HeadRefusedError:
             raise
-        except (TimeoutError, BlockingIOError) as error:
-            raise HeadRefusedError(str(error), "what holds the files that it names? look at dmesg") from None
         except AwaitedError as error:  # something of this node that may come by itself
             raise HeadRefusedError(error.reason, error.hint) from None
         try:
@@ -179,7 +184,7 @@ class HeadFollower(Struct):
 
 
 def share_config(agent: Agent) -> None:
-    """Of a head: serve what it runs, as it is now. Of a worker: as `check_head`."""
+    """On a head, serve what it runs, as it is now. On a worker, check the head as `check_head` does."""
     check_head(agent)
     context, plan, files = agent.context, agent.plan, agent.host.files
     if context.is_head and context.peers:
@@ -196,8 +201,8 @@ def share_config(agent: Agent) -> None:
 
 
 def check_head(agent: Context) -> None:
-    """Of a worker that follows. Raises OutdatedPlanError where its head has another configuration, BlockedError where
-    that is refused.
+    """Check the head that a worker follows. Raises OutdatedPlanError where it has another configuration, BlockedError
+    where that is refused.
     """
     try:
         if agent.follower is not None:
@@ -209,23 +214,23 @@ def check_head(agent: Context) -> None:
 
 
 def look_for_key(agent: Context) -> None:
-    """Of a worker that follows, also while its rank runs: a join fixes it without a restart."""
+    """Look for the head's key on a worker that follows, also while its rank runs: a join needs no restart."""
     if agent.follower is not None:
         agent.follower.look_for_key()
         show_unproven(agent)
 
 
 def show_unproven(agent: Context) -> None:
-    """In the report, until the head's configuration is proven."""
+    """Keep a finding in the report until the head's configuration is proven."""
     unproven = agent.follower.unproven if agent.follower is not None else None
-    found = FindingReport(head_key.FINDING, "warn", unproven.reason, unproven.hint) if unproven else None
-    agent.reporter.replace_finding(head_key.FINDING, found)
+    finding = FindingReport(head_key.FINDING, "warn", unproven.reason, unproven.hint) if unproven else None
+    agent.reporter.replace_finding(head_key.FINDING, finding)
 
 
 def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
-    """Of a worker that follows: keep the files of its document, and log what its own file sets without effect.
+    """On a worker that follows, keep the files of its document, and log what its own file sets without effect.
 
-    `origins`: of its own settings.
+    `origins`: the files that its own settings come from.
     """
     if (kept := agent.context.followed) is None:
         return

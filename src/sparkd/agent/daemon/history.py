@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.agreed import Agreed
@@ -34,22 +35,21 @@ WAIT_SECONDS = 0.5
 ID, HINT = "history", "sparkd history"
 
 
-class LaunchRow:
-    """Of the one launch of this process. For the main thread."""
+class LaunchRow(Struct):
+    """The row of this process's one launch. For the main thread."""
 
-    def __init__(self, agent: Context, agreed: Agreed, clock: Callable[[], float] = time.monotonic) -> None:
-        self.past = Past()
-        """As the history was when this process began."""
-        self._agent = agent
-        self._agreed = agreed
-        self._launch: Launch | None = None
-        self._clock = clock
-        self._served_since: float | None = None
-        self._unwritten: dict[str, Row] = {}
-        """The newest of each row, by id."""
-        self._writing = False
-        self._failed = False
-        """Which is reported once."""
+    agent: Context
+    agreed: Agreed
+    clock: Callable[[], float] = time.monotonic
+    past: Past = Past()
+    """The history when this process began."""
+    _launch: Launch | None = None
+    _served_since: float | None = None
+    _unwritten: dict[str, Row] = field(default_factory=dict)
+    """The newest of each row, by id."""
+    _writing: bool = False
+    _failed: bool = False
+    """A failed write is reported once."""
 
     def recall(self, last: End | None) -> None:
         """Read what this process is compared with. `last`: the end of the one before, which may have left a launch."""
@@ -59,16 +59,16 @@ class LaunchRow:
         self._read_past(killed if last is None or last.code is None else last)
 
     def resume(self, rank_id: str) -> None:
-        """The launch of an agent before this one, which is under way."""
+        """Continue the launch of an agent before this one, which is under way."""
         self._read_past(None)
-        own = [one for one in self.past.launches if one.id == rank_id and one.end is None]
+        own = [launch for launch in self.past.launches if launch.id == rank_id and launch.end is None]
         if own:
             self._launch = own[-1]
             age = seconds_since(self._launch.at, datetime.now(UTC)) or 0.0
-            self._served_since = self._clock() - max(0.0, age - (self._launch.load_seconds or 0.0))
+            self._served_since = self.clock() - max(0.0, age - (self._launch.load_seconds or 0.0))
 
     def _read_past(self, end: End | None) -> None:
-        agent = self._agent
+        agent = self.agent
         work = partial(agent.actions.read_past, end, agent.plan.recipe, agent.context.rank)
         try:
             self.past, replaced = agent.loop.beside(work, WAIT_SECONDS, "reading the history", shielded=True)
@@ -81,14 +81,14 @@ class LaunchRow:
         agent.reporter.update(launches=totals.get(LAUNCHES, 0), ends=ends)
 
     def begin(self) -> None:
-        agent = self._agent
+        agent = self.agent
         self._launch = Launch(
             id=agent.rank_id,
             at=utc_now(),
             rank=agent.context.rank,
-            plan=self._agreed.agreement.digest,
+            plan=self.agreed.agreement.digest,
             recipe=agent.plan.recipe,
-            facts=self._agreed.facts(),
+            facts=self.agreed.facts(),
         )
         self._keep(self._launch)
 
@@ -96,56 +96,57 @@ class LaunchRow:
         """The load is over."""
         if self._launch is None:
             return
-        agent, self._served_since = self._agent, self._clock()
+        agent, self._served_since = self.agent, self.clock()
         self._launch = replace(
             self._with_load(self._launch, running), load_seconds=round(running.loaded_seconds or running.seconds, 1)
         )
         self._keep(self._launch)
         if reason := describe_slower_load((*self.past.launches, self._launch)):
             agent.events.warning("history.load.slower", reason=reason, hint=HINT)
-            found = FindingReport(ID, "warn", reason, HINT)
-            agent.reporter.update(findings=(*agent.reporter.report.findings, found))
+            agent.reporter.replace_finding(ID, FindingReport(ID, "warn", reason, HINT))
 
-    def note_activity(self, seen: ActivityReport | None) -> None:
-        """In memory: it is written with the end."""
+    def note_activity(self, activity: ActivityReport | None) -> None:
+        """Keep the rates in memory: they are written with the end."""
         launch = self._launch
-        if launch is None or seen is None or not seen.running or not seen.output_tokens_per_second:
+        if launch is None or activity is None or not activity.running or not activity.output_tokens_per_second:
             return
-        rate = seen.output_tokens_per_second
+        rate = activity.output_tokens_per_second
         self._launch = replace(
             launch,
             first_tokens_per_second=launch.first_tokens_per_second or rate,
             last_tokens_per_second=rate,
-            draft_acceptance=launch.draft_acceptance if seen.draft_acceptance is None else seen.draft_acceptance,
+            draft_acceptance=launch.draft_acceptance
+            if activity.draft_acceptance is None
+            else activity.draft_acceptance,
         )
 
     def keep_smoke(self, faults: Sequence[str]) -> None:
-        agent = self._agent
-        texts = tuple(sanitize(agent.redact(one)) for one in faults)
+        agent = self.agent
+        texts = tuple(sanitize(agent.redact(fault)) for fault in faults)
         self._keep(Smoke(uuid.uuid4().hex, utc_now(), agent.rank_id, agent.plan.recipe, len(texts), texts))
 
     def end(self, running: Running | None, end: End) -> None:
-        """Waits at most WAIT_SECONDS."""
+        """Write the end. Waits at most WAIT_SECONDS."""
         if (launch := self._launch) is None:
             return
         if running is not None and launch.load_seconds is None:
             launch = self._with_load(launch, running)
         since = self._served_since
-        served_seconds = None if since is None else round(self._clock() - since, 1)
+        served_seconds = None if since is None else round(self.clock() - since, 1)
         self._launch = replace(launch, served_seconds=served_seconds, end=end)
         self._keep(self._launch)
-        if not self._agent.loop.wait_until(lambda: not self._writing, WAIT_SECONDS, shielded=True):
+        if not self.agent.loop.wait_until(lambda: not self._writing, WAIT_SECONDS, shielded=True):
             self._report(f"it was not written within {WAIT_SECONDS:g} s")
 
     def _with_load(self, launch: Launch, running: Running) -> Launch:
         progress, phases = running.log.progress, Counter[str]()
         for step, seconds in (*progress.took, (progress.step, time.monotonic() - progress.step_since)):
             phases[step] += round(seconds, 1)  # type: ignore[assignment]  # typeshed counts in whole numbers
-        image, tokens = self._agent.reporter.report.engine.image, progress.kv_cache_tokens
+        image, tokens = self.agent.reporter.report.engine.image, progress.kv_cache_tokens
         return replace(launch, image=image, phases=dict(phases), kv_cache_tokens=tokens)
 
     def _keep(self, row: Row) -> None:
-        """One is written at a time, in a thread; then what is newest."""
+        """Write one row at a time, in a thread; then what is newest."""
         self._unwritten[row.id] = row
         self._write_next()
 
@@ -153,7 +154,7 @@ class LaunchRow:
         if self._unwritten and not self._writing:
             self._writing = True
             row = self._unwritten.pop(next(iter(self._unwritten)))
-            self._agent.loop.start(partial(self._agent.actions.keep_row, row), "history", self._note_written)
+            self.agent.loop.start(partial(self.agent.actions.keep_row, row), "history", self._note_written)
 
     def _note_written(self, outcome: Outcome[bool]) -> None:
         self._writing = False
@@ -165,15 +166,15 @@ class LaunchRow:
             self._write_next()
 
     def _report(self, reason: str) -> None:
-        """Once a process."""
+        """Log it once a process."""
         if not self._failed:
             self._failed = True
-            self._agent.events.warning("history.write.failed", reason=reason, hint=HINT)
+            self.agent.events.warning("history.write.failed", reason=reason, hint=HINT)
 
     def _report_replaced(self, replaced: bool) -> None:
         if replaced:
             reason = "it was broken, and is history.db.broken now"
-            self._agent.events.warning("history.file.replaced", reason=reason, hint="")
+            self.agent.events.warning("history.file.replaced", reason=reason, hint="")
 
 
 def expected_load(agent: Agent) -> tuple[float | None, str]:

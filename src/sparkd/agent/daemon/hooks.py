@@ -20,13 +20,11 @@ OUTPUT_LIMIT_BYTES = 4096
 
 _LEVELS = {0: Level.OK, 1: Level.BLOCK, 2: Level.UNKNOWN}
 
-
 Wait = Callable[[float, int], bool]
 """`MainLoop.wait`: wait(seconds, readable fd). It may return early, and may raise."""
 
-
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-"""Of an operator's program. No SPARKD_ names: a sparkd that it calls would read them as settings."""
+"""An operator's program has no SPARKD_ names: a sparkd that it calls would read them as settings."""
 
 
 def hook_environment(role: str, rank: int) -> dict[str, str]:

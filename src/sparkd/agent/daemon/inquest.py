@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from msgspec import Struct
 
@@ -16,13 +15,7 @@ from sparkd.agent.cluster.monitor import HINT, silence
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.culprits import Culprit
 from sparkd.agent.engine.load_progress import LAST_WORDS
-from sparkd.agent.engine.rank import (
-    EXIT_CODE_SECONDS,
-    LOG_END_SECONDS,
-    UNKNOWN_CODE,
-    MachineFacts,
-    Running,
-)
+from sparkd.agent.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, MachineFacts, Running
 from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import (
     ACTIONS,
@@ -40,20 +33,18 @@ from sparkd.base.status.model import Phase
 from sparkd.base.vllm.known_errors import PORT_IN_USE, explain
 
 LOST_GRACE_SECONDS = 0.5
-"""For an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no rank may
-outlive another by more than two."""
+"""Grace period of an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no
+rank may outlive another by more than two."""
 ACCOUNT_SECONDS = 2.0
-"""For the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
+"""Limit for the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
 DOCKERD_SECONDS = 0.5
-"""For whether it runs: milliseconds."""
+"""Limit for a look whether it runs: milliseconds."""
 KILLS_SECONDS = 2.0
-"""For the kernel's count: milliseconds, unless the machine is short of memory."""
+"""Limit for the kernel's count: milliseconds, unless the machine is short of memory."""
 NEWS_SECONDS = 1.5
-"""For the report of the failed node, where the engine's own words name another rank."""
+"""Limit for the report of the failed node, where the engine's own words name another rank."""
 SILENCE_SECONDS = 10.0
-"""For each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
-
-T = TypeVar("T")
+"""Limit for each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
 
 _OTHER_RANK = re.compile(r"by peer|timed? ?out|remote process|NCCL|gloo", re.IGNORECASE)
 """What a rank logs when another one is gone: gloo's `Connection closed by peer`, NCCL's `remote process exited`."""
@@ -83,21 +74,14 @@ def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
         code = _read_exit(agent, running)
         during = "while serving" if running.ready else f"while {running.log.progress.step}"
         reason = f"{reason} {during}, {running.seconds:.0f} s after its start, with exit code {code}"
-    docker_ended = _look(agent, running.docker_ended, False, DOCKERD_SECONDS, "looking at dockerd")
-    oom = _look(agent, running.find_oom_kill, (False, ""), KILLS_SECONDS, "the kernel's kills")
+    docker_ended = agent.look(running.docker_ended, DOCKERD_SECONDS, "looking at dockerd", False)
+    oom = agent.look(running.find_oom_kill, KILLS_SECONDS, "the kernel's kills", (False, ""))
     cause, text = running.find_cause(code, MachineFacts(docker_ended, *oom))
     reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
-    if agent.context.peers and cause is Cause.ENGINE_ERROR and _names_other_rank(text):
+    if agent.context.peers and cause is Cause.ENGINE_ERROR and _OTHER_RANK.search(text):
         running.kill(LOST_GRACE_SECONDS)
         _raise_if_peer_lost(agent, reason)
     return EngineEndedError(reason, "" if running.ready else "its log: the lines above, marked engine|", cause=cause)
-
-
-def _look(agent: Agent, look: Callable[[], T], unknown: T, seconds: float, what: str) -> T:
-    """`unknown` where that hangs."""
-    with suppress(TimeoutError, BlockingIOError):
-        return agent.loop.beside(look, seconds, what)
-    return unknown
 
 
 def _read_exit(agent: Agent, running: Running) -> str:
@@ -105,9 +89,7 @@ def _read_exit(agent: Agent, running: Running) -> str:
     if (guard := running.guard) is not None:
         agent.loop.wait_until(lambda: guard.over, ACCOUNT_SECONDS)
         guard.raise_if_killed()
-    code = UNKNOWN_CODE
-    with suppress(TimeoutError, BlockingIOError):
-        code = agent.loop.beside(running.read_exit_code, EXIT_CODE_SECONDS, "the exit code")
+    code = agent.look(running.read_exit_code, EXIT_CODE_SECONDS, "the exit code", UNKNOWN_CODE)
     running.log.stop(LOG_END_SECONDS)
     return code
 
@@ -131,7 +113,7 @@ def _raise_if_peer_lost(agent: Agent, reason: str) -> None:
         raise silence(silent, f"has not answered since: {reason}")
 
 
-_BY_DOCKER = frozenset(
+BY_DOCKER = frozenset(
     {
         Cause.SYSTEM_ERROR,
         Cause.LAUNCH_FAILED,
@@ -142,12 +124,12 @@ _BY_DOCKER = frozenset(
     }
 )
 """Causes that a hung dockerd may be behind."""
-_SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
+SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
 _UNNAMED = frozenset({Cause.KILLED_FROM_OUTSIDE, Cause.ENGINE_STOPPED})
 """Causes that somebody is behind."""
 _BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN})
 """Not counted against the plan."""
-_COUNTED = frozenset(
+COUNTED = frozenset(
     {
         ExitCode.LAUNCH_FAILED,
         ExitCode.NOT_READY,
@@ -160,7 +142,7 @@ _COUNTED = frozenset(
 
 
 class Evidence(Struct, frozen=True):
-    """What was seen beside the end. The texts are empty where nothing was seen, or nothing was looked at."""
+    """What was seen beside the end. A text is empty where nothing was seen, or nobody looked."""
 
     docker_hangs: bool = False
     memory_taken: bool = False
@@ -175,21 +157,9 @@ class Evidence(Struct, frozen=True):
     """Where a rank that hangs was."""
 
 
-def may_be_docker(error: SparkdError) -> bool:
-    return error.cause in _BY_DOCKER
-
-
-def may_be_memory(error: SparkdError) -> bool:
-    return error.cause in _SHORT_OF_MEMORY
-
-
 def may_be_culprit(error: SparkdError) -> bool:
     died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
     return died or error.cause in (*_UNNAMED, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)
-
-
-def may_be_port(error: SparkdError) -> bool:
-    return error.code in _COUNTED
 
 
 def names_port(error: SparkdError) -> bool:
@@ -231,11 +201,6 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
 
 def count_end(launches: LaunchHistory, end: End, counted_as: str, boot_id: str) -> LaunchHistory:
     """Write the end into the launch history; a launch that failed by itself counts against its plan."""
-    if end.code in _COUNTED and end.cause not in _BY_OTHERS and launches.open is not None:
+    if end.code in COUNTED and end.cause not in _BY_OTHERS and launches.open is not None:
         launches = launches.record_failure(counted_as, end)
     return launches.record_end(boot_id, end)
-
-
-def _names_other_rank(reason: str) -> bool:
-    """Whether an engine's words may mean that another rank ended first."""
-    return _OTHER_RANK.search(reason) is not None

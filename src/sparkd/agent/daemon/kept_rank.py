@@ -30,29 +30,26 @@ if TYPE_CHECKING:
     from sparkd.agent.engine.rank import Running
 
 
-SERVICE_SECONDS = 5.0
-
-
 class KeptRank(Struct, frozen=True):
-    """Beside the record, written once it serves."""
+    """Stands beside the rank's record, and is written once the rank serves."""
 
     rank_id: str
     name: str
-    """Of its container."""
+    """The container's."""
     image_id: str
     plan: LaunchPlan
-    """As by `without_launch`."""
+    """Without what only a launch needs, by `without_launch`."""
     settings: Settings
     configured: Settings
     recipe: Recipe
     agreement: Agreement
     peers: tuple[ExpectedPeer, ...]
     stamp: str
-    """Of the configuration, as this rank's agent had read it."""
+    """Digest of the configuration's stamp, as this rank's agent had read it."""
     service: str
-    """Of its unit, by `units.digest_service`; empty where that could not be read."""
+    """Digest of its unit, by `units.digest_service`; empty where that could not be read."""
     sources: frozenset[str] = frozenset()
-    """Of its log, as in LoadProgress: without them no line of a serving engine proves why it ended."""
+    """Sources of its log, as in LoadProgress: without them no line of a serving engine proves why it ended."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """As the engine has them: their files may hold others since."""
     switch: Switch | None = None
@@ -82,11 +79,11 @@ def without_launch(plan: LaunchPlan) -> LaunchPlan:
 
 
 def keep_rank(agent: Agent, running: Running) -> None:
-    """It serves: from now on it may outlive this agent, unless /run is full, or not writable."""
+    """Keep a rank that serves: from now on it may outlive this agent, unless /run is full, or not writable."""
     context, rank, service = agent.context, running.rank, ""
     with suppress(OSError):
         read = partial(units.digest_service, context.role, context.configured)
-        service = agent.loop.beside(read, SERVICE_SECONDS, "the unit")
+        service = agent.loop.beside(read, 5.0, "the unit")
     kept = KeptRank(
         running.record.rank_id,
         rank.name,
@@ -109,5 +106,5 @@ def keep_rank(agent: Agent, running: Running) -> None:
 
 
 def digest_stamp(stamp: object) -> str:
-    """Of `stamp_configuration`."""
+    """Digest of what `stamp_configuration` returns."""
     return sha256(repr(stamp).encode()).hexdigest()

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from msgspec import Struct, field
+
 from sparkd.base.host import Host, kernel
 from sparkd.base.host.kernel_events import Event, parse_event
 from sparkd.base.lib.errors import Action
@@ -23,18 +25,20 @@ from sparkd.base.status.model import FindingReport
 from sparkd.base.status.publisher import Reporter
 
 REPEAT_SECONDS = 3600.0
-"""After which a message of the same kind and device is an event again."""
+"""Time after which a message of the same kind and device is an event again."""
 MOST_DEVICES = 8
-"""Of one kind and code in that time: a user's process may be one. More are counted; the urgent are all logged."""
+"""Devices of one kind and code that are logged in that time: a user's process may be one. More are counted; the urgent
+are all logged.
+"""
 ID, MOST_FINDINGS, KEPT_SECONDS = "kernel-message", 16, 24 * 3600.0
-"""In the report, the latest."""
+"""The report keeps the latest."""
 BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1
 """A record takes 20 µs, and the kernel's ring has room for some ten thousand."""
 HINT = "nothing is to be done; all that is left: journalctl -k -b"
 
 
 def follow_kernel_log(host: Host, loop: MainLoop, reporter: Reporter, events: Events) -> None:
-    """From now on, in the loop. A node without a log of its own, as a container, has nothing to follow."""
+    """Follow it in the loop from now on. A node without a log of its own, as a container, has nothing to follow."""
     watch = KernelLogWatch(reporter, events)
 
     def begin(opened: Outcome[int]) -> None:
@@ -48,21 +52,20 @@ def follow_kernel_log(host: Host, loop: MainLoop, reporter: Reporter, events: Ev
     loop.start(partial(kernel.open_log_end, host.files), "kernel-log", begin)
 
 
-class KernelLogWatch:
-    """For the main thread."""
+class KernelLogWatch(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, reporter: Reporter, events: Events, clock: Callable[[], float] = time.monotonic) -> None:
-        self._reporter = reporter
-        self._events = events
-        self._clock = clock
-        self._reported: dict[tuple[str, str, int], float] = {}
-        """When, by kind, device and code."""
-        self._counts = Counter[str]()
-        self._findings: tuple[tuple[float, FindingReport], ...] = ()
-        self._pending = b""
+    reporter: Reporter
+    events: Events
+    clock: Callable[[], float] = time.monotonic
+    _reported: dict[tuple[str, str, int], float] = field(default_factory=dict)
+    """Times by kind, device and code."""
+    _counts: Counter[str] = field(default_factory=Counter)
+    _findings: tuple[tuple[float, FindingReport], ...] = ()
+    _pending: bytes = b""
 
     async def follow(self, fd: int) -> None:
-        """Has no end of its own."""
+        """Runs until it is cancelled."""
         loop = asyncio.get_running_loop()
         try:
             while self._read(fd):
@@ -79,7 +82,7 @@ class KernelLogWatch:
             os.close(fd)
 
     def _read(self, fd: int) -> bool:
-        """What there is, up to a batch; whether more may come."""
+        """Read what there is, up to a batch; return whether more may come."""
         for _ in range(BATCH_RECORDS):
             try:
                 chunk = os.read(fd, kernel.RECORD_BYTES)
@@ -87,7 +90,7 @@ class KernelLogWatch:
                 break
             except BrokenPipeError:  # overwritten before it was read: the next read returns the oldest record left
                 if self._is_new(("overrun", "", 0)):
-                    self._events.warning("kernel.log.overrun", hint=HINT)
+                    self.events.warning("kernel.log.overrun", hint=HINT)
                 continue
             except OSError as error:
                 self.report_failure(error)
@@ -103,16 +106,16 @@ class KernelLogWatch:
         return True
 
     def _report(self) -> None:
-        report, now = self._reporter.report, self._clock()
-        self._findings = tuple(one for one in self._findings if now - one[0] < KEPT_SECONDS)
-        others = tuple(one for one in report.findings if one.id != ID)
+        report, now = self.reporter.report, self.clock()
+        self._findings = tuple(dated for dated in self._findings if now - dated[0] < KEPT_SECONDS)
+        others = (finding for finding in report.findings if finding.id != ID)
         findings = (*others, *(finding for _, finding in self._findings))
         if (findings, self._counts) != (report.findings, report.kernel_counts):
-            self._reporter.update(findings=findings, kernel_counts=dict(self._counts))
+            self.reporter.update(findings=findings, kernel_counts=dict(self._counts))
 
     def report_failure(self, error: OSError) -> None:
         hint = "journalctl -k -f shows it; the next start of sparkd tries again"
-        self._events.warning("kernel.log.failed", reason=error.strerror or str(error), hint=hint)
+        self.events.warning("kernel.log.failed", reason=error.strerror or str(error), hint=hint)
 
     def _note(self, event: Event) -> None:
         effect = event.effect
@@ -121,8 +124,10 @@ class KernelLogWatch:
         urgent = effect.action in (Action.REBOOT, Action.POWER_CYCLE)
         if not self._is_new((event.kind, event.device, event.code), urgent=urgent):
             return
-        log = self._events.error if urgent else self._events.warning
-        (self._events.info if effect.action is Action.NONE else log)(
+        log = self.events.error if urgent else self.events.warning
+        if effect.action is Action.NONE:
+            log = self.events.info
+        log(
             "kernel.message.logged",
             kind=event.kind,
             action=effect.action.value,
@@ -134,14 +139,14 @@ class KernelLogWatch:
         if effect.action is not Action.NONE:
             at = time.strftime("%d %b %H:%M UTC", time.gmtime())
             finding = FindingReport(ID, "warn", f"{event.reason}, {at}", effect.hint, effect.action.value)
-            others = [one for one in self._findings if not one[1].reason.startswith(f"{event.reason}, ")]
-            self._findings = (*others, (self._clock(), finding))[-MOST_FINDINGS:]
+            others = [dated for dated in self._findings if not dated[1].reason.startswith(f"{event.reason}, ")]
+            self._findings = (*others, (self.clock(), finding))[-MOST_FINDINGS:]
             self._report()
-            self._reporter.publish()
+            self.reporter.publish()
 
     def _is_new(self, key: tuple[str, str, int], *, urgent: bool = False) -> bool:
         """Whether it is reported now: not within REPEAT_SECONDS, nor, unless urgent, beside too many devices alike."""
-        now = self._clock()
+        now = self.clock()
         if now - self._reported.get(key, float("-inf")) < REPEAT_SECONDS:
             return False
         self._reported = {known: at for known, at in self._reported.items() if now - at < REPEAT_SECONDS}

@@ -32,14 +32,13 @@ from sparkd.base.status.model import utc_now
 
 LOOK_SECONDS = 30.0
 LAST_SECONDS = 120.0
-"""Before the end of the journal: what came earlier did not end the machine."""
+"""Span before the end of the journal: what came earlier did not end the machine."""
 KERNEL_DUMPS, SYSTEMD_DUMPS = "/sys/fs/pstore", "/var/lib/systemd/pstore"
 """systemd writes the second when the next boot starts, so that its files have that time."""
-DUMP_BYTES, MOST_DUMPS = 1 << 16, 32
 EARLIER_SECONDS = 600.0
-"""That a dump may be older than the last line of the journal: another boot's is hours older."""
+"""Time by which a dump may be older than the last line of the journal: another boot's is hours older."""
 BOOT_SLACK_SECONDS = 60.0
-"""That a file of this boot may be older than its start: a clock that was set since then."""
+"""Time by which a file of this boot may be older than its start: a clock that was set since then."""
 OVERHEAT, CARD_RESET = 0x01, 0x20
 """WDIOF_OVERHEAT and WDIOF_CARDRESET of linux/watchdog.h."""
 SHUTDOWN = re.compile(r"Reached target .{0,40}(?:[Ss]hutdown|[Rr]eboot|[Pp]ower-?[Oo]ff|[Hh]alt|final)")
@@ -56,15 +55,15 @@ PANIC = "Kernel panic - not syncing"
 
 class BootFacts(Struct, frozen=True):
     lines: tuple[BootLine, ...] = ()
-    """Of the last boot's journal, newest first; none where it is not kept."""
+    """The last boot's journal, newest first; empty where it is not kept."""
     dumps: tuple[str, ...] = ()
     """What the kernel said at its end, by pstore."""
     bootstatus: int = 0
-    """Of all watchdogs, as bits."""
+    """The bits of all watchdogs."""
 
 
 def note_machine_end(host: Host, actions: Actions, loop: MainLoop, events: Events) -> None:
-    """Once a boot. Where nobody can look now, the next agent does."""
+    """Classify and record it once a boot. Where nobody can look now, the next agent does."""
     store, boot_id = StateStore(host, actions, loop, events), read_boot_id(host.files)
     noted = store.read_launches().machine_end
     if noted is not None and noted.boot_id == boot_id:
@@ -93,10 +92,10 @@ def read_facts(files: Files, booted: float) -> BootFacts:
         with suppress(OSError, ValueError):
             status |= int(files.value(f"/sys/class/watchdog/{name}/bootstatus"), 0)
     dumps = [path for folder, seconds in since.items() for path in _dumps(files, folder, seconds)]
-    texts = (files.head(path, DUMP_BYTES).decode("utf-8", "replace") for path in dumps[:MOST_DUMPS])
+    texts = (files.head(path, 1 << 16).decode("utf-8", "replace") for path in dumps[:32])
     # The last of each: names of files, which the kernel prints too, may hold a line end and more.
-    last = (found[-1] for text in texts if (found := _DUMPED.findall(text)))
-    return BootFacts(lines, tuple(sanitize("".join(said)) for said in last), status)
+    ends = (matches[-1] for text in texts if (matches := _DUMPED.findall(text)))
+    return BootFacts(lines, tuple(sanitize("".join(words)) for words in ends), status)
 
 
 def _dumps(files: Files, folder: str, since: float, depth: int = 2) -> Iterator[str]:

@@ -38,10 +38,10 @@ from sparkd.base.status.publisher import Published, Sink
 FILE = StateFile("notify.json", NotifyState)
 LOCK = "notify.lock"
 TICK_SECONDS = 10.0
-"""Between two looks while time alone may bring a message."""
+"""Pause between two looks while time alone may bring a message."""
 RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0, 600.0)
 MOST_REPORTS = 64
-"""Kept for a thread that is sending."""
+"""Reports kept for a thread that is sending."""
 
 
 def deliver(files: Files, settings: Notify, way: str, notice: Notice, owner_uid: int = 0) -> None:
@@ -88,7 +88,7 @@ def _run(files: Files, path: str, notice: Notice, owner_uid: int) -> None:
 
 
 class Outbox:
-    """For one thread."""
+    """Used by one thread."""
 
     def __init__(self, host: Host, settings: Notify, events: Events, owner_uid: int = 0) -> None:
         self.state = NotifyState()
@@ -98,7 +98,7 @@ class Outbox:
         self._tries: dict[str, int] = {}
         self._again_at: dict[str, float] = {}
         self._failed: dict[str, str] = {}
-        """By way, and of the file: why, as last logged."""
+        """Why a way, or the file, failed, as last logged."""
 
     def open(self, *, wait: bool) -> bool:
         """Become the one who sends, until `close`. Without `wait`, False where another one is. Raises OSError."""
@@ -115,9 +115,9 @@ class Outbox:
     def close(self) -> None:
         os.close(self._lock)
 
-    def record(self, state: NotifyState, found: tuple[Notice, ...]) -> None:
+    def record(self, state: NotifyState, observed: tuple[Notice, ...]) -> None:
         """Keep what is reported now, and queue messages."""
-        wanted = tuple(one for one in found if one.event in self._settings.events)
+        wanted = tuple(notice for notice in observed if notice.event in self._settings.events)
         state = replace(state, settings=self._settings.model_dump())
         state = notices.enqueue(state, wanted, self._settings.ways, time.time())
         if state.dropped > self.state.dropped:
@@ -139,7 +139,7 @@ class Outbox:
         """Send what is queued, in order, by each way that is due."""
         for way in self._settings.ways:
             while time.monotonic() >= self._again_at.get(way, 0.0):
-                queued = next((one for one in self.state.queue if way in one.ways), None)
+                queued = next((message for message in self.state.queue if way in message.ways), None)
                 if queued is None:
                     break
                 try:
@@ -181,10 +181,10 @@ class Notifications:
     def take(self, published: Published) -> None:
         report = published.report
         message = "" if report.phase in (Phase.LAUNCHING, Phase.LOADING) else report.message
-        peers = tuple((one.contact, one.report and one.report.phase) for one in report.peers)
-        seen = report.phase, report.cause, message, peers
-        if seen != self._taken:
-            self._taken = seen
+        peers = tuple((peer.contact, peer.report and peer.report.phase) for peer in report.peers)
+        state = report.phase, report.cause, message, peers
+        if state != self._taken:
+            self._taken = state
             self._reports.append(report)
             self._changed.set()
 
@@ -195,19 +195,19 @@ class Notifications:
             self._changed.wait(TICK_SECONDS if self._outbox.state.pending else None)
             self._changed.clear()
             taken = [self._reports.popleft() for _ in range(len(self._reports))]
-            for one in taken or last:
-                self._outbox.record(*notices.observe(self._outbox.state, one, time.time(), self._degraded_seconds))
+            for report in taken or last:
+                self._outbox.record(*notices.observe(self._outbox.state, report, time.time(), self._degraded_seconds))
             last = taken[-1:] or last
             self._outbox.send()
 
 
 def start_notifications(host: Host, settings: Notify, events: Events, owner_uid: int = 0) -> Sink:
-    """What takes each report from now on. A failure is only logged."""
-    made = Notifications(Outbox(host, settings, events, owner_uid), settings.degraded_minutes * 60)
+    """The sink that takes each report from now on. A failure is only logged."""
+    notifications = Notifications(Outbox(host, settings, events, owner_uid), settings.degraded_minutes * 60)
 
     def run() -> None:
         try:
-            made.run()
+            notifications.run()
         except OSError as error:
             events.error("agent.thread.failed", thread="notify", reason=str(error))
 
@@ -215,4 +215,4 @@ def start_notifications(host: Host, settings: Notify, events: Events, owner_uid:
         start_thread(threading.Thread(target=run, name="notify", daemon=True))
     except BlockingIOError as error:
         events.error("agent.thread.failed", thread="notify", reason=str(error))
-    return made.take
+    return notifications.take

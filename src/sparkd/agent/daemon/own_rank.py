@@ -16,11 +16,9 @@ from sparkd.base.host import caches, docker, docker_config
 from sparkd.base.state.rank_record import RankRecord
 from sparkd.base.vllm.log_lines import LogForwarder
 
-DOCKER_LOOK_SECONDS = 3.0
-
 
 def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float = 0.0) -> Running:
-    """From now on it is this agent's. `since`: position in its log."""
+    """Make it this agent's rank from now on. `since`: position in its log."""
     follow, keep = partial(docker.follow_log, agent.host, rank.container_id), agent.actions.keep_log_position
     forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
     journal = agent.journal
@@ -52,11 +50,11 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
 
 
 def _count_objects(agent: Agent, running: Running) -> None:
-    """Until the rank has ended. A thread of its own: its disk may hang, and the other one watches memory."""
+    """Count until the rank has ended, in a thread of its own: its disk may hang, and the other one watches memory."""
     while not running.rank.ended.wait(5.0):
         if running.compiler_count:
             with suppress(OSError, ValueError):
-                names = (one.name for one in agent.plan.caches)
+                names = (cache.name for cache in agent.plan.caches)
                 running.objects = caches.count_objects(agent.host.files, running.rank.image_id, names)
 
 
@@ -72,9 +70,7 @@ def is_ended_by_docker(agent: Agent, running: Running) -> bool:
         replaced = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
         return replaced, replaced and docker_config.keeps_containers(agent.host)
 
-    with suppress(TimeoutError, BlockingIOError):  # it is looked at again
-        replaced, keeps = agent.loop.beside(look, DOCKER_LOOK_SECONDS, "looking at dockerd")
-        if keeps:
-            running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
-        return replaced and not keeps
-    return False
+    replaced, keeps = agent.look(look, 3.0, "looking at dockerd", (False, False))  # else it is looked at again
+    if keeps:
+        running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
+    return replaced and not keeps

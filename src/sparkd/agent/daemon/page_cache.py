@@ -21,17 +21,15 @@ from sparkd.base.plan.inputs import MemoryNeed
 from sparkd.base.status.model import FindingReport
 
 RESTORE_SECONDS = 1.0
-"""For one write to sysfs."""
-
-
+"""Limit for one write to sysfs."""
 CREEP_SECONDS = 600.0
-"""Between two looks while the engine serves: the cache grows over hours."""
+"""Pause between two looks while the engine serves: the cache grows over hours."""
 
 
 def page_cache_watch(
     agent: Agent, drop: Callable[[], Applied], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[bool], None]:
-    """While the engine serves: says where the free memory that the GPU's driver takes from has become page cache.
+    """Watches while the engine serves whether the free memory that the GPU's driver takes from becomes page cache.
 
     The result is called with whether the engine is idle: then the cache is dropped, where preflight may do that.
     """
@@ -39,7 +37,7 @@ def page_cache_watch(
     check, look_at = PageCache(MemoryNeed(0, None, round(wanted.memory.headroom_gib * GIB))), clock() + CREEP_SECONDS
 
     def look(may_drop: bool) -> Verdict | None:
-        """For a thread. None where the GPU has memory of its own, or something can't be read."""
+        """Runs in a thread. None where the GPU has memory of its own, or something can't be read."""
         with suppress(OSError, ValueError):
             if (gpu := agent.host.gpu()).error or gpu.total_bytes is not None:
                 return None
@@ -56,10 +54,11 @@ def page_cache_watch(
     def report(outcome: Outcome[Verdict | None]) -> None:
         with suppress(BlockingIOError):  # no thread for it
             verdict = outcome.result()
-            creeps = verdict if verdict is not None and verdict.fixes else None
-            hint = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
-            found = FindingReport(PageCache.id, creeps.level.value, creeps.reason, hint) if creeps else None
-            agent.reporter.replace_finding(PageCache.id, found)
+            finding = None
+            if verdict is not None and verdict.fixes:
+                hint = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
+                finding = FindingReport(PageCache.id, verdict.level.value, verdict.reason, hint)
+            agent.reporter.replace_finding(PageCache.id, finding)
 
     def watch(idle: bool) -> None:
         nonlocal look_at
@@ -72,7 +71,7 @@ def page_cache_watch(
 
 
 def lower_readahead(agent: Agent) -> None:
-    """Before the container starts: the kernel takes the setting when a file is opened."""
+    """Lower it before the container starts: the kernel takes the setting when a file is opened."""
     kib = agent.settings.engine.load_readahead_kib
     if not kib:
         return
@@ -98,12 +97,12 @@ def begin_restore(agent: Agent) -> Outcome[None]:
 
 
 def restore_readahead(agent: Agent) -> None:
-    """The same, for RESTORE_SECONDS at most."""
+    """Restore it, and wait RESTORE_SECONDS at most."""
     agent.loop.wait_until(begin_restore(agent).done, RESTORE_SECONDS, shielded=True)
 
 
 def _restore(agent: Agent) -> None:
-    """For a thread."""
+    """Runs in a thread."""
     try:
         _log_readahead(agent, agent.actions.restore_readahead())
     except OSError as error:
@@ -122,12 +121,11 @@ def _log_readahead(agent: Agent, change: ReadaheadChange | None) -> None:
 
 
 def release_page_cache(agent: Agent, running: Running) -> None:
-    """In a thread of its own, until the engine serves; and keep free memory in large blocks."""
+    """Release it in a thread of its own until the engine serves, and keep free memory in large blocks."""
     release = agent.settings.memory.load_guard
     wanted_gib = agent.settings.memory.contiguous_gib if agent.plan.container.gpus == "all" else 0
     if not release and not wanted_gib and not agent.settings.engine.load_readahead_kib:
         return
-
     work = PageCacheRelease(
         host=agent.host,
         model_path=agent.plan.model_path,

@@ -21,20 +21,17 @@ from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
 from sparkd.base.status.phases import PHASES, find_loss
 
 POLL_SECONDS = 1.0
-"""Reports wake the loop; this is for silence."""
+"""Pause in silence: reports wake the loop."""
 DEVICES_POLL_SECONDS = 3.0
-A_MOMENT_SECONDS = 5.0
-VALUES_SECONDS = 15.0
 RANKS_SECONDS = 450.0
-"""For the workers' ranks to run: docker takes up to 300 s, a preflight 120. vLLM's own rendezvous ends after 600."""
-TABLE_PRIORITY = 3
-"""Errors, as syslog(3) numbers them."""
+"""Limit for the workers' ranks to run: docker takes up to 300 s, a preflight 120. vLLM's own rendezvous ends after 600.
+"""
 
 
 def wait_for_peers(agent: Agent) -> bool:
     """Wait, without a deadline, until this node may launch, then track the others.
 
-    Returns whether more than A_MOMENT_SECONDS passed. Raises BlockedError (exit 10) where plans differ, or where RDMA
+    Returns whether more than five seconds passed. Raises BlockedError (exit 10) where plans differ, or where RDMA
     devices have come that the plan lacks.
     """
     began = time.monotonic()
@@ -59,31 +56,31 @@ def wait_for_peers(agent: Agent) -> bool:
                 agent.events.warning("cluster.version.mismatched", node=peer.name, found=warning)
     _report_worker_ready(agent)
     if agent.context.is_head:
-        agent.monitor.track(*(expect_peer(one, agent.rank_id) for one in peers))
+        agent.monitor.track(*(expect_peer(peer, agent.rank_id) for peer in peers))
     else:
-        agent.monitor.track(*(expect_peer(one, one.report.epoch) for one in peers[:1] if one.report))
-    return time.monotonic() - began > A_MOMENT_SECONDS
+        agent.monitor.track(*(expect_peer(head, head.report.epoch) for head in peers[:1] if head.report))
+    return time.monotonic() - began > 5.0
 
 
 def _report_worker_ready(agent: Agent) -> None:
-    """To systemd a worker is up once its preflight passed: the rest depends on the head."""
+    """Report a worker to systemd as up once its preflight has passed: the rest depends on the head."""
     if not agent.context.is_head:
         agent.loop.report_ready()
 
 
-def _unready_workers(agent: Agent, seen: tuple[PeerStatus, ...]) -> str:
+def _unready_workers(agent: Agent, peers: tuple[PeerStatus, ...]) -> str:
     """Workers that do not wait with the same plan, and what they do instead."""
     wanted = (Phase.AWAITING_PEERS, "", agent.reporter.report.plan_digest)
 
     def is_ready(report: NodeReport | None) -> bool:
         return report is not None and (report.phase, report.epoch, report.plan_digest) == wanted
 
-    return "; ".join(_describe_peer(one) for one in seen if not is_ready(one.living))
+    return "; ".join(_describe_peer(peer) for peer in peers if not is_ready(peer.living))
 
 
-def _uncalled_head(agent: Agent, seen: tuple[PeerStatus, ...]) -> str:
-    """Empty once the head has called."""
-    head = seen[0]
+def _uncalled_head(agent: Agent, peers: tuple[PeerStatus, ...]) -> str:
+    """What the head does instead of calling; empty once it has called."""
+    head = peers[0]
     report = head.living
     if report is None or report.phase is not Phase.AWAITING_PEERS:
         return _describe_peer(head)
@@ -92,22 +89,22 @@ def _uncalled_head(agent: Agent, seen: tuple[PeerStatus, ...]) -> str:
     return ""
 
 
-def _describe_peer(one: PeerStatus) -> str:
-    said = one.report.message if one.report and (one.living or find_loss(one.report)) else ""
-    match one.contact:
-        case Contact.ANSWERS if one.report is not None:
-            doing = f"{one.name}, which is {one.report.phase.value}" + (f": {said}" if said else "")
+def _describe_peer(peer: PeerStatus) -> str:
+    message = peer.report.message if peer.report and (peer.living or find_loss(peer.report)) else ""
+    match peer.contact:
+        case Contact.ANSWERS if peer.report is not None:
+            doing = f"{peer.name}, which is {peer.report.phase.value}" + (f": {message}" if message else "")
         case Contact.REFUSED:
-            doing = f"{one.name}, where no sparkd runs" + (f"; its last message: {said}" if said else "")
+            doing = f"{peer.name}, where no sparkd runs" + (f"; its last message: {message}" if message else "")
         case Contact.UNSIGNED:
-            doing = f"{one.name}: {one.said}"
+            doing = f"{peer.name}: {peer.said}"
         case _:
-            doing = f"{one.name}, which does not answer" + (f" ({one.said})" if one.said else "")
+            doing = f"{peer.name}, which does not answer" + (f" ({peer.said})" if peer.said else "")
     return doing[:300]
 
 
 def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
-    """A worker takes the head's epoch. The head calls, and waits until the rank of each worker runs.
+    """Take the head's epoch on a worker. On the head, call, and wait until the rank of each worker runs.
 
     NCCL goes by TCP on all nodes where one has no RDMA. Raises PeerLostError (exit 14), NotReadyError (exit 12),
     OutdatedPlanError (exit 10).
@@ -120,15 +117,15 @@ def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
     deadline = time.monotonic() + ranks_seconds
     if agent.context.peers:
         agent.phase.enter(Phase.AWAITING_PEERS, "calling the workers' ranks")
-    reports = (agent.reporter.report, *(one.report for one in peers if one.report))
-    by_tcp = [one.node for one in reports if one.transport == BY_TCP]
+    reports = (agent.reporter.report, *(peer.report for peer in peers if peer.report))
+    by_tcp = [report.node for report in reports if report.transport == BY_TCP]
     if by_tcp:
         agent.events.warning(
             "fabric.tcp.chosen", without_rdma=by_tcp, reason=f"NCCL can't mix them, {COST}", hint=MEANT
         )
     _report_epoch(agent, agent.rank_id, BY_TCP if by_tcp else reports[0].transport)
-    while starting := [one for one in agent.monitor.check() if not _is_running(one, agent.rank_id)]:
-        awaited = "; ".join(_describe_peer(one) for one in starting)
+    while starting := [peer for peer in agent.monitor.check() if not _is_running(peer, agent.rank_id)]:
+        awaited = "; ".join(_describe_peer(peer) for peer in starting)
         if time.monotonic() >= deadline:
             raise NotReadyError(
                 f"not every worker's rank ran within {ranks_seconds:g} s: {awaited}", "look at its journal"
@@ -138,7 +135,7 @@ def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
 
 
 def _report_epoch(agent: Agent, epoch: str, transport: str) -> None:
-    """`transport`: of all ranks."""
+    """`transport`: that of all ranks."""
     if agent.reporter.report.transport == BY_TCP != transport:
         raise OutdatedPlanError("the RDMA devices of this node have gone since the head called", "sparkd starts again")
     agent.log.bind(epoch=epoch)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 10.0
 PAUSE_SECONDS = 60.0
-"""Without a look: after it all begins again. A message may take 40 s, an agent's restart a few."""
+"""Time without a look after which all begins again. A message may take 40 s, an agent's restart a few."""
 APART_SECONDS = 3600.0
 ENDED = (Phase.STOPPING, Phase.STOPPED, Phase.FAILED)
 """A person may be at work there."""
@@ -45,7 +45,7 @@ class Seen(Struct, frozen=True):
     alive_at: float
     """When it was last not proven to be silent, as `Watch.at`."""
     lan_address: str
-    """By its report, where its kernel answered; else empty."""
+    """The one of its report, where its kernel answered; else empty."""
     lan_at: float
     """When it last did, beside a report."""
     announced: bool = False
@@ -90,12 +90,12 @@ def _note_answer(before: Seen | None, lan_address: str, answers: Mapping[str, bo
 
 
 class PowerWatch:
-    """For a thread of its own. `owner_uid`: of the program."""
+    """Runs in a thread of its own. `owner_uid`: owner of the program."""
 
     def __init__(self, agent: Agent, owner_uid: int = 0) -> None:
         self._agent, self._files, self._owner_uid = agent, agent.host.files, owner_uid
         self._refused: dict[str, str] = {}
-        """By address: why, as last logged."""
+        """Reasons by address, as last logged."""
 
     def run(self) -> None:
         while True:
@@ -115,31 +115,33 @@ class PowerWatch:
         nodes = dict[str, Seen]()
         for peer in peers:
             doubt = ""
-            if (seen := before.get(peer.address)) and peer.contact is Contact.SILENT:
-                doubt = self._find_doubt(peer, seen, answers, connected=connected)
-            seen = advance(seen, peer, answers, now, doubt)
+            if (node := before.get(peer.address)) and peer.contact is Contact.SILENT:
+                doubt = self._find_doubt(peer, node, answers, connected=connected)
+            node = advance(node, peer, answers, now, doubt)
             if doubt:
                 if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= PAUSE_SECONDS:
                     reason = f"whether it or this node is cut off is unknown: {doubt}"
                     self._refuse(peer.address, reason, "look at the cable, and at that node")
-            elif seen is not None and peer.contact is Contact.SILENT:
-                seen = self._act(peer, seen, peers, now)
+            elif node is not None and peer.contact is Contact.SILENT:
+                node = self._act(peer, node, peers, now)
             else:
                 self._refused.pop(peer.address, None)
-            if seen is not None:
-                nodes[peer.address] = seen
+            if node is not None:
+                nodes[peer.address] = node
         self._agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
 
     def _find_answering(self, peers: tuple[PeerStatus, ...], before: Iterable[Seen]) -> tuple[Mapping[str, bool], bool]:
-        """Kernels by address; and whether another node or the gateway answers on the second network."""
+        """Whether the kernel of each address answers; and whether another node or the gateway does on the second
+        network.
+        """
         gateways = network.default_routes(self._files).values()
         lan_addresses = {peer.report.lan_address: peer.contact for peer in peers if peer.report}
-        named = (peer.address for peer in peers), gateways, lan_addresses, (seen.lan_address for seen in before)
+        named = (peer.address for peer in peers), gateways, lan_addresses, (node.lan_address for node in before)
         answers = network.find_answering(self._files, chain(*named))
         others = (address for address, contact in lan_addresses.items() if contact is Contact.ANSWERS)
         return answers, any(answers.get(address) for address in (*gateways, *others))
 
-    def _find_doubt(self, peer: PeerStatus, seen: Seen, answers: Mapping[str, bool], *, connected: bool) -> str:
+    def _find_doubt(self, peer: PeerStatus, node: Seen, answers: Mapping[str, bool], *, connected: bool) -> str:
         interface = self._agent.plan.node.interface
         if peer.own_address_gone:
             return peer.said
@@ -147,39 +149,41 @@ class PowerWatch:
             return "which interface has this node's address is not known: set fabric.interface"
         if (link := network.read_link(self._files, interface)) is None or not link.carrier:
             return f"{interface} has no carrier"
-        if not seen.lan_address or interface in network.interfaces_of(self._files, seen.lan_address):
+        if not node.lan_address or interface in network.interfaces_of(self._files, node.lan_address):
             return "on no second network did it answer before"
-        if lacking := ", ".join({peer.address, seen.lan_address} - answers.keys()):
+        if lacking := ", ".join({peer.address, node.lan_address} - answers.keys()):
             return f"this kernel's table of neighbours has no {lacking}: ip neigh"
         if not connected:
             return "neither another node nor the gateway answers"
         return ""
 
-    def _act(self, peer: PeerStatus, seen: Seen, peers: tuple[PeerStatus, ...], now: float) -> Seen | None:
+    def _act(self, peer: PeerStatus, node: Seen, peers: tuple[PeerStatus, ...], now: float) -> Seen | None:
         """Send the message in one look, and run the program in the next, if it is silent still."""
-        agent, address, seconds = self._agent, peer.address, now - seen.alive_at
+        agent, address, seconds = self._agent, peer.address, now - node.alive_at
         supervise = agent.settings.supervise
-        first = next((one for one in peers if one.rank < agent.context.rank and one.contact is Contact.ANSWERS), None)
+        first = next(
+            (other for other in peers if other.rank < agent.context.rank and other.contact is Contact.ANSWERS), None
+        )
         if first is not None:  # it may just have run it
             if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= supervise.power_after_minutes * 60:
                 self._refuse(address, f"{first.name} answers too, and comes first", "nothing is to be done here")
-            return replace(seen, alive_at=now, announced=False)
+            return replace(node, alive_at=now, announced=False)
         if seconds < supervise.power_after_minutes * 60 or agent.loop.stop_requested:
-            return seen
+            return node
         path = supervise.power_command[0]
         runs, objection, hint = self._find_objection(address, path)
         if objection:
             self._refuse(address, objection, hint or "turn that node off and on again")
-        elif not seen.announced:
+        elif not node.announced:
             what = f"{address} has been silent for {format_duration(seconds)}, and sparkd has its power cut by {path}"
             announce(agent, f"{what}: nothing is to be done", Cause.PEER_SILENT, self._owner_uid, aside=True)
-            return replace(seen, announced=True)
+            return replace(node, announced=True)
         else:
             runs = LastRuns({**runs.at, address: time.time()})  # on the disk first: it must not be run for ever
             write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
             self._run(address, seconds)
             return None  # a person's, until it reports again: somebody may work at its console
-        return seen
+        return node
 
     def _find_objection(self, address: str, path: str) -> tuple[LastRuns, str, str]:
         program, faults = check_program(self._files, path, owner_uid=self._owner_uid), list[str]()

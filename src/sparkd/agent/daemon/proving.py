@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from sparkd.agent.daemon.agreed import Agreed
 from sparkd.agent.daemon.context import Agent, Context
 from sparkd.agent.daemon.switching import Switching
@@ -37,8 +39,8 @@ def try_out(agent: Agent, running: Running) -> None:
 
 
 def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
-    """Where `smoke.on_start` wants it, beside the requests of clients. What is returned reports the result once it is
-    there. An engine that serves is not ended for it: its clients may see nothing of the fault.
+    """Start it beside the requests of clients, where `smoke.on_start` wants it. The returned function reports the
+    result once it is there. An engine that serves is not ended for it: its clients may see nothing of the fault.
     """
     if not agent.settings.smoke.on_start:
         return lambda: None
@@ -56,8 +58,8 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
             return
         reason = "; ".join(faults)
         agent.events.warning("engine.smoke.failed", reason=reason, hint=SMOKE_HINT)
-        found = FindingReport(SMOKE_ID, "warn", f"answers that make no sense: {reason}", SMOKE_HINT)
-        agent.reporter.update(findings=(*agent.reporter.report.findings, found))
+        finding = FindingReport(SMOKE_ID, "warn", f"answers that make no sense: {reason}", SMOKE_HINT)
+        agent.reporter.replace_finding(SMOKE_ID, finding)
 
     return report
 
@@ -69,40 +71,37 @@ def _smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[smok
 
 
 def _keep(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...]:
-    """The faults."""
-    faults = tuple(dict.fromkeys(fault for one in rounds for fault in one.faults))
+    """Keep and report the result; return the faults."""
+    faults = tuple(dict.fromkeys(fault for prompt in rounds for fault in prompt.faults))
     agent.launch_row.keep_smoke(faults)
     agent.reporter.update(smoke_passed=not faults)
-    if skipped := [f"{one.name}: {one.skipped}" for one in rounds if one.skipped]:
+    if skipped := [f"{prompt.name}: {prompt.skipped}" for prompt in rounds if prompt.skipped]:
         agent.events.info("engine.smoke.skipped", reason="; ".join(skipped))
     return faults
 
 
 CACHES_SECONDS = 5.0
-"""To list some ten folders, while nothing else watches the engine."""
-
+"""Limit for listing some ten folders, while nothing else watches the engine."""
 DOCKER_SECONDS = 5.0
-
 AGAIN_SECONDS = 60.0
-"""Until what could not be read is read again."""
+"""Pause until what could not be read is read again."""
 
 
-class ProvingPeriod:
-    """For the main thread."""
+class ProvingPeriod(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, agent: Context, agreed: Agreed, switching: Switching) -> None:
-        self.proven = False
-        self._agent = agent
-        self._agreed = agreed
-        self._switching = switching
-        self._proven_at: float | None = None
-        """Monotonic, while it serves."""
+    agent: Context
+    agreed: Agreed
+    switching: Switching
+    proven: bool = False
+    _proven_at: float | None = None
+    """When it is proven, monotonic, while it serves."""
 
     def begin(self, *, again: bool = False) -> None:
         """The engine serves from now on. `again`: under an agent before this one it did so already, perhaps for long
         enough.
         """
-        agent = self._agent
+        agent = self.agent
         with suppress(OSError):
             if again and agent.store.read(launch_history.read_history).open is None:
                 self.proven = True
@@ -114,26 +113,27 @@ class ProvingPeriod:
         agent.store.record(lambda launches: launches.record_serving(agent.boot_id, filled))
 
     def tick(self) -> None:
-        agent = self._agent
-        if self._switching.tried:  # a full disk has kept that it works from being written
-            self._switching.put_in_force()
+        agent = self.agent
+        if self.switching.tried:  # a full disk has kept that it works from being written
+            self.switching.put_in_force()
         if self._proven_at is None or time.monotonic() < self._proven_at:
             return
         self._proven_at = None
         self.proven = True
         agent.store.record(lambda launches: launches.reset(agent.plan.counted_as))
-        switch = self._switching.switch
+        switch = self.switching.switch
         if switch is None or switch.to is None or not switch.to.until:  # what has an end is an experiment
             self._keep_known_good()
 
     def _filled_caches(self) -> tuple[str, ...]:
         """Names of the compile caches with files in them. Raises OSError."""
-        image, files = self._agent.reporter.report.engine.image, self._agent.host.files
-        return tuple(one.name for one in self._agent.plan.caches if files.names_if_any(caches.path(image, one.name)))
+        image, files = self.agent.reporter.report.engine.image, self.agent.host.files
+        names = (cache.name for cache in self.agent.plan.caches)
+        return tuple(name for name in names if files.names_if_any(caches.path(image, name)))
 
     def _keep_known_good(self) -> None:
-        agent, now, context = self._agent, utc_now(), self._agent.context
-        facts = self._agreed.facts()
+        agent, now, context = self.agent, utc_now(), self.agent.context
+        facts = self.agreed.facts()
         if "boot" in facts.unseen:  # an entry with less than the one before it would hide what changes
             self._proven_at = time.monotonic() + AGAIN_SECONDS
             return
@@ -141,25 +141,23 @@ class ProvingPeriod:
         look = partial(docker_image.read_digest, agent.host, agent.reporter.report.engine.image, agent.plan.image)
         with suppress(OSError, DockerError):
             digest = agent.loop.beside(look, DOCKER_SECONDS, "docker's digest of the image")
-        entry = known_good.Entry(
+        proven = known_good.Entry(
             since=now,
             until=now,
             plan=agent.plan.digest,
-            agreement=self._agreed.agreement.digest,
+            agreement=self.agreed.agreement.digest,
             image_id=agent.reporter.report.engine.image,
             facts=facts,
             recipe=context.recipe.model_dump(mode="json", by_alias=True),
             engine=context.settings.engine.model_dump(mode="json"),
             image_digest=digest,
         )
-        try:
-            before = agent.store.read(known_good.read_known_good)
-        except OSError as error:
-            agent.store.report_unread(str(error))
+        before = agent.store.try_read(known_good.read_known_good)
+        if before is None:
             return
-        history = known_good.add_proven(before, entry)
+        history = known_good.add_proven(before, proven)
         if history.known_good != before and agent.store.write(known_good.FILE, history):
-            agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)
+            agent.events.info("known_good.plan.saved", plan=proven.plan[:12], recipe=proven.name)
             agent.run_aside("kept-images", partial(_keep_images, agent, before, history.known_good))
 
 

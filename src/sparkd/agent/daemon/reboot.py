@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 APART_SECONDS = 6 * 3600.0
 LOOK_SECONDS = 15.0
-"""At who is logged in, at the last reboot, and at systemd's jobs."""
+"""Limit for a look at who is logged in, at the last reboot, and at systemd's jobs."""
 MESSAGE_SECONDS = 35.0
-"""By each way: an operator's program has 30 s, a webhook 10."""
+"""Limit for each way: an operator's program has 30 s, a webhook 10."""
 SESSIONS = "/run/systemd/sessions"
 """A file for each session of logind's."""
-SESSION_BYTES = 65536
 UNATTENDED = ("greeter", "lock-screen", "background", "manager")
 """Classes of sessions that are nobody's who works: sd_session_get_class(3). Each may end in -early or -light."""
 
@@ -41,7 +40,10 @@ FILE = StateFile("reboot.json", LastReboot)
 
 
 def reboot_if_due(agent: Agent, error: SparkdError, end: End, owner_uid: int = 0) -> None:
-    """At the end of a run, once its rank is gone and its end recorded. `owner_uid`: of what sends messages."""
+    """Reboot at the end of a run, once its rank is gone and its end recorded.
+
+    `owner_uid`: owner of what sends messages.
+    """
     if end.action != Action.REBOOT or not agent.settings.supervise.reboot:
         return
     if not (objection := _find_objection(agent, error)):
@@ -79,7 +81,7 @@ def find_session(files: Files) -> str:
         for name in files.names(SESSIONS):
             if name.endswith(".ref"):  # a FIFO beside it
                 continue
-            lines = files.text(f"{SESSIONS}/{name}", SESSION_BYTES).splitlines()
+            lines = files.text(f"{SESSIONS}/{name}", 65536).splitlines()
             fields = {key: value for key, _, value in (line.partition("=") for line in lines)}
             if fields.get("CLASS", "").removesuffix("-light").removesuffix("-early") not in UNATTENDED:
                 user = fields.get("USER") or "uid " + fields.get("UID", "?")
@@ -108,7 +110,7 @@ def judge_earlier(path: str, at: float, now: float, what: str, apart_seconds: fl
 
 
 def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool = False) -> None:
-    """What the notify thread, or the unit after this one, would send too late. `aside`: in another thread."""
+    """Send what the notify thread, or the unit after this one, would send too late. `aside`: in another thread."""
     settings = agent.settings.notify
     if not settings.ways:
         return
@@ -132,7 +134,7 @@ def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool
 
 
 def _request(agent: Agent) -> str:
-    """Why it did not work; empty where the node reboots."""
+    """Request the reboot. Returns why it did not work; empty where the node reboots."""
     if not agent.store.write(FILE, LastReboot(time.time())):  # a node must not reboot for ever
         return f"{FILE.path} can't be written"
     try:

@@ -39,11 +39,11 @@ from sparkd.base.vllm.api import Counters, Endpoint
 COUNTERS_SECONDS = 1.0
 """/metrics takes 5 ms."""
 FOLLOW_SECONDS = 5.0
-"""Changes of the head and of the rank wake the loop; this is for the steps of the engine."""
+"""Pause between looks at the steps of the engine. Changes of the head and of the rank wake the loop."""
 HUNG_SECONDS = 40.0
-"""Of silence, while the head's engine answers: WatchdogSec= of its unit, 30, and what its agent last held back, 5."""
+"""Silence borne while the head's engine answers: WatchdogSec= of its unit, 30, and what its agent last held back, 5."""
 DOCKER_AWAY_SECONDS = 0.2
-"""Between looks for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
+"""Pause between looks for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
 
 
 def make_ready(agent: Agent, running: Running) -> None:
@@ -88,11 +88,11 @@ def make_ready(agent: Agent, running: Running) -> None:
 
 def _prune(agent: Agent, image_id: str) -> None:
     with suppress(OSError):
-        for one in agent.actions.prune_caches(image_id):
-            if one.error:
-                agent.events.warning("cache.removal.failed", path=one.path, reason=one.error)
+        for removal in agent.actions.prune_caches(image_id):
+            if removal.error:
+                agent.events.warning("cache.removal.failed", path=removal.path, reason=removal.error)
             else:
-                agent.events.info("cache.folder.removed", path=one.path)
+                agent.events.info("cache.folder.removed", path=removal.path)
 
 
 def serve(agent: Agent, running: Running) -> NoReturn:
@@ -136,8 +136,8 @@ def serve(agent: Agent, running: Running) -> NoReturn:
     failure = monitor.run()
     if isinstance(failure, EngineDeadError):
         raise failure
-    said = running.log.progress.root_cause(time.monotonic())
-    raise StalledError(failure.reason + (f"; the engine said: {said}" if said else ""), "sparkd starts it again")
+    words = running.log.progress.root_cause(time.monotonic())
+    raise StalledError(failure.reason + (f"; the engine said: {words}" if words else ""), "sparkd starts it again")
 
 
 def follow_head(agent: Agent, running: Running) -> NoReturn:
@@ -174,7 +174,7 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
 
 
 def _begin_service(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> None:
-    """Of a worker, once."""
+    """Enter service on a worker, once."""
     if not running.ready:
         _mark_ready(agent, running)
         keep_rank(agent, running)
@@ -211,10 +211,12 @@ def _gpu_watch(agent: Agent) -> GpuThrottleMonitor | None:
 
 def with_gpu(agent: Agent, message: str, gpu: GpuThrottleMonitor | None) -> str:
     """The message, with a slow GPU named. A slow GPU still serves: it is a finding, not a phase."""
-    slow = gpu.check() if gpu is not None else ""
-    if gpu is not None and (seen := gpu.first) is not None:
-        watts = None if seen.power_watts is None else round(seen.power_watts)
-        figures = GpuReport(seen.name, seen.sm_mhz, watts, seen.temperature_celsius, seen.utilization_percent)
+    if gpu is None:
+        return message
+    slow = gpu.check()
+    if (sample := gpu.first) is not None:
+        watts = None if sample.power_watts is None else round(sample.power_watts)
+        figures = GpuReport(sample.name, sample.sm_mhz, watts, sample.temperature_celsius, sample.utilization_percent)
         agent.reporter.update(gpu=figures)
     agent.reporter.replace_finding(
         THROTTLE_ID, FindingReport(THROTTLE_ID, "warn", slow, THROTTLE_HINT) if slow else None
@@ -257,7 +259,7 @@ def _mark_ready(agent: Agent, running: Running) -> None:
 
 
 def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_for: str = "") -> LoadProgress:
-    """Report it. Raises NotReadyError (exit 12) where it has stood still for too long."""
+    """Report the load. Raises NotReadyError (exit 12) where it has stood still for too long."""
     progress = running.log.progress
     running.note_segments()  # for a stop during the load, which clears them
     left = progress.seconds_left(time.monotonic())
@@ -314,4 +316,4 @@ def _describe_compilers(running: Running) -> str:
 def _peers_idle_seconds(agent: Agent) -> tuple[float | None, ...]:
     """None for one that works, or does not load."""
     reports = (peer.report for peer in agent.monitor.statuses())
-    return tuple(one.engine.idle_seconds if one and one.phase is Phase.LOADING else None for one in reports)
+    return tuple(report.engine.idle_seconds if report and report.phase is Phase.LOADING else None for report in reports)

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import keep_stacks, read_rank_stacks
 from sparkd.agent.daemon.inquest import (
+    BY_DOCKER,
+    COUNTED,
     LOST_GRACE_SECONDS,
+    SHORT_OF_MEMORY,
     Evidence,
     count_end,
     judge_end,
     may_be_culprit,
-    may_be_docker,
-    may_be_memory,
-    may_be_port,
     names_port,
     own_words,
 )
@@ -44,17 +44,17 @@ from sparkd.base.status.phases import find_loss
 from sparkd.base.vllm.api import Endpoint
 
 FAILED_GRACE_SECONDS = 5.0
-"""For an engine that is given up: no request is left to finish, and preflight clears what it leaves behind."""
+"""Grace period of an engine that is given up: no request is left to finish, and preflight clears what it leaves."""
 LAST_REPORT_SECONDS = 2.0
 """How long the other nodes can read the last report."""
 RELEASE_SECONDS = 3.0
-"""For a head to leave service before a stopped worker ends its rank."""
+"""Limit for a head to leave service before a stopped worker ends its rank."""
 GONE_SECONDS = 5.0
-"""For a killed rank to end, with its whole container: the other nodes' engines lose it then, and not before."""
+"""Limit for a killed rank to end, with its whole container: the other nodes' engines lose it then, and not before."""
 GOODBYE_SECONDS = 0.3
-"""For the other nodes to read that this one leaves, before it refuses connections."""
+"""Time for the other nodes to read that this one leaves, before it refuses connections."""
 HANG_SECONDS = 3.0
-"""For dockerd to list its containers: milliseconds; and for a look at the ports."""
+"""Limit for dockerd to list its containers, which takes milliseconds, and for a look at the ports."""
 MOST_LINES = 12
 NAME_LIMIT = 80
 DIFF_HINT = "sparkd diff; to go back to it: sparkd rollback"
@@ -62,7 +62,7 @@ DIFF_HINT = "sparkd diff; to go back to it: sparkd rollback"
 T = TypeVar("T")
 
 NOT_RESTARTED = (ExitCode.USAGE, ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
-"""By the unit: RestartPreventExitStatus."""
+"""Codes after which the unit stays down: its RestartPreventExitStatus."""
 
 
 def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequested) -> None:
@@ -76,17 +76,17 @@ def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequ
         raise
     agent.loop.enter(Stage.END)
     switched = isinstance(request, SwitchRequested)
-    said, cause = (str(request), Cause.SWITCH) if switched else (STOPPED, Cause.STOP_REQUESTED)
+    reason, cause = (str(request), Cause.SWITCH) if switched else (STOPPED, Cause.STOP_REQUESTED)
     agent.monitor.untrack_all()
     agent.loop.report_stopping()
-    agent.phase.enter(Phase.STOPPING, said)
+    agent.phase.enter(Phase.STOPPING, reason)
     grace_seconds: float = agent.settings.engine.stop_grace_seconds
     if running is not None and not agent.context.is_head:
         agent.loop.wait_until(partial(_head_left, agent), RELEASE_SECONDS)
         if _head_left(agent):
             grace_seconds = min(grace_seconds, LOST_GRACE_SECONDS)  # no request is left to finish
     end_rank(agent, running, grace_seconds)
-    end = End(said, int(ExitCode.GOOD), at=utc_now(), cause=cause)
+    end = End(reason, int(ExitCode.GOOD), at=utc_now(), cause=cause)
     agent.store.record(lambda launches: launches.record_end(agent.boot_id, end))
     agent.launch_row.end(running, end)
     agent.phase.enter(Phase.STOPPED)
@@ -133,29 +133,23 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
 
 
 class _Looks:
-    """At what may be behind an error. They begin while the rank is there, and are awaited once it is gone."""
+    """Looks at what may be behind an error. They begin while the rank is there, and are awaited once it is gone."""
 
     def __init__(self, agent: Agent, running: Running | None, error: SparkdError) -> None:
         self._agent, self._running, self._error = agent, running, error
         self._ends_at = time.monotonic() + HANG_SECONDS
-        self._docker = agent.loop.start(partial(_answered_at, agent.host)) if may_be_docker(error) else None
+        self._docker = agent.loop.start(partial(_answered_at, agent.host)) if error.cause in BY_DOCKER else None
         self._holder = agent.loop.start(look) if (look := self._look_for_holder()) is not None else None
         self._culprit = agent.loop.start(who) if (who := self._look_for_culprit()) is not None else None
 
     def evidence(self) -> Evidence:
-        hangs, holder = False, ""
+        hangs = False
         if self._docker is not None:
             hangs = not self._is_over(self._docker)
             with suppress(OSError):  # it does not run, or no look was possible
                 hangs = hangs or self._docker.result() > self._ends_at
-        if self._holder is not None and self._is_over(self._holder):
-            with suppress(OSError, ValueError):
-                holder = self._holder.result()
-        culprit = None
-        if self._culprit is not None and self._is_over(self._culprit):
-            with suppress(OSError, ValueError):
-                culprit = self._culprit.result()
-        memory_users, taken = self._who_took_memory() if may_be_memory(self._error) else ("", False)
+        holder, culprit = self._result(self._holder) or "", self._result(self._culprit)
+        memory_users, taken = self._who_took_memory() if self._error.cause in SHORT_OF_MEMORY else ("", False)
         if self._error.cause is Cause.PEER_FAILED:
             self._agent.loop.wait_until(self._peers_named_causes, self._ends_at - time.monotonic())
         return Evidence(hangs, taken, memory_users, holder, culprit)
@@ -168,14 +162,21 @@ class _Looks:
     def _is_over(self, look: Outcome[T]) -> bool:
         return self._agent.loop.wait_until(look.done, self._ends_at - time.monotonic())
 
+    def _result(self, look: Outcome[T] | None) -> T | None:
+        """None where it was not begun, failed, or is not over in time."""
+        if look is not None and self._is_over(look):
+            with suppress(OSError, ValueError):
+                return look.result()
+        return None
+
     def _look_for_holder(self) -> Callable[[], str] | None:
         agent, running = self._agent, self._running
-        if running is None or running.ready or not agent.context.is_head or not may_be_port(self._error):
+        if running is None or running.ready or not agent.context.is_head or self._error.code not in COUNTED:
             return None
-        seen = running.api_holder
-        if seen and (seen in own_words(self._error) or names_port(self._error)):
-            return lambda: seen
-        if not names_port(self._error):
+        holder, named = running.api_holder, names_port(self._error)
+        if holder and (named or holder in own_words(self._error)):
+            return lambda: holder
+        if not named:
             return None
         return partial(find_holder, agent.host, (agent.plan.api_port, agent.plan.master_port), running.rank.pid)
 
@@ -188,7 +189,9 @@ class _Looks:
         return partial(find_culprit, self._agent.host, container, pids | {rank.pid}, time.time())
 
     def _who_took_memory(self) -> tuple[str, bool]:
-        """And whether others took more since the launch than the plan leaves above the floor. Empty: not known."""
+        """Who took it; empty where that is not known. And whether others took more since the launch than the plan
+        leaves above the floor.
+        """
         agent, running = self._agent, self._running
         if running is None or running.tenants is None:
             return "", False
@@ -200,28 +203,23 @@ class _Looks:
 
 
 def _answered_at(host: Host) -> float:
-    """Monotonic. Raises OSError where docker does not run."""
+    """When docker answered, monotonic. Raises OSError where it does not run."""
     host.docker()
     return time.monotonic()
 
 
 def log_differences(agent: Agent) -> None:
-    """For a failed start: what differs from the last known good one."""
-    try:
-        known = agent.store.read(read_known_good)
-    except OSError as error:
-        agent.store.report_unread(str(error))
+    """Log what differs in a failed start from the last known good one."""
+    if not (known := agent.store.try_read(read_known_good)):
         return
-    if not known:
-        return
-    found = group_files(find_differences(known[0].facts, agent.agreed.facts()))
-    for one in found[:MOST_LINES]:
-        then, now = excerpt_values(one)
-        name, hint = sanitize(one.name, NAME_LIMIT), DIFF_HINT if one is found[-1] else ""
+    differences = group_files(find_differences(known[0].facts, agent.agreed.facts()))
+    for difference in differences[:MOST_LINES]:
+        then, now = excerpt_values(difference)
+        name, hint = sanitize(difference.name, NAME_LIMIT), DIFF_HINT if difference is differences[-1] else ""
         agent.events.warning("known_good.value.changed", name=name, then=then, now=now, hint=hint)
-    if len(found) > MOST_LINES:
-        agent.events.warning("known_good.values.omitted", count=len(found) - MOST_LINES, hint=DIFF_HINT)
-    if not found:
+    if len(differences) > MOST_LINES:
+        agent.events.warning("known_good.values.omitted", count=len(differences) - MOST_LINES, hint=DIFF_HINT)
+    if not differences:
         hint = "configuration unchanged since the last good start; see the engine log above"
         agent.events.warning("known_good.values.unchanged", since=known[0].until, hint=hint)
 
@@ -270,11 +268,12 @@ def clear_rank(agent: Agent, running: Running | None) -> None:
 COUNTERS_SECONDS = 1.0
 LOOK_SECONDS = 0.5
 QUIET_SECONDS = 3.0
-"""Without a request, until a drain is over: a client that has just read 200 from /readyz may still send one."""
+"""Time without a request after which a drain is over: a client that has just read 200 from /readyz may still send one.
+"""
 
 
 def leave(agent: Agent, running: Running | None, request: StopRequested) -> None:
-    """Before a requested stop: a try is not over by it, and requests that run get their time before a switch."""
+    """Prepare a requested stop: a try is not over by it, and requests that run get their time before a switch."""
     if not isinstance(request, SwitchRequested):
         agent.switching.interrupt()
     elif running is not None and agent.reporter.report.phase in (Phase.SERVING, Phase.DEGRADED):

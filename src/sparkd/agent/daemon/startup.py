@@ -41,24 +41,17 @@ from sparkd.base.vllm.own_table import KILL_SECONDS, QUERY_SECONDS, parse_answer
 DOCKER_SECONDS = 10.0
 COUNT_SECONDS = 2.0
 CHOICE_SECONDS = 10.0
-"""For a look at the choice of a plan: milliseconds, on a disk that does not hang."""
+"""Limit for a look at the choice of a plan: milliseconds, on a disk that does not hang."""
 ROOM_SECONDS = 5.0
-"""For the headers of the model's files, which preflight has read before, and for the driver."""
+"""Limit for the headers of the model's files, which preflight has read before, and for the driver."""
 FINGERPRINT_SECONDS = 120.0
-"""For docker, and for the model's some 200 files, which may be on a file server."""
-DEVICES_SECONDS = 10.0
-
-
-def is_docker_running(agent: Agent) -> bool:
-    """False also where nobody can look now."""
-    with suppress(TimeoutError, BlockingIOError):
-        return agent.loop.beside(partial(docker.running, agent.host), DOCKER_SECONDS, "looking at dockerd")
-    return False
+"""Limit for docker, and for the model's some 200 files, which may be on a file server."""
 
 
 def await_docker(agent: Agent) -> None:
     """Has no deadline: docker may be started by hand."""
-    while not is_docker_running(agent):
+    look = partial(docker.running, agent.host)
+    while not agent.look(look, DOCKER_SECONDS, "looking at dockerd", False):
         agent.phase.enter(Phase.AWAITING_DOCKER, "waiting for dockerd: systemctl start docker")
         agent.loop.wait(0.5)
 
@@ -70,7 +63,7 @@ def fingerprint(agent: Agent) -> None:
     """
     interface = agent.plan.node.interface
     try:
-        seen, found, hcas, transport = agent.loop.beside(
+        agreed, software, hcas, transport = agent.loop.beside(
             lambda: (
                 read_agreement(agent),
                 versions.read_versions(agent.host),
@@ -88,10 +81,10 @@ def fingerprint(agent: Agent) -> None:
         # This counts as a failed launch too: the next one waits.
         agent.store.record(lambda launches: launches.begin(agent.plan.counted_as, agent.boot_id))
         raise
-    agent.agreed.keep(seen)
+    agent.agreed.keep(agreed)
     check_hcas(agent, hcas)
-    agent.cluster.publish(PLAN_PATH, agreement.dump_values(seen.values))
-    agent.reporter.update(plan_digest=seen.digest, versions=found, transport=transport)
+    agent.cluster.publish(PLAN_PATH, agreement.dump_values(agreed.values))
+    agent.reporter.update(plan_digest=agreed.digest, versions=software, transport=transport)
 
 
 def read_agreement(agent: Agent) -> Agreement:
@@ -119,7 +112,7 @@ def note_late_rdma(agent: Agent) -> None:
     with suppress(OSError):  # also at the deadline
         hcas, transport = agent.loop.beside(
             lambda: (infiniband.hcas_of(agent.host.files, interface), read_transport(agent)),
-            DEVICES_SECONDS,
+            10.0,
             "looking at the RDMA devices",
         )
         if transport == BY_RDMA:
@@ -185,7 +178,7 @@ def launch(agent: Agent) -> Running:
 
 
 def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch: str = "") -> dict[str, str]:
-    """They mark a container as sparkd's, and name its rank: one for another purpose has none."""
+    """Labels mark a container as sparkd's, and name its rank: one for another purpose has none."""
     values = {
         "role": plan.role,
         "rank": str(plan.node.rank),
@@ -205,7 +198,7 @@ def _find_left_segments(agent: Agent) -> dict[str, Identity]:
 
 
 def _read_compile_jobs(agent: Agent) -> int:
-    """How many may run at once; 1 where that can't be read."""
+    """How many compilers may run at once; 1 where that can't be read."""
     read = partial(read_room, agent.plan, agent.settings, agent.host)
     short = count_short_loads(agent.launch_row.past.launches, agent.agreed.agreement.digest)
     try:
@@ -241,7 +234,6 @@ def watch(agent: Agent, running: Running) -> None:
     agent.events.info("engine.container.started", name=rank.name, container=short, image=agent.plan.image)
 
 
-TABLES_SECONDS = 10.0
 IMAGE_HINT = "look at: systemctl status docker, free -g"
 
 
@@ -268,7 +260,7 @@ def check_image(agent: Agent) -> bool:
 def _find_unanswered(agent: Agent, program: str) -> tuple[str, bool, bool] | None:
     """The image's id, whether it was checked, and whether its vLLM was queried; None where it has nothing to answer."""
     # Its tables are files of the package, which this thread does not read.
-    doubtful = agent.loop.beside(partial(is_doubtful, agent.plan), TABLES_SECONDS, "reading vLLM's flags")
+    doubtful = agent.loop.beside(partial(is_doubtful, agent.plan), 10.0, "reading vLLM's flags")
     if not (program or doubtful) or EngineImage.id in agent.settings.preflight.skip:
         return None
     image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
@@ -288,14 +280,14 @@ def _run_programs(agent: Agent, image_id: str, program: str, query: str) -> tupl
 
 def _record_asserts(agent: Agent, image_id: str, program: str, ended: tuple[int, str], began: float) -> bool:
     code, log = ended
-    found = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
+    fault = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
     if code not in (0, ASSERT_FAILED):
-        raise _blocked(agent, "can't be checked", f"exit code {code}: {found}", IMAGE_HINT)
-    result = AssertResult(found, round(time.monotonic() - began, 2), utc_now(), find_unbuilt(log))
-    agent.events.info("engine.image.checked", image=agent.plan.image, fault=found, seconds=result.seconds)
+        raise _blocked(agent, "can't be checked", f"exit code {code}: {fault}", IMAGE_HINT)
+    result = AssertResult(fault, round(time.monotonic() - began, 2), utc_now(), find_unbuilt(log))
+    agent.events.info("engine.image.checked", image=agent.plan.image, fault=fault, seconds=result.seconds)
     written = agent.store.record(lambda launches: launches.record_asserts(image_id, program, result))
-    if found and not written:
-        raise _blocked(agent, "does not hold", found, agent.plan.image_build)
+    if fault and not written:
+        raise _blocked(agent, "does not hold", fault, agent.plan.image_build)
     return written
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from msgspec import Struct, field
+
 from sparkd.agent.actions import Actions
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
@@ -23,46 +25,49 @@ from sparkd.base.state.rank_record import RankRecord
 from sparkd.base.status.model import utc_now
 
 READ_SECONDS = 10.0
-"""As for a write."""
+"""As long as a write may take."""
 
 T = TypeVar("T")
 
 
-class StateStore:
-    """For the main thread."""
+class StateStore(Struct):
+    """Used by the main thread."""
 
-    def __init__(self, host: Host, actions: Actions, loop: MainLoop, events: Events) -> None:
-        self._host = host
-        self._actions = actions
-        self._loop = loop
-        self._events = events
-        self._unwritten: set[str] = set()
-        """Files whose last write failed."""
-        self._unread: set[str] = set()
-        """Why files could not be read, as logged."""
+    host: Host
+    actions: Actions
+    loop: MainLoop
+    events: Events
+    _unwritten: set[str] = field(default_factory=set)
+    """Files whose last write failed."""
+    _unread: set[str] = field(default_factory=set)
+    """Why files could not be read, as logged."""
 
     def read(self, reading: Callable[[Files, Report], T]) -> T:
         """What `reading(files, report)` makes of state files. Raises OSError where their disk hangs."""
         faults = list[str]()
-        work = partial(reading, self._host.files, faults.append)
-        found = self._loop.beside(work, READ_SECONDS, f"reading {FOLDER}", shielded=True)
+        work = partial(reading, self.host.files, faults.append)
+        content = self.loop.beside(work, READ_SECONDS, f"reading {FOLDER}", shielded=True)
         self.report_unread(*faults)
-        return found
+        return content
+
+    def try_read(self, reading: Callable[[Files, Report], T]) -> T | None:
+        """As `read`, but None, which is reported, where it would raise."""
+        try:
+            return self.read(reading)
+        except OSError as error:
+            self.report_unread(str(error))
+            return None
 
     def report_unread(self, *reasons: str) -> None:
         """State files are unusable: the agent continues without them."""
         for reason in reasons:
             if reason not in self._unread:
                 self._unread.add(reason)
-                self._events.warning("state.read.failed", reason=reason)
+                self.events.warning("state.read.failed", reason=reason)
 
     def read_launches(self) -> LaunchHistory:
         """From disk each time, so removing the file resets it. Empty where it can't be read."""
-        try:
-            return self.read(launch_history.read_history)
-        except OSError as error:
-            self.report_unread(str(error))
-            return LaunchHistory()
+        return self.try_read(launch_history.read_history) or LaunchHistory()
 
     def require_launches(self) -> LaunchHistory:
         """As `read_launches`, where what is unknown must not count as nothing. Raises BlockedError (exit 10)."""
@@ -73,37 +78,35 @@ class StateStore:
 
     def record(self, change: Callable[[LaunchHistory], LaunchHistory]) -> bool:
         """Write the changed launch history, safe against crashes and power cuts; whether that worked."""
-        try:
-            before = self.read(launch_history.read_history)
-        except OSError as error:  # what is there must not be lost
-            self.report_unread(str(error))
+        before = self.try_read(launch_history.read_history)
+        if before is None:  # what is there must not be lost
             return False
         after = change(before)
         return after == before or self.write(launch_history.FILE, after)
 
     def record_start(self, boot_id: str) -> None:
-        """Until its end is recorded, this process counts as killed."""
+        """Record that this process began: until its end is recorded, it counts as killed."""
         if self.record(lambda launches: launches.recover(boot_id, utc_now())):
             earlier = launch_history.EARLIER.name  # what it had is written with the rest
-            self._try_to_write(earlier, partial(self._actions.remove_state, earlier))
+            self._try_to_write(earlier, partial(self.actions.remove_state, earlier))
 
     def write(self, file: StateFile[Content], value: Content) -> bool:
-        """Whether it worked. A full disk is logged once and ends no engine."""
-        write = partial(self._actions.write_state, file.name, file.encode(value), file.mode)
+        """Returns whether it worked. A full disk is logged once and ends no engine."""
+        write = partial(self.actions.write_state, file.name, file.encode(value), file.mode)
         return self._try_to_write(file.name, write)
 
     def write_rank(self, record: RankRecord) -> bool:
-        """The same for the rank's own record, in /run."""
-        return self._try_to_write(RANK_FILE.name, partial(self._actions.write_rank, record), RANK_FILE.folder)
+        """Write the rank's own record, in /run, likewise."""
+        return self._try_to_write(RANK_FILE.name, partial(self.actions.write_rank, record), RANK_FILE.folder)
 
     def write_private(self, file: StateFile[Content], value: Content) -> bool:
-        """The same: what else of the rank the next process needs."""
-        write = partial(self._actions.write_private, file.path, file.encode(value))
+        """Write what else of the rank the next process needs, likewise."""
+        write = partial(self.actions.write_private, file.path, file.encode(value))
         return self._try_to_write(file.name, write, file.folder)
 
     def exchange(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
-        """The same, where the file still holds `before`. `after` None: remove it."""
-        return self._try_to_write(file.name, partial(self._actions.exchange_state, file, before, after))
+        """Write it likewise, where the file still holds `before`. `after` None: remove it."""
+        return self._try_to_write(file.name, partial(self.actions.exchange_state, file, before, after))
 
     def _try_to_write(self, name: str, write: Callable[[], bool | None], folder: str = FOLDER) -> bool:
         try:
@@ -111,7 +114,7 @@ class StateStore:
         except OSError as error:
             if name not in self._unwritten:
                 hint = getattr(error, "hint", f"df -h {folder}")  # a SharedFolderError's
-                self._events.error("state.write.failed", file=name, reason=error.strerror or str(error), hint=hint)
+                self.events.error("state.write.failed", file=name, reason=error.strerror or str(error), hint=hint)
             self._unwritten.add(name)
             return False
         self._unwritten.discard(name)

@@ -34,11 +34,11 @@ BLOCKED_SECONDS = 120.0
 AWAITED_SECONDS = 900.0
 """How long it may await docker or another node, which may boot, until its launch."""
 LOOK_SECONDS = 1.0
-"""Between two looks at a choice that could not be followed."""
+"""Pause between two looks at a choice that could not be followed."""
 UNANNOUNCED_SECONDS = 60.0
-"""Between two looks without a notice: its writer may have been killed before it, or /run is full."""
+"""Pause between two looks without a notice: its writer may have been killed before it, or /run is full."""
 EXPIRE_SECONDS = 10.0
-"""Between two tries to write that the time is over."""
+"""Pause between two tries to write that the time is over."""
 RETURNS_HINT = "repair it and choose it again: sparkd use"
 
 
@@ -52,10 +52,10 @@ class SwitchRequested(StopRequested):
 
 
 def begin_switch(config: Settings, host: Host, actions: Actions, events: Events) -> tuple[Switch | None, object]:
-    """What a new process finds, one step further, and the stamp of that choice: a later one differs."""
-    seen, before = stamp_switch(host), membership.current_switch(config, host)
+    """Take the choice that a new process finds one step further. Returns it and its stamp: a later one's differs."""
+    stamp, before = stamp_switch(host), membership.current_switch(config, host)
     if before is None:
-        return None, seen
+        return None, stamp
     after: Switch | None = before
     if before.expired(datetime.now(UTC)):
         after = step(before, Event.EXPIRED)
@@ -69,18 +69,18 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
         except ConfigError as error:
             reason, after = error.reason, step(after, Event.FAILED)
     if after == before:
-        return before, seen
+        return before, stamp
     with suppress(OSError):  # `raise_if_unwritten` reports it
         if not actions.exchange_state(FILE, before, after):
             return begin_switch(config, host, actions, events)  # somebody has chosen again meanwhile
-        seen = _stamp_written(host, after)
+        stamp = _stamp_written(host, after)
     if before.stage in (Stage.DRAINING, Stage.TRYING) and (after is None or after.stage is Stage.IN_FORCE):
         _report_return(host, actions, events, before, reason)
-    return after, seen
+    return after, stamp
 
 
 def _report_return(host: Host, actions: Actions, events: Events, before: Switch, reason: str) -> None:
-    """For the journal, and as the last cause of the next report."""
+    """Report it to the journal, and as the last cause of the next report."""
     text = f"{describe_return(before)}: {reason}"
     events.error("switch.plan.returned", reason=text, hint=RETURNS_HINT)
     end = End(text, int(ExitCode.NOT_READY), RETURNS_HINT, "", utc_now(), Cause.SWITCH_FAILED)
@@ -101,9 +101,9 @@ def stamp_switch(host: Host) -> object:
 
 
 def _stamp_written(host: Host, written: Switch | None) -> object:
-    """Unlike any stamp where somebody has chosen again since."""
-    seen = stamp_switch(host)
-    return seen if FILE.read(host.files) == written else Switch
+    """The stamp of what was written; unlike any stamp where somebody has chosen again since."""
+    stamp = stamp_switch(host)
+    return stamp if FILE.read(host.files) == written else Switch
 
 
 class Switching:
@@ -116,11 +116,11 @@ class Switching:
         self._clock = clock
         self._began = clock()
         self._stuck_since: float | None = None
-        """While a new plan is tried and a node is blocked."""
+        """Set while a new plan is tried and a node is blocked."""
         self._seen = agent.switch_seen
         """Stamp of the choice, as last followed."""
         self._look: tuple[object, Outcome[tuple[Switch | None, list[str]]]] | None = None
-        """At the file, and what is wrong with it; with its stamp."""
+        """A look at the file, and at what is wrong with it, under way; with the stamp from before it."""
         self._next_look, self._unannounced_look = -math.inf, clock() + UNANNOUNCED_SECONDS
         self._next_expiry = -math.inf
 
@@ -145,15 +145,15 @@ class Switching:
         known = membership.current_switch
         if agent.store.read(lambda _files, _report: known(agent.context.configured, agent.host)) is not None:
             return  # chosen after this process made its plan: for the next process
-        found = agent.store.read(lambda files, _report: FILE.read(files, faults.append))
-        if (found is not None or faults) and agent.store.exchange(FILE, found, None):
+        choice = agent.store.read(lambda files, _report: FILE.read(files, faults.append))
+        if (choice is not None or faults) and agent.store.exchange(FILE, choice, None):
             log, hint = (agent.events.warning, "sparkd use --list") if faults else (agent.events.info, "")
             reason = faults[0] if faults else "the configuration has changed"
             log("rollback.plan.removed", reason=f"{reason}: {CONFIGURED} holds", hint=hint)
 
     def watch(self) -> None:
-        """In each wait of the main loop. Raises SwitchRequested; OutdatedPlanError for a node that is blocked;
-        NotReadyError where a new plan is not launched for too long.
+        """Look for a choice in each wait of the main loop. Raises SwitchRequested; OutdatedPlanError for a node that is
+        blocked; NotReadyError where a new plan is not launched for too long.
         """
         self._look_for_choice()
         now = self._clock()
@@ -176,9 +176,9 @@ class Switching:
             return
         self._look = None
         with suppress(BlockingIOError):  # no thread could be started
-            found, faults = look.result()
+            choice, faults = look.result()
             self._agent.store.report_unread(*faults)
-            self._follow(found)
+            self._follow(choice)
             self._seen = stamp
 
     @property
@@ -190,16 +190,16 @@ class Switching:
         faults = list[str]()
         return FILE.read(self._agent.host.files, faults.append), faults
 
-    def _follow(self, found: Switch | None) -> None:
+    def _follow(self, choice: Switch | None) -> None:
         # What this process began with may be unchanged, where a full disk has kept its step from being written.
-        is_new = found != self._agent.context.switch
-        if found is not None and is_new and found.stage in (Stage.DRAINING, Stage.RETURNING):
-            raise SwitchRequested(found)
-        if found is not None and self.switch is not None and found.chosen_at == self.switch.chosen_at:
-            differs, self.switch = found != self.switch, found  # with more or less time
+        is_new = choice != self._agent.context.switch
+        if choice is not None and is_new and choice.stage in (Stage.DRAINING, Stage.RETURNING):
+            raise SwitchRequested(choice)
+        if choice is not None and self.switch is not None and choice.chosen_at == self.switch.chosen_at:
+            differs, self.switch = choice != self.switch, choice  # with more or less time
             if differs:
                 self._report_switch()
-        elif found != self.switch and self._agent.reporter.report.phase is Phase.BLOCKED:
+        elif choice != self.switch and self._agent.reporter.report.phase is Phase.BLOCKED:
             raise OutdatedPlanError("another plan was chosen", "sparkd restarts with it")
 
     @property
@@ -208,20 +208,19 @@ class Switching:
         return self.switch is not None and self.switch.stage is Stage.TRYING
 
     def raise_if_unwritten(self) -> None:
-        """Before a launch, once the disk can be written to: a plan whose try was not written would run without one.
-
-        Raises OutdatedPlanError.
+        """Raises OutdatedPlanError before a launch, once the disk can be written to: a plan whose try was not written
+        would run without one.
         """
         if self.switch is not None and self.switch.stage in (Stage.DRAINING, Stage.RETURNING):
             reason = f"{FILE.path} could not be written as this process began"
             raise OutdatedPlanError(reason, "sparkd restarts with it")
 
     def _raise_if_stuck(self) -> None:
-        """Until the launch: each step from there on has a limit of its own."""
+        """Raises NotReadyError until the launch: each step from there on has a limit of its own."""
         report, now = self._agent.reporter.report, self._clock()
         if not PHASES[report.phase].ahead:
             return
-        phases = (report.phase, *(one.living.phase for one in self._agent.monitor.statuses() if one.living))
+        phases = (report.phase, *(peer.living.phase for peer in self._agent.monitor.statuses() if peer.living))
         self._stuck_since = (self._stuck_since or now) if Phase.BLOCKED in phases else None
         if now - (self._stuck_since or now) > BLOCKED_SECONDS:
             reason = f"blocked for {BLOCKED_SECONDS:.0f} s: {report.message}"
@@ -231,7 +230,7 @@ class Switching:
             raise NotReadyError(reason, "sparkd status shows what is awaited")
 
     def put_in_force(self) -> None:
-        """The new plan serves, and its answers make sense."""
+        """Put the new plan in force: it serves, and its answers make sense."""
         agent = self._agent
         if not self._advance(Event.WORKS):
             return
@@ -239,17 +238,17 @@ class Switching:
         self._report_switch()
 
     def _report_switch(self) -> None:
-        reporter, found = self._agent.reporter, self.switch.findings if self.switch is not None else ()
-        others = (one for one in reporter.report.findings if one.id not in ("use", "rollback"))
-        reporter.update(findings=(*found, *others))
+        reporter, findings = self._agent.reporter, self.switch.findings if self.switch is not None else ()
+        others = (finding for finding in reporter.report.findings if finding.id not in ("use", "rollback"))
+        reporter.update(findings=(*findings, *others))
 
     def interrupt(self) -> None:
-        """A stop is requested: a try is not over by it."""
+        """Note that a stop is requested: a try is not over by it."""
         if self.tried:
             self._advance(Event.LEFT)
 
     def end_try(self, end: End) -> End:
-        """Where it ends the try of a new plan: the end of the switch, which names the plan launched next."""
+        """Returns the end of the switch, which names the plan launched next, where `end` ends the try of a new plan."""
         before = self.switch
         if before is None or not self.tried:
             return end
@@ -267,16 +266,11 @@ class Switching:
 
     def _advance(self, event: Event) -> bool:
         """Whether the step was taken: not where somebody has chosen again meanwhile, or it can't be written."""
-        ours = self.switch
-        try:
-            found = self._agent.store.read(FILE.read)
-        except OSError as error:
-            self._agent.store.report_unread(str(error))
+        ours, choice = self.switch, self._agent.store.try_read(FILE.read)
+        if ours is None or choice is None or choice.chosen_at != ours.chosen_at:
             return False
-        if ours is None or found is None or found.chosen_at != ours.chosen_at:
-            return False
-        after = step(found, event)
-        if after == found or not self._agent.store.exchange(FILE, found, after):
+        after = step(choice, event)
+        if after == choice or not self._agent.store.exchange(FILE, choice, after):
             return False
         self.switch, self._look = after, None  # a look from before knows less
         return True

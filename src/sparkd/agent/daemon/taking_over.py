@@ -40,14 +40,14 @@ class LeftRank(Struct, frozen=True):
     record: RankRecord
     kept: KeptRank
     report: NodeReport | None
-    """The last of that agent."""
+    """The last one of that agent."""
     reloaded: bool = False
     """The agent is the same process, with another program."""
 
 
 def find_left(host: Host, role: str, invocation: str, refuse: Callable[[str], object]) -> LeftRank | None:
-    """`invocation`: of this process; the same as the rank's after a reload. `refuse` gets the reason where one that
-    serves can't be taken over.
+    """Find a rank to take over. `invocation`: this process's, the same as the rank's after a reload. `refuse` gets the
+    reason where one that serves can't be taken over.
     """
     known = read_rank(host)
     if (record := known.record) is None or not known.stays:
@@ -83,7 +83,7 @@ def _lately(record: RankRecord, now: float) -> tuple[float, ...]:
 
 
 def open_rank(host: Host, left: LeftRank) -> Rank | None:
-    """Proven by its process alone, also while docker is away; None where that has ended."""
+    """The rank, proven by its process alone, also while docker is away; None where that has ended."""
     record = left.record
     try:
         pidfd = os.pidfd_open(record.pid)
@@ -91,9 +91,8 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
         return None
     with suppress(*GONE):
         # Looked at second: a pid that is held by a descriptor is not used again.
-        found = read_process(host.files, record.pid)
-        group = read_group(host.files, record.pid)
-        if found is not None and (found.start_time, group.container_id) == (record.start_time, record.container_id):
+        process, group = read_process(host.files, record.pid), read_group(host.files, record.pid)
+        if process and (process.start_time, group.container_id) == (record.start_time, record.container_id):
             name, image = left.kept.name, left.kept.image_id
             return Rank(record.container_id, name, image, record.pid, pidfd, record.start_time, record.started_at)
     os.close(pidfd)
@@ -101,8 +100,9 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
 
 
 def note_owner(base: Base, left: LeftRank) -> LeftRank:
-    """From now on the record names this process: first of all, so that a crash from here on is counted, and that a stop
-    ends the rank. Raises OSError.
+    """Make the record name this process, first of all: a crash from here on is counted, and a stop ends the rank.
+
+    Raises OSError.
     """
     record, now = left.record, base.host.uptime_seconds()
     mine = base.actions.owner.invocation
@@ -113,7 +113,7 @@ def note_owner(base: Base, left: LeftRank) -> LeftRank:
 
 
 def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
-    """`first`: of this process, as of any. With what the agent before this one knew of the rank."""
+    """The first report of this process, as of any, with what the agent before this one knew of the rank."""
     record, last = left.record, left.report
     first = replace(
         first,
@@ -137,7 +137,7 @@ def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
 
 
 def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
-    """From now on the rank is this agent's. Raises OSError where it can't be watched."""
+    """Make the rank this agent's from now on. Raises OSError where it can't be watched."""
     host, record = agent.host, left.record
     since = "0"
     with suppress(OSError):

@@ -26,10 +26,9 @@ from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.warm_up import MOST_AT_ONCE, Compiled, Result, add_up, read_limits, warm_up
 
 LOOK_SECONDS = 2.0
-"""To count them once requests wait: the service is watched on."""
+"""Limit for counting them once requests wait: the service is watched on."""
 COUNT_SECONDS = 20.0
-"""To count the files of some ten folders, on a disk that also loads weights."""
-SHOW_SECONDS = 0.5
+"""Limit for counting the files of some ten folders, on a disk that also loads weights."""
 MOST_BEGUN = 2
 """An engine that ended so often while it was warmed serves without that: clients may never send what ends it."""
 COLD, WARMING, WARM = "cold", "warming", "warm"
@@ -51,17 +50,17 @@ class Warmed(Struct, frozen=True):
     """The newest first."""
 
     def find(self, agreement: str) -> Entry:
-        return next((one for one in self.plans if one.agreement == agreement), Entry(agreement))
+        return next((plan for plan in self.plans if plan.agreement == agreement), Entry(agreement))
 
     def add(self, entry: Entry) -> Warmed:
-        return Warmed((entry, *(one for one in self.plans if one.agreement != entry.agreement))[:KEPT])
+        return Warmed((entry, *(plan for plan in self.plans if plan.agreement != entry.agreement))[:KEPT])
 
 
 FILE = StateFile("warm.json", Warmed, PUBLIC)
 
 
 def note_warmth(agent: Agent) -> None:
-    """Whether this node's caches are cold, for the head, which warms for all. What can't be read is cold."""
+    """Report to the head, which warms for all, whether this node's caches are cold. What can't be read is cold."""
     if agent.settings.readiness.warm != "never" and agent.plan.container.gpus == "all":
         kept, kernels = _read(agent).find(agent.agreed.agreement.digest).kernels, _count(agent)
         is_warm = kept is not None and kernels is not None and kernels >= kept
@@ -69,7 +68,7 @@ def note_warmth(agent: Agent) -> None:
 
 
 class WarmthFollower(Struct):
-    """On a worker: what the head has warmed, after this node's caches were reported, is warm here too."""
+    """Follows the head on a worker: what it has warmed, after this node's caches were reported, is warm here too."""
 
     agent: Agent
     _seen: bool = False
@@ -91,17 +90,17 @@ def make_warm(
     show: Callable[[str], object],
     answer_again: Callable[[float], object],
 ) -> None:
-    """On the head, after the first completion. Raises what ends the run.
+    """Warm the engine on the head, after the first completion. Raises what ends the run.
 
     `works`: whether this rank computes with new memory. `answer_again` waits so many seconds for another completion.
     """
     wanted, cold = agent.settings.readiness, _find_cold(agent)
     if wanted.warm == "never" or not (cold or wanted.warm == "always"):
         return
-    entry = _read(agent).find(agent.agreed.agreement.digest)
-    if entry.begun >= MOST_BEGUN:
+    known = _read(agent).find(agent.agreed.agreement.digest)
+    if known.begun >= MOST_BEGUN:
         _report(agent, "")  # nobody is to warm it unasked
-        reason = f"not warmed: the engine, or its machine, ended the last {entry.begun} times meanwhile"
+        reason = f"not warmed: the engine, or its machine, ended the last {known.begun} times meanwhile"
         agent.events.warning("engine.kernels.cold", reason=reason, hint=AGAIN)
         return
     began = running.seconds
@@ -109,24 +108,24 @@ def make_warm(
         "engine.kernels.warming", cold=", ".join(cold), hint="nothing is to be done: it is ready after it"
     )
     _report(agent, WARMING)
-    _keep(agent, replace(entry, begun=entry.begun + 1))
+    _keep(agent, replace(known, begun=known.begun + 1))
     try:
-        result = _await(agent, running, works, show)
-        if not result.whole:
-            answer_again(agent.settings.supervise.stall_seconds if result.lost else wanted.timeout_seconds)
+        outcome = _await(agent, running, works, show)
+        if not outcome.whole:
+            answer_again(agent.settings.supervise.stall_seconds if outcome.lost else wanted.timeout_seconds)
     except BaseException as error:
         if not _is_of_engine(error):
-            _keep(agent, entry)
+            _keep(agent, known)
         raise
-    _keep(agent, replace(entry, begun=0, kernels=_count(agent) if result.over else entry.kernels))
-    _report(agent, WARM if result.over else COLD)
-    _log(agent, running, result, round(running.seconds - began))
+    _keep(agent, replace(known, begun=0, kernels=_count(agent) if outcome.over else known.kernels))
+    _report(agent, WARM if outcome.over else COLD)
+    _log(agent, running, outcome, round(running.seconds - began))
 
 
 def _find_cold(agent: Agent) -> list[str]:
-    """Names of nodes."""
+    """Names of the nodes with cold caches."""
     own = agent.reporter.report
-    others = [one.name for one in agent.monitor.statuses() if one.report and one.report.engine.warmth == COLD]
+    others = [peer.name for peer in agent.monitor.statuses() if peer.report and peer.report.engine.warmth == COLD]
     return [own.node, *others] if own.engine.warmth == COLD else others
 
 
@@ -136,12 +135,12 @@ def _is_of_engine(error: BaseException) -> bool:
     return failed or isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)
 
 
-def _log(agent: Agent, running: Running, result: Result, seconds: int) -> None:
-    if result.whole:
-        agent.events.info("engine.kernels.warm", seconds=seconds, reason=result.shown)
+def _log(agent: Agent, running: Running, outcome: Result, seconds: int) -> None:
+    if outcome.whole:
+        agent.events.info("engine.kernels.warm", seconds=seconds, reason=outcome.shown)
         return
     last = running.log.progress.kernel
-    reason = result.shown + (f"; the last one is {last}" if last else "")
+    reason = outcome.shown + (f"; the last one is {last}" if last else "")
     hint = "it serves all the same, and requests may wait for a kernel; once it does: sudo sparkd warm"
     agent.events.warning("engine.kernels.cold", seconds=seconds, reason=reason, hint=hint)
 
@@ -157,7 +156,7 @@ def _await(agent: Agent, running: Running, works: Callable[[], bool], show: Call
     try:
         while not warming.done():
             show(shown)
-            agent.loop.wait(SHOW_SECONDS)
+            agent.loop.wait(0.5)
     finally:
         warming.cancel()
     try:
@@ -173,7 +172,7 @@ async def _warm_up(
 
     async def look() -> Compiled:
         files = await run_in_thread("kernels", lambda: _count_files(agent))
-        peers = [one.report.engine for one in agent.monitor.statuses() if one.report]
+        peers = [peer.report.engine for peer in agent.monitor.statuses() if peer.report]
         kernels = running.log.progress.compiled
         own = EngineReport(compilers=running.compiler_count, kernels_compiled=kernels, works=works())
         return add_up([own, *peers], files)
@@ -184,7 +183,7 @@ async def _warm_up(
 
 
 def _count_files(agent: Agent) -> int:
-    image, names = agent.reporter.report.engine.image, [one.name for one in agent.plan.caches]
+    image, names = agent.reporter.report.engine.image, [cache.name for cache in agent.plan.caches]
     return caches.count_kernels(agent.host.files, image, names)
 
 
@@ -197,38 +196,33 @@ def _count(agent: Agent) -> int | None:
         return None
 
 
-class KernelGrowth:
+class KernelGrowth(Struct):
     """New files of kernels in this node's caches. CuTe DSL and others compile inside the engine's own processes."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._count: int | None = None
+    agent: Agent
+    _count: int | None = None
 
     def seen(self) -> bool:
-        """Since the last call. False where they can't be counted: that excuses no engine."""
+        """Whether there are new ones since the last call. False where they can't be counted: that excuses no engine."""
         before, self._count = self._count, None
         with suppress(OSError):
-            look = partial(_count_files, self._agent)
-            self._count = self._agent.loop.beside(look, LOOK_SECONDS, "counting kernels in service")
+            look = partial(_count_files, self.agent)
+            self._count = self.agent.loop.beside(look, LOOK_SECONDS, "counting kernels in service")
         return before is not None and self._count is not None and self._count > before
 
 
 def _read(agent: Agent) -> Warmed:
-    try:
-        return agent.store.read(FILE.load) or Warmed()
-    except OSError as error:
-        agent.store.report_unread(str(error))
-        return Warmed()
+    return agent.store.try_read(FILE.load) or Warmed()
 
 
-def _keep(agent: Agent, entry: Entry) -> None:
-    """Not where the others can't be read, which must not be lost."""
+def _keep(agent: Agent, plan: Entry) -> None:
+    """Write it, but not where the others can't be read, which must not be lost."""
     try:
-        known = agent.store.read(FILE.load) or Warmed()
+        warmed = agent.store.read(FILE.load) or Warmed()
     except OSError as error:
         agent.store.report_unread(str(error))
     else:
-        agent.store.write(FILE, known.add(entry))
+        agent.store.write(FILE, warmed.add(plan))
 
 
 def _report(agent: Agent, warmth: str) -> None:

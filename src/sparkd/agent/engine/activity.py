@@ -20,9 +20,9 @@ from sparkd.base.vllm.api import Counters
 RATE_SECONDS = 4.0
 """Tokens a second are measured over at least this long: a troubled engine is probed more often."""
 WINDOW_SECONDS = 600.0
-"""Of the shares: of the prefix cache, and of the tokens that a drafter proposed."""
+"""Span of the shares: of the prefix cache, and of the tokens that a drafter proposed."""
 MOST_TOKENS = 1e9
-"""A second. A larger figure is no engine's, and would make the report unreadable for other nodes."""
+"""Limit of tokens a second. A larger figure is no engine's, and would make the report unreadable for other nodes."""
 MOST_REQUESTS = 1e6
 
 
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
 
 
 class ActivityMeter:
-    """For one engine. Times are monotonic."""
+    """Measures one engine. Times are monotonic."""
 
     def __init__(self) -> None:
         self._readings: deque[Reading] = deque()
@@ -80,9 +80,9 @@ def _share(part: float, whole: float) -> float | None:
 THROTTLE_ID = "gpu-clocks"
 THROTTLE_HINT = "shut the node down, unplug it for 60 s, start it again; if it happens again, replace the node"
 CLOCKS_SECONDS = 30.0
-"""Between two readings of the clocks, and how long they must be low."""
+"""Pause between two readings of the clocks, and how long they must be low."""
 HURRIED_SECONDS = 3.0
-"""Between two readings while nothing else shows whether the engine works."""
+"""Pause between two readings while nothing else shows whether the engine works."""
 GB10 = "GB10"
 BUSY_PERCENT = 90
 STUCK_MHZ = 850
@@ -94,9 +94,9 @@ IDLE_WATTS, WORK_WATTS = 10.0, 30.0
 Clocks = tuple[GpuClocks, ...]
 
 
-def computes(seen: Clocks) -> bool:
+def computes(gpus: Clocks) -> bool:
     """Whether a GPU is at work. One that waits for another rank is as busy, at 15 to 27 W."""
-    return any(_is_loaded(one) and (one.power_watts or 0) > WORK_WATTS for one in seen)
+    return any(_is_loaded(gpu) and (gpu.power_watts or 0) > WORK_WATTS for gpu in gpus)
 
 
 def _is_loaded(gpu: GpuClocks) -> bool:
@@ -111,12 +111,12 @@ class ThrottleState(Struct, frozen=True):
     warning: str = ""
 
 
-def decide_throttle(state: ThrottleState, seen: Clocks, now: float) -> ThrottleState:
-    """After one more reading. An idle GPU proves neither throttling nor recovery. Pure."""
-    loaded = [(one, one.sm_mhz <= STUCK_MHZ) for one in seen if _is_loaded(one) and one.sm_mhz is not None]
+def decide_throttle(state: ThrottleState, gpus: Clocks, now: float) -> ThrottleState:
+    """The state after one more reading. An idle GPU proves neither throttling nor recovery. Pure."""
+    loaded = [(gpu, gpu.sm_mhz <= STUCK_MHZ) for gpu in gpus if _is_loaded(gpu) and gpu.sm_mhz is not None]
     if not loaded:
         return ThrottleState(None, state.warning)
-    stuck = next((one for one, is_slow in loaded if is_slow), None)
+    stuck = next((gpu for gpu, is_slow in loaded if is_slow), None)
     if stuck is None:
         return ThrottleState()
     since = now if state.since is None else state.since
@@ -128,41 +128,43 @@ def decide_throttle(state: ThrottleState, seen: Clocks, now: float) -> ThrottleS
 
 
 class GpuThrottleMonitor(Struct):
-    """For the main thread. `start` makes the thread of each reading: a hanging driver blocks nothing else."""
+    """Used by the main thread. `start` makes the thread of each reading: a hanging driver blocks nothing else."""
 
     start: Callable[[Callable[[], Clocks]], Outcome[Clocks]]
     events: Events
     read: Callable[[], Clocks] = read_clocks
     clock: Callable[[], float] = time.monotonic
     _state: ThrottleState = ThrottleState()
-    _seen: Clocks = ()
+    _gpus: Clocks = ()
     _reading: Outcome[Clocks] | None = None
     _started_at: float = float("-inf")
     _is_hurried: bool = False
 
     def computes(self) -> bool:
-        """By a recent reading; False without one. The next readings come at short intervals while this is called."""
+        """Whether a GPU is at work by a recent reading; False without one. While this is called, readings come at short
+        intervals.
+        """
         self._is_hurried = True
-        return computes(self._seen) and self.clock() - self._started_at <= 2 * HURRIED_SECONDS
+        return computes(self._gpus) and self.clock() - self._started_at <= 2 * HURRIED_SECONDS
 
     def idle(self) -> bool:
         """Whether no GPU does anything, by a recent reading; False without one. Called as `computes`."""
         self._is_hurried = True
-        known = bool(self._seen) and self.clock() - self._started_at <= 3 * HURRIED_SECONDS
-        return known and all(one.utilization_percent == 0 for one in self._seen)
+        known = bool(self._gpus) and self.clock() - self._started_at <= 3 * HURRIED_SECONDS
+        return known and all(gpu.utilization_percent == 0 for gpu in self._gpus)
 
     @property
     def first(self) -> GpuClocks | None:
         """The last reading of the first GPU."""
-        return self._seen[0] if self._seen else None
+        return self._gpus[0] if self._gpus else None
 
     def check(self) -> str:
         """The current warning; empty where there is none."""
         now = self.clock()
         if self._reading is not None and self._reading.done():
             with suppress(BlockingIOError):  # no thread for it
-                self._seen = self._reading.result()
-            before, self._state = self._state.warning, decide_throttle(self._state, self._seen, now)
+                self._gpus = self._reading.result()
+            before, self._state = self._state.warning, decide_throttle(self._state, self._gpus, now)
             self._reading = None
             if self._state.warning and not before:
                 self.events.warning("gpu.throttle.detected", reason=self._state.warning, hint=THROTTLE_HINT)

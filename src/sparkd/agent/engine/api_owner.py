@@ -24,9 +24,9 @@ from sparkd.base.lib.http_client import HttpError, WrongServerError
 from sparkd.base.lib.log import Events
 
 ACCEPT_POLL_SECONDS = 0.02
-"""Until the server accepts; the deadline is the request's."""
+"""Pause until the server accepts; the deadline is the request's."""
 DOUBT_SECONDS = 1.0
-"""Then the kernel is queried once for whose server does not accept."""
+"""Time after which the kernel is queried once for whose server does not accept."""
 NAMED_SECONDS = 60.0
 """The holder of a port is searched for at most this often: that reads the open files of every process."""
 DEEPEST = 16
@@ -34,7 +34,7 @@ DEEPEST = 16
 
 
 class ApiOwner:
-    """For one rank, `admit` is the proof."""
+    """Proves by `admit` that one rank answers."""
 
     def __init__(self, host: Host, rank: Rank, events: Events, address: str, port: int) -> None:
         self._host, self._rank, self._events = host, rank, events
@@ -73,33 +73,33 @@ class ApiOwner:
         if time.monotonic() - self._queried_at >= NAMED_SECONDS:
             self._queried_at = time.monotonic()
             every = ("0.0.0.0", "::", self._address)  # noqa: S104  # compared, not bound
-            found = self._host.listeners((self._port,))
+            sockets = self._host.listeners((self._port,))
             self._squatted = self._is_foreign(
-                tuple(one for one in found if one.port == self._port and one.address in every)
+                tuple(listener for listener in sockets if listener.port == self._port and listener.address in every)
             )
         return self._squatted
 
-    def _is_foreign(self, found: tuple[Listener, ...], uid: int | None = None) -> bool:
+    def _is_foreign(self, sockets: tuple[Listener, ...], uid: int | None = None) -> bool:
         """Whether there are such sockets, and none is the rank's: then the holder of the first is named.
 
-        `uid`: of whom the kernel says that it is.
+        `uid`: the user whose it is by the kernel.
         """
-        inodes = {one.inode for one in found}
+        inodes = {listener.inode for listener in sockets}
         server = next((pid for pid in self._pids() if has_open(self._host.files, pid, inodes)), None)
         # Readable: the pids may be others' now.
         if server is not None and not select.select([self._rank.pidfd], [], [], 0)[0]:
             self._server_pid = server
             return False
-        if found:
-            self._name_holder(found[0], self._host.user(uid) if uid is not None else "")
-        return bool(found)
+        if sockets:
+            self._name_holder(sockets[0], self._host.user(uid) if uid is not None else "")
+        return bool(sockets)
 
     def _pids(self) -> Iterator[int]:
         """The rank's processes: the one that served last, then all."""
         if self._server_pid == self._rank.pid or self._descends(self._server_pid):
             yield self._server_pid
         yield self._rank.pid
-        yield from (one.pid for one in self._host.processes().descendants(self._rank.pid))
+        yield from (process.pid for process in self._host.processes().descendants(self._rank.pid))
 
     def _descends(self, pid: int) -> bool:
         for _ in range(DEEPEST):
@@ -109,10 +109,10 @@ class ApiOwner:
             pid = process.parent
         return False
 
-    def _name_holder(self, found: Listener, user: str) -> None:
+    def _name_holder(self, listener: Listener, user: str) -> None:
         if time.monotonic() - self._named_at < NAMED_SECONDS:
             return
-        (use,) = port_holders(self._host, self._host.processes(), (found,))
+        (use,) = port_holders(self._host, self._host.processes(), (listener,))
         before, self._named_at, self.holder = self.holder, time.monotonic(), _describe(use, user)
         if self.holder != before:
             by_hand = f"stop it if it may go: {stop_by_hand(use.pid or 0, use.service_stop)}"
@@ -140,8 +140,8 @@ def find_holder(host: Host, ports: tuple[int, ...], rank_pid: int) -> str:
     Raises OSError, ValueError.
     """
     table = host.processes()
-    own = {rank_pid, *(one.pid for one in table.descendants(rank_pid))}
-    uses = port_holders(host, table, tuple(one for one in host.listeners(ports) if one.port in ports))
+    own = {rank_pid, *(process.pid for process in table.descendants(rank_pid))}
+    uses = port_holders(host, table, tuple(listener for listener in host.listeners(ports) if listener.port in ports))
     return next((_describe(use) for use in uses if use.pid not in own), "")
 
 

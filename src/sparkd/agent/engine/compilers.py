@@ -20,22 +20,21 @@ from sparkd.base.lib.text import GIB, size
 COMPILERS = frozenset(("cicc", "ptxas", "ptxas-blackwell", "cudafe++", "cc1plus"))
 """What nvcc and Triton run, one after another: theirs is the memory. While they are stopped, ninja starts no more."""
 RESERVE_BYTES = 11 * GIB
-"""What the oldest may still take: the largest compile takes 10.4."""
+"""Memory that the oldest may still take: the largest compile takes 10.4 GiB."""
 RESUME_BYTES = 2 * GIB
-"""More than that, before another one continues."""
+"""Memory that must be available above that before another one continues."""
 PACE_SECONDS = 0.25
 """18 compilers were seen to take 20 GiB within 20 s."""
 RESUME_SECONDS = 2.0
-"""Between two that continue: the memory of the first one must show."""
+"""Pause between two that continue: the memory of the first one must show."""
 LOOK_SECONDS = 5.0
-"""Between two looks where no compiler has run for QUIET_SECONDS: their memory grows over minutes."""
+"""Pause between two looks where no compiler has run for QUIET_SECONDS: their memory grows over minutes."""
 QUIET_SECONDS = 30.0
 """The next one may follow within this time."""
 LONGEST_SECONDS = 600.0
 """A compiler is held so long at the most: the oldest may hang."""
 SAID_SECONDS = 600.0
-"""Between two lines on it in the journal."""
-MOST_PIDS = 4096
+"""Pause between two lines on it in the journal."""
 
 Key = tuple[int, int]
 """Process id and start time."""
@@ -50,11 +49,11 @@ def decide(
     available_bytes: int, short_bytes: int, compilers: Sequence[Key], held: Mapping[Key, float], now: float
 ) -> Decision:
     """`compilers`: the oldest first. It always runs: with it memory comes back. `held`: since when. Pure."""
-    waiting = [one for one in compilers if one in held]
-    overdue = tuple(one for one in waiting if now - held[one] >= LONGEST_SECONDS)
+    waiting = [key for key in compilers if key in held]
+    overdue = tuple(key for key in waiting if now - held[key] >= LONGEST_SECONDS)
     if available_bytes < short_bytes:
-        stop = tuple(one for one in compilers[1:] if one not in held)
-        return Decision(stop, overdue or tuple(one for one in compilers[:1] if one in held))
+        stop = tuple(key for key in compilers[1:] if key not in held)
+        return Decision(stop, overdue or tuple(key for key in compilers[:1] if key in held))
     enough = available_bytes >= short_bytes + RESUME_BYTES
     return Decision(resume=overdue or (tuple(waiting[:1]) if enough or len(waiting) == len(compilers) else ()))
 
@@ -67,18 +66,18 @@ class CompilerWatch(Struct):
     ended: threading.Event
     """Set once the rank's first process has ended."""
     processes: Callable[[], Iterable[Process]]
-    """Of the rank's container: no other is touched."""
+    """Lists those of the rank's container: no other is touched."""
     available_bytes: Callable[[], int]
     signal: Callable[[Key, bool], bool]
     """Stop that process, or continue it where the second is true; whether it was there."""
     events: Events
     count: int = 0
-    """That run or are held back. Any thread may read this, and `held`."""
+    """Compilers that run or are held back. Any thread may read this, and `held`."""
     held: Mapping[Key, float] = field(default_factory=dict)
     pids: frozenset[int] = frozenset()
-    """Seen in the container, except compilers. Any thread may read it."""
+    """Processes seen in the container, except compilers. Any thread may read it."""
     _freed: frozenset[Key] = frozenset()
-    """Held for as long as any may be."""
+    """Those that were held for as long as any may be."""
     _failed: bool = False
     _said_at: float = float("-inf")
     _seen_at: float = float("-inf")
@@ -103,7 +102,7 @@ class CompilerWatch(Struct):
     def _check(self, now: float) -> None:
         compilers = self._find()
         self.count = len(compilers)
-        self.held = {one: since for one, since in self.held.items() if one in compilers}
+        self.held = {key: since for key, since in self.held.items() if key in compilers}
         if compilers:
             self._seen_at = now
         if self.short_bytes and compilers:
@@ -111,30 +110,30 @@ class CompilerWatch(Struct):
 
     def _find(self) -> list[Key]:
         """The oldest first."""
-        present = [one for one in self.processes() if not one.dead]
-        found = [one for one in present if one.comm in COMPILERS]
+        present = [process for process in self.processes() if not process.dead]
+        compilers = [process for process in present if process.comm in COMPILERS]
         if self._seen_at == float("-inf"):  # those that an agent before this one has stopped
             now = time.monotonic()
-            self.held = {(one.pid, one.start_time): now for one in found if one.state == "T"}
-        others = {one.pid for one in present if one.comm not in COMPILERS}
-        if not others <= self.pids and len(self.pids) < MOST_PIDS:
+            self.held = {(process.pid, process.start_time): now for process in compilers if process.state == "T"}
+        others = {process.pid for process in present if process.comm not in COMPILERS}
+        if not others <= self.pids and len(self.pids) < 4096:
             self.pids |= others
-        return [(one.pid, one.start_time) for one in sorted(found, key=lambda one: (one.start_time, one.pid))]
+        return [(pid, began) for began, pid in sorted((process.start_time, process.pid) for process in compilers)]
 
     def _hold(self, compilers: list[Key], now: float) -> None:
         available_bytes = self.available_bytes()
-        movable = [one for one in compilers if one not in self._freed]
+        movable = [key for key in compilers if key not in self._freed]
         decision = decide(available_bytes, self.short_bytes, movable, self.held, now)
         self._stop(decision.stop, available_bytes, now)
         if decision.resume and (now >= self._resume_at or len(self.held) == len(compilers)):
             self._resume_at = now + RESUME_SECONDS
-            self._freed |= {one for one in decision.resume if now - self.held[one] >= LONGEST_SECONDS}
+            self._freed |= {key for key in decision.resume if now - self.held[key] >= LONGEST_SECONDS}
             self._resume(decision.resume)
 
     def _stop(self, compilers: tuple[Key, ...], available_bytes: int, now: float) -> None:
-        for one in compilers:
-            if self.signal(one, False):
-                self.held = {**self.held, one: now}
+        for key in compilers:
+            if self.signal(key, False):
+                self.held = {**self.held, key: now}
         if compilers and now - self._said_at >= SAID_SECONDS:
             self._said_at = now
             reason = f"{size(available_bytes)} are available, and the oldest compiler may take {size(RESERVE_BYTES)}"
@@ -142,7 +141,7 @@ class CompilerWatch(Struct):
             self.events.info("engine.compilers.held", count=len(compilers), reason=reason, hint=hint)
 
     def _resume(self, compilers: tuple[Key, ...]) -> None:
-        for one in compilers:
+        for key in compilers:
             with suppress(OSError):
-                self.signal(one, True)
-                self.held = {other: since for other, since in self.held.items() if other != one}
+                self.signal(key, True)
+                self.held = {other: since for other, since in self.held.items() if other != key}

@@ -23,9 +23,9 @@ WORTH_BYTES = 256 * MIB
 """Less is not worth the compaction."""
 PAUSE_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 160.0
-"""After compactions that gained too little, as where most memory is pinned: six of these in ten minutes."""
+"""Pause after compactions that gained too little, as where most memory is pinned: six of these in ten minutes."""
 SHARE = 0.1
-"""At most of the time in the kernel: compaction takes a core for as long as pages move, some 5 s for 10 GiB."""
+"""Most of the time spent in the kernel: compaction takes a core for as long as pages move, some 5 s for 10 GiB."""
 
 
 class Pace(Struct, frozen=True):
@@ -41,17 +41,17 @@ class Pace(Struct, frozen=True):
 
 
 class ContiguousMemory(Struct):
-    """For one thread."""
+    """Belongs to one thread."""
 
     host: Host
     wanted_bytes: int
-    """0 is never."""
+    """0: nothing is kept."""
     compact: Callable[[CompactMemory], Applied]
     events: Events
     _pace: Pace = Pace()
 
     def keep(self, drop_finished: Callable[[], None]) -> None:
-        """Where too little is free in large blocks: drop the page cache of finished shards, then compact memory.
+        """Drop the page cache of finished shards, then compact memory, where too little is free in large blocks.
 
         Blocks for as long as the compaction takes. Reports the first failure and then does nothing any more.
         """
@@ -59,8 +59,8 @@ class ContiguousMemory(Struct):
         if not self.wanted_bytes or began < self._pace.due_at:
             return
         try:
-            found = self.host.free_memory()
-            if found.large_bytes >= self.wanted_bytes or not found.is_listed:
+            before = self.host.free_memory()
+            if before.large_bytes >= self.wanted_bytes or not before.is_listed:
                 return
             drop_finished()
             free = self.host.free_memory()
@@ -71,7 +71,7 @@ class ContiguousMemory(Struct):
             self.events.warning("memory.compaction.failed", reason=str(error), hint=hint)
             self.wanted_bytes = 0
         else:
-            self._pace = self._pace.after(free.large_bytes - found.large_bytes, began, monotonic())
+            self._pace = self._pace.after(free.large_bytes - before.large_bytes, began, monotonic())
 
     def _compact(self, before: FreeMemory) -> FreeMemory:
         began = monotonic()

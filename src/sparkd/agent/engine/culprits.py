@@ -21,13 +21,9 @@ from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.text import format_clock, sanitize
 
 WITHIN_SECONDS = 120.0
-"""Before the look: an engine ends within 12 s of a process that it lacks, on a machine that has memory."""
-JOURNAL_SECONDS = 2.5
+"""Span before the look: an engine ends within 12 s of a process that it lacks, on a machine that has memory."""
 FORGED_US = 100_000
 """earlyoom prints its victim's command line as it is: lines that follow at once may be of that."""
-_ANTI_OOM = ("_SYSTEMD_UNIT=dgx-anti-oom.service",)
-_DEADLY = ("2", "3", "6", "9", "15")
-TRACE_HINT = "to have the next one named: sudo auditctl -a always,exit -F arch=b64 -S kill -S tgkill"
 
 
 class _Killers(Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,12 +51,12 @@ def find_culprit(
     now: float,
     read: Callable[[Query, tuple[str, ...], float], Lines] = read_journal,
 ) -> Culprit:
-    """For a thread. `container`: id and name; `pids`: seen in it; `now`: the wall clock."""
+    """Runs in a thread. `container`: id and name; `pids`: seen in it; `now`: the wall clock."""
     unread, events = list[str](), None
 
     def read_said(matches: tuple[str, ...]) -> tuple[Line, ...]:
         try:
-            return read(Query(round((now - WITHIN_SECONDS) * 1e6)), matches, JOURNAL_SECONDS).lines
+            return read(Query(round((now - WITHIN_SECONDS) * 1e6)), matches, 2.5).lines
         except OSError as error:
             unread.append(f"; {sanitize(str(error))}")
             return ()
@@ -76,8 +72,10 @@ def find_culprit(
         return program
     if culprit is None:
         text = f"neither the journal nor dockerd's events say who it was{''.join(unread)}"
-        return Culprit(text, TRACE_HINT)
-    if any(container[1] in line.text or container[0][:12] in line.text for line in read_said(_ANTI_OOM)):
+        hint = "to have the next one named: sudo auditctl -a always,exit -F arch=b64 -S kill -S tgkill"
+        return Culprit(text, hint)
+    lines = read_said(("_SYSTEMD_UNIT=dgx-anti-oom.service",))
+    if any(container[1] in line.text or container[0][:12] in line.text for line in lines):
         return culprit._replace(text=f"{culprit.text}: dgx-anti-oom", hint=_turn_off("dgx-anti-oom"))
     return culprit
 
@@ -100,11 +98,11 @@ def _find_program(lines: Iterable[Line], container_id: str, pids: Collection[int
 
 
 def find_client(events: object) -> Culprit | None:
-    """By the first deadly signal: docker stop has another one sent later."""
+    """Who sent the first deadly signal: docker stop has another one sent later."""
     for event in events if isinstance(events, list) else ():
         match event:
             case {"Action": "kill", "time": int(at), "Actor": {"Attributes": {"signal": str(number)}}}:
-                if number in _DEADLY:
+                if number in ("2", "3", "6", "9", "15"):
                     stops = number != "9"
                     client = f"as by docker {'stop' if stops else 'kill'}; its events do not name the client"
                     cause = Cause.ENGINE_STOPPED if stops else Cause.KILLED_FROM_OUTSIDE

@@ -29,9 +29,9 @@ FROZEN_SECONDS = 30.0
 GPU_IDLE_SECONDS = 9.0
 """NVML's figure is of the last moment: three readings of it."""
 LOOK_SECONDS, STALE_SECONDS = 2.0, 15.0
-"""Between two looks, which while nothing is wrong are made every five; an older one proves nothing."""
+"""Pause between two looks, which while nothing is wrong are made every five; an older one proves nothing."""
 OTHERS_SHARE = 0.1
-"""Of a core: an API server that answers the agent's own requests alone takes 0.02."""
+"""Share of a core: an API server that answers the agent's own requests alone takes 0.02."""
 FROZEN = "its container is frozen, as by docker pause"
 _ENGINE = re.compile(r"VLLM::(?!API)")
 
@@ -49,28 +49,28 @@ class Look(Struct, frozen=True):
 
 
 class HangState(Struct, frozen=True):
-    """By the clock of looks."""
+    """Times are by the clock of looks."""
 
-    seen: Look
+    last: Look
     still_since: float
     halted: Mapping[str, float] = {}
-    """Since when."""
+    """What is halted, and since when."""
 
 
-def advance(before: HangState | None, seen: Look) -> HangState:
+def advance(before: HangState | None, look: Look) -> HangState:
     if before is None:
-        return HangState(seen, seen.at, dict.fromkeys(seen.halted, seen.at))
-    last, seconds = before.seen, seen.at - before.seen.at
-    others_work = seen.other_seconds - last.other_seconds > OTHERS_SHARE * seconds
-    still = (seen.pids, seen.engine_seconds) == (last.pids, last.engine_seconds) and not (others_work or seen.unread)
+        return HangState(look, look.at, dict.fromkeys(look.halted, look.at))
+    last, seconds = before.last, look.at - before.last.at
+    others_work = look.other_seconds - last.other_seconds > OTHERS_SHARE * seconds
+    still = (look.pids, look.engine_seconds) == (last.pids, last.engine_seconds) and not (others_work or look.unread)
     known = before.halted if seconds <= STALE_SECONDS else {}  # else it may have run meanwhile
-    halted = {halt: known.get(halt, seen.at) for halt in seen.halted}
-    return HangState(seen, before.still_since if still else seen.at, halted)
+    halted = {halt: known.get(halt, look.at) for halt in look.halted}
+    return HangState(look, before.still_since if still else look.at, halted)
 
 
 def describe_halt(state: HangState) -> str:
-    """Of what has been stopped or frozen for too long; empty where nothing has."""
-    halted = [halt for halt, since in state.halted.items() if state.seen.at - since >= limit_seconds(halt)]
+    """What has been stopped or frozen for too long, in words; empty where nothing has."""
+    halted = [halt for halt, since in state.halted.items() if state.last.at - since >= limit_seconds(halt)]
     return halted[0] + f", and {len(halted) - 1} more" * (len(halted) > 1) if halted else ""
 
 
@@ -79,32 +79,37 @@ def limit_seconds(halt: str) -> float:
 
 
 def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, *, waits: bool = True) -> Look:
-    """`processes`: of the container that `pid` began. `waits`: reads each thread, too. Raises OSError, ValueError."""
+    """`processes`: those of the container that `pid` began. `waits`: reads each thread, too.
+
+    Raises OSError, ValueError.
+    """
     table = ProcessTable(tuple(processes))
-    rank = [one for one in (table.get(pid), *table.descendants(pid)) if one is not None and not one.dead]
-    engine = [one for one in rank if _ENGINE.match(one.comm)] or rank
+    rank = [process for process in (table.get(pid), *table.descendants(pid)) if process and not process.dead]
+    engine = [process for process in rank if _ENGINE.match(process.comm)] or rank
     # And what they descend from. Others may be a person's, by docker exec, and have lost their parent.
-    own = [one for one in rank if one in engine or not set(engine).isdisjoint(table.descendants(one.pid))]
-    if not own or any(one.state == "t" for one in own):
+    own = [
+        process for process in rank if process in engine or not set(engine).isdisjoint(table.descendants(process.pid))
+    ]
+    if not own or any(process.state == "t" for process in own):
         raise ValueError("the rank has no process, or a debugger holds one")
-    groups = engine, [one for one in rank if one not in engine]
+    groups = engine, [process for process in rank if process not in engine]
     engine_seconds, other_seconds = (read_activity(host.files, group).cpu_seconds for group in groups)
     # (anon_)pipe_write, by the kernel's version
     unread = waits and "pipe_write" in read_waits(host.files, own, MAX_THREADS)[0]
     halted = (*_find_stopped(own), *([FROZEN] if is_frozen(host.files, pid) else ()))
-    return Look(at, halted, frozenset(one.pid for one in rank), engine_seconds, other_seconds, unread)
+    return Look(at, halted, frozenset(process.pid for process in rank), engine_seconds, other_seconds, unread)
 
 
 def _find_stopped(processes: Iterable[Process]) -> list[str]:
-    stopped = (one for one in processes if one.state == "T" and one.comm not in COMPILERS)
-    return [f"its process {one.pid} ({one.comm}) is stopped (state T)" for one in stopped]
+    stopped = (process for process in processes if process.state == "T" and process.comm not in COMPILERS)
+    return [f"its process {process.pid} ({process.comm}) is stopped (state T)" for process in stopped]
 
 
 class HangWatch(Struct):
-    """For the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
+    """Used by the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
 
     rank: str
-    """In words."""
+    """The rank in words."""
     look: Callable[[float], Look]
     """Raises OSError, ValueError."""
     start: Callable[[Callable[[], Look]], Outcome[Look]]
@@ -143,7 +148,7 @@ class HangWatch(Struct):
             self._gpu_since = None
         elif self._gpu_since is None or now - before > GPU_IDLE_SECONDS:
             self._gpu_since = now
-        if self.state is None or self._gpu_since is None or now - self.state.seen.at > STALE_SECONDS:
+        if self.state is None or self._gpu_since is None or now - self.state.last.at > STALE_SECONDS:
             return False
-        still = self.state.seen.at - self.state.still_since
+        still = self.state.last.at - self.state.still_since
         return still >= IDLE_SECONDS and now - self._gpu_since >= GPU_IDLE_SECONDS

@@ -30,24 +30,22 @@ DEAD_STATUS = 503
 PROBE_SECONDS = 5.0
 """Rendering /metrics costs the API server some 5 ms. The container's end is an event and needs no probe."""
 TROUBLED_PROBE_SECONDS = 1.0
-"""After a probe that had no answer, or found requests and no progress."""
-ALARMED_PROBE_SECONDS = 0.2
+"""Pause after a probe that had no answer, or found requests and no progress."""
 ALARM_SECONDS = 10.0
 """How long probes are frequent after an error in the log: engines ended 0.5 to 2.6 s later (seen)."""
 CANARY_PAUSE_SECONDS = 30.0
-"""After a canary that failed."""
+"""Pause after a canary that failed."""
 DOUBT_SECONDS = 2.0
 """A request that has waited so long for the first byte of its answer is a reason for a canary."""
 BEGUN_DOUBT_SECONDS = 6.0
 """So is one whose answer has begun, and that still has its connection: vLLM closes it five seconds after an answer."""
 DEGRADED_SECONDS = 12.0
-"""So that a hang is reported within 20 s of its first request: the clock may start one probe late."""
+"""A hang is reported within 20 s of its first request: the clock may start one probe late."""
 COMPUTING_SHARE = 0.1
-"""Of the limit, before an engine whose GPU computes is degraded. A step of 16,384 tokens takes 13 s, and over 20 s in a
-context of 190,000 (two GB10, DeepSeek-V4-Flash, from a field report)."""
-
+"""Share of the limit before an engine whose GPU computes is degraded. A step of 16,384 tokens takes 13 s, and over 20 s
+in a context of 190,000 (two GB10, DeepSeek-V4-Flash, from a field report)."""
 LONGEST_COMPILE_SECONDS = 1800.0
-"""As EXECUTE_SECONDS: then vLLM itself gives the step up."""
+"""As long as EXECUTE_SECONDS: then vLLM itself gives the step up."""
 
 
 class Observation(Struct, frozen=True):
@@ -103,22 +101,22 @@ class Continue(Struct, frozen=True):
     degraded: str = ""
     """The current problem while the engine still has time; empty where there is none."""
     wants_canary: bool = False
-    """It is to be sent now."""
+    """A canary is to be sent now."""
 
 
 Failure = EngineDeadError | StalledError
 """The engine has ended, or makes no tokens."""
 
 
-def decide(before: HealthState, seen: Observation, limits: Supervise) -> Continue | Failure:
-    if seen.health == DEAD_STATUS:
+def decide(before: HealthState, probe: Observation, limits: Supervise) -> Continue | Failure:
+    if probe.health == DEAD_STATUS:
         return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
-    state = _excuse_compile(_update(before, seen), seen)
+    state = _excuse_compile(_update(before, probe), probe)
     wants_canary = False
-    if limits.canary_seconds and not state.canary_pending and seen.health is not None:
-        state, wants_canary = _consider_canary(before, state, seen, limits.canary_seconds)
-    silent = seen.at - state.answered_at
-    still = seen.at - state.moved_at
+    if limits.canary_seconds and not state.canary_pending and probe.health is not None:
+        state, wants_canary = _consider_canary(before, state, probe, limits.canary_seconds)
+    silent = probe.at - state.answered_at
+    still = probe.at - state.moved_at
     no_answer = f"the API server has not answered for {silent:.0f} s"
     no_token = f"requests run and no token came for {still:.0f} s"
     if silent >= limits.stall_seconds:
@@ -126,45 +124,45 @@ def decide(before: HealthState, seen: Observation, limits: Supervise) -> Continu
     if still >= limits.stall_seconds:
         return StalledError(no_token)
     # An API server that is silent to the agent proves nothing: an engine without requests is idle.
-    if seen.idle and not seen.compiles and still >= IDLE_SECONDS:
+    if probe.idle and not probe.compiles and still >= IDLE_SECONDS:
         return StalledError(f"{no_token}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
-    return Continue(state, _find_trouble(state, seen, limits, no_answer, no_token), wants_canary)
+    return Continue(state, _find_trouble(state, probe, limits, no_answer, no_token), wants_canary)
 
 
-def _find_trouble(state: HealthState, seen: Observation, limits: Supervise, no_answer: str, no_token: str) -> str:
+def _find_trouble(state: HealthState, probe: Observation, limits: Supervise, no_answer: str, no_token: str) -> str:
     """What degrades the service; empty where nothing does."""
-    if seen.at - state.answered_at >= DEGRADED_SECONDS:
+    if probe.at - state.answered_at >= DEGRADED_SECONDS:
         return no_answer
     if state.canary_failed:
         return f"a canary completion failed: {state.canary_failed}"
-    patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if seen.computes else 0)
-    return no_token if seen.at - state.moved_at >= patience_seconds else ""
+    patience_seconds = max(DEGRADED_SECONDS, limits.stall_seconds * COMPUTING_SHARE if probe.computes else 0)
+    return no_token if probe.at - state.moved_at >= patience_seconds else ""
 
 
-def _update(last: HealthState, seen: Observation) -> HealthState:
-    work, busy = (last.work, False) if seen.counters is None else (seen.counters.work, seen.counters.busy)
-    moved, state = work != last.work, replace(last, probed_at=seen.at, work=work)
-    if seen.health is not None:
-        state = replace(state, answered_at=seen.at)
+def _update(last: HealthState, probe: Observation) -> HealthState:
+    work, busy = (last.work, False) if probe.counters is None else (probe.counters.work, probe.counters.busy)
+    moved, state = work != last.work, replace(last, probed_at=probe.at, work=work)
+    if probe.health is not None:
+        state = replace(state, answered_at=probe.at)
     if moved and last.work is not None:
-        state = replace(state, proven_at=seen.at, excused_at=max(last.probed_at, last.excused_at), canary_failed="")
+        state = replace(state, proven_at=probe.at, excused_at=max(last.probed_at, last.excused_at), canary_failed="")
     # Without statistics only a failed canary shows that the engine hangs.
     works = (last.canary_pending and last.work is not None) or busy
-    if seen.canary is not None:
-        state = _end_canary(state, seen.canary, seen.at, moved=moved)
-        moved = moved or seen.canary.token
-    return replace(state, moved_at=seen.at) if moved or not (works or state.canary_failed) else state
+    if probe.canary is not None:
+        state = _end_canary(state, probe.canary, probe.at, moved=moved)
+        moved = moved or probe.canary.token
+    return replace(state, moved_at=probe.at) if moved or not (works or state.canary_failed) else state
 
 
-def _excuse_compile(state: HealthState, seen: Observation) -> HealthState:
+def _excuse_compile(state: HealthState, probe: Observation) -> HealthState:
     """A request that compiles a kernel waits for minutes. What brings no token in half an hour excuses nothing more."""
-    if state.moved_at == seen.at:
+    if state.moved_at == probe.at:
         return replace(state, compiling_since=None) if state.compiling_since is not None else state
-    if not seen.compiles:
+    if not probe.compiles:
         return state
-    since = seen.at if state.compiling_since is None else state.compiling_since
-    excused = seen.at - since < LONGEST_COMPILE_SECONDS
-    return replace(state, compiling_since=since, moved_at=seen.at if excused else state.moved_at)
+    since = probe.at if state.compiling_since is None else state.compiling_since
+    excused = probe.at - since < LONGEST_COMPILE_SECONDS
+    return replace(state, compiling_since=since, moved_at=probe.at if excused else state.moved_at)
 
 
 def _end_canary(state: HealthState, answer: Completion, at: float, *, moved: bool) -> HealthState:
@@ -178,22 +176,24 @@ def _end_canary(state: HealthState, answer: Completion, at: float, *, moved: boo
 
 
 def _consider_canary(
-    before: HealthState, state: HealthState, seen: Observation, canary_seconds: int
+    before: HealthState, state: HealthState, probe: Observation, canary_seconds: int
 ) -> tuple[HealthState, bool]:
     """The state with the canary, and whether it is to be sent: at once in doubt, again after a failure, and by time."""
     if state.canary_failed:
-        wanted, since = seen.at - state.canary_sent_at >= CANARY_PAUSE_SECONDS, state.moved_at
-    elif state.moved_at < seen.at or state.proven_at == seen.at:  # the counters decide
+        wanted, since = probe.at - state.canary_sent_at >= CANARY_PAUSE_SECONDS, state.moved_at
+    elif state.moved_at < probe.at or state.proven_at == probe.at:  # the counters decide
         return state, False
     else:
         # Without statistics a queue looks like a hang, and each canary would wait in it until it fails.
-        waiting = [seen.at - one.seconds for one in seen.unanswered if state.work is not None and _is_late(one)]
+        waiting = [
+            probe.at - request.seconds for request in probe.unanswered if state.work is not None and _is_late(request)
+        ]
         doubted = min((came for came in waiting if came > state.excused_at), default=None)
-        wanted = doubted is not None or seen.at - state.proven_at >= canary_seconds
-        since = seen.at if doubted is None else max(doubted, before.moved_at)
+        wanted = doubted is not None or probe.at - state.proven_at >= canary_seconds
+        since = probe.at if doubted is None else max(doubted, before.moved_at)
     if not wanted:
         return state, False
-    return replace(state, canary_sent_at=seen.at, canary_pending=True, moved_at=since), True
+    return replace(state, canary_sent_at=probe.at, canary_pending=True, moved_at=since), True
 
 
 def _is_late(request: Unanswered) -> bool:
@@ -208,7 +208,7 @@ class HealthMonitor(Struct):
     progress: Callable[[], LoadProgress]
     limits: Supervise
     completion_seconds: float
-    """For one canary."""
+    """The limit of one canary."""
     on_check: Callable[[str, Counters | None], None]
     unanswered: Callable[[], tuple[Unanswered, ...]] = tuple
     """Requests to the API."""
@@ -230,7 +230,7 @@ class HealthMonitor(Struct):
     _was_troubled: bool = False
 
     def run(self) -> Failure:
-        """Until the engine is given up."""
+        """Probe until the engine is given up; return why."""
         while True:
             now = time.monotonic()
             if self.troubled() is not self._was_troubled:
@@ -246,7 +246,7 @@ class HealthMonitor(Struct):
     def _pause(self, now: float) -> float:
         failing = self.progress().failing_since
         if failing is not None and now - failing < ALARM_SECONDS:
-            self._probe_at = min(self._probe_at, now + ALARMED_PROBE_SECONDS)
+            self._probe_at = min(self._probe_at, now + 0.2)
         return PROBE_SECONDS if self._probing is not None else max(0.0, self._probe_at - now)
 
     async def _probe(self) -> tuple[int | None, Counters | None]:
@@ -268,8 +268,8 @@ class HealthMonitor(Struct):
         computes = troubled and self.computes()
         compiles = (troubled or self._state.compiling_since is not None) and self.compiles()
         idle = troubled and self.idle()
-        seen = Observation(now, health, counters, canary, self.unanswered(), computes, compiles, idle)
-        decision = decide(self._state, seen, self.limits)
+        probe = Observation(now, health, counters, canary, self.unanswered(), computes, compiles, idle)
+        decision = decide(self._state, probe, self.limits)
         if isinstance(decision, Continue):
             self._state = decision.state
             self._probe_at = now + (TROUBLED_PROBE_SECONDS if decision.state.troubled else PROBE_SECONDS)

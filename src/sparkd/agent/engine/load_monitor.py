@@ -21,7 +21,7 @@ from sparkd.base.lib.errors import Cause, NotReadyError
 from sparkd.base.lib.main_loop import Outcome
 
 PACE_SECONDS = 10.0
-"""Between two looks; a tenth of the limit where that is less."""
+"""Pause between two looks; a tenth of the limit where that is less."""
 DISK_BYTES_PER_SECOND = 100_000
 """At less, the weights of a large model take weeks. Log lines are less."""
 BUSY_CORES = 0.2
@@ -31,7 +31,7 @@ FAULTS_PER_SECOND = 100
 GPU_BUSY_PERCENT = 10
 """A desktop takes some 3."""
 HALTED_LOOKS = 3
-"""In which a thread is halted before that ends its rank."""
+"""Looks in which a thread is halted before that ends its rank."""
 
 
 class Look(Struct, frozen=True):
@@ -47,9 +47,9 @@ class Look(Struct, frozen=True):
 
 
 class LoadState(Struct, frozen=True):
-    """At the last look. Other ranks judge by `idle_seconds`, the time without work."""
+    """State at the last look. Other ranks judge by `idle_seconds`, the time without work."""
 
-    seen: Look
+    last: Look
     still_seconds: float = 0.0
     idle_seconds: float = 0.0
     halts: tuple[frozenset[int], ...] = ()
@@ -61,23 +61,23 @@ class LoadState(Struct, frozen=True):
         return len(self.halts) == HALTED_LOOKS and bool(frozenset.intersection(*self.halts))
 
 
-def advance(before: LoadState | None, seen: Look) -> LoadState:
+def advance(before: LoadState | None, look: Look) -> LoadState:
     if before is None:
-        return LoadState(seen, halts=(seen.halted,))
-    last, now = before.seen.activity, seen.activity
-    seconds = seen.at - before.seen.at
-    disk, cpu = now.disk_bytes - last.disk_bytes, now.cpu_seconds - last.cpu_seconds
+        return LoadState(look, halts=(look.halted,))
+    earlier, now = before.last.activity, look.activity
+    seconds = look.at - before.last.at
+    disk, cpu = now.disk_bytes - earlier.disk_bytes, now.cpu_seconds - earlier.cpu_seconds
     busy = cpu > BUSY_CORES * seconds
     works = (
-        seen.progress != before.seen.progress
+        look.progress != before.last.progress
         or disk > DISK_BYTES_PER_SECOND * seconds
-        or (busy and now.faults - last.faults > FAULTS_PER_SECOND * seconds)
+        or (busy and now.faults - earlier.faults > FAULTS_PER_SECOND * seconds)
         or min(disk, cpu) < 0  # a process has ended, and its parent has not waited for it
     )
-    moves = works or busy or seen.gpu_busy
+    moves = works or busy or look.gpu_busy
     still, idle = before.still_seconds + seconds, before.idle_seconds + seconds
-    halts = (*before.halts, seen.halted)[-HALTED_LOOKS:]
-    return LoadState(seen, 0.0 if moves else still, 0.0 if works else idle, halts)
+    halts = (*before.halts, look.halted)[-HALTED_LOOKS:]
+    return LoadState(look, 0.0 if moves else still, 0.0 if works else idle, halts)
 
 
 def is_stalled(load: LoadState, limit_seconds: float, others: tuple[float | None, ...]) -> bool:
@@ -88,9 +88,9 @@ def is_stalled(load: LoadState, limit_seconds: float, others: tuple[float | None
     """
     if load.still_seconds < limit_seconds or load.halted:
         return load.still_seconds >= limit_seconds
-    idle = [one for one in others if one is not None and one >= limit_seconds / 2]
+    idle = [seconds for seconds in others if seconds is not None and seconds >= limit_seconds / 2]
     late_seconds = 3 * pace_seconds(limit_seconds)  # of another rank's report
-    first = all(one + late_seconds <= load.idle_seconds for one in idle)
+    first = all(seconds + late_seconds <= load.idle_seconds for seconds in idle)
     return len(idle) == len(others) and (first or load.still_seconds >= limit_seconds + late_seconds)
 
 
@@ -99,7 +99,7 @@ def pace_seconds(limit_seconds: float) -> float:
 
 
 class LoadMonitor(Struct):
-    """For the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
+    """Used by the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
 
     host: Host
     pid: int
@@ -126,7 +126,7 @@ class LoadMonitor(Struct):
                 self._load, before = advance(self._load, look.result()), self._load
                 self._worked = self._worked or (before is not None and self._load.idle_seconds == 0)
                 if is_stalled(self._load, self.limit_seconds, others):
-                    waits = f"; its threads: {self._load.seen.waits}" if self._load.seen.waits else ""
+                    waits = f"; its threads: {self._load.last.waits}" if self._load.last.waits else ""
                     reason = f"{what} has stood still for {self._load.still_seconds:.0f} s{waits}"
                     raise NotReadyError(reason, "readiness.stall_seconds allows more", cause=Cause.LOAD_STALLED)
         idle = self._is_idle
@@ -139,8 +139,8 @@ class LoadMonitor(Struct):
     def works(self) -> bool:
         """Whether it has done, and did lately, what no rank does that only waits. False where looks fail or hang."""
         fresh_seconds = 3 * pace_seconds(self.limit_seconds)
-        seen = self._load is not None and self.clock() - self._load.seen.at <= fresh_seconds
-        return seen and self._worked and not self._is_idle
+        is_fresh = self._load is not None and self.clock() - self._load.last.at <= fresh_seconds
+        return is_fresh and self._worked and not self._is_idle
 
     @property
     def _is_idle(self) -> bool:
@@ -148,7 +148,7 @@ class LoadMonitor(Struct):
 
     def _look(self, progress: tuple[object, ...], *, closely: bool) -> Look:
         table = self.host.processes()
-        rank = [one for one in (table.get(self.pid), *table.descendants(self.pid)) if one is not None]
-        gpu_busy = self.gpus and any((one.utilization_percent or 0) >= GPU_BUSY_PERCENT for one in read_clocks())
+        rank = [process for process in (table.get(self.pid), *table.descendants(self.pid)) if process]
+        gpu_busy = self.gpus and any((gpu.utilization_percent or 0) >= GPU_BUSY_PERCENT for gpu in read_clocks())
         activity = read_activity(self.host.files, rank)
         return Look(self.clock(), progress, activity, gpu_busy, *(read_waits(self.host.files, rank) if closely else ()))

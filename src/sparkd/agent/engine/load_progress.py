@@ -36,9 +36,9 @@ class _Log(Struct, frozen=True, forbid_unknown_fields=True):
     """Content of vllm-log.toml: regular expressions."""
 
     steps: tuple[tuple[str, str], ...]
-    """Each with the line that begins it."""
+    """Each step with the line that begins it."""
     errors: tuple[str, ...]
-    """Lines that report one."""
+    """Lines that report an error."""
 
 
 _LOG = toml.decode(read_data("vllm-log.toml"), type=_Log)
@@ -66,9 +66,9 @@ _END = re.compile(
     r"multiproc_executor\.py:\d+ (?:Worker proc \S{1,64} died unexpectedly|\[shutdown\] Executor: waiting for worker )"
     r"|core\.py:\d+ \[shutdown\] EngineCore: trigger |ray_\w{1,40}\.py:\d+ RayWorkerProc rank="
 )
-"""Of a serving engine, by vLLM's file that logs it: what no text of a client can look like."""
+"""End of a serving engine, by vLLM's file that logs it: what no text of a client can look like."""
 _API_END = re.compile(r"core_client\.py:\d+ \[shutdown\] MPClient: |launcher\.py:\d+ \[shutdown\] API server: ")
-"""The same of the process that answers clients, whose text it may print: it knows of no other file's ends."""
+"""End of the process that answers clients, whose text it may print: it knows of no other file's ends."""
 _FATAL = re.compile(
     r"(?:core|(?:multiproc|uniproc|ray)_executor(?:_v2)?)\.py:\d+ "
     r"(?:EngineCore encountered a fatal|\w{1,40} hit an exception)"
@@ -79,8 +79,7 @@ _JIT = re.compile(
 )
 """vLLM's warning since 0.23. A kernel's name is the code's."""
 LAST_WORDS = "its log says last: "
-"""Before what may be a client's text: nobody acts on it."""
-MOST_SOURCES = 256
+"""Stands before what may be a client's text: nobody acts on it."""
 MOST_STEPS = 64
 """A log may go back to a step as often as it likes."""
 BURST_SECONDS = 60.0
@@ -89,7 +88,7 @@ engine may log an error, continue, and die of another one days later."""
 _NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in _LOG.steps), _ERROR.pattern))))
 """A step or an error. Most lines are neither, and one match costs a fifth of a match for each pattern."""
 LAST_ERROR = "Last error:"
-"""After NCCL's own error, before what has caused it."""
+"""NCCL's line between its own error and what has caused it."""
 _CONTINUES = re.compile(r"(?:validation errors? for \w{1,80}|NCCL version [\d.]{1,20}|device error\. ?|Last error:)$")
 
 
@@ -140,7 +139,7 @@ class LoadProgress(Struct, frozen=True):
         return self.cause or symptom if self.is_failing(now) else ""
 
     def proven_cause(self, now: float) -> str:
-        """The same, but never a client's text."""
+        """As `root_cause`, but never a client's text."""
         return self.cause if self.is_failing(now) else ""
 
     def stopped_by_signal(self, now: float) -> bool:
@@ -157,7 +156,7 @@ def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 
     prefix, place, text = _split(line[:SEARCHED])
     source = f"{stream}{prefix}"
     if not before.serving:
-        if place and source not in before.sources and len(before.sources) < MOST_SOURCES:
+        if place and source not in before.sources and len(before.sources) < 256:
             before = replace(before, sources=before.sources | {source})
         return _advance(before, prefix, text, now)
     here = source + place
@@ -171,7 +170,7 @@ def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 
 
 
 def _note_rank(before: LoadProgress, here: str, text: str) -> LoadProgress | None:
-    """By a line of the serving engine's own processes: a compiled kernel, or the begin of its end. Else None."""
+    """Note a compiled kernel, or the begin of the end, by a line of the serving engine's own processes. Else None."""
     if jit := _JIT.match(text):
         kernel = f"{jit['kernel'].rstrip('.')} ({jit['kind']})"
         return replace(before, compiled=before.compiled + 1, kernel=kernel)
@@ -189,7 +188,7 @@ def _split(line: str) -> tuple[str, str, str]:
 
 
 def _note_symptom(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
-    """By a line of a serving engine that may be a client's text."""
+    """Note the symptom in a line of a serving engine that may be a client's text."""
     before, fails = _follow_trace(before, source, text)
     if not fails and not _ERROR.match(text):
         return before
@@ -210,13 +209,13 @@ def _follow_trace(before: LoadProgress, source: str, text: str) -> tuple[LoadPro
 
 
 def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
-    """By a line that is no client's text."""
+    """The progress after a line that is no client's text."""
     before, fails = _follow_trace(before, source, text)
     notable = fails or (_ERROR if before.serving else _NOTABLE).match(text)
     if notable and not before.serving and not before.worker_died:  # what it leaves behind may load on for minutes
         for step, pattern in _STEPS:
-            if found := pattern.match(text):
-                return _enter_step(before, step, found.groupdict(), now)
+            if match := pattern.match(text):
+                return _enter_step(before, step, match.groupdict(), now)
     if _continues(before.cause, text.strip()):
         return replace(before, cause=f"{before.cause}: {text.strip()}"[:SEARCHED])
     if _finds_gone(before, text, now):
@@ -258,11 +257,11 @@ def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:
     return after if after.symptom else replace(after, symptom=text)
 
 
-def _enter_step(before: LoadProgress, step: str, found: dict[str, str | None], now: float) -> LoadProgress:
+def _enter_step(before: LoadProgress, step: str, counts: dict[str, str | None], now: float) -> LoadProgress:
     # The engine continued after any earlier error: only errors after its last step count.
-    if percent := found.get("percent"):
-        found = {"done": percent, "total": "100"}
-    done, total, kv = (int((found.get(name) or "0").replace(",", "")) for name in ("done", "total", "kv"))
+    if percent := counts.get("percent"):
+        counts = {"done": percent, "total": "100"}
+    done, total, kv = (int((counts.get(name) or "0").replace(",", "")) for name in ("done", "total", "kv"))
     return LoadProgress(
         step,
         done,

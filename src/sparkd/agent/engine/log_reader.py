@@ -17,14 +17,13 @@ from sparkd.base.lib.log import Events
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 
 RETRY_SECONDS = 1.0
-"""Before the log is followed again."""
+"""Pause before the log is followed again."""
 KEEP_SECONDS = 1.0
-"""Between two positions that are kept."""
+"""Pause between two positions that are kept."""
 MOST_FAILURES = 5
 """Different lines that sparkd could not parse, of which it reports."""
-
 MOST_KERNELS = 32
-"""Compiled inside requests, of which it reports."""
+"""Kernels compiled inside requests, of which it reports."""
 
 
 class LogReader:
@@ -63,16 +62,16 @@ class LogReader:
         self._stop = threading.Event()
         self.progress = LoadProgress(step_since=time.monotonic())
         self.broken_off_at: float | None = None
-        """Monotonic, when docker last went away: the next dockerd may end the container."""
+        """When docker last went away, monotonic: the next dockerd may end the container."""
         self._thread = threading.Thread(target=self._run, name="engine-log", daemon=True)
         self.start = partial(start_thread, self._thread)
 
     def begin_serving(self) -> None:
-        """From now on a client's text may begin a line."""
+        """Note that from now on a client's text may begin a line."""
         self._serving = True
 
     def resume(self, sources: frozenset[str]) -> None:
-        """Before the start: of an engine that serves, with the sources that another process has seen."""
+        """Before the start, take up an engine that serves, with the sources that another process has seen."""
         self.begin_serving()
         self.progress = replace(self.progress, serving=True, sources=sources)
 
@@ -103,12 +102,11 @@ class LogReader:
     def _read(self, frames: Iterator[tuple[int, bytes]]) -> None:
         splitters = {1: LineSplitter(), 2: LineSplitter()}
         known = self._last
-        for stream, data in frames:
-            again, known, self._last = data == known, b"", data
+        for stream, piece in frames:
+            again, known, self._last = piece == known, b"", piece
             if stream in splitters and not again:
-                for line in splitters[stream].feed(
-                    data.partition(b" ")[2], serving=self._serving or self.progress.serving
-                ):
+                serving = self._serving or self.progress.serving
+                for line in splitters[stream].feed(piece.partition(b" ")[2], serving=serving):
                     self._process_line(stream, line)
             self._keep_position()
         for stream, splitter in splitters.items():
@@ -123,7 +121,7 @@ class LogReader:
         return self._since
 
     def _keep_position(self) -> None:
-        """That of a second ago, once all of that time is in the journal: a line may come twice, and none is lost.
+        """Keep that of a second ago, once all of that time is in the journal: a line may come twice, and none is lost.
 
         Not only where nothing waits to be written: beside an engine that logs without a pause something always does.
         """
@@ -153,14 +151,14 @@ class LogReader:
             self._wake()
 
     def _report_kernel(self, kernel: str) -> None:
-        """Each once: many shapes of one kernel may be compiled."""
+        """Report each kernel once: many shapes of one may be compiled."""
         if kernel not in self._kernels and len(self._kernels) < MOST_KERNELS:
             self._kernels.add(kernel)
             reason = "inside a request, which waited for it; or loaded from its cache for the first time"
             self._events.info("engine.kernel.compiled", kernel=kernel, reason=reason, hint="nothing is to be done")
 
     def _report_failure(self, reason: str) -> None:
-        """A few: a client that can cause such a line can cause many."""
+        """Report a few: a client that can cause such a line can cause many."""
         if reason not in self._failures and len(self._failures) < MOST_FAILURES:
             self._failures.add(reason)
             self._events.error("engine.log.failed", reason=reason, hint="reading continues; please report this")

@@ -29,9 +29,9 @@ class ShardUse(Struct, frozen=True):
     """Indexes of shards, in load order."""
 
     used: frozenset[int] = frozenset()
-    """At the last scan."""
+    """Those in use at the last scan."""
     finished: frozenset[int] = frozenset()
-    """Without those in use again: a draft model loads the same shards a second time."""
+    """Those finished, without those in use again: a draft model loads the same shards a second time."""
 
 
 def find_finished(before: ShardUse, used: frozenset[int]) -> tuple[ShardUse, tuple[int, ...]]:
@@ -53,7 +53,7 @@ class PageCacheRelease(Struct):
     host: Host
     model_path: str
     pid: int
-    """Of the container's first process."""
+    """The container's first process."""
     ended: threading.Event
     """Set once that process has ended."""
     progress: Callable[[], LoadProgress]
@@ -65,7 +65,7 @@ class PageCacheRelease(Struct):
     events: Events
     pace_seconds: float = PACE_SECONDS
     released_bytes: int = 0
-    """In all. Any thread may read it."""
+    """Bytes dropped in all. Any thread may read it."""
     _use: ShardUse = ShardUse()
     _shards: tuple[File, ...] = ()
     _dropped_shards: int = 0
@@ -76,8 +76,8 @@ class PageCacheRelease(Struct):
         loading = False
         try:
             if self.drop is not None:
-                found = list_shards(self.host.files, self.model_path)
-                self._shards = found if sum(one.size_bytes for one in found) >= LEAST_BYTES else ()
+                shards = list_shards(self.host.files, self.model_path)
+                self._shards = shards if sum(shard.size_bytes for shard in shards) >= LEAST_BYTES else ()
             while not self.over() and not self.ended.wait(self.pace_seconds):
                 before, loading = loading, self._loading()
                 if loading:
@@ -98,15 +98,15 @@ class PageCacheRelease(Struct):
             return
         table = self.host.processes()
         rank = (*table.descendants(self.pid), table.get(self.pid))
-        seen = shm.find_uses(self.host.files, filter(None, rank), self._shards)
-        if seen.unreadable_pids:
+        uses = shm.find_uses(self.host.files, filter(None, rank), self._shards)
+        if uses.unreadable_pids:
             return
-        used = frozenset(number for number, one in enumerate(self._shards) if one.identity in seen.identities)
+        used = frozenset(number for number, shard in enumerate(self._shards) if shard.identity in uses.identities)
         self._use, done = find_finished(self._use, used)
         self._drop(done)
 
     def _drop_again(self) -> None:
-        """What was kept when it was finished: in use by another program then, or read once more since."""
+        """Drop what was kept when it was finished: in use by another program then, or read once more since."""
         if self._loading():
             self._drop(sorted(self._use.finished))
             self._report()

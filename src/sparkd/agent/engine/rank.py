@@ -34,24 +34,23 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.rank_record import RankRecord, RankStage, is_left
 from sparkd.base.vllm.api import Endpoint
 
-NOTE_SECONDS = 3.0
 FIRST_LOOK_SECONDS = 0.3
-"""For a look at the rank's shared memory before its first signal: milliseconds, unless one of its processes hangs."""
+"""Limit for a look at its shared memory before its first signal: milliseconds, unless one of its processes hangs."""
 TENANTS_SECONDS = 2.0
-"""A scan of all processes: 0.5 s for ten thousand. The other nodes wait for the cause."""
+"""Limit for a scan of all processes: 0.5 s for ten thousand. The other nodes wait for the cause."""
 FOLLOW_SECONDS = 5.0
-"""Between looks while it serves, when it makes few."""
+"""Pause between looks while it serves, when it makes few segments."""
 MAX_SCANS = 10
 """Scans for the process that maps a new segment, before it counts as another program's."""
 LOG_END_SECONDS = 0.3
-"""For the last lines of an ended container to arrive."""
+"""Limit for the last lines of an ended container to arrive."""
 EXIT_CODE_SECONDS = 0.5
 """Docker knows a container's end some 20 ms after the kernel does (seen)."""
 KERNEL_OOM = "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
 OOM_SECONDS = 120.0
-"""From the kernel's kill of a process to the rank's end: seconds, on a machine that has memory again."""
+"""Span from the kernel's kill of a process to the rank's end: seconds, on a machine that has memory again."""
 KILLED_CODE, TERMINATED_CODE = "137", "143"
-"""128 and SIGKILL, SIGTERM."""
+"""Exit codes: 128 and SIGKILL, SIGTERM."""
 DOCKER_ENDED = "dockerd was stopped or restarted, and ended its containers; live-restore in daemon.json would keep them"
 UNKNOWN_CODE = "unknown (docker does not report it)"
 
@@ -80,7 +79,7 @@ class Running:
         loop: MainLoop,
         age_seconds: float = 0.0,
     ) -> None:
-        """`keep` writes the record. `age_seconds`: since the rank's start."""
+        """`keep` writes the record. `age_seconds`: time since the rank's start."""
         self.rank = rank
         self.log = log
         self.record = record
@@ -93,11 +92,11 @@ class Running:
         self.hang: HangWatch | None = None
         """None until clients are served."""
         self.objects = (0, 0)
-        """Of its builds under way: how many files are compiled, and of how many."""
+        """How many files of its builds under way are compiled, and of how many."""
         self.taken_over = False
-        """From an agent before this one."""
+        """It was launched by an agent before this one."""
         self.loaded_seconds: float | None = None
-        """From its start to its engine's first completion."""
+        """Time from its start to its engine's first completion."""
         self.ready = False
         """Clients are served."""
         self.segments = {UnlinkSegment(path, *identity) for path, identity in record.segments.items()}
@@ -109,7 +108,7 @@ class Running:
         self._page_cache: PageCacheRelease | None = None
         """None where nothing is released."""
         self._api: ApiOwner | None = None
-        """Of the head's rank, once its endpoint was probed."""
+        """The proof of the head's rank, once its endpoint was probed."""
         self._scans: Counter[tuple[int, int]] = Counter()
         """How often a segment, by device and inode, was searched for in its processes."""
         self._look_at = self._started_at
@@ -140,11 +139,11 @@ class Running:
 
     @property
     def released_bytes(self) -> int:
-        """Of page cache, since the launch."""
+        """Page cache given back since the launch."""
         return self._page_cache.released_bytes if self._page_cache is not None else 0
 
     def endpoint(self, plan: LaunchPlan, key: str | None, events: Events, connections: int = CONNECTIONS) -> Endpoint:
-        """Of its API, which is proven to be this rank's before each request."""
+        """The endpoint of its API, which is proven to be this rank's before each request."""
         if self._host.live and self._api is None:
             self._api = ApiOwner(self._host, self.rank, events, plan.api_host, plan.api_port)
         admit = self._api.admit if self._api is not None else None
@@ -167,10 +166,10 @@ class Running:
         """
         # Beside the main loop: reading the maps of a process that hangs in its driver hangs too.
         with suppress(OSError, ValueError):
-            self._keep_segments(self._loop.beside(self._find_segments, NOTE_SECONDS, "looking at the rank"))
+            self._keep_segments(self._loop.beside(self._find_segments, 3.0, "looking at the rank"))
 
     def follow_segments(self) -> None:
-        """As `note_segments`, every few seconds while it serves: nothing waits for a look."""
+        """Do as `note_segments` every few seconds while it serves: nothing waits for a look."""
         if (now := time.monotonic()) >= self._look_at:
             self._look_at = now + FOLLOW_SECONDS
             self._loop.start(self._find_segments, "the rank's segments", self._keep_followed)
@@ -205,16 +204,16 @@ class Running:
             self._keep_segments(look.result())
 
     def _keep_segments(self, segments: tuple[UnlinkSegment, ...]) -> None:
-        """They are searched for no more: not before, since a look that is given up keeps nothing."""
+        """Keep them, and search for them no more: not before, since a look that is given up keeps nothing."""
         if not self.segments.issuperset(segments):
             files, known = self._host.files, self.segments
-            left = {one for one in known if is_left(files, one.path, (one.device, one.inode))}
+            left = {segment for segment in known if is_left(files, segment.path, (segment.device, segment.inode))}
             self.segments = left | {*segments}
-            self.note(segments={one.path: (one.device, one.inode) for one in self.segments})
+            self.note(segments={segment.path: (segment.device, segment.inode) for segment in self.segments})
         self._scans.update({(segment.device, segment.inode): MAX_SCANS for segment in segments})
 
     def _find_segments(self) -> tuple[UnlinkSegment, ...]:
-        present = [one.identity for one in named_segments(self._host)]
+        present = [segment.identity for segment in named_segments(self._host)]
         new = [identity for identity in present if self._scans[identity] < MAX_SCANS]
         if not new:
             return ()
@@ -229,14 +228,14 @@ class Running:
         self.note(held_bytes=None if self.tenants is None else self.tenants.held_bytes)
 
     def read_tenants(self) -> Tenants | None:
-        """The engine's own segments are left out: they outlive it."""
+        """Who else holds memory now; None where that is unknown. The engine's own segments outlive it: without them."""
         gpu_bytes, named = 0, tuple[Consumer, ...]()
         with suppress(OSError, ValueError):
             info = self._host.meminfo()
             held = info.anonymous_bytes + info.shared_bytes
-            for one in self.segments:
-                left = shm.read_segment(self._host.files, one.path.rpartition("/")[2], 0)
-                held -= left.allocated_bytes if left and left.identity == (one.device, one.inode) else 0
+            for segment in self.segments:
+                left = shm.read_segment(self._host.files, segment.path.rpartition("/")[2], 0)
+                held -= left.allocated_bytes if left and left.identity == (segment.device, segment.inode) else 0
             with suppress(OSError, ValueError):
                 scan = partial(name_tenants, self._host, self.rank.container_id)
                 gpu_bytes, named = self._loop.beside(scan, TENANTS_SECONDS, "looking at other tenants", shielded=True)
@@ -244,7 +243,7 @@ class Running:
         return None
 
     def mark_loaded(self) -> None:
-        """The engine answers: what it logs from now on may be a client's text."""
+        """Note that the engine answers: what it logs from now on may be a client's text."""
         if self.loaded_seconds is None:
             self.loaded_seconds = self.seconds
             self.log.begin_serving()
@@ -261,7 +260,7 @@ class Running:
         """Why it ended: what happened to it comes before what the engine says of it. No text where nothing is known."""
         now = time.monotonic()
         progress = self.log.progress
-        said, proven = progress.root_cause(now), progress.proven_cause(now)
+        words, proven = progress.root_cause(now), progress.proven_cause(now)
         if machine.docker_ended:
             return Cause.DOCKER_RESTARTED, DOCKER_ENDED
         quoted = f" ({proven})" if proven else ""
@@ -270,14 +269,14 @@ class Running:
         if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
         killed = self._was_killed(progress, code, now)
-        if said and not killed and (proven or not progress.serving):
-            return Cause.ENGINE_ERROR, said
+        if words and not killed and (proven or not progress.serving):
+            return Cause.ENGINE_ERROR, words
         if machine.oom_killed:
             return Cause.KERNEL_OOM, KERNEL_OOM + quoted
         if killed:
             how = "killed" if proven == GONE else "killed by signal 9"
             return Cause.KILLED_FROM_OUTSIDE, f"{how} from outside, not by sparkd{quoted}"
-        return Cause.ENGINE_ENDED, said
+        return Cause.ENGINE_ENDED, words
 
     def _was_killed(self, progress: LoadProgress, code: str, now: float) -> bool:
         # A client can forge words, and no exit code.
@@ -285,16 +284,16 @@ class Running:
         return (code == KILLED_CODE and not explained) or progress.killed(now)
 
     def docker_ended(self) -> bool:
-        """For a thread: a look at dockerd's process may hang."""
+        """Runs in a thread: a look at dockerd's process may hang."""
         dockerd_pid = self.record.dockerd_pid
         return bool(dockerd_pid) and (not docker.running(self._host) or docker.daemon_replaced(self._host, dockerd_pid))
 
     def find_oom_kill(self) -> tuple[bool, str]:
-        """For a thread: whether the kernel has killed for want of memory since the start, and whom of this rank."""
+        """Whether the kernel has killed for want of memory since the start, and whom of this rank. Runs in a thread."""
         count, before, own = meminfo.oom_kills(self._host.files), self.record.oom_kills, list[OomKill]()
         with suppress(OSError):
             kills = find_oom_kills(kernel.read_log(self._host.files))
-            own = [one for one in kills if names_container(one.group, self.rank.container_id)]
+            own = [kill for kill in kills if names_container(kill.group, self.rank.container_id)]
         # The kernel's log has a clock of its own, which nothing sets right.
         ago = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - own[-1].seconds if own else OOM_SECONDS
         if ago < OOM_SECONDS:
@@ -302,12 +301,11 @@ class Running:
         return count is not None and before is not None and count > before, ""
 
     def read_exit_code(self) -> str:
-        """For a thread. It says little: every engine death has 0."""
+        """Runs in a thread. The code says little: every engine death has 0."""
         deadline = time.monotonic() + EXIT_CODE_SECONDS
         with suppress(OSError, DockerError), closing(self._host.docker_reader()) as reader:
             while docker.running(self._host) and time.monotonic() < deadline:
-                code = docker.exit_code(reader, self.rank.container_id)
-                if code is not None:
+                if (code := docker.exit_code(reader, self.rank.container_id)) is not None:
                     return str(code)
                 time.sleep(0.02)
         return UNKNOWN_CODE

@@ -17,13 +17,13 @@ from sparkd.base.vllm.api import Endpoint, KeyRefusedError
 PROBE_SECONDS = 0.2
 """A refused connection costs 0.6 ms, so frequent probes are cheap."""
 RETRY_SECONDS = 1.0
-"""After a failed completion: each one is real work for the engine."""
+"""Pause after a failed completion: each one is real work for the engine."""
 LATEST = 2
-"""So many times its time, a load that works may take beyond it: a loop that never gets anywhere looks like work."""
+"""How many times its time a load that works may take beyond it: a loop that never gets anywhere looks like work."""
 
 
 class ReadinessStage(Enum):
-    """In order; the values are texts for reports."""
+    """Stages in order; the values are texts for reports."""
 
     HTTP = "HTTP to answer"
     PORT = "the rank to have its port"
@@ -81,11 +81,11 @@ def await_ready(
         if probing is None:
             probing = loop.start(probe(endpoint, completion_seconds)) if now >= next_at else None
         elif probing.done():
-            result, probing = probing.result(), None
-            if result.failed is None:
+            answer, probing = probing.result(), None
+            if answer.failed is None:
                 return
-            _refuse(result, endpoint.served_name)
-            stage, said = result.failed, result.said
+            _refuse(answer, endpoint.served_name)
+            stage, said = answer.failed, answer.said
             next_at = now + (RETRY_SECONDS if stage is ReadinessStage.COMPLETION else PROBE_SECONDS)
         before, progress = progress, show(stage)
         if progress.step != before.step:
@@ -94,8 +94,7 @@ def await_ready(
             may_continue = stage is ReadinessStage.HTTP and now < deadline + LATEST * launch_seconds
             if not (may_continue and works()):
                 raise _late_error(launch_seconds, stage, said, progress.step, hint)
-        pause = PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now))
-        loop.wait(pause)
+        loop.wait(PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now)))
 
 
 def _late_error(launch_seconds: float, stage: ReadinessStage, said: str, step: str, hint: str) -> NotReadyError:
@@ -104,9 +103,9 @@ def _late_error(launch_seconds: float, stage: ReadinessStage, said: str, step: s
     return NotReadyError(reason, hint)
 
 
-def _refuse(result: ProbeResult, served_name: str) -> None:
+def _refuse(answer: ProbeResult, served_name: str) -> None:
     """Raises NotReadyError where waiting cannot help."""
-    if result.failed is ReadinessStage.KEY:
+    if answer.failed is ReadinessStage.KEY:
         raise NotReadyError("the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY")
-    if result.failed is ReadinessStage.MODEL and result.said:
-        raise NotReadyError(f"the endpoint serves {result.said}, not {served_name}", "check --served-model-name")
+    if answer.failed is ReadinessStage.MODEL and answer.said:
+        raise NotReadyError(f"the endpoint serves {answer.said}, not {served_name}", "check --served-model-name")

@@ -23,9 +23,9 @@ from sparkd.base.host.processes import Process
 from sparkd.base.lib.text import printable, sanitize
 
 PROGRAMS = ("/usr/lib/sparkd/vendor/bin/py-spy", f"{sys.prefix}/bin/py-spy")
-"""Of the package, and of a virtual environment."""
+"""The package's, and a virtual environment's."""
 PYTHON_SECONDS = 5.0
-"""For all processes at once: 0.2 s of CPU time each."""
+"""Limit for all processes at once: 0.2 s of CPU time each."""
 OUTPUT_BYTES, MEMORY_BYTES, MOST_PROCESSES, MOST_PYTHON, MOST_PLACES = 128 << 10, 2 << 30, 32, 8, 200
 _HANGS = ("VLLM::Worker", "VLLM::Engine", "VLLM::")
 """Names of processes, at most 15 characters, in the order in which their stack helps."""
@@ -36,36 +36,37 @@ _MAIN_FRAME = re.compile(r'^Thread \S{1,20} \([^\n"]{1,40}\): "MainThread"\n +([
 class Stacks(Struct, frozen=True):
     text: str
     count: int
-    """Processes."""
+    """How many processes it has."""
     frame: str
     """Where the process that hangs is, as far as can be known; empty where its stack is unreadable."""
 
 
 def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[str] = PROGRAMS) -> Stacks:
     """Takes seconds, and may hang with one of the processes. Raises OSError."""
-    chosen = sorted((one for one in processes if not one.dead), key=_order)[:MOST_PROCESSES]
-    program = next((one for one in programs if os.access(one, os.X_OK)), "")
+    chosen = sorted((process for process in processes if not process.dead), key=_order)[:MOST_PROCESSES]
+    program = next((path for path in programs if os.access(path, os.X_OK)), "")
     python = _read_python(program, chosen[:MOST_PYTHON]) if program else {}  # each may take MEMORY_BYTES
     parts = [] if program else [f"no Python stacks: there is no {PROGRAMS[0]}; sudo apt install --reinstall sparkd\n"]
     frames = list[str]()
-    for one in chosen:
-        places, text = read_waits(files, [one], MOST_PLACES)[0], python.get(one.pid, "")
-        parts.append(f"== process {one.pid} ({one.comm}) in state {one.state}; its threads: {places}\n{text}\n")
+    for process in chosen:
+        places, text = read_waits(files, [process], MOST_PLACES)[0], python.get(process.pid, "")
+        name = f"process {process.pid} ({process.comm})"
+        parts.append(f"== {name} in state {process.state}; its threads: {places}\n{text}\n")
         if frame := _MAIN_FRAME.search(text) or _FRAME.search(text):
-            frames.append(f"{sanitize(frame[1], 160)} of process {one.pid} ({one.comm})")
+            frames.append(f"{sanitize(frame[1], 160)} of {name}")
     return Stacks("\n".join(parts), len(chosen), next(iter(frames), ""))
 
 
 def _order(process: Process) -> tuple[bool, int, int]:
-    """The one that hangs first: a stopped one, else the one that computes."""
+    """Sorts the one that hangs first: a stopped one, else the one that computes."""
     known = (index for index, name in enumerate(_HANGS) if process.comm.startswith(name))
     return process.state != "T", next(known, len(_HANGS)), process.pid
 
 
 def _read_python(program: str, processes: Iterable[Process]) -> dict[int, str]:
-    """By pid. All at once: a process that hangs in the kernel delays no other."""
+    """Stacks by pid. They are read all at once: a process that hangs in the kernel delays no other."""
     deadline, texts = time.monotonic() + PYTHON_SECONDS, dict[int, str]()
-    outputs = {one.pid: os.fdopen(os.memfd_create("stacks"), "rb") for one in processes}
+    outputs = {process.pid: os.fdopen(os.memfd_create("stacks"), "rb") for process in processes}
     running = dict[int, subprocess.Popen[bytes]]()
     try:
         for pid, output in outputs.items():

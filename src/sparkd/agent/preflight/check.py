@@ -55,7 +55,7 @@ class Verdict(Struct, frozen=True):
     shortage_bytes: int = 0
     needs_person: bool = False
     action: Action | None = None
-    """Where it is known better than by `required`."""
+    """The action where it is known better than by `required`."""
     unsure: bool = False
     """It blocks by proof, and beside that something of the same check is UNKNOWN."""
     awaits: str = ""
@@ -81,23 +81,25 @@ def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
 
     Where a problem blocks and carries fixes, they are enough to clear it.
     """
-    ranked = sorted(problems, key=lambda one: (one.level.severity, not one.needs_person, bool(one.fixes)))
+    ranked = sorted(
+        problems, key=lambda problem: (problem.level.severity, not problem.needs_person, bool(problem.fixes))
+    )
     if not ranked:
         return ok(good)
-    blocking = [one for one in ranked if one.level.blocks]
-    stuck = [one for one in blocking if not one.fixes]
+    blocking = [problem for problem in ranked if problem.level.blocks]
+    stuck = [problem for problem in blocking if not problem.fixes]
     more = f"; and {len(ranked) - SHOWN} more" if len(ranked) > SHOWN else ""
     return Verdict(
         level=ranked[0].level,
-        reason="; ".join(one.reason for one in ranked[:SHOWN]) + more,
+        reason="; ".join(problem.reason for problem in ranked[:SHOWN]) + more,
         hint=(stuck or ranked)[0].hint,
-        fixes=tuple(dict.fromkeys(fix for one in ranked for fix in one.fixes)),
+        fixes=tuple(dict.fromkeys(fix for problem in ranked for fix in problem.fixes)),
         clears=bool(blocking) and not stuck,
-        needs_person=any(one.needs_person for one in ranked),
+        needs_person=any(problem.needs_person for problem in ranked),
         action=(stuck or ranked)[0].action,
-        unsure=any(one.level is Level.UNKNOWN for one in ranked),
-        awaits=stuck[0].awaits if stuck and all(one.awaits for one in stuck) else "",
-        offers=tuple(offer for one in ranked for offer in one.offers),
+        unsure=any(problem.level is Level.UNKNOWN for problem in ranked),
+        awaits=stuck[0].awaits if stuck and all(problem.awaits for problem in stuck) else "",
+        offers=tuple(offer for problem in ranked for offer in problem.offers),
     )
 
 
@@ -106,7 +108,7 @@ class AnyCheck(Struct, frozen=True):
 
     id: ClassVar[str]
     levels: ClassVar[tuple[Level, ...]]
-    """Those beside OK. A check whose probe fails is UNKNOWN, or warns where none of these blocks."""
+    """Its levels beside OK. A check whose probe fails is UNKNOWN, or warns where none of these blocks."""
     fixes: ClassVar[tuple[str, ...]] = ()
     """Kinds of `Fix` that it may propose."""
 

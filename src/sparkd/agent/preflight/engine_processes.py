@@ -70,8 +70,10 @@ class Engine(Struct, frozen=True):
         return self.members[0]
 
     def with_memory(self, extra_bytes: dict[int, int]) -> Engine:
-        """`extra_bytes`: by pid, of the GPU."""
-        members = (replace(one, frees_bytes=one.frees_bytes + extra_bytes.get(one.pid, 0)) for one in self.members)
+        """`extra_bytes`: the GPU's memory by pid."""
+        members = (
+            replace(member, frees_bytes=member.frees_bytes + extra_bytes.get(member.pid, 0)) for member in self.members
+        )
         return replace(self, members=tuple(members))
 
 
@@ -80,7 +82,7 @@ def is_worker(process: Process) -> bool:
 
 
 def is_serve(argv: tuple[str, ...]) -> bool:
-    """`vllm serve`, `python .../vllm serve`, `python -m vllm.entrypoints...`."""
+    """Whether it is `vllm serve`, `python .../vllm serve`, or `python -m vllm.entrypoints...`."""
     program = argv[0].rpartition("/")[2] if argv else ""
     if program == "vllm":
         return argv[1:2] == ("serve",)
@@ -106,17 +108,17 @@ def find_engines(host: Host, table: ProcessTable) -> tuple[tuple[Engine, ...], d
     """
     named = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
     tops = {pid: details for pid in table.topmost(named) if (details := host.details(named[pid])) is not None}
-    unproven = {pid: one.uid for pid, one in tops.items() if one.uid and not one.group.container_id}
-    top_of = {one: pid for pid in unproven for one in (pid, *(below.pid for below in table.descendants(pid)))}
+    unproven = {pid: details.uid for pid, details in tops.items() if details.uid and not details.group.container_id}
+    top_of = {pid: top for top in unproven for pid in (top, *(below.pid for below in table.descendants(top)))}
     for pid in {top_of[pid] for pid in _with_gpu(host, table, top_of)}:
         del unproven[pid]
     engines = {pid: process for pid, process in named.items() if top_of.get(pid) not in unproven}
-    found = (_engine(host, table, engines, named[pid], tops[pid]) for pid in tops if pid not in unproven)
-    return tuple(found), unproven
+    proven = (_engine(host, table, engines, named[pid], tops[pid]) for pid in tops if pid not in unproven)
+    return tuple(proven), unproven
 
 
 def _with_gpu(host: Host, table: ProcessTable, among: Container[int]) -> set[int]:
-    """Those that have the GPU open. To who is not root, most open files are unreadable: any of these may have."""
+    """Those that have the GPU open. To all but root, most open files are unreadable: any of these may have it."""
     if not host.gpu_present():
         return set()
     opened = host.gpu_users(process for process in table if process.pid in among)
@@ -134,9 +136,9 @@ def _is_engine(host: Host, process: Process) -> bool:
 
 
 def _engine(host: Host, table: ProcessTable, engines: dict[int, Process], top: Process, details: Details) -> Engine:
-    tree = [one for one in (top, *table.descendants(top.pid)) if one.pid > 1 and not one.dead]
+    tree = [process for process in (top, *table.descendants(top.pid)) if process.pid > 1 and not process.dead]
     return Engine(
-        members=tuple(_member(host, one) for one in tree),
+        members=tuple(_member(host, process) for process in tree),
         serves=not is_worker(top) or top.comm.startswith(API_SERVER),
         adopted=_adopted(host, table, top),
         leader=_leader(table, engines, top),
@@ -181,14 +183,14 @@ def _leader(table: ProcessTable, engines: dict[int, Process], process: Process) 
 
 
 def gpu_memory_by_pid(host: Host, processes: Iterable[Process]) -> dict[int, int]:
-    """pid: bytes, of those that use the GPU; empty where the GPU has memory of its own.
+    """Bytes by pid of those that use the GPU; empty where the GPU has memory of its own.
 
     Where the driver does not report the size, all that no counter of the kernel explains is assigned to the first of
     them: an estimate, good enough to decide whether ending strays could make room.
     """
     if not host.gpu_present() or (gpu := host.gpu()).total_bytes is not None:
         return {}
-    known = {one.pid: one.used_bytes for one in gpu.processes or ()}
+    known = {user.pid: user.used_bytes for user in gpu.processes or ()}
     judged = {process.pid: process for process in processes}
     users = {file.pid for file in host.gpu_users(judged.values()).found} | (known.keys() & judged.keys())
     sizes = {pid: size for pid in users if (size := known.get(pid)) is not None}
@@ -213,23 +215,26 @@ class PortUse(Struct, frozen=True):
     container_id: str = ""
     start_time: int = 0
     service_stop: str = ""
-    """As of an `Engine`."""
+    """The command, as an `Engine` has it."""
 
 
 def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tuple[PortUse, ...]:
     if not pids:
         return ()
-    listeners = tuple(one for one in host.listeners() if one.port < EPHEMERAL)
+    listeners = tuple(listener for listener in host.listeners() if listener.port < EPHEMERAL)
     among = (process for process in table if process.pid in pids)
-    return tuple(_use(host, table, one) for one in host.port_holders(among, listeners))
+    return tuple(_use(host, table, holder) for holder in host.port_holders(among, listeners))
 
 
 def port_holders(host: Host, table: ProcessTable, listeners: tuple[Listener, ...]) -> tuple[PortUse, ...]:
     """The holder of each of these: the oldest process of those that share one."""
-    found = [_use(host, table, one) for one in host.port_holders(table, listeners)]
-    found.sort(key=lambda use: _age(table, use), reverse=True)
-    first = {(use.address, use.port): use for use in found}
-    return tuple(first.get((one.address, one.port), PortUse(one.port, one.address, None)) for one in listeners)
+    uses = [_use(host, table, holder) for holder in host.port_holders(table, listeners)]
+    uses.sort(key=lambda use: _age(table, use), reverse=True)
+    first = {(use.address, use.port): use for use in uses}
+    return tuple(
+        first.get((listener.address, listener.port), PortUse(listener.port, listener.address, None))
+        for listener in listeners
+    )
 
 
 def _age(table: ProcessTable, use: PortUse) -> tuple[int, int]:

@@ -77,7 +77,6 @@ Fix = EndProcess | RemoveContainer | UnlinkSegment | DropPageCache | CompactMemo
 ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache, CompactMemory)
 """Strays first (they hold segments), then segments, then the page cache; free memory is compacted last."""
 
-
 Identity = tuple[object, ...]
 
 

@@ -31,9 +31,9 @@ from sparkd.base.plan.inputs import MemorySample
 
 POLL_SECONDS = 1.0
 SLOW_POLL_SECONDS = 5.0
-"""After the first ten seconds: what has not come by then takes longer."""
+"""Pause after the first ten seconds: what has not come by then takes longer."""
 LOOK_SECONDS = 120.0
-"""For all checks together: 0.3 s on a healthy node. Beyond it a driver or a file server hangs."""
+"""Limit for all checks together: 0.3 s on a healthy node. Beyond it a driver or a file server hangs."""
 THREADS_HINT = "see who has so many processes: ps -eLo user= | sort | uniq -c"
 MAX_ROUNDS = 4
 """Rounds of fixes. Ending strays sets segments free, so a second is common. More: something makes new ones."""
@@ -69,13 +69,15 @@ class Admission(Struct, frozen=True):
         if not blocked:
             return None
         first = blocked[0]
-        others = f"; and {len(blocked) - 1} more: {', '.join(one.id for one in blocked[1:])}" if blocked[1:] else ""
+        others = (
+            f"; and {len(blocked) - 1} more: {', '.join(finding.id for finding in blocked[1:])}" if blocked[1:] else ""
+        )
         reason = f"{first.id}: {first.verdict.reason}{others}"
         action = Action(first.verdict.required)
         if first.verdict.needs_person:
-            proven = all(one.verdict.level is Level.BLOCK and not one.verdict.unsure for one in blocked)
+            proven = all(finding.verdict.level is Level.BLOCK and not finding.verdict.unsure for finding in blocked)
             return NeedsPersonError(reason, first.verdict.hint, action=action, proven=proven)
-        return BlockedError(reason, first.verdict.hint, tuple(one.id for one in blocked), action)
+        return BlockedError(reason, first.verdict.hint, tuple(finding.id for finding in blocked), action)
 
 
 def decision(finding: Finding) -> tuple[object, ...]:
@@ -145,7 +147,9 @@ class Gate(Struct):
         self.memory = self._resample_memory()
         checks = chosen(self.build_checks(self.memory), self.policy.skip)
         # A stray that survived its fix is judged differently from one that was just found.
-        checks = tuple(replace(one, tried=self._tried()) if isinstance(one, StrayWorkers) else one for one in checks)
+        checks = tuple(
+            replace(check, tried=self._tried()) if isinstance(check, StrayWorkers) else check for check in checks
+        )
         return downgraded(examine(checks, self.host), self.policy.downgrade)
 
     def _resample_memory(self) -> MemorySample | None:
@@ -157,7 +161,7 @@ class Gate(Struct):
         return self.memory if self.memory is not None and self.memory.still_has(now.available_bytes) else now
 
     def _tried(self) -> frozenset[Identity]:
-        return frozenset(identity(one.fix) for one in self.fixes)
+        return frozenset(identity(state.fix) for state in self.fixes)
 
     def _wait(self, findings: tuple[Finding, ...]) -> bool:
         """Whether there was something to wait for, and time left for it."""
@@ -166,7 +170,7 @@ class Gate(Struct):
         if not awaited:
             return False
         if left <= 0:
-            self.given_up.update(one.verdict.awaits for one in findings if one.verdict.level is Level.WARN)
+            self.given_up.update(finding.verdict.awaits for finding in findings if finding.verdict.level is Level.WARN)
             return False
         self.io.show(findings)
         if not self.waited_seconds:
@@ -183,10 +187,10 @@ class Gate(Struct):
         Where nothing blocks, what a warning awaits is waited for too, once.
         """
         stuck = uncleared(findings, self.policy.allow_fixes)
-        awaited = [one.verdict.awaits for one in stuck]
+        awaited = [finding.verdict.awaits for finding in stuck]
         if not stuck:
-            warned = (one.verdict.awaits for one in findings if one.verdict.level is Level.WARN)
-            awaited = [one for one in warned if one and one not in self.given_up]
+            warned = (finding.verdict.awaits for finding in findings if finding.verdict.level is Level.WARN)
+            awaited = [awaits for awaits in warned if awaits and awaits not in self.given_up]
         return " and ".join(dict.fromkeys(awaited)) if all(awaited) else ""
 
     def _untried(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
@@ -200,9 +204,9 @@ class Gate(Struct):
             applied = self.io.apply(fix)
         except (OSError, SparkdError) as error:
             applied = Applied("failed", str(error))
-        key, said = f"{fix.kind} {identity(fix)}", (applied.state, applied.note)
-        if self.reported.get(key) != said:
-            self.reported[key] = said
+        key, outcome = f"{fix.kind} {identity(fix)}", (applied.state, applied.note)
+        if self.reported.get(key) != outcome:
+            self.reported[key] = outcome
             log = self.io.events.error if applied.state == "failed" else self.io.events.info
             log(f"preflight.fix.{applied.state}", kind=fix.kind, target=fix.target, note=applied.note)
         return FixState(fix, applied.state, applied.note)

@@ -52,7 +52,7 @@ def list_hooks(files: Files, owner_uid: int = 0) -> tuple[Hook, ...]:
 
 
 def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: int = 0) -> Hook:
-    """A program that runs as root."""
+    """Judge a program that runs as root."""
     name, quoted = sanitize(path.rpartition("/")[2], 64), quote(path)
     if unsafe_folder:
         hint = f"chown root: {unsafe_folder}; chmod go-w {unsafe_folder}"

@@ -76,7 +76,7 @@ CHECKS: tuple[type[AnyCheck], ...] = (
 )
 IDS = tuple(check.id for check in CHECKS)
 RETIRED_IDS = ("resolver",)
-"""Of checks of earlier versions: a configuration that names one is still good."""
+"""Checks of earlier versions had these: a configuration that names one is still good."""
 
 
 def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
@@ -85,7 +85,7 @@ def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tu
 
 
 def build_unplanned(settings: Settings) -> dict[str, AnyCheck | None]:
-    """For a node without a plan, by id: the checks that need none, and None for the others."""
+    """The checks of a node without a plan, by id: None for those that need one."""
 
     def build(check: type[AnyCheck]) -> AnyCheck | None:
         try:
@@ -98,8 +98,8 @@ def build_unplanned(settings: Settings) -> dict[str, AnyCheck | None]:
 
 def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:
     """Run every check. One that fails to look is UNKNOWN (or warns, where it never blocks), with what failed."""
-    seen = host if isinstance(host, CachedHost) else CachedHost(host)
-    return tuple(_examine(check, seen) for check in checks)
+    cached = host if isinstance(host, CachedHost) else CachedHost(host)
+    return tuple(_examine(check, cached) for check in checks)
 
 
 def _examine(check: AnyCheck, host: Host) -> Finding:
@@ -112,9 +112,8 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
         hint = "run as root; if it stays, report it"
         if isinstance(error, OvergrownError):
             reason, hint = f"could not look: {error.strerror}", f"end what makes them: ps -u {quote(error.user)}"
-        may_block = any(level.blocks for level in check.levels)
-        judged = unknown if may_block else warn
-        verdict = judged(" ".join(reason.split()), hint)
+        judge = unknown if any(level.blocks for level in check.levels) else warn
+        verdict = judge(" ".join(reason.split()), hint)
     return Finding(check.id, verdict, evidence(facts), round(monotonic() - began, 4))
 
 
@@ -126,13 +125,11 @@ def evidence(facts: object) -> dict[str, object]:
 
 def check_ids(policy: Preflight) -> None:
     """Raises ConfigError with all ids that no check has."""
-    named = [("preflight.skip", one) for one in policy.skip] + [
-        ("preflight.downgrade", one) for one in policy.downgrade
-    ]
     wrong = [
-        f"{key} names {one}, which is no check{did_you_mean(one, IDS)}"
-        for key, one in named
-        if one not in (*IDS, *RETIRED_IDS)
+        f"{key} names {name}, which is no check{did_you_mean(name, IDS)}"
+        for key, names in (("preflight.skip", policy.skip), ("preflight.downgrade", policy.downgrade))
+        for name in names
+        if name not in (*IDS, *RETIRED_IDS)
     ]
     if wrong:
         raise ConfigError("\n".join(wrong), f"checks: {', '.join(IDS)}")
@@ -144,12 +141,13 @@ def chosen(checks: Sequence[AnyCheck], skip: Sequence[str]) -> tuple[AnyCheck, .
 
 
 def downgraded(findings: Sequence[Finding], ids: Sequence[str]) -> tuple[Finding, ...]:
-    """Where these block, they warn."""
-    return tuple(_downgraded(one) if one.id in ids and one.verdict.level.blocks else one for one in findings)
+    """The findings; those with these ids warn where they block."""
+    return tuple(_downgraded(finding) if finding.id in ids else finding for finding in findings)
 
 
 def _downgraded(finding: Finding) -> Finding:
-    before = finding.verdict
+    if not (before := finding.verdict).level.blocks:
+        return finding
     # A warning's fixes are applied: those of a finding that they could not clear must not be.
     return replace(finding, verdict=warn(before.reason, before.hint, before.fixes if before.clears else ()))
 
@@ -160,8 +158,8 @@ def overall(findings: Iterable[Finding]) -> Level:
 
 def blocking(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Those that block: first those that need a person, then those that no fix clears."""
-    found = (one for one in findings if one.verdict.level.blocks)
-    return tuple(sorted(found, key=lambda one: (not one.verdict.needs_person, one.verdict.clears)))
+    blocked = (finding for finding in findings if finding.verdict.level.blocks)
+    return tuple(sorted(blocked, key=lambda finding: (not finding.verdict.needs_person, finding.verdict.clears)))
 
 
 def fixes_to_apply(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[Fix, ...]:
@@ -174,7 +172,8 @@ def fixes_to_apply(findings: Sequence[Finding], allowed_kinds: Sequence[str]) ->
 def uncleared(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[Finding, ...]:
     """What blocks and no allowed fix clears."""
     freed_bytes = sum(fix.frees_bytes for fix in _allowed(findings, allowed_kinds))
-    return tuple(one for one in blocking(findings) if not _cleared(one.verdict, allowed_kinds, freed_bytes))
+    blocked = blocking(findings)
+    return tuple(finding for finding in blocked if not _cleared(finding.verdict, allowed_kinds, freed_bytes))
 
 
 def _allowed(findings: Sequence[Finding], kinds: Sequence[str]) -> dict[Fix, None]:

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 BEAT_LIMIT_SECONDS = 30.0
 """A main loop that has not turned for so long hangs: it turns every ten seconds at least."""
-RETRY_SECONDS, MOST_RETRY_SECONDS = 10, 3600
+RETRY_SECONDS = 10
 RETRIES = {Phase.LAUNCHING: 60, Phase.LOADING: 60, Phase.COOLING: 60, Phase.BLOCKED: 30, Phase.STOPPED: 60}
-"""Where a start is known to take longer than RETRY_SECONDS. A load of 149 GB takes minutes; a blocked node is looked at
-every 5 s, and then has to load."""
+"""Phases from which a start is known to take longer than RETRY_SECONDS. A load of 149 GB takes minutes; a blocked node
+is looked at every 5 s, and then has to load."""
 PROBES = ("/livez", "/readyz")
-"""For load balancers: they need no token, and get one word without it."""
+"""Paths of load balancers: they need no token, and get one word without it."""
 PATHS = ("/", *PROBES, "/metrics", "/report")
 TEXT = "text/plain; charset=utf-8"
 
@@ -99,7 +99,7 @@ def make_handler(
 
 
 def _readiness(report: NodeReport) -> Response:
-    """For load balancers: 503 has what is awaited, and by Retry-After when it is worth another try."""
+    """The answer to load balancers: 503 has what is awaited, and by Retry-After when it is worth another try."""
     if report.phase in IN_SERVICE:
         return _answer(200, f"{report.phase.value}\n")
     awaited = f": {sanitize(report.message, TEXT_LIMIT)}" if report.message else ""
@@ -107,19 +107,19 @@ def _readiness(report: NodeReport) -> Response:
 
 
 def retry_seconds(report: NodeReport, now: datetime) -> int:
-    """Until this node may serve: by earlier loads, by the step's own estimate, or a guess by the phase."""
+    """Time until this node may serve: by earlier loads, by the step's own estimate, or a guess by the phase."""
     whole, left = load_seconds_left(report.engine, now), report.engine.seconds_left
     left = whole if whole is not None and whole > 0 else left
     if report.phase is Phase.LOADING and left is not None:
-        return ceil(min(max(left, 1), MOST_RETRY_SECONDS))
+        return ceil(min(max(left, 1), 3600))
     return RETRIES.get(report.phase, RETRY_SECONDS)
 
 
 def _answer(status: int, body: str, content_type: str = TEXT, *, retry_seconds: int | None = None) -> Response:
     # A name may hold half of a character, which is no UTF-8.
-    data = body.encode("utf-8", "backslashreplace")
+    content = body.encode("utf-8", "backslashreplace")
     retry = (("Retry-After", str(retry_seconds)),) if retry_seconds else ()
-    return Response(status, data, content_type, (("X-Content-Type-Options", "nosniff"), *retry))
+    return Response(status, content, content_type, (("X-Content-Type-Options", "nosniff"), *retry))
 
 
 def _is_own_name(host: str, node: str) -> bool:
@@ -138,7 +138,7 @@ def _is_own_name(host: str, node: str) -> bool:
 
 TOKEN_LIMIT_BYTES = 4096
 FRESH_SECONDS = 0.5
-"""Until a new token counts."""
+"""Time until a new token counts."""
 CHALLENGE = ("WWW-Authenticate", 'Basic realm="sparkd", charset="UTF-8"')
 """With this a browser asks for the password by itself, also without JavaScript."""  # words: keep
 _TOKEN = re.compile(rb"[!-~]{16,512}")
@@ -171,9 +171,8 @@ class TokenFile:
         """The present token."""
         token, trouble, hint = b"", "", ""
         try:
-            token = _parse(
-                read_private(self._files, self._path, TOKEN_LIMIT_BYTES, self._owner_uid).content, self._path
-            )
+            opened = read_private(self._files, self._path, TOKEN_LIMIT_BYTES, self._owner_uid)
+            token = _parse(opened.content, self._path)
         except FileNotFoundError:
             trouble, hint = f"{self._path} does not exist", _HOW.format(path=self._path)
         except ConfigError as error:

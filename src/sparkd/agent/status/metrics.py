@@ -22,11 +22,11 @@ from sparkd.base.status.model import Contact, MemoryReport, NodeReport, Phase, s
 
 LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")
-PHASES, CONTACTS = ([one.value for one in each] for each in (Phase, Contact))
+PHASES, CONTACTS = ([member.value for member in states] for states in (Phase, Contact))
 CAUSES = frozenset(map(str, Cause))
 ACTIONS = frozenset((*map(str, Action), ""))
 OTHER = "other"
-"""Instead of a label's value that this version does not know: a label takes no values from outside."""
+"""Stands for a label's value that this version does not know: a label takes no values from outside."""
 DAY_SECONDS = 24 * 3600
 Samples = Iterable[tuple[Mapping[str, str], float | None]]
 
@@ -55,10 +55,8 @@ def families(report: NodeReport, now: datetime) -> Iterator[Family]:
     yield _value("smoke_passed", documentation, report.smoke_passed)
     yield from _declared(HealthReport, report.health)
     yield from _declared(GpuReport, report.gpu)
-    levels = ((one, one.level if one.level in LEVELS else OTHER) for one in report.findings[:ITEMS_LIMIT])
-    found = Counter((one.id, level, _action(one.action)) for one, level in levels)
-    findings = (({"id": id_, "level": level, "action": action}, count) for (id_, level, action), count in found.items())
-    yield _gauge("findings", "Findings of preflight and of the watch since then, by id, level and action.", findings)
+    documentation = "Findings of preflight and of the watch since then, by id, level and action."
+    yield _gauge("findings", documentation, _findings(report))
     yield _gauge("restarts_last_day", "Ends that nobody requested, in the day before this agent.", _ends(report, now))
     documentation = "Launches of the engine on this node before this agent."
     yield _counter("launches", documentation, [({}, report.launches)])
@@ -66,6 +64,13 @@ def families(report: NodeReport, now: datetime) -> Iterator[Family]:
     documentation = "Messages of the kernel's log that matter, since the agent began."
     yield _counter("kernel_messages", documentation, _kernel_messages(report))
     yield from _peers(report)
+
+
+def _findings(report: NodeReport) -> Samples:
+    counts = Counter[tuple[str, str, str]]()
+    for finding in report.findings[:ITEMS_LIMIT]:
+        counts[finding.id, finding.level if finding.level in LEVELS else OTHER, _action(finding.action)] += 1
+    return (({"id": id_, "level": level, "action": action}, count) for (id_, level, action), count in counts.items())
 
 
 def _phases(report: NodeReport, now: datetime) -> Iterator[Family]:
@@ -96,16 +101,16 @@ def _declared(part: type[Figures], figures: Figures | None) -> Iterator[Family]:
 
 
 def _ends(report: NodeReport, now: datetime) -> Samples:
-    """The report has them as of the agent's begin. Those of which the last one is older now are left out."""
+    """The report's ends, as of the agent's begin, without those of which the last one is older now."""
     counts: Counter[str] = Counter()
-    for one in report.restarts:
-        if (age := seconds_since(one.last, now)) is not None and age < DAY_SECONDS:
-            counts[_cause(one.cause)] += one.count
+    for restarts in report.restarts:
+        if (age := seconds_since(restarts.last, now)) is not None and age < DAY_SECONDS:
+            counts[_cause(restarts.cause)] += restarts.count
     return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
 
 
 def _all_ends(report: NodeReport) -> Samples:
-    """Each cause from the begin, because Prometheus does not count a series that appears."""
+    """Ends by each cause from the begin, because Prometheus does not count a series that appears."""
     counts = dict.fromkeys((*map(str, Cause), OTHER), 0)
     for cause, count in report.ends.items():
         counts[_cause(cause)] += max(0, count)
@@ -118,25 +123,25 @@ def _kernel_messages(report: NodeReport) -> Samples:
 
 
 def _peers(report: NodeReport) -> Iterator[Family]:
-    peers = [(one, {"address": one.address, "rank": str(one.rank)}) for one in report.peers]
-    heard = [(one.report, labels) for one, labels in peers if one.report]
-    up = ((labels, one.contact is Contact.ANSWERS) for one, labels in peers)
+    peers = [(peer, {"address": peer.address, "rank": str(peer.rank)}) for peer in report.peers]
+    heard = [(peer.report, labels) for peer, labels in peers if peer.report]
+    up = ((labels, peer.contact is Contact.ANSWERS) for peer, labels in peers)
     yield _gauge("peer_up", "Whether the agent of another node answers.", up)
-    contacts = (sample for one, labels in peers for sample in _states("contact", CONTACTS, one.contact.value, labels))
+    contacts = (state for peer, labels in peers for state in _states("contact", CONTACTS, peer.contact.value, labels))
     yield _gauge("peer_contact", "1 for the contact with another node.", contacts)
-    ahead = ((labels, one.clock_ahead_seconds) for one, labels in peers)
+    ahead = ((labels, peer.clock_ahead_seconds) for peer, labels in peers)
     yield _gauge("peer_clock_ahead_seconds", "How far the clock of another node is ahead of this one's.", ahead)
-    phases = (sample for one, labels in heard for sample in _states("phase", PHASES, one.phase.value, labels))
+    phases = (state for own, labels in heard for state in _states("phase", PHASES, own.phase.value, labels))
     yield _gauge("peer_phase", "1 for the last known phase of another node.", phases)
     ended = (
-        ({**labels, "cause": _cause(one.cause), "action": _action(one.action)}, 1) for one, labels in heard if one.cause
+        ({**labels, "cause": _cause(own.cause), "action": _action(own.action)}, 1) for own, labels in heard if own.cause
     )
     yield _gauge("peer_failed", "1 for the cause of the end in the last report of another node, and its action.", ended)
 
 
 def _states(label: str, states: Iterable[str], at: str, labels: Mapping[str, str] | None = None) -> Samples:
     """A state set, as a page of version 0.0.4 has one."""
-    return (({**(labels or {}), label: one}, one == at) for one in states)
+    return (({**(labels or {}), label: state}, state == at) for state in states)
 
 
 def _cause(text: str) -> str:
@@ -150,7 +155,9 @@ def _action(text: str) -> str:
 
 @cache
 def _started_at(ticks: int) -> float | None:
-    """Of the agent, since 1970; None where the report does not say. Once, for a clock that is set would change it."""
+    """Start of the agent, since 1970; None where the report does not say. Read once: a clock that is set would change
+    it.
+    """
     if not ticks:
         return None
     since_boot = ticks / os.sysconf("SC_CLK_TCK")

@@ -42,7 +42,7 @@ Element: TypeAlias = "tuple[str, dict[str, str], list[Element | str]]"
 def element(tag: str, style: str = "", *children: Element | str, **attributes: str) -> Element:
     """`style`: its class. An underscore in an attribute's name stands for a hyphen."""
     named = {name.replace("_", "-"): sanitize(value, TEXT_LIMIT) for name, value in attributes.items()}
-    texts = [sanitize(one, TEXT_LIMIT) if isinstance(one, str) else one for one in children if one]
+    texts = [sanitize(child, TEXT_LIMIT) if isinstance(child, str) else child for child in children if child]
     return tag, ({"class": style} if style else {}) | named, texts
 
 
@@ -71,7 +71,7 @@ def read_template() -> Template:
 
 
 def _hash(text: str, kind: str) -> str:
-    """Of the only inline script or style, as a Content-Security-Policy names it."""
+    """Hash of the only inline script or style, as a Content-Security-Policy names it."""
     (content,) = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
     return f"'sha256-{b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
@@ -86,7 +86,7 @@ class Made(NamedTuple):
 
 
 class Page:
-    """For the loop's thread. `make`: title and content of the page now."""
+    """Belongs to the loop's thread. `make` returns title and content of the page now."""
 
     def __init__(self, make: Callable[[], tuple[str, list[Element]]]) -> None:
         self._make = make

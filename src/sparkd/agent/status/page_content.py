@@ -28,25 +28,25 @@ ADVICE = {
     Contact.UNSIGNED: "compare /etc/sparkd/cluster.key, cluster.nodes and the version there",
 }
 MOST_LINES = 50
-"""Of warnings, and of restarts: another node may send many, and each as long as a text can be."""
+"""Limit of warnings, and of restarts: another node may send many, and each as long as a text can be."""
 SAMPLES = 60
-"""Of the memory: ten minutes."""
+"""Samples of the memory: ten minutes."""
 
 
 def make(report: NodeReport, view: View) -> tuple[str, list[Element]]:
     """Title and content. `view.alive`: whether the agent's main loop turns."""
-    seen = overview(report, view)
-    known = {report.rank: report} | {one.rank: one.report for one in report.peers if one.report}
-    contacts = {one.rank: one.contact for one in report.peers}
-    tone, headline = _headline(seen.nodes)
-    trouble = [line for one in seen.nodes for line in _trouble(one, known.get(one.rank), contacts.get(one.rank))]
-    head = _head(seen.nodes[0], known)
+    whole = overview(report, view)
+    known = {report.rank: report} | {peer.rank: peer.report for peer in report.peers if peer.report}
+    contacts = {peer.rank: peer.contact for peer in report.peers}
+    tone, headline = _headline(whole.nodes)
+    trouble = [part for node in whole.nodes for part in _trouble(node, known.get(node.rank), contacts.get(node.rank))]
+    head = _head(whole.nodes[0], known)
     state = element("section", f"state {tone}", element("h1", "", headline), *head, *trouble, role="status")
-    cards = (element("section", f"node {_tone(one)}", *_card(one, known.get(one.rank))) for one in seen.nodes)
-    figures = [element("dl", "figures", *_figures(seen.activity))] if seen.activity else []
+    cards = (element("section", f"node {_tone(node)}", *_card(node, known.get(node.rank))) for node in whole.nodes)
+    figures = [element("dl", "figures", *_figures(whole.activity))] if whole.activity else []
     parts = [state, *figures, element("h2", "", "Nodes"), element("div", "nodes", *cards)]
-    restarts = [("none", one) for one in seen.restarts]
-    warnings = [(TONES.get(one.level, "none"), one.text) for one in seen.notes]
+    restarts = [("none", text) for text in whole.restarts]
+    warnings = [(TONES.get(note.level, "none"), note.text) for note in whole.notes]
     for heading, lines in (("Warnings", warnings), ("Restarts in the last 24 hours", restarts)):
         if lines:
             more = [("none", f"and {len(lines) - MOST_LINES} more")] if len(lines) > MOST_LINES else []
@@ -62,8 +62,8 @@ def _tone(node: NodeView) -> str:
 
 
 def _headline(nodes: tuple[NodeView, ...]) -> tuple[str, str]:
-    """Of the whole cluster, which serves where its head does."""
-    head, troubled = nodes[0], any(_tone(one) in ("bad", "warn") for one in nodes)
+    """Tone and headline of the whole cluster, which serves where its head does."""
+    head, troubled = nodes[0], any(_tone(node) in ("bad", "warn") for node in nodes)
     if head.level == "unknown":
         return "bad", "Not known: no news of the head"
     if head.phase in (Phase.SERVING.value, Phase.DEGRADED.value):
@@ -81,11 +81,11 @@ def _head(node: NodeView, known: Mapping[int, NodeReport]) -> Iterator[Element]:
 
 
 def _trouble(node: NodeView, report: NodeReport | None, contact: Contact | None) -> Iterator[Element]:
-    """Nothing of a node that is in none."""
+    """What is wrong with a node and what to do; nothing where nothing is."""
     if _tone(node) not in ("bad", "warn"):
         return
     yield element("p", "", element("b", "", node.name), f": {node.phase}. {node.cause}")
-    blocking = [one.hint for one in report.findings if one.level in ("block", "unknown")] if report else []
+    blocking = [finding.hint for finding in report.findings if finding.level in ("block", "unknown")] if report else []
     hints = (ADVICE.get(contact or Contact.ANSWERS), *blocking, report.last_hint if report else "")
     if advice := next(filter(None, hints), ""):
         yield element("p", "do", f"To do: {advice}")
@@ -112,14 +112,14 @@ def _card(node: NodeView, report: NodeReport | None) -> Iterator[Element]:
 
 
 def _bar(style: str, label: str, value: str, share: float | None, *more: Element) -> Element:
-    """Without a share it shows that work is being done."""
+    """A bar, which without a share shows that work is being done."""
     done = {} if share is None else {"value": f"{share:.3f}"}
     texts = element("span", "", element("span", "", label), element("span", "", value))
     return element("div", f"bar {style}", texts, element("progress", "", aria_label=label, max="1", **done), *more)
 
 
 def _sparkline(memory: MemoryReport) -> Iterator[Element]:
-    heights = [100 - min(max(one, 0), 100) for one in memory.used_percent[-SAMPLES:]]
+    heights = [100 - min(max(percent, 0), 100) for percent in memory.used_percent[-SAMPLES:]]
     if len(heights) > 1:
         first, last = SAMPLES - len(heights), SAMPLES - 1
         line = " ".join(f"{at},{height}" for at, height in enumerate(heights, first))

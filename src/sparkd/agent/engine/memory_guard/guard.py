@@ -24,12 +24,9 @@ UNIT_SOCKET = "/run/sparkd-guard.sock"
 BOOT = (
     "import sys; sys.path.insert(0, '{}'); from sparkd.agent.engine.memory_guard.killer import main; sys.exit(main())"
 )
-"""Of the killer's process, from the folder that has this package."""
-LINE_BYTES = 4096
+"""Starts the killer's process, from the folder that has this package."""
 ANSWER_SECONDS = 10.0
-"""For a unit's process to start and lock itself: half a second on a loaded machine."""
-
-
+"""Limit for a unit's process to start and lock itself: half a second on a loaded machine."""
 _FOLDER = Path(sparkd.__file__).parents[1]
 
 
@@ -67,7 +64,7 @@ class MemoryGuard:
         self.state = "starting" if floor_bytes else "off"
         """One of GUARD_STATES; empty after `close`. Any thread may read it."""
         self._account = ""
-        """Of the kill, from the killer; empty where there was none."""
+        """The killer's account of the kill; empty where there was none."""
         self._thread = threading.Thread(target=self._run, name="memory-guard", daemon=True)
 
     def start(self) -> None:
@@ -144,7 +141,7 @@ class MemoryGuard:
         return False
 
     def _connect(self) -> socket.socket | None:
-        """To the unit; None where it is not there, or has not answered once."""
+        """Connect to the unit; None where it is not there, or has not answered once."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             if self._by_unit:
@@ -156,7 +153,7 @@ class MemoryGuard:
         return None
 
     def _start_killer(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """A process that ends with this one. Raises OSError."""
+        """Start a process that ends with this one. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             process = subprocess.Popen(
@@ -175,7 +172,7 @@ class MemoryGuard:
         return ours, process
 
     def _follow(self, connection: socket.socket) -> str:
-        """The last that the killer has received. Raises OSError where it gives no answer."""
+        """Returns the last line that the killer has sent. Raises OSError where it gives no answer."""
         line = ""
         with connection:
             self._killer = connection
@@ -183,7 +180,7 @@ class MemoryGuard:
                 self._disconnect()
             connection.settimeout(ANSWER_SECONDS)
             socket.send_fds(connection, [str(self._floor_bytes).encode()], [self._pidfd])
-            while not line.startswith((ENDED, KILLED)) and (received := connection.recv(LINE_BYTES)):
+            while not line.startswith((ENDED, KILLED)) and (received := connection.recv(4096)):
                 connection.settimeout(None)
                 line = received.decode(errors="replace")
                 self._handle_line(line)
@@ -206,7 +203,7 @@ class MemoryGuard:
                 self._events.warning("memory_guard.lock.failed", reason=rest, hint=hint)
 
     def _report_failure(self, reason: str) -> None:
-        """Once for each reason: the killer is restarted every second."""
+        """Log each reason once: the killer is restarted every second."""
         self.state = "failed"
         if reason not in self._reported:
             self._reported.add(reason)

@@ -37,12 +37,12 @@ LOCKED, UNLOCKED, KILLED, ENDED, FAILED = "locked", "unlocked", "killed", "ended
 """First words of the messages to an agent: a reason follows UNLOCKED and FAILED, an account of the kill KILLED."""
 
 FIRST_SECONDS = 2.0
-"""For the agent whose connection has started this process."""
+"""Time for the agent whose connection has started this process."""
 
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _PR_SET_NAME = 15
 _CREDENTIALS = struct.Struct("3i")
-"""Of SO_PEERCRED: pid, uid, gid of the process that has connected."""
+"""What SO_PEERCRED gives: pid, uid, gid of the process that has connected."""
 
 
 class Killer:
@@ -60,22 +60,22 @@ class Killer:
         """Descriptors of processes. The owner is the agent that has named the rank; -1 once it has ended."""
         self._floor_bytes, self._until = 0, math.inf
 
-    def run(self, given: socket.socket) -> None:
-        """Until nothing is left to watch. Raises OSError, ValueError where memory can't be read."""
-        if given.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            self._door = given
-            self._poller.register(given, select.POLLIN)
+    def run(self, connection: socket.socket) -> None:
+        """Watch until nothing is left to. Raises OSError, ValueError where memory can't be read."""
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            self._door = connection
+            self._poller.register(connection, select.POLLIN)
             self._resume()
             if self._rank < 0:
                 self._turn(FIRST_SECONDS)
         else:
             self._kept = ""
-            self._take_agent(given)
+            self._take_agent(connection)
         while self._agent is not None or (self._rank >= 0 and self._door is not None):
             self._turn(self._look())
 
     def send(self, line: str) -> None:
-        """To the agent; where there is none, and what it has killed, to the journal."""
+        """Send it to the agent; where there is none, and what it has killed, to the journal."""
         with suppress(OSError):
             if self._agent is None or line.startswith(KILLED):
                 os.write(2, f"{line}\n".encode())
@@ -144,8 +144,8 @@ class Killer:
         except OSError:
             said, descriptors = b"", []
         if not said.isdigit() or len(descriptors) != 1:
-            for one in descriptors:
-                os.close(one)
+            for descriptor in descriptors:
+                os.close(descriptor)
             self._leave()
             return
         self._close(self._rank)  # the same one, where an agent that was away has come back
@@ -170,7 +170,7 @@ class Killer:
         self._poller.register(rank, select.POLLIN)
 
     def _own(self, owner: int) -> None:
-        """-1: it has ended, and the lease begins."""
+        """`owner` -1: it has ended, and the lease begins."""
         self._close(self._owner)
         self._owner, self._until = owner, math.inf if owner >= 0 else time.monotonic() + self._lease_seconds
         if owner >= 0:
@@ -204,7 +204,7 @@ def _open_process(pid: int, start_time: int | None = None) -> int:
 
 
 def _start_time(pid: int) -> int:
-    """In clock ticks since boot. Raises OSError, ValueError."""
+    """Clock ticks since boot. Raises OSError, ValueError."""
     return int(_read(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
 
 

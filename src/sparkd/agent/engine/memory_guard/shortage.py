@@ -1,6 +1,6 @@
 """When memory is too short, how often to look, and the readings of the last seconds, without allocating.
 
-For the killer process: no dataclasses, which would add 2.3 MB to its 4, and nothing of sparkd's.
+The killer process imports it: no dataclasses, which would add 2.3 MB to its 4, and nothing of sparkd's.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SHORTEST_SECONDS = 0.02
 """At the maximum rate 100 MiB between two reads: a fifth of the default floor. A read takes 10 to 20 µs."""
 LONGEST_SECONDS = 1.0
 PRESSED_PERCENT = 30.0
-"""Of the last ten seconds in which all work waited for memory: then twice the floor is the limit."""
+"""Share of the last ten seconds in which all work waited for memory: then twice the floor is the limit."""
 
 SAMPLE_COUNT = 64
 SAMPLE_SECONDS = 0.1
-"""Between kept samples: together they span 6 s or more."""
+"""Pause between kept samples: together they span 6 s or more."""
 AGES = (5.0, 3.0, 2.0, 1.0, 0.5, 0.2)
 """The quoted samples, in seconds before the kill."""
 
@@ -34,7 +34,7 @@ def is_short(available_bytes: int, full_avg10: float, floor_bytes: int) -> bool:
 
 
 def pause_seconds(available_bytes: int, floor_bytes: int) -> float:
-    """Until the next read: at the maximum rate memory reaches the floor in this time."""
+    """Pause until the next read: at the maximum rate memory reaches the floor in this time."""
     return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, (available_bytes - floor_bytes) / FASTEST_BYTES_PER_SECOND))
 
 
@@ -81,7 +81,7 @@ class Samples:
         self._count = 0
 
     def put(self, when: float, available_bytes: int, full_avg10: float) -> None:
-        """The newest is always kept. It replaces the previous one where that is close to its own predecessor."""
+        """Keep the newest. It replaces the previous one where that is close to its own predecessor."""
         newest, before = (self._count - 1) % SAMPLE_COUNT, (self._count - 2) % SAMPLE_COUNT
         if self._count < 2 or self._when[newest] - self._when[before] >= SAMPLE_SECONDS:
             newest = self._count % SAMPLE_COUNT
@@ -100,18 +100,18 @@ def describe_kill(samples: list[tuple[float, int, float]], floor_bytes: int) -> 
     """One line: the memory left, the floor, and the last samples."""
     at, available, pressure = samples[-1]
     floor = f"the floor of {floor_bytes // MIB:,} MiB"
-    found = f"{available // MIB:,} MiB available"
+    left = f"{available // MIB:,} MiB available"
     if available >= floor_bytes:
-        found += f" of twice {floor}, and all work stood still for memory"
+        left += f" of twice {floor}, and all work stood still for memory"
     else:
-        found += f", below {floor}"
-    aged = ([one for one in samples if at - one[0] >= age] for age in AGES)
+        left += f", below {floor}"
+    aged = ([sample for sample in samples if at - sample[0] >= age] for age in AGES)
     quoted = dict.fromkeys(old_enough[-1] for old_enough in aged if old_enough)  # the youngest of each age, once
     history = ", ".join(f"{earlier // MIB:,} MiB {at - when:.1f} s before" for when, earlier, _ in quoted)
     # The rate of loss is that of the last tenth of a second or more.
-    began, before, _ = next((one for one in reversed(samples) if at - one[0] >= SAMPLE_SECONDS), samples[0])
+    began, before, _ = next((sample for sample in reversed(samples) if at - sample[0] >= SAMPLE_SECONDS), samples[0])
     rate = max(0.0, (before - available) / (at - began)) if at > began else 0.0
     return (
-        f"memory ran out: {found}; the engine was killed ({history}{'; ' if history else ''}"
+        f"memory ran out: {left}; the engine was killed ({history}{'; ' if history else ''}"
         f"it fell by {rate / MIB:,.0f} MiB/s, memory pressure {pressure:.0f} %)"
     )

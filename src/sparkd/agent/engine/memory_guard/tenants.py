@@ -19,9 +19,9 @@ SHOWN = 3
 
 class Tenants(Struct, frozen=True):
     held_bytes: int
-    """By the kernel's count, with no owner: anonymous memory, shared memory and files in tmpfs."""
+    """Anonymous memory, shared memory and files in tmpfs, by the kernel's count, with no owner."""
     gpu_bytes: int = 0
-    """Of it the driver's, by its own count."""
+    """The driver's part of it, by its own count."""
     named: tuple[Consumer, ...] = ()
     """Empty where that took too long."""
 
@@ -30,12 +30,12 @@ def name_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
     """The GPU's memory, and who holds memory, but the container with the id `rank`: also users by their files in
     /dev/shm, which hold it with no process. Root's may be the engine's. Raises OSError, ValueError."""
     gpu = host.gpu() if host.gpu_present() else NO_GPU
-    used = sum(one.used_bytes or 0 for one in gpu.processes or ()) if gpu.total_bytes is None else 0
+    used = sum(process.used_bytes or 0 for process in gpu.processes or ()) if gpu.total_bytes is None else 0
     held: Counter[int] = Counter()
-    for one in host.segments():
-        held[one.uid] += one.allocated_bytes
+    for segment in host.segments():
+        held[segment.uid] += segment.allocated_bytes
     files = (Consumer("files in /dev/shm", "files", host.user(uid), 0, 0, held[uid]) for uid in held if uid)
-    return used, (*(one for one in find_consumers(host, gpu) if one.name != rank), *files)
+    return used, (*(consumer for consumer in find_consumers(host, gpu) if consumer.name != rank), *files)
 
 
 def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> tuple[str, bool]:
@@ -43,18 +43,24 @@ def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> tuple[st
     (`before`). Else the engine was larger than its plan. `now`: when nothing of the engine is left."""
     known = bool(before.named and now.named)
     taken = now.held_bytes - before.held_bytes + (now.gpu_bytes - before.gpu_bytes if known else 0)
-    then = {(one.kind, one.name, one.user): one.bytes for one in before.named}
-    grown = [(one.bytes - then.get((one.kind, one.name, one.user), 0), one) for one in now.named if known]
+    then = {_identity(consumer): consumer.bytes for consumer in before.named}
+    grown = [(consumer.bytes - then.get(_identity(consumer), 0), consumer) for consumer in now.named if known]
     # A file that a process has mapped is in both: in the files of a user whose process grew as much.
-    most = sorted(grown, key=lambda entry: (-entry[0], entry[1].kind == "files"))[:SHOWN]
-    named = ", ".join(f"{one.user} {size(more)} ({_place(one)})" for more, one in most if more > LEAST_BYTES)
+    most = sorted(grown, key=lambda growth: (-growth[0], growth[1].kind == "files"))[:SHOWN]
+    named = ", ".join(
+        f"{consumer.user} {size(more)} ({_place(consumer)})" for more, consumer in most if more > LEAST_BYTES
+    )
     if taken > max(spare_bytes, LEAST_BYTES):
         return f"others took {size(taken)} since the launch: {named or 'no process has it mapped'}", True
     little = f"only {size(max(0, taken))} since the launch{f' ({named})' * bool(named)}"
     return f"the engine itself grew beyond its plan: others took {little}", False
 
 
-def _place(one: Consumer) -> str:
-    if one.kind == "container":
-        return f"container {one.name[:12]}, pid {one.pid}"
-    return f"{one.name}, pid {one.pid}" if one.kind.endswith("unit") else one.name
+def _identity(consumer: Consumer) -> tuple[str, str, str]:
+    return consumer.kind, consumer.name, consumer.user
+
+
+def _place(consumer: Consumer) -> str:
+    if consumer.kind == "container":
+        return f"container {consumer.name[:12]}, pid {consumer.pid}"
+    return f"{consumer.name}, pid {consumer.pid}" if consumer.kind.endswith("unit") else consumer.name

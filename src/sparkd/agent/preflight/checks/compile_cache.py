@@ -41,7 +41,7 @@ SLOW = "the first start compiles from scratch: 36 to 40 minutes were seen"
 
 
 class CacheFacts(Struct, frozen=True):
-    """Of the plan's image, and of the `others` that have caches."""
+    """The caches of the plan's image, and of the `others` that have some."""
 
     image: str
     """"known", "away" (docker), "missing", or why docker did not answer."""
@@ -59,7 +59,7 @@ class CacheFacts(Struct, frozen=True):
     total_bytes: int = 0
     available_bytes: int = 0
     gpu_total_bytes: int | None = None
-    """What a GPU has of its own."""
+    """Memory that a GPU has of its own."""
     shared: str = ""
     """What others than root may write to, the caches' folder or what leads to it."""
 
@@ -90,7 +90,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
             plan.caches,
             compiles="enforce-eager" not in flags,
             need=inputs.need if custom else None,
-            compiled=tuple(one for one in plan.shared if one[0].startswith(DECIDES)),
+            compiled=tuple(value for value in plan.shared if value[0].startswith(DECIDES)),
             env=env,
             volumes=plan.container.volumes,
         )
@@ -111,18 +111,18 @@ class CompileCache(Check[CacheFacts], frozen=True):
         history = launch_history.read_history(host.files)
         good = history.good
         same = good.get("image.identity") == identity
-        paths = (caches.path(image.id, one.name) for one in self.caches)
-        found = {path: caches.folder(host.files, path) for path in paths}
+        paths = (caches.path(image.id, cache.name) for cache in self.caches)
+        folders = {path: caches.folder(host.files, path) for path in paths}
         others = caches.others(host.files, image.id)
         facts = CacheFacts(
             image="known",
-            caches=tuple(found.values()),
+            caches=tuple(folders.values()),
             user=image.user.partition(":")[0],
             shared=_find_shared(host.files),
             used_before=history.good_caches if same else (),
             others=len(others),
-            others_bytes=sum(one.bytes for one in others),
-            others_whole=all(one.whole for one in others),
+            others_bytes=sum(other.bytes for other in others),
+            others_whole=all(other.whole for other in others),
             # A sparkd that kept fewer caches recorded fewer.
             compiled_before=same
             and all(good.get(key, text if key.startswith("caches.") else None) == text for key, text in self.compiled),
@@ -133,7 +133,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
         return replace(
             facts,
             custom_ops=tuple(
-                found.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
+                folders.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
                 for path in self._custom_ops_paths(image.id)
             ),
             total_bytes=memory.total_bytes,
@@ -142,12 +142,12 @@ class CompileCache(Check[CacheFacts], frozen=True):
         )
 
     def _custom_ops_paths(self, image_id: str) -> Iterator[str]:
-        """On the node, in the order of CUSTOM_OPS_CACHES; empty where no mount keeps it."""
-        mounts = {one.target: one.source for one in self.volumes if not one.read_only}
-        mounts |= {one.target: caches.path(image_id, one.name) for one in self.caches}
+        """Paths on the node, in the order of CUSTOM_OPS_CACHES; empty where no mount keeps it."""
+        mounts = {volume.target: volume.source for volume in self.volumes if not volume.read_only}
+        mounts |= {cache.target: caches.path(image_id, cache.name) for cache in self.caches}
         folders = cache_folders(self.env)
         for folder in (folders[name] for name in CUSTOM_OPS_CACHES):
-            target = max((one for one in mounts if is_below(folder, one)), key=len, default=None)
+            target = max((mount for mount in mounts if is_below(folder, mount)), key=len, default=None)
             yield mounts[target] + folder.removeprefix(target) if target else ""
 
     def judge(self, facts: CacheFacts) -> Verdict:
@@ -155,15 +155,15 @@ class CompileCache(Check[CacheFacts], frozen=True):
             return ok("the recipe keeps none")
         if facts.image != "known":
             return skipped(f"not inspected: {WHY_NOT.get(facts.image, facts.image)}")
-        kept = [one for one in facts.caches if one.files]
-        least = _least(sum(one.bytes for one in kept), all(one.whole for one in kept))
+        kept = [folder for folder in facts.caches if folder.files]
+        least = _least(sum(folder.bytes for folder in kept), all(folder.whole for folder in kept))
         good = f"{least} kept for this image" if kept else f"none yet for this image: {SLOW}"
         if facts.others:
             images = "1 other image has" if facts.others == 1 else f"{facts.others} other images have"
             good += f"; {images} {_least(facts.others_bytes, facts.others_whole)}"
         problems = [*_judge_shared(facts.shared), *self._problems(facts)]
         cold = self._judge_cold(facts)
-        if cold is None or any(one.level.blocks for one in problems):
+        if cold is None or any(problem.level.blocks for problem in problems):
             return verdict([*problems, *([cold] if cold else [])], good)
         # Other checks' fixes may free the memory that it lacks.
         return replace(verdict([cold, *problems], good), shortage_bytes=cold.shortage_bytes)
@@ -173,12 +173,12 @@ class CompileCache(Check[CacheFacts], frozen=True):
         if self.need is None or facts.gpu_total_bytes is not None:
             return None
         folders = zip(CUSTOM_OPS_CACHES, facts.custom_ops, strict=True)
-        cold = [(name, one) for name, one in folders if one.kind != "folder" or one.empty]
+        cold = [(name, folder) for name, folder in folders if folder.kind != "folder" or folder.empty]
         # What the last good start left empty, this model does not use; what it did not keep, it compiled and served.
         unused = facts.compiled_before and NOT_KEPT not in facts.custom_ops and len(cold) < len(facts.custom_ops)
         if unused or not cold:
             return None
-        what = ", ".join(f"{name} {'not kept' if one == NOT_KEPT else 'empty'}" for name, one in cold)
+        what = ", ".join(f"{name} {'not kept' if folder == NOT_KEPT else 'empty'}" for name, folder in cold)
         engine, available = self.need.engine_bytes(facts.total_bytes), facts.available_bytes
         reason = (
             f'custom_ops ["all"] compiles from scratch ({what}) while weights load: '
@@ -192,25 +192,27 @@ class CompileCache(Check[CacheFacts], frozen=True):
         return block(reason, lower, shortage_bytes=engine + COMPILE_BYTES - available)
 
     def _problems(self, facts: CacheFacts) -> Iterator[Verdict]:
-        for one in facts.caches:
-            if one.kind not in ("folder", "missing"):
-                yield block(f"{one.path} is no folder, but a {one.kind}", f"remove it: rm {quote(one.path)}")
-        if closed := [one for one in facts.caches if _is_closed(one, facts.user)]:
-            names = ", ".join(one.path.rpartition("/")[2] for one in closed)
+        for folder in facts.caches:
+            if folder.kind not in ("folder", "missing"):
+                yield block(f"{folder.path} is no folder, but a {folder.kind}", f"remove it: rm {quote(folder.path)}")
+        if closed := [folder for folder in facts.caches if _is_closed(folder, facts.user)]:
+            names = ", ".join(folder.path.rpartition("/")[2] for folder in closed)
             where = closed[0].path.rpartition("/")[0]
             reason = f"the image runs as {facts.user}, who can't write to {names} in {where}: nothing will be kept"
             yield warn(reason, f"set HOME in the recipe's env; then: mkdir -p and chown UID {quote(where)}/*")
         # One cache of the last good start may be empty now, but its folder stays.
-        known = [one for one in facts.caches if one.name in facts.used_before]
-        gone = ", ".join(one.name for one in known if one.kind == "missing")
-        if self.compiles and (gone or (known and all(one.empty or one.kind == "missing" for one in facts.caches))):
+        known = [folder for folder in facts.caches if folder.name in facts.used_before]
+        gone = ", ".join(folder.name for folder in known if folder.kind == "missing")
+        if self.compiles and (
+            gone or (known and all(folder.empty or folder.kind == "missing" for folder in facts.caches))
+        ):
             lost = f"the cache {gone} is gone" if gone else "its caches are empty"
             reason = f"{lost}, although the last good start was of this image: {SLOW}"
             yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
 
 
 def _find_shared(files: Files) -> str:
-    """Not in a tree of files, whose owner is who has copied it."""
+    """What others may write to; not in a tree of files, whose owner is who has copied it."""
     return find_writable(files, caches.ROOT) if files.root == "/" else ""
 
 
@@ -225,7 +227,7 @@ def _least(count: int, whole: bool) -> str:
     return size(count) if whole else f"at least {size(count)}"
 
 
-def _is_closed(one: Folder, user: str) -> bool:
+def _is_closed(folder: Folder, user: str) -> bool:
     """Whether root's folder, or one that sparkd would make as root, is closed to this user."""
-    mine = user in ("", "root", "0", str(one.uid)) or one.writable_by_others
-    return one.kind in ("folder", "missing") and not mine and one.uid == 0
+    mine = user in ("", "root", "0", str(folder.uid)) or folder.writable_by_others
+    return folder.kind in ("folder", "missing") and not mine and folder.uid == 0

@@ -57,19 +57,19 @@ class DiskRoom(Check[DiskFacts], frozen=True):
         data_root = docker_config.read_data_root(host)
         dockers = Place(data_root, "docker's containers and images", 256 * MIB, 5 * GIB, optional=True)
         all_places = (STATE, *((CACHES,) if self.caches else ()), dockers, CONTAINERD, LOGS)
-        places = {one.path: one for one in all_places if not one.optional or host.files.exists(one.path)}
+        places = {place.path: place for place in all_places if not place.optional or host.files.exists(place.path)}
         return DiskFacts(tuple(PlaceFacts(places[room.path], room) for room in disks.read_rooms(host, places)))
 
     def judge(self, facts: DiskFacts) -> Verdict:
         if not facts.places:
             return ok("this tree of files does not say how full its disks are")
         worst: dict[str, Verdict] = {}  # folders on one disk: the most pressing one says it for all
-        for one in sorted(facts.places, key=lambda one: -one.place.warn_bytes):
-            problem = _problem(one.place, one.room)
-            known = worst.get(one.room.mount)
+        for usage in sorted(facts.places, key=lambda usage: -usage.place.warn_bytes):
+            problem = _problem(usage.place, usage.room)
+            known = worst.get(usage.room.mount)
             if problem and (known is None or problem.level.severity < known.level.severity):
-                worst[one.room.mount] = problem
-        free = {one.room.mount: size(one.room.free_bytes) for one in facts.places}
+                worst[usage.room.mount] = problem
+        free = {usage.room.mount: size(usage.room.free_bytes) for usage in facts.places}
         return verdict(worst.values(), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
 
 

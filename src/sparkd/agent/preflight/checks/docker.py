@@ -25,7 +25,7 @@ UNIT = "docker.service"
 
 
 def docker_unknown(reason: str) -> Verdict:
-    """It runs, and does not answer."""
+    """The verdict where it runs, and does not answer."""
     return unknown(reason, "look at: systemctl status docker", awaits="docker to answer")
 
 
@@ -38,7 +38,7 @@ class DockerEngineFacts(Struct, frozen=True):
     runtimes: tuple[str, ...] = ()
     gpu_ways: tuple[str, ...] = ()
     may_keep: bool = False
-    """As of `docker_config.Engine`."""
+    """As `docker_config.Engine` has it."""
 
 
 class Docker(Check[DockerEngineFacts], frozen=True):
@@ -49,13 +49,13 @@ class Docker(Check[DockerEngineFacts], frozen=True):
     def probe(self, host: Host) -> DockerEngineFacts:
         installed = host.unit(UNIT) is not None
         try:
-            found = docker.query(host, docker_config.read_engine)
+            engine = docker.query(host, docker_config.read_engine)
         except DockerError as error:
             return DockerEngineFacts(True, installed, sanitize(str(error)))
-        if found is None:
+        if engine is None:
             return DockerEngineFacts(False, installed)
-        ways = docker_config.find_gpu_access(host.files, found) if self.uses_gpu else ()
-        return DockerEngineFacts(True, installed, "", found.version, found.runtimes, ways, found.may_keep)
+        ways = docker_config.find_gpu_access(host.files, engine) if self.uses_gpu else ()
+        return DockerEngineFacts(True, installed, "", engine.version, engine.runtimes, ways, engine.may_keep)
 
     def judge(self, facts: DockerEngineFacts) -> Verdict:
         if facts.error:
@@ -92,7 +92,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
     ref: str
     asserts: tuple[str, ...] = ()
     program: str = ""
-    """The same as bash."""
+    """The asserts as bash."""
     build: str = ""
     """How the recipe says that it is built."""
     id = "image"
@@ -101,7 +101,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> EngineImage:
         plan = inputs.plan
-        wanted = tuple(str(one) for one in plan.asserts)
+        wanted = tuple(map(str, plan.asserts))
         return cls(plan.image_to_run, wanted, render_asserts(plan.asserts), plan.image_build)
 
     def probe(self, host: Host) -> ImageFacts:
@@ -111,10 +111,10 @@ class EngineImage(Check[ImageFacts], frozen=True):
             return machine, image, None, "" if image or "@" in self.ref else self._how_it_served(host, reader)
 
         try:
-            found = docker.query(host, look)
+            answer = docker.query(host, look)
         except DockerError as error:
             return ImageFacts(self.ref, self.asserts, sanitize(str(error)))
-        facts = ImageFacts(self.ref, self.asserts, "known" if found else "away", *(found or ()))
+        facts = ImageFacts(self.ref, self.asserts, "known" if answer else "away", *(answer or ()))
         if facts.image is None or not self.program:
             return facts
         launches = launch_history.read_history(host.files)
@@ -124,7 +124,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
         known: tuple[known_good.Entry, ...] = ()
         with suppress(UsageError):  # users other than root may not read the file
             known = known_good.read_known_good(host.files)
-        served = next((one for one in known if one.image_id and self.ref in (one.image, one.image_id)), None)
+        served = next((start for start in known if start.image_id and self.ref in (start.image, start.image_id)), None)
         digest, named = (served.image_digest, self.ref != served.image_id) if served else ("", False)
         if served and named and docker_image.read_image(reader, served.image_id):
             command = f"docker tag {served.image_id} {self.ref}"
@@ -188,14 +188,20 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
         return cls(f"sparkd-rank{inputs.plan.node.rank}")
 
     def probe(self, host: Host) -> ContainersFacts:
-        found = host.docker()
-        state = sanitize(found.error) or ("known" if found.running else "away")
-        seen = (
-            Seen(one.id, sanitize(one.name), one.ours, one.running, sanitize(one.restart_policy, 40))
-            for one in found.containers
-            if one.label(f"{LABEL}role") or one.name == self.name
+        daemon = host.docker()
+        state = sanitize(daemon.error) or ("known" if daemon.running else "away")
+        containers = (
+            Seen(
+                container.id,
+                sanitize(container.name),
+                container.ours,
+                container.running,
+                sanitize(container.restart_policy, 40),
+            )
+            for container in daemon.containers
+            if container.label(f"{LABEL}role") or container.name == self.name
         )
-        return ContainersFacts(state, tuple(seen))
+        return ContainersFacts(state, tuple(containers))
 
     def judge(self, facts: ContainersFacts) -> Verdict:
         if facts.docker == "away":
@@ -205,11 +211,13 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
         return verdict(self._problems(facts), f"the name {self.name} is free for a new container")
 
     def _problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
-        for one in facts.containers:
-            if one.name == self.name and not one.ours:
-                state = "running" if one.running else "stopped"
-                reason = f"a container that sparkd did not make has the name {one.name} ({one.id[:12]}, {state})"
-                yield block(reason, f"rename it: docker rename {one.name} old-{one.name}")
-            if one.restart_policy not in ("", "no"):
-                reason = f"docker restarts container {one.name} ({one.id[:12]}) by itself, beside systemd: "
-                yield warn(reason + one.restart_policy, f"docker update --restart=no {quote(one.name)}")
+        for container in facts.containers:
+            if container.name == self.name and not container.ours:
+                state = "running" if container.running else "stopped"
+                reason = (
+                    f"a container that sparkd did not make has the name {container.name} ({container.id[:12]}, {state})"
+                )
+                yield block(reason, f"rename it: docker rename {container.name} old-{container.name}")
+            if container.restart_policy not in ("", "no"):
+                reason = f"docker restarts container {container.name} ({container.id[:12]}) by itself, beside systemd: "
+                yield warn(reason + container.restart_policy, f"docker update --restart=no {quote(container.name)}")

@@ -22,7 +22,7 @@ class FabricAddressFacts(Struct, frozen=True):
     link: Link | None
     """The one that carries it; None where that is unknown."""
     interfaces: tuple[str, ...]
-    """Of this machine, where the settings name none of them."""
+    """Those of this machine, where the settings name none of them."""
     rdma_on: tuple[str, ...]
     """Interfaces with RDMA devices and a cable, where the fabric's has no such device."""
 
@@ -31,7 +31,7 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
     address: str
     nodes: int
     interface: str = ""
-    """From the settings; empty where sparkd finds it."""
+    """The settings' one; empty where sparkd finds it."""
     id = "fabric-address"
     levels = (Level.WARN, Level.BLOCK)
 
@@ -100,8 +100,8 @@ def _rdma_elsewhere(host: Host, carrier: str) -> tuple[str, ...]:
 
 
 def _rdma_links(files: Files) -> tuple[Link, ...]:
-    found = sorted({one for hca in infiniband.hca_names(files) for one in infiniband.interfaces(files, hca)})
-    return tuple(link for link in (network.read_link(files, one) for one in found) if link is not None)
+    names = sorted({name for hca in infiniband.hca_names(files) for name in infiniband.interfaces(files, hca)})
+    return tuple(link for link in (network.read_link(files, name) for name in names) if link is not None)
 
 
 EXPECTED_MBPS = 200_000
@@ -112,7 +112,7 @@ class FabricLinkFacts(Struct, frozen=True):
     links: tuple[Link, ...]
     """The fabric's interface, then its lower interfaces."""
     paths: tuple[Path, ...]
-    """To the other nodes; empty where this node's own interface takes no such frames."""
+    """Paths to the other nodes; empty where this node's own interface takes no such frames."""
 
 
 class FabricLink(Check[FabricLinkFacts], frozen=True):
@@ -122,7 +122,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
     port: int
     mtu: int
     uses_gpu: bool = True
-    """Else the machine may be no DGX Spark, and no speed is expected."""
+    """Whether it does: else the machine may be no DGX Spark, and no speed is expected."""
     id = "fabric-link"
     levels = (Level.WARN,)
 
@@ -137,9 +137,9 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
             return FabricLinkFacts(tuple(link for link in _rdma_links(host.files) if link.carrier), ())
         if not self.peers or not self.interface:
             return FabricLinkFacts((), ())
-        found = network.read_links(host.files, self.interface)
-        wide = bool(found) and found[0].carrier is not False and found[0].mtu >= self.mtu
-        return FabricLinkFacts(found, datagrams.probe_paths(host, self.peers, self.port, self.mtu) if wide else ())
+        links = network.read_links(host.files, self.interface)
+        wide = bool(links) and links[0].carrier is not False and links[0].mtu >= self.mtu
+        return FabricLinkFacts(links, datagrams.probe_paths(host, self.peers, self.port, self.mtu) if wide else ())
 
     def judge(self, facts: FabricLinkFacts) -> Verdict:
         if self.interface is None and not facts.links:

@@ -69,21 +69,21 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
     def probe(self, host: Host) -> ForeignFacts:
         enabled = units.enabled_services(host.files).items()
         wanted = {name: how for name, how in enabled if not name.startswith("sparkd-")}
-        found_units, unread = [], []
+        starters, unread = [], []
         for name, how in wanted.items():
             try:
-                if found := _starts_vllm(host.files, _read(host.files, name)):
-                    found_units.append(ForeignUnit(sanitize(name, 80), sanitize(how.by, 80), *found, how.shipped))
+                if start := _starts_vllm(host.files, _read(host.files, name)):
+                    starters.append(ForeignUnit(sanitize(name, 80), sanitize(how.by, 80), *start, how.shipped))
             except (OSError, ValueError):
                 unread.append(sanitize(name, 80))
         docker = host.docker()
         containers = tuple(
-            ForeignContainer(sanitize(one.name, 80), sanitize(one.image), one.restart_policy, one.running)
-            for one in docker.containers
-            if _restarts_vllm(one)
+            ForeignContainer(sanitize(facts.name, 80), sanitize(facts.image), facts.restart_policy, facts.running)
+            for facts in docker.containers
+            if _restarts_vllm(facts)
         )
         killers = (*_find_killers(host), *((name, "containers by their name") for name in wanted if "anti-oom" in name))
-        return ForeignFacts(tuple(found_units), containers, tuple(unread), len(wanted), docker.known, killers)
+        return ForeignFacts(tuple(starters), containers, tuple(unread), len(wanted), docker.known, killers)
 
     def judge(self, facts: ForeignFacts) -> Verdict:
         away = "" if facts.docker_known else "; docker's containers were not checked"
@@ -91,7 +91,7 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
 
 
 def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
-    """Those that run: the arguments may come from anywhere. A user's own one of this name can't end the engine."""
+    """Those that run: the arguments may come from anywhere. A user's own program of this name can't end the engine."""
     for process in host.processes():
         name, whom = f"{process.comm}.service", ""
         if process.comm not in ("earlyoom", "systemd-oomd"):
@@ -111,17 +111,17 @@ def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
 
 def _oomd_values(files: Files) -> set[str]:
     """What is to be done by systemd-oomd in the slices that have docker's containers: none has a file by default."""
-    found: dict[tuple[str, str], str] = {}
+    values: dict[tuple[str, str], str] = {}
     for name in ("-.slice", "system.slice"):
         for source in units.find_drop_ins(files, units.drop_in_folders(name)):
             for section, key, value in units.parse_assignments(files.text(source)):
                 if section == "Slice" and key in ("ManagedOOMSwap", "ManagedOOMMemoryPressure"):
-                    found[name, key] = value
-    return set(found.values())
+                    values[name, key] = value
+    return set(values.values())
 
 
 def _read(files: Files, name: str) -> Unit | None:
-    """An instance without a file of its own has its template's."""
+    """Read a unit: an instance without a file of its own has its template's."""
     own = units.read_unit(files, name)
     stem, at, rest = name.partition("@")
     return own if own or not at else units.read_unit(files, f"{stem}@.{rest.rpartition('.')[2]}")
@@ -129,11 +129,12 @@ def _read(files: Files, name: str) -> Unit | None:
 
 def _starts_vllm(files: Files, unit: Unit | None) -> tuple[str, str] | None:
     """Key and file of the first command that does."""
-    for one in unit.commands if unit else ():
-        if one.key.startswith("ExecStart") and (
-            _launches(one.command.words) or any(_script_launches(files, word) for word in one.command.words)
+    for command in unit.commands if unit else ():
+        words = command.command.words
+        if command.key.startswith("ExecStart") and (
+            _launches(words) or any(_script_launches(files, word) for word in words)
         ):
-            return one.key, one.source
+            return command.key, command.source
     return None
 
 
@@ -158,9 +159,9 @@ def _script_launches(files: Files, word: str) -> bool:
     return any(_launches([line]) for line in lines)
 
 
-def _restarts_vllm(one: ContainerFacts) -> bool:
-    restarts = not one.ours and one.restart_policy in ("always", "unless-stopped", "on-failure")
-    return restarts and (VLLM.search(one.image) is not None or _launches(one.command))
+def _restarts_vllm(container: ContainerFacts) -> bool:
+    restarts = not container.ours and container.restart_policy in ("always", "unless-stopped", "on-failure")
+    return restarts and (VLLM.search(container.image) is not None or _launches(container.command))
 
 
 def _problems(facts: ForeignFacts) -> Iterator[Verdict]:
@@ -168,9 +169,11 @@ def _problems(facts: ForeignFacts) -> Iterator[Verdict]:
         reason = f"{unit.name} starts vLLM too, wanted by {unit.wanted_by} ({unit.key} in {unit.source})"
         verb = "mask" if unit.shipped else "disable"
         yield warn(reason, f"if sparkd is to serve: systemctl {verb} {quote(unit.name)}")
-    for one in facts.containers:
-        reason = f"docker starts container {one.name} ({one.image}) again by itself: {one.restart_policy}"
-        yield warn(reason, f"if sparkd is to serve: docker update --restart=no {quote(one.name)}")
+    for container in facts.containers:
+        reason = (
+            f"docker starts container {container.name} ({container.image}) again by itself: {container.restart_policy}"
+        )
+        yield warn(reason, f"if sparkd is to serve: docker update --restart=no {quote(container.name)}")
     for name, whom in facts.killers:
         reason = f"{name} ends {whom} for want of memory, beside sparkd's guard"
         yield warn(reason, f"systemctl disable --now {quote(name)}; the guard is for the engine alone")

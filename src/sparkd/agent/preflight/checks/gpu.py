@@ -13,14 +13,13 @@ from sparkd.base.lib.errors import Action
 GB10 = "GB10"
 POWER_CYCLE = "power-cycle this node: shut down, unplug it for 60 s"
 LOAD = "modprobe nvidia; where it fails: dkms status, dmesg"
-OPEN_MODULES = "install the open kernel modules (nvidia-driver-580-open on Ubuntu), then reboot"
 _REMEDIES = {
     Trouble.HUNG: (POWER_CYCLE, Action.POWER_CYCLE),
     Trouble.LOST: (POWER_CYCLE, Action.POWER_CYCLE),
     Trouble.RESET: ("reboot this node", Action.REBOOT),
     Trouble.MISMATCH: ("reboot this node, so that the kernel loads the driver that was installed", Action.REBOOT),
 }
-"""What only a person can do."""
+"""Remedies that only a person can apply."""
 
 
 class GpuCheckFacts(Struct, frozen=True):
@@ -85,6 +84,7 @@ def _unseen(facts: GpuCheckFacts) -> Verdict:
         )
     if not facts.module_open:
         reason = f"no GPU is seen: GB10 needs open kernel modules, and {facts.module} is a proprietary one"
-        return block(reason, OPEN_MODULES, needs_person=True)
+        hint = "install the open kernel modules (nvidia-driver-580-open on Ubuntu), then reboot"
+        return block(reason, hint, needs_person=True)
     reason = f"no GPU is seen by the kernel module {facts.module}"
     return block(reason, "nvidia-smi; dmesg | grep -e NVRM -e Xid; then power-cycle this node")

@@ -36,12 +36,11 @@ class KnownBadVersions(Struct, frozen=True, forbid_unknown_fields=True):
 _KNOWN_BAD = toml.decode(read_data("known-bad.toml"), type=KnownBadVersions)
 KERNELS, DRIVERS = _KNOWN_BAD.kernels, _KNOWN_BAD.drivers
 NO_KHO = "kho=off"
-ADD_NO_KHO = f"add {NO_KHO} to GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub, run update-grub, reboot"
 
 
 def find_known_bad(version: str, among: tuple[KnownBad, ...], command_line: tuple[str, ...] = ()) -> KnownBad | None:
     """What is known against a version, unless the kernel's command line fixes it."""
-    return next((one for one in among if one.covers(version) and one.fixed_by not in command_line), None)
+    return next((bad for bad in among if bad.covers(version) and bad.fixed_by not in command_line), None)
 
 
 class KernelFacts(Struct, frozen=True):
@@ -52,7 +51,7 @@ class KernelFacts(Struct, frozen=True):
     next_release: str = ""
     """What the next boot takes; empty where it is this one, or unknown."""
     next_words: tuple[str, ...] = ()
-    """Of its command line."""
+    """Words of its command line."""
 
 
 class Kernel(Check[KernelFacts], frozen=True):
@@ -63,7 +62,8 @@ class Kernel(Check[KernelFacts], frozen=True):
         kho_off = NO_KHO in kernel.read_command_line(host.files)
         release = kernel.read_release(host.files)
         following, words = kernel.read_next_boot(host.files)
-        following, words = (following, words) if following != release else ("", ())
+        if following == release:
+            following, words = "", ()
         return KernelFacts(release, kho_off, host.meminfo().cma_excess_bytes, following, words)
 
     def judge(self, facts: KernelFacts) -> Verdict:
@@ -73,7 +73,8 @@ class Kernel(Check[KernelFacts], frozen=True):
         if facts.kept_back_bytes:
             reason = f"kernel {facts.release} keeps {size(facts.kept_back_bytes)} back for kexec handover: CmaFree is "
             reason += "above CmaTotal, and NCCL's memory can't be registered once the rest is taken"
-            problems.append(warn(reason, ADD_NO_KHO))
+            hint = f"add {NO_KHO} to GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub, run update-grub, reboot"
+            problems.append(warn(reason, hint))
         known = facts.kho_off or facts.kept_back_bytes > 0  # the latter is reported above
         if bad := find_known_bad(facts.release, KERNELS, (NO_KHO,) if known else ()):
             reason = f"kernel {facts.release} is known to be bad: {bad.trouble} ({bad.source})"
@@ -87,7 +88,6 @@ class Kernel(Check[KernelFacts], frozen=True):
 
 
 FEWEST_PIDS = 8192
-NEVER_OVERCOMMIT = 2
 
 
 class Setting(Struct, frozen=True):
@@ -139,16 +139,16 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
 
 def _problems(facts: SettingsFacts) -> Iterator[Verdict]:
     # What `tune apply` would refuse comes first.
-    for one in sorted(facts.wanted, key=lambda one: one.found is not None):
-        if one.found is None:
+    for setting in sorted(facts.wanted, key=lambda setting: setting.found is not None):
+        if setting.found is None:
             hint = "take it out of the recipe's host.sysctls, or boot the kernel that the recipe was made for"
-            yield warn(f"{one.name}: this kernel has no such setting, the recipe wants {one.wanted}", hint)
-        elif one.found != one.wanted:
-            yield warn(f"{one.name} is {one.found}, the recipe wants {one.wanted}", "sparkd tune apply")
+            yield warn(f"{setting.name}: this kernel has no such setting, the recipe wants {setting.wanted}", hint)
+        elif setting.found != setting.wanted:
+            yield warn(f"{setting.name} is {setting.found}, the recipe wants {setting.wanted}", "sparkd tune apply")
     if facts.reserved_bytes > 8 * GIB:
         reason = f"vm.min_free_kbytes keeps {size(facts.reserved_bytes)} from everybody, the engine too"
         yield warn(reason, "sysctl -w vm.min_free_kbytes=1572864")
-    if facts.overcommit == NEVER_OVERCOMMIT:
+    if facts.overcommit == 2:
         reason = "vm.overcommit_memory=2: CUDA reserves more addresses than there is memory"
         yield warn(reason, "sysctl -w vm.overcommit_memory=0")
     if facts.pid_max < FEWEST_PIDS:

@@ -18,25 +18,25 @@ MOST_OF_A_KIND = 32
 """Distinct events kept of one kind, the latest: processes killed for memory, Xids by device and code. The limit is
 per kind, so that a flood of one hides no other."""
 XID, RECOVERY, DRIVER_LOADED, DRIVER_NO_MEMORY = "xid", "gpu-recovery", "driver-loaded", "driver-no-memory"
-_JUDGED = {kind.name for kind in KINDS.values() if any(one.preflight for one in (kind, *kind.codes.values()))}
+_JUDGED = {kind.name for kind in KINDS.values() if any(effect.preflight for effect in (kind, *kind.codes.values()))}
 _JUDGED |= {DRIVER_LOADED, DRIVER_NO_MEMORY}
 """Kinds that matter before a launch."""
 
 
 def find_events(records: Iterable[Record]) -> tuple[Event, ...]:
-    """In the order of their last messages."""
-    found: dict[tuple[str, str, int], Event] = {}
+    """Events in the order of their last messages."""
+    events: dict[tuple[str, str, int], Event] = {}
     for record in records:
         if (event := parse_event(record)) is None or event.kind not in _JUDGED:
             continue
         # The last recovery action is what counts, whatever it was before.
         key = (event.kind, event.device, 0 if event.kind == RECOVERY else event.code)
-        before = found.pop(key, None)
-        found[key] = event if before is None else replace(event, count=before.count + 1)
-        alike = [one for one in found if one[0] == event.kind] if before is None else []
+        before = events.pop(key, None)
+        events[key] = event if before is None else replace(event, count=before.count + 1)
+        alike = [known for known in events if known[0] == event.kind] if before is None else []
         if len(alike) > MOST_OF_A_KIND:
-            del found[alike[0]]
-    return tuple(found.values())
+            del events[alike[0]]
+    return tuple(events.values())
 
 
 RECENT_SECONDS = 24 * 3600.0
@@ -80,9 +80,9 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
         return verdict(self._problems(facts), _good(facts))
 
     def _problems(self, facts: KernelLogFacts) -> Iterator[Verdict]:
-        loaded = max((one.last_seconds for one in facts.events if one.kind == DRIVER_LOADED), default=0.0)
-        resets = (one for one in facts.events if one.kind == RECOVERY and one.code == 0)
-        recovered = {one.device: one.last_seconds for one in resets}
+        loaded = max((event.last_seconds for event in facts.events if event.kind == DRIVER_LOADED), default=0.0)
+        resets = (event for event in facts.events if event.kind == RECOVERY and event.code == 0)
+        recovered = {event.device: event.last_seconds for event in resets}
         for event in facts.events:
             if event.kind in (XID, RECOVERY):
                 over = event.last_seconds < max(loaded, recovered.get(event.device, 0.0))
@@ -91,7 +91,7 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
             effect, reason = event.effect, event.reason + _format_time(facts, event)
             if effect.preflight == "block":
                 yield block(reason, effect.hint, needs_person=True, action=effect.action)
-            elif effect.preflight == "warn" and _recent(facts, event):
+            elif effect.preflight == "warn" and facts.uptime_seconds - event.last_seconds <= RECENT_SECONDS:
                 yield warn(reason, effect.hint, action=effect.action)
 
 
@@ -99,12 +99,8 @@ def _good(facts: KernelLogFacts) -> str:
     good = "nothing bad in the kernel's log"
     if facts.begins_seconds > SINCE_BOOT_SECONDS:
         good += f", which goes back {age(facts.uptime_seconds - facts.begins_seconds)} of {age(facts.uptime_seconds)}"
-    lacked = sum(one.count for one in facts.events if one.kind == DRIVER_NO_MEMORY)
+    lacked = sum(event.count for event in facts.events if event.kind == DRIVER_NO_MEMORY)
     return f"{good}; NV_ERR_NO_MEMORY {_times(lacked)}, as healthy engines cause it too" if lacked else good
-
-
-def _recent(facts: KernelLogFacts, event: Event) -> bool:
-    return facts.uptime_seconds - event.last_seconds <= RECENT_SECONDS
 
 
 def _format_time(facts: KernelLogFacts, event: Event) -> str:

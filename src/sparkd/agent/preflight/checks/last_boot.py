@@ -42,7 +42,7 @@ class Launch(Struct, frozen=True):
 
 class LastBootFacts(Struct, frozen=True):
     before: tuple[Launch, ...]
-    """Of the boots before this one since the last good start, oldest first."""
+    """The launches of the boots before this one since the last good start, oldest first."""
     started_well: bool
     changes: tuple[Change, ...]
     """Differences of the last launch from the last good start; the first of them."""
@@ -68,8 +68,8 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         boot_id = host.files.value("/proc/sys/kernel/random/boot_id")
         changes = _changes(known)
         before = tuple(
-            Launch(sanitize(one.phase, VALUE_LENGTH), one.digest == self.digest, not one.open)
-            for one in known.before(boot_id)
+            Launch(sanitize(boot.phase, VALUE_LENGTH), boot.digest == self.digest, not boot.open)
+            for boot in known.before(boot_id)
         )
         end = str(known.machine_end) if known.machine_end and known.machine_end.boot_id == boot_id else ""
         return LastBootFacts(before, bool(known.good), changes[:MOST_CHANGES], len(changes), end)
@@ -81,7 +81,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         if last.end_seen:
             return ok("sparkd saw the end of the last launch before this boot")
         ended = f", by what is left of it {facts.end}" if facts.end else ""
-        in_a_row = len(tuple(takewhile(lambda one: one.ended_by_this_load, reversed(facts.before))))
+        in_a_row = len(tuple(takewhile(lambda launch: launch.ended_by_this_load, reversed(facts.before))))
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" * (in_a_row > 1) + ended
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"
@@ -96,7 +96,9 @@ def _describe_changes(facts: LastBootFacts) -> str:
         return "no good start is on record"
     if not facts.changes:
         return "no recorded value has changed since the last good start"
-    shown = (f"{one.name} from {one.good or 'nothing'} to {one.tried or 'nothing'}" for one in facts.changes)
+    shown = (
+        f"{change.name} from {change.good or 'nothing'} to {change.tried or 'nothing'}" for change in facts.changes
+    )
     more = f" and {facts.changed - len(facts.changes)} more" if facts.changed > len(facts.changes) else ""
     return f"changed since the last good start: {', '.join(shown)}{more}"
 

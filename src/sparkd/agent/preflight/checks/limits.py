@@ -11,14 +11,12 @@ from sparkd.base.lib.text import GIB, MIB, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 
-ENOUGH_BYTES = 16 * GIB
-
 
 class MemlockFacts(Struct, frozen=True):
     needless: str
     """Why the limit does not matter to this plan; empty where it does."""
     limit_bytes: int | None = None
-    """Of a process in the container, -1 unlimited; None where the recipe leaves it to docker."""
+    """The limit of a process in the container, -1 unlimited; None where the recipe leaves it to docker."""
     set_by: str = ""
 
 
@@ -39,7 +37,7 @@ class Memlock(Check[MemlockFacts], frozen=True):
     def judge(self, facts: MemlockFacts) -> Verdict:
         if facts.needless:
             return ok(f"no matter: {facts.needless}")
-        if facts.limit_bytes is not None and not 0 <= facts.limit_bytes < ENOUGH_BYTES:
+        if facts.limit_bytes is not None and not 0 <= facts.limit_bytes < 16 * GIB:
             lockable = "unlimited" if facts.limit_bytes < 0 else size(facts.limit_bytes)
             return ok(f"{lockable} ({facts.set_by})")
         lockable = "8 MiB as a rule" if facts.limit_bytes is None else size(facts.limit_bytes)

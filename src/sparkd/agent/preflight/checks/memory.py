@@ -45,9 +45,9 @@ class MemoryFacts(Struct, frozen=True):
     gpu_users: tuple[str, ...] | None
     """Processes that the driver lists or that have its devices open; None where that is unknown."""
     gpu_held_bytes: int = 0
-    """Of the GPU's memory, by the processes that the driver lists."""
+    """What the processes that the driver lists hold of the GPU's memory."""
     script_share: float | None = None
-    """Of the GPU's memory, where engine.script starts an engine with its own."""
+    """Share of the GPU's memory, where engine.script starts an engine with its own."""
 
 
 class UnifiedMemory(Check[MemoryFacts], frozen=True):
@@ -57,7 +57,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     earlier: MemorySample | None = None
     """The first sample of the memory in its present state; None in the first examination."""
     plan: LaunchPlan | None = None
-    """For engine.script, which may start an engine with a share of its own."""
+    """Read for engine.script, which may start an engine with a share of its own."""
     id = "unified-memory"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
@@ -79,8 +79,8 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             gpus=gpu.names,
             gpu_total_bytes=gpu.total_bytes,
             gpu_error=gpu.error,
-            gpu_users=None if users is None else tuple(one.label for one in users),
-            gpu_held_bytes=sum(one.bytes or 0 for one in users or ()),
+            gpu_users=None if users is None else tuple(user.label for user in users),
+            gpu_held_bytes=sum(user.bytes or 0 for user in users or ()),
             script_share=script_share(host.files, self.plan) if self.plan else None,
         )
 
@@ -147,24 +147,25 @@ class GpuUser(Struct, frozen=True):
 
 
 def find_gpu_users(host: Host, gpu: GpuFacts) -> tuple[GpuUser, ...] | None:
-    """None where that is unknown."""
+    """Users of the GPU; None where they are unknown."""
     if not gpu.names:
         return ()
     if gpu.processes is None:
         return None
     table = host.processes()
     opened = host.gpu_users(table)
-    used = {one.pid: one.used_bytes for one in gpu.processes}
-    comms = {pid: one.comm if (one := table.get(pid)) else "?" for pid in used.keys() | {f.pid for f in opened.found}}
-    found = [GpuUser(pid, comms[pid], used.get(pid)) for pid in sorted(comms) if comms[pid] not in DRIVER_DAEMONS]
-    return None if opened.unreadable_pids and not found else tuple(found)
+    used = {process.pid: process.used_bytes for process in gpu.processes}
+    pids = sorted(used.keys() | {file.pid for file in opened.found})
+    named = ((pid, process.comm if (process := table.get(pid)) else "?") for pid in pids)
+    users = tuple(GpuUser(pid, comm, used.get(pid)) for pid, comm in named if comm not in DRIVER_DAEMONS)
+    return None if opened.unreadable_pids and not users else users
 
 
 WORTH_BYTES = 4 * GIB
 """A load of a big model leaves some 100 GiB behind. Below 4 GiB a drop gains nothing that vLLM would notice, and costs
 every program its warm pages."""
 WORTH_SHARE = 0.1
-"""The same for smaller machines: a tenth of the memory."""
+"""Share of the memory that is worth a drop on smaller machines."""
 
 
 class PageCacheFacts(Struct, frozen=True):
@@ -215,11 +216,11 @@ class SwapOff(Check[SwapFacts], frozen=True):
     def judge(self, facts: SwapFacts) -> Verdict:
         if not facts.areas:
             return ok("off")
-        named = ", ".join(f"{one.path} {size(one.bytes)}{' in memory' * one.in_memory}" for one in facts.areas)
-        reason = f"swap is on: {named}; {size(sum(one.used_bytes for one in facts.areas))} in use"
+        named = ", ".join(f"{area.path} {size(area.bytes)}{' in memory' * area.in_memory}" for area in facts.areas)
+        reason = f"swap is on: {named}; {size(sum(area.used_bytes for area in facts.areas))} in use"
         if not self.uses_gpu:
             return ok(f"{reason}; the plan uses no GPU")
-        zram = all(one.in_memory for one in facts.areas)
+        zram = all(area.in_memory for area in facts.areas)
         for_good = "see systemctl list-units '*zram*'" if zram else "take its line out of /etc/fstab"
         return warn(reason, f"swapoff -a, and for good: {for_good}")
 

@@ -32,7 +32,7 @@ class TenantFacts(Struct, frozen=True):
     held: tuple[Held, ...]
     """Largest first, at most five."""
     held_bytes: int
-    """By all holders of more than 1 GiB."""
+    """What all holders of more than 1 GiB hold."""
     others: int
 
 
@@ -45,23 +45,23 @@ class OtherTenants(Check[TenantFacts], frozen=True):
     def probe(self, host: Host) -> TenantFacts:
         info = host.meminfo()
         gpu = host.gpu() if self.uses_gpu and host.gpu_present() else NO_GPU
-        found = [one for one in find_consumers(host, gpu) if one.bytes > LEAST_BYTES]
-        shown = found[:SHOWN]
-        inside = any(one.kind == "container" for one in shown)
-        names = {one.id: one.name for one in host.docker().containers} if inside else {}
+        consumers = [consumer for consumer in find_consumers(host, gpu) if consumer.bytes > LEAST_BYTES]
+        shown = consumers[:SHOWN]
+        inside = any(consumer.kind == "container" for consumer in shown)
+        names = {container.id: container.name for container in host.docker().containers} if inside else {}
         return TenantFacts(
             total_bytes=info.total_bytes,
             available_bytes=info.available_bytes,
             gpu_total_bytes=gpu.total_bytes,
-            held=tuple(_held(one, names) for one in shown),
-            held_bytes=sum(one.bytes for one in found),
-            others=len(found) - len(shown),
+            held=tuple(_held(consumer, names) for consumer in shown),
+            held_bytes=sum(consumer.bytes for consumer in consumers),
+            others=len(consumers) - len(shown),
         )
 
     def judge(self, facts: TenantFacts) -> Verdict:
         if not facts.held:
             return ok(f"nobody holds more than {size(LEAST_BYTES)}")
-        named = ", ".join(f"{one.name} {size(one.bytes)}" for one in facts.held)
+        named = ", ".join(f"{held.name} {size(held.bytes)}" for held in facts.held)
         more = f", and {facts.others} more" if facts.others else ""
         needed = self.need.all_bytes(facts.total_bytes, facts.gpu_total_bytes)
         wanted = f", {size(needed)} needed" if self.need.is_known else ""
@@ -75,24 +75,24 @@ class OtherTenants(Check[TenantFacts], frozen=True):
 def find_consumers(host: Host, gpu: GpuFacts) -> tuple[Consumer, ...]:
     """Largest first. Raises OSError, ValueError."""
     shares = gpu.total_bytes is None
-    driver_bytes = {one.pid: one.used_bytes or 0 for one in gpu.processes or ()} if shares else {}
+    driver_bytes = {process.pid: process.used_bytes or 0 for process in gpu.processes or ()} if shares else {}
     return meminfo.read_consumers(host.files, host.processes(), driver_bytes)
 
 
-def _held(one: Consumer, names: dict[str, str]) -> Held:
-    if one.kind == "container":
-        name = names.get(one.name) or one.name[:12]
-        return Held(f"container {name}", one.bytes, f"docker stop {shlex.quote(name)}")
-    if one.kind == "user-unit":
-        stop = shlex.join(("systemctl", "--user", "-M", f"{one.user}@", "stop", one.name))
-        return Held(f"{one.name} of {one.user}", one.bytes, stop)
-    if one.kind == "small":
-        listing = f"ps -u {shlex.quote(one.user.removeprefix('uid '))}"
-        return Held(f"{one.processes} {one.name} of {one.user}", one.bytes, listing)
-    if one.kind == "unit":
-        whose = "" if one.name.endswith(".service") else f" of {one.user}"
-        return Held(f"{one.name}{whose}", one.bytes, f"systemctl stop {shlex.quote(one.name)}")
-    return Held(f"{one.name} of {one.user}", one.bytes, f"kill {one.pid}")
+def _held(consumer: Consumer, names: dict[str, str]) -> Held:
+    if consumer.kind == "container":
+        name = names.get(consumer.name) or consumer.name[:12]
+        return Held(f"container {name}", consumer.bytes, f"docker stop {shlex.quote(name)}")
+    if consumer.kind == "user-unit":
+        stop = shlex.join(("systemctl", "--user", "-M", f"{consumer.user}@", "stop", consumer.name))
+        return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, stop)
+    if consumer.kind == "small":
+        listing = f"ps -u {shlex.quote(consumer.user.removeprefix('uid '))}"
+        return Held(f"{consumer.processes} {consumer.name} of {consumer.user}", consumer.bytes, listing)
+    if consumer.kind == "unit":
+        whose = "" if consumer.name.endswith(".service") else f" of {consumer.user}"
+        return Held(f"{consumer.name}{whose}", consumer.bytes, f"systemctl stop {shlex.quote(consumer.name)}")
+    return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, f"kill {consumer.pid}")
 
 
 UNEXPLAINED_BYTES = 4 * GIB
@@ -105,7 +105,7 @@ class HeldFacts(Struct, frozen=True):
     """Whether a GPU without memory of its own is there."""
     total_bytes: int = 0
     unexplained_bytes: int = 0
-    """In no counter of the kernel, nor in the cache of ZFS, nor taken from the contiguous area."""
+    """Memory in no counter of the kernel, nor in the cache of ZFS, nor taken from the contiguous area."""
     holders: tuple[GpuUser, ...] | None = ()
     gpu_error: str = ""
 
@@ -135,10 +135,10 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
             return ok(held)
         if facts.holders is None:
             return warn(f"{held}, and the GPU's users are unknown", "look at: nvidia-smi")
-        users = ", ".join(one.label for one in facts.holders)
-        if any(one.bytes is None for one in facts.holders):
+        users = ", ".join(holder.label for holder in facts.holders)
+        if any(holder.bytes is None for holder in facts.holders):
             return ok(f"{held}; the GPU is used by {users}, the driver does not say how much")
-        reported = sum(one.bytes or 0 for one in facts.holders)
+        reported = sum(holder.bytes or 0 for holder in facts.holders)
         if reported and _little(facts, reported):
             return ok(f"{held}, {size(reported)} of it by {users}")
         rest = size(max(0, facts.unexplained_bytes - reported))

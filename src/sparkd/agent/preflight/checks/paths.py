@@ -26,14 +26,9 @@ from sparkd.base.vllm.flag import first_values
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 """sparkd itself makes these at the launch."""
-MOUNT_HINT = "make it, or take it out of the recipe"
 MODS = "/workspace/mods"
 """Where other tools copy mods at the start of a container."""
 _TEMPLATE = re.compile(r"[{}\n]")
-MOUNTED_HINT = "mount it under container.volumes, and name it there; or use its full path in the image"
-FILE_HINT = "write it there, or correct the flag"
-DEVICE_HINT = "load its driver, or take it out of the recipe"
-UNIT_HINT = "make it, or fix the unit: systemctl edit, then systemctl daemon-reload"
 
 
 class Needed(Enum):
@@ -59,40 +54,40 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     model, device = f"the model of recipe {plan.recipe}", f"a device of recipe {plan.recipe}"
     # Where no device is found yet, RDMA is not insisted on: the check rdma judges that.
     no_verbs = plan.names_hcas and not plan.node.hcas
-    devices = (one for one in plan.container.devices if not (no_verbs and one.startswith(VERBS)))
+    devices = (path for path in plan.container.devices if not (no_verbs and path.startswith(VERBS)))
+    write, load = "write the secret there", "load its driver, or take it out of the recipe"
     may_be_empty = (
         NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
         NeededPath(plan.model_path, model, Needed.FOLDER, f"sparkd model pull {plan.recipe}; or set engine.models_dir"),
     )
     return (
-        *(one for one in may_be_empty if one.path),
-        *(NeededPath(one.file, f"secret {one.name}", Needed.FILE, "write the secret there") for one in plan.secrets),
+        *(needed for needed in may_be_empty if needed.path),
+        *(NeededPath(secret.file, f"secret {secret.name}", Needed.FILE, write) for secret in plan.secrets),
         *mounted_paths(plan),
-        *(NeededPath(one, device, Needed.ANYTHING, DEVICE_HINT) for one in devices),
+        *(NeededPath(path, device, Needed.ANYTHING, load) for path in devices),
     )
 
 
 def mounted_paths(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     """The sources of the container's mounts, and the files in them that flags name. Other files are the image's."""
-    found = [
-        NeededPath(one.source, f"the source of the container's {one.target}", Needed.ANYTHING, MOUNT_HINT)
-        for one in plan.container.volumes
-        if not one.source.startswith(OWN_FOLDERS) and one.source != plan.model_path
+    make = "make it, or take it out of the recipe"
+    paths = [
+        NeededPath(volume.source, f"the source of the container's {volume.target}", Needed.ANYTHING, make)
+        for volume in plan.container.volumes
+        if not volume.source.startswith(OWN_FOLDERS) and volume.source != plan.model_path
     ]
     flags = first_values(plan.argv)
     for flag in FILE_FLAGS:
         inside = posixpath.normpath(flags.get(flag) or "")
-        volume = max(
-            (one for one in plan.container.volumes if is_below(inside, one.target)),
-            key=lambda one: len(one.target),
-            default=None,
-        )
-        if volume:
+        above = [volume for volume in plan.container.volumes if is_below(inside, volume.target)]
+        if volume := max(above, key=lambda volume: len(volume.target), default=None):
             path = volume.source + inside.removeprefix(volume.target)
-            found.append(NeededPath(path, f"--{flag} {inside} in the container", Needed.ANYTHING, FILE_HINT))
+            hint = "write it there, or correct the flag"
+            paths.append(NeededPath(path, f"--{flag} {inside} in the container", Needed.ANYTHING, hint))
         elif flags.get(flag) and not plan.image_build and _is_of_a_mod(inside):
-            found.append(NeededPath(inside, f"--{flag}", Needed.MOUNT, MOUNTED_HINT, may_fail=True))
-    return tuple(found)
+            hint = "mount it under container.volumes, and name it there; or use its full path in the image"
+            paths.append(NeededPath(inside, f"--{flag}", Needed.MOUNT, hint, may_fail=True))
+    return tuple(paths)
 
 
 def _is_of_a_mod(name: str) -> bool:
@@ -116,8 +111,9 @@ _FOLDERS = {
 
 def paths_of_unit(unit: Unit, files: Files) -> tuple[tuple[NeededPath, ...], tuple[str, ...]]:
     """Paths that its commands name, and words with a part that only systemd knows."""
-    found: dict[str, NeededPath] = {}
+    paths: dict[str, NeededPath] = {}
     unknown: list[str] = []
+    hint = "make it, or fix the unit: systemctl edit, then systemctl daemon-reload"
     for command in unit.commands:
         for number, word in enumerate(command.command.words):
             path = _resolve(word.partition("=")[2] if word.startswith("-") else word, unit.name)
@@ -130,16 +126,16 @@ def paths_of_unit(unit: Unit, files: Files) -> tuple[tuple[NeededPath, ...], tup
                 continue
             needed = Needed.ANYTHING if number else Needed.PROGRAM
             where = f"{command.key} in {command.source}"
-            found.setdefault(path, NeededPath(path, where, needed, UNIT_HINT, command.command.ignores_failure))
-    return tuple(found.values()), tuple(unknown)
+            paths.setdefault(path, NeededPath(path, where, needed, hint, command.command.ignores_failure))
+    return tuple(paths.values()), tuple(unknown)
 
 
 def _resolve(word: str, unit_name: str) -> str:
     """The word with its specifiers replaced; unknown parts stay, between NULs."""
     stem = unit_name.rpartition(".")[0]
     values = {**_FOLDERS, "n": unit_name, "N": stem, "p": stem, "P": stem, "j": stem.rpartition("-")[2]}
-    word = _SPECIFIER.sub(lambda found: values.get(found[1], f"\0{found[0]}\0"), word)
-    return _VARIABLE.sub(lambda found: "$" if found[0] == "$$" else f"\0{found[0]}\0", word)
+    word = _SPECIFIER.sub(lambda match: values.get(match[1], f"\0{match[0]}\0"), word)
+    return _VARIABLE.sub(lambda match: "$" if match[0] == "$$" else f"\0{match[0]}\0", word)
 
 
 def _exists(files: Files, path: str) -> bool:
@@ -152,9 +148,6 @@ def _exists(files: Files, path: str) -> bool:
 def _find_program(program: str, files: Files) -> str:
     candidates = [f"{folder}/{program}" for folder in PATH]
     return next((path for path in candidates if files.exists(path)), candidates[3])
-
-
-NOTHING_THERE = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP)
 
 
 class PathFacts(Struct, frozen=True):
@@ -177,7 +170,7 @@ class ScriptFacts(Struct, frozen=True):
 
 
 class ScriptPaths(Check[ScriptFacts], frozen=True):
-    """Without a plan: of the units that are installed."""
+    """The plan's paths and its unit's; without a plan those of the units that are installed."""
 
     units: tuple[str, ...]
     needed: tuple[NeededPath, ...] = ()
@@ -194,29 +187,30 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
         return cls((f"sparkd-{inputs.role}.service",), paths_of_plan(inputs.plan), inputs.drop_in, command)
 
     def probe(self, host: Host) -> ScriptFacts:
-        files, found = host.files, [unit for unit in map(host.unit, self.units) if unit]
+        files, installed = host.files, [unit for unit in map(host.unit, self.units) if unit]
         launch_script = _stat(files, SCRIPT_FILE)
-        named = [paths_of_unit(unit, files) for unit in found]
-        needed = dict.fromkeys((*(one for paths, _ in named for one in paths), *self.needed))
+        named = [paths_of_unit(unit, files) for unit in installed]
+        needed = dict.fromkeys((*(path for paths, _ in named for path in paths), *self.needed))
         return ScriptFacts(
             unit=" and ".join(self.units),
-            unit_sources=tuple(one for unit in found for one in unit.sources),
-            masked=any(unit.masked for unit in found),
-            paths=tuple(_read_path(files, one) for one in needed),
+            unit_sources=tuple(source for unit in installed for source in unit.sources),
+            masked=any(unit.masked for unit in installed),
+            paths=tuple(_read_path(files, path) for path in needed),
             unknown_words=tuple(word for _, unknown in named for word in unknown),
             drop_in=units.judge(files, self.drop_in) if self.drop_in else None,
             launch_script=launch_script.kind if launch_script else None,
-            refused=tuple(one for path in self.power_command[:1] if (one := check_program(files, path)).problem),
+            refused=tuple(hook for path in self.power_command[:1] if (hook := check_program(files, path)).problem),
         )
 
     def judge(self, facts: ScriptFacts) -> Verdict:
         return verdict(self._problems(facts), f"{len(facts.paths)} paths, all there")
 
     def _problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
-        for one in facts.paths:
-            if wrong := _wrong(one):
-                level = Level.WARN if one.needed.may_fail else Level.BLOCK
-                yield Verdict(level, f"{one.needed.path} {wrong} ({one.needed.what})", one.needed.hint)
+        for path in facts.paths:
+            if wrong := _wrong(path):
+                needed = path.needed
+                level = Level.WARN if needed.may_fail else Level.BLOCK
+                yield Verdict(level, f"{needed.path} {wrong} ({needed.what})", needed.hint)
         for program in facts.refused:
             yield warn(f"supervise.power_command would not be run: {program.problem}", program.hint)
         for word in facts.unknown_words:
@@ -275,6 +269,6 @@ def _stat(files: Files, path: str) -> FileFacts | None:
     try:
         return files.stat(path)
     except OSError as error:
-        if error.errno not in NOTHING_THERE:
+        if error.errno not in (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP):
             raise
         return None

@@ -21,7 +21,6 @@ from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
 from sparkd.base.vllm.releases import find_release
 
 SCRIPT_LIMIT_BYTES = 64 << 10
-NO_SCRIPT = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP, EISDIR, ENXIO)
 
 
 class PlanFacts(Struct, frozen=True):
@@ -56,18 +55,18 @@ class PlanLint(Check[PlanFacts], frozen=True):
     @property
     def _given(self) -> tuple[str, ...]:
         container = self.plan.container
-        secrets = (one.file for one in self.plan.secrets)
-        return (*(one.source for one in container.volumes), *container.devices, *secrets)
+        secrets = (secret.file for secret in self.plan.secrets)
+        return (*(volume.source for volume in container.volumes), *container.devices, *secrets)
 
     def judge(self, facts: PlanFacts) -> Verdict:
         node, script = self.plan.node, facts._script
         place = scripts.Place(node.rank, node.cluster_size, node.head_address, self.plan.master_port)
-        found = list(scripts.find_misplaced(script, place)) if script is not None else []
+        issues = list(scripts.find_misplaced(script, place)) if script is not None else []
         launch = _launch(self.plan, script if facts.own_command else None)
-        found += rules.find_issues(replace(launch, model=facts.model, vllm=facts._vllm))
-        read = {f"secrets.{one.name}": one.file for one in self.plan.secrets}
-        found += find_reach(self.plan.container, read, lambda path: facts._resolved.get(path, path))
-        problems = [Verdict(Level.BLOCK if one.blocks else Level.WARN, one.reason, one.hint) for one in found]
+        issues += rules.find_issues(replace(launch, model=facts.model, vllm=facts._vllm))
+        read = {f"secrets.{secret.name}": secret.file for secret in self.plan.secrets}
+        issues += find_reach(self.plan.container, read, lambda path: facts._resolved.get(path, path))
+        problems = [Verdict(Level.BLOCK if issue.blocks else Level.WARN, issue.reason, issue.hint) for issue in issues]
         whose = "engine.script" if facts.own_command else "the plan"
         good = f"nothing in the {facts.flags} flags of {whose} is known to fail"
         return verdict(problems, f"{good}, {facts._vllm.judge}" if facts._vllm.image else good)
@@ -94,7 +93,7 @@ def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
 
 
 def script_share(files: Files, plan: LaunchPlan) -> float | None:
-    """Of the GPU's memory, by an engine that engine.script starts itself; None where the plan's share counts."""
+    """Share of the GPU's memory of an engine that engine.script starts itself; None where the plan's share counts."""
     script = _script(files, plan)
     if script is None or not script.serves or script.passes_on:
         return None
@@ -105,16 +104,16 @@ def _common(commands: Sequence[FirstValues]) -> FirstValues:
     """Which of several commands runs is unknown: where they differ, the value is None."""
     names = dict.fromkeys(name for flags in commands for name in flags)
     values = {name: {flags.get(name) for flags in commands} for name in names}
-    return {name: found.pop() if len(found) == 1 else None for name, found in values.items()}
+    return {name: texts.pop() if len(texts) == 1 else None for name, texts in values.items()}
 
 
 def _script(files: Files, plan: LaunchPlan) -> scripts.Script | None:
-    """None where there is none to read: script-paths reports a missing one."""
+    """The parsed script; None where there is none to read: script-paths reports a missing one."""
     if not plan.user_script:
         return None
     try:
         return scripts.parse_script(files.text(plan.user_script, SCRIPT_LIMIT_BYTES), dict(plan.env))
     except OSError as error:
-        if error.errno in NO_SCRIPT:
+        if error.errno in (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP, EISDIR, ENXIO):
             return None
         raise

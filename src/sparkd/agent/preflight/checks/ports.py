@@ -42,24 +42,24 @@ class Held(Struct, frozen=True):
     told_by_strays: bool  # words: keep - a key of the report
     """Whether stray-workers names the holder: it is an engine, or in a container of sparkd's."""
     descendants: tuple[EndProcess, ...] = ()
-    """Of the holder, ended with it: they may share the socket."""
+    """The holder's, ended with it: they may share the socket."""
 
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[Wanted, ...]:
-    """A worker serves no API, and comes to the head's port of the rendezvous."""
+    """Ports to be listened on: a worker serves no API, and comes to the head's port of the rendezvous."""
     several, is_head = plan.node.cluster_size > 1, plan.node.rank == 0
-    found = []
+    ports = []
     if is_head:
-        found.append(Wanted(plan.api_port, first_values(plan.argv).get("host") or EVERY_IPV4, "the API", "args.port"))
+        ports.append(Wanted(plan.api_port, first_values(plan.argv).get("host") or EVERY_IPV4, "the API", "args.port"))
     if is_head and several:
-        found.append(Wanted(plan.master_port, "", "the rendezvous", "cluster.master_port"))
+        ports.append(Wanted(plan.master_port, "", "the rendezvous", "cluster.master_port"))
     if several:
         port = settings.cluster.report_port
-        found.append(Wanted(port, plan.node.address, "the node's report", "cluster.report_port", agents=True))
+        ports.append(Wanted(port, plan.node.address, "the node's report", "cluster.report_port", agents=True))
     if settings.observe.address is not None:
         address, port = settings.observe.address
-        found.append(Wanted(port, address, "the observers", "observe.listen", agents=True, vital=False))
-    return tuple(found)
+        ports.append(Wanted(port, address, "the observers", "observe.listen", agents=True, vital=False))
+    return tuple(ports)
 
 
 class PortsFacts(Struct, frozen=True):
@@ -77,35 +77,39 @@ class Ports(Check[PortsFacts], frozen=True):
         return cls(wanted_ports(inputs.plan, inputs.settings))
 
     def probe(self, host: Host) -> PortsFacts:
-        listeners = host.listeners(tuple({one.port for one in self.wanted}))
-        taken = {one: wanted for wanted in self.wanted for one in listeners if _in_the_way(one, wanted)}
+        listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
+        taken = {other: wanted for wanted in self.wanted for other in listeners if _in_the_way(other, wanted)}
         owner = host.owner()
         owner_pid = (owner.pid or None) if owner else None
         if not taken:
             return PortsFacts((), owner_pid)
         table = host.processes()
         strays = pids_of(find_engines(host, table)[0])
-        containers = {one.id: one for one in host.docker().containers}
+        containers = {container.id: container for container in host.docker().containers}
         held = []
-        for one, use in zip(taken, port_holders(host, table, tuple(taken)), strict=True):
+        for wanted, use in zip(taken.values(), port_holders(host, table, tuple(taken)), strict=True):
             container = containers.get(use.container_id)
             name = container.name if container else use.container_id[:12]
             named = use.pid in strays or (container is not None and container.ours)
             below = table.descendants(use.pid) if use.pid else ()
-            ends = tuple(EndProcess(one.pid, one.start_time, one.comm) for one in below if not one.dead)
-            held.append(Held(taken[one], use, name, named, ends))
+            ends = tuple(EndProcess(child.pid, child.start_time, child.comm) for child in below if not child.dead)
+            held.append(Held(wanted, use, name, named, ends))
         return PortsFacts(tuple(held), owner_pid)
 
     def judge(self, facts: PortsFacts) -> Verdict:
-        mine = [one for one in facts.held if _is_owners(one, facts.owner_pid)]
-        engines_own = [one for one in facts.held if one.told_by_strays and one not in mine]  # words: keep
-        problems = [_problem(one) for one in facts.held if one not in mine and one not in engines_own]
-        parts = [f"{one.wanted.what}, port {one.wanted.port}: the agent's own, pid {facts.owner_pid}" for one in mine]
-        parts += [f"{one.wanted.what}, port {one.wanted.port}: an engine's, see stray-workers" for one in engines_own]
-        held = {one.wanted.port for one in facts.held}
-        free = [str(one.port) for one in self.wanted if one.port not in held]
-        parts = [f"{', '.join(free)} free", *parts] if free else parts
-        return verdict(problems, "; ".join(parts) or "this node listens on none")
+        problems, own, engines = [], list[str](), list[str]()
+        for held in facts.held:
+            port = f"{held.wanted.what}, port {held.wanted.port}"
+            if _is_owners(held, facts.owner_pid):
+                own.append(f"{port}: the agent's own, pid {facts.owner_pid}")
+            elif held.told_by_strays:  # words: keep
+                engines.append(f"{port}: an engine's, see stray-workers")
+            else:
+                problems.append(_problem(held))
+        taken = {held.wanted.port for held in facts.held}
+        free = ", ".join(str(wanted.port) for wanted in self.wanted if wanted.port not in taken)
+        parts = [f"{free} free" if free else "", *own, *engines]
+        return verdict(problems, "; ".join(filter(None, parts)) or "this node listens on none")
 
 
 def _is_owners(held: Held, owner_pid: int | None) -> bool:
@@ -113,10 +117,10 @@ def _is_owners(held: Held, owner_pid: int | None) -> bool:
     return held.wanted.agents and owner_pid is not None and held.use.pid in (owner_pid, None)
 
 
-def _in_the_way(one: Listener, wanted: Wanted) -> bool:
-    if one.port != wanted.port or (one.only_ipv6 and not _by_ipv6(wanted)):
+def _in_the_way(listener: Listener, wanted: Wanted) -> bool:
+    if listener.port != wanted.port or (listener.only_ipv6 and not _by_ipv6(wanted)):
         return False
-    here, there = _plain(one.address), _plain(wanted.address)
+    here, there = _plain(listener.address), _plain(wanted.address)
     if "" in (here, there) or EVERY_IPV6 in (here, there) or here == there:
         return True
     return EVERY_IPV4 in (here, there) and (":" in here) is (":" in there)
@@ -151,7 +155,7 @@ def _problem(held: Held) -> Verdict:
 
 
 def _stop(held: Held) -> str:
-    """Of what is no process of its own; empty where it is one."""
+    """The command that stops what is no process of its own; empty where it is one."""
     use = held.use
     if held.container:
         return f"docker stop {quote(held.container)}"
@@ -178,7 +182,8 @@ class Listeners(Check[ListenersFacts], frozen=True):
     levels = (Level.WARN,)
 
     def probe(self, host: Host) -> ListenersFacts:
-        ports = {one.port for one in host.listeners() if one.address in (EVERY_IPV4, EVERY_IPV6)}
+        everywhere = (EVERY_IPV4, EVERY_IPV6)
+        ports = {listener.port for listener in host.listeners() if listener.address in everywhere}
         return ListenersFacts(tuple(sorted(ports))[:SHOWN])
 
     def judge(self, facts: ListenersFacts) -> Verdict:  # noqa: ARG002  # evidence alone

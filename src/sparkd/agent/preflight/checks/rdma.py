@@ -94,7 +94,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
     not_needed: str = ""
     """Why the plan needs no RDMA; empty where it does."""
     interface: str = ""
-    """Of the fabric, where recipe or settings want its devices; empty where they don't, or fabric.hcas names some."""
+    """The fabric's, where recipe or settings want its devices; empty where they don't, or fabric.hcas names some."""
     id = "rdma"
     levels = (Level.WARN, Level.BLOCK)
 
@@ -109,9 +109,9 @@ class Rdma(Check[RdmaFacts], frozen=True):
         if self.not_needed:
             return RdmaFacts((), ())
         hcas = infiniband.read_hcas(host.files)
-        names = dict.fromkeys(one for hca in hcas for one in hca.interfaces)
-        found = (network.read_link(host.files, name) for name in names)
-        dark = tuple(link.name for link in found if link is not None and link.carrier is not True)
+        names = dict.fromkeys(name for hca in hcas for name in hca.interfaces)
+        links = (network.read_link(host.files, name) for name in names)
+        dark = tuple(link.name for link in links if link is not None and link.carrier is not True)
         on_fabric = not self.interface or bool(infiniband.hcas_of(host.files, self.interface))
         return RdmaFacts(hcas, dark, on_fabric, infiniband.has_card(host.files))
 
@@ -141,15 +141,15 @@ class Rdma(Check[RdmaFacts], frozen=True):
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, {COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
-        found = verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
+        judged = verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
         if (up and facts.on_fabric) or not facts.has_card:
-            return found
-        return replace(found, awaits=AWAITED)
+            return judged
+        return replace(judged, awaits=AWAITED)
 
     def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...], *, up: bool) -> Iterator[Verdict]:
         present = tuple(hca.name for hca in facts.hcas)
         here = f"this machine has {', '.join(present)}" if present else "look at: rdma link; lspci; dmesg"
-        missing = dict.fromkeys((*selection.missing(present), *(one for one in self.wanted if one not in present)))
+        missing = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
         if not up or not facts.on_fabric:
             if not present:
                 what = "this machine has no RDMA device"
@@ -186,10 +186,10 @@ def _shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:
 def _twins(hca: Hca, among: tuple[Hca, ...]) -> tuple[Hca, ...]:
     """The same function in other slots, with a port that is up."""
     return tuple(
-        one
-        for one in among
-        if hca.pci and one.pci and one.slot != hca.slot
-        if one.pci[-1] == hca.pci[-1] and any(port.state == ACTIVE for port in one.ports)
+        other
+        for other in among
+        if hca.pci and other.pci and other.slot != hca.slot
+        if other.pci[-1] == hca.pci[-1] and any(port.state == ACTIVE for port in other.ports)
     )
 
 
@@ -207,7 +207,7 @@ INDEX_HINT = f"take {INDEX} out of [engine.env] or the recipe: NCCL finds the in
 
 
 class GidTable(Struct, frozen=True):
-    """Of one selected port that is up."""
+    """The table of one selected port that is up."""
 
     hca: str
     port: int
@@ -222,7 +222,7 @@ class GidFacts(Struct, frozen=True):
 class GidIndex(Check[GidFacts], frozen=True):
     env: Mapping[str, str]
     address: str
-    """Of this node on the fabric: its family is that of the GIDs."""
+    """This node's on the fabric: its family is that of the GIDs."""
     not_needed: str = ""
     id = "gid"
     levels = (Level.BLOCK,)
@@ -237,7 +237,7 @@ class GidIndex(Check[GidFacts], frozen=True):
             return GidFacts(())
         used = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
         up = ((hca.name, port.number) for hca, port in used if port.ethernet and port.state == ACTIVE)
-        return GidFacts(tuple(self._table(index, *one, infiniband.read_gids(host.files, *one)) for one in up))
+        return GidFacts(tuple(self._table(index, *port, infiniband.read_gids(host.files, *port)) for port in up))
 
     def judge(self, facts: GidFacts) -> Verdict:
         text = self.env.get(INDEX)
@@ -249,18 +249,18 @@ class GidIndex(Check[GidFacts], frozen=True):
             return block(f"{INDEX} is {sanitize(text)!r}, which is no index", INDEX_HINT)
         if index < 0:
             return ok(f"{INDEX} is {index}, so NCCL finds the index itself")
-        problems = [self._wrong(index, one) for one in facts.tables if index not in one.good]
-        where = ", ".join(one.hca for one in facts.tables)
+        problems = [self._wrong(index, table) for table in facts.tables if index not in table.good]
+        where = ", ".join(table.hca for table in facts.tables)
         return verdict(problems, f"index {index} is right on {where}" if where else "no port is up")
 
     def _table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
         six = ":" in self.address
-        of_family = (one for one in gids if (not (one.ipv4 or one.link_local) if six else one.ipv4))
-        at_index = next((one for one in gids if one.index == index), None)
-        good = tuple(one.index for one in of_family if one.kind == infiniband.ROCE_V2)
+        of_family = (gid for gid in gids if (not (gid.ipv4 or gid.link_local) if six else gid.ipv4))
+        at_index = next((gid for gid in gids if gid.index == index), None)
+        good = tuple(gid.index for gid in of_family if gid.kind == infiniband.ROCE_V2)
         return GidTable(hca, port, at_index, good)
 
     def _wrong(self, index: int, table: GidTable) -> Verdict:
-        found = f"is {table.at_index.kind} {table.at_index.address}" if table.at_index else "is unused"
+        state = f"is {table.at_index.kind} {table.at_index.address}" if table.at_index else "is unused"
         right = f"the right index is {table.good[0]}" if table.good else "no index of it would do: has it an address?"
-        return block(f"{INDEX}={index}: on {table.hca} that {found}; {right}", INDEX_HINT)
+        return block(f"{INDEX}={index}: on {table.hca} that {state}; {right}", INDEX_HINT)

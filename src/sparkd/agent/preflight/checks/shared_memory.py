@@ -64,8 +64,10 @@ class SharedMemory(Check[ShmFacts], frozen=True):
         rank = read_rank(host)
         recorded = rank.record.segments if rank.record is not None and not rank.alive else {}
         segments = tuple(
-            SegmentFacts(**asdict(one), used_by=uses.pids(one), of_rank=recorded.get(one.path) == one.identity)
-            for one in named
+            SegmentFacts(
+                **asdict(segment), used_by=uses.pids(segment), of_rank=recorded.get(segment.path) == segment.identity
+            )
+            for segment in named
         )
         return ShmFacts(host.files.stat(FOLDER).device, segments, uses.unreadable_pids, host.uptime_seconds())
 
@@ -82,7 +84,9 @@ class SharedMemory(Check[ShmFacts], frozen=True):
             unread = f"what {len(facts.unreadable_pids)} processes use can't be read (pid {pids})"
             reason = f"{names}{more} ({held}) may be orphaned, but {unread}: kept"
             return warn(reason, "run as root, outside a container; end processes with very many mappings")
-        fixes = tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in orphans)
+        fixes = tuple(
+            UnlinkSegment(orphan.path, orphan.device, orphan.inode, orphan.allocated_bytes) for orphan in orphans
+        )
         return warn(f"{names}{more} hold {held} and belong to no process", "unlink them", fixes)
 
     def _orphaned(self, segment: SegmentFacts, facts: ShmFacts) -> bool:
@@ -98,7 +102,6 @@ class SharedMemory(Check[ShmFacts], frozen=True):
 QUEUE_BYTES = 160 * MIB
 RANK_BYTES = 24 * MIB
 """vLLM 0.32: the queue to the workers, and one back from each worker of this node (167,772,180 and 25,165,836 B)."""
-COMFORT_BYTES = GIB
 
 
 class ShmSizeFacts(Struct, frozen=True):
@@ -109,7 +112,7 @@ class ShmSizeFacts(Struct, frozen=True):
 
 class ShmSize(Check[ShmSizeFacts], frozen=True):
     own_bytes: int | None
-    """Of the container's own; None: it has the machine's."""
+    """Size of the container's own; None: it has the machine's."""
     is_head: bool
     cluster_size: int
     id = "shm-size"
@@ -135,7 +138,7 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
         hint = "take container.shm_bytes out of the recipe, or set at least 1073741824"
         if self.own_bytes is None:
             hint = "mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
-        if facts.free_bytes >= (COMFORT_BYTES if several else needed):
+        if facts.free_bytes >= (GIB if several else needed):
             return ok(reason)
         if facts.free_bytes >= needed:
             return warn(f"{reason}: NCCL keeps buffers there too, 1 GiB is usual", hint)
@@ -212,7 +215,7 @@ def removes_ipc(files: Files) -> bool:
     value = "yes"
     main = [path for path in LOGIND_CONF if files.exists(path)][:1]
     for path in (*main, *find_drop_ins(files, [f"{path}.d" for path in LOGIND_CONF])):
-        for one in parse_assignments(files.text(path, limit=1 << 20)):
-            if (one.section, one.key) == ("Login", "RemoveIPC") and one.value:
-                value = one.value
+        for section, key, text in parse_assignments(files.text(path, limit=1 << 20)):
+            if (section, key) == ("Login", "RemoveIPC") and text:
+                value = text
     return value.lower() not in ("no", "false", "off", "0", "n", "f")

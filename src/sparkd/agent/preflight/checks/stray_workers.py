@@ -31,7 +31,7 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state.rank_record import RECORD_HINT, Whose, read_rank, whose
 
 MOST_ZOMBIES, MOST_USERS = 16, 3
-"""Named: a user can have thousands."""
+"""How many are named: a user can have thousands."""
 
 
 class Container(Struct, frozen=True):
@@ -53,7 +53,7 @@ class StrayFacts(Struct, frozen=True):
     """Why a running dockerd could not be read; empty where it could, or where none runs."""
     owner: NodeOwner | None
     rank_container: str
-    """Of the recorded rank, whose agent is gone; empty where that is not known."""
+    """The recorded rank's, whose agent is gone; empty where that is not known."""
     rank_error: str
     """Why the record of the rank could not be read."""
     ports: tuple[PortUse, ...]
@@ -64,7 +64,7 @@ class StrayFacts(Struct, frozen=True):
 
 class StrayWorkers(Check[StrayFacts], frozen=True):
     tried: frozenset[Identity] = frozenset()
-    """Of the fixes that were applied."""
+    """Identities of the fixes that were applied."""
     rendezvous: int = 0
     """cluster.master_port."""
     id = "stray-workers"
@@ -80,16 +80,16 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         engines, unproven = find_engines(host, table)
         pids = pids_of(engines)
         extra = gpu_memory_by_pid(host, [process for process in table if process.pid in pids]) if pids else {}
-        found = tuple(engine.with_memory(extra) for engine in engines)
+        inside = {engine.container_id for engine in engines}
         docker, owner, known = host.docker(), host.owner(), read_rank(host)
-        seen = tuple(
-            Container(one.id, one.name, one.ours, one.invocation, one.running, whose(one, owner, known))
-            for one in docker.containers
-            if one.ours or any(engine.container_id == one.id for engine in found)
+        containers = (
+            Container(facts.id, facts.name, facts.ours, facts.invocation, facts.running, whose(facts, owner, known))
+            for facts in docker.containers
+            if facts.ours or facts.id in inside
         )
         return StrayFacts(
-            engines=found,
-            containers=seen,
+            engines=tuple(engine.with_memory(extra) for engine in engines),
+            containers=tuple(containers),
             docker_known=docker.known,
             docker_error=docker.error,
             owner=owner,
@@ -101,20 +101,20 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         )
 
     def judge(self, facts: StrayFacts) -> Verdict:
-        ours = {one.id: one for one in facts.containers if one.ours}
-        problems = [self._container(facts, one) for one in ours.values()]
+        ours = {container.id: container for container in facts.containers if container.ours}
+        problems = [self._container(facts, container) for container in ours.values()]
         for engine in facts.engines:
             if engine.container_id in ours or engine.leader is Leader.ENGINE:
                 continue  # named with its container, or with the main process that it belongs to
             problems.append(self._engine(facts, engine))
-        problems += [warn(one) for one in facts.harmless]
+        problems += map(warn, facts.harmless)
         if facts.docker_error:
             problems.append(docker_unknown(f"docker can't list its containers: {facts.docker_error}"))
         away = "" if facts.docker_known else "; docker is away, so containers were not checked"
         return verdict(problems, f"none among {facts.scanned} processes{away}")
 
     def _container(self, facts: StrayFacts, container: Container) -> Verdict:
-        inside = [one for one in facts.engines if one.container_id == container.id]
+        inside = [engine for engine in facts.engines if engine.container_id == container.id]
         held = sum(member.frees_bytes for engine in inside for member in engine.members)
         what = f"container {container.name} ({container.id[:12]})"
         owner = facts.owner
@@ -158,7 +158,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         return self._stray(facts, engine)
 
     def _is_abandoned(self, facts: StrayFacts, engine: Engine) -> bool:
-        """Of a group's own leader: whether nothing is above it, and nobody can send it a request.
+        """Whether nothing is above a group's own leader, and nobody can send it a request.
 
         A service's or a container's process may have been started like that. Ranks listen at the rendezvous, and for
         each other on ports that the kernel assigns; another port may be for requests.
@@ -170,10 +170,10 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
 
     def _stray(self, facts: StrayFacts, engine: Engine) -> Verdict:
         fixes = _ends(engine)
-        stuck = [one for one, fix in zip(engine.members, fixes, strict=True) if identity(fix) in self.tried]
-        asleep = [one for one in stuck if one.state == "D"]
+        stuck = [member for member, fix in zip(engine.members, fixes, strict=True) if identity(fix) in self.tried]
+        asleep = [member for member in stuck if member.state == "D"]
         if asleep:
-            names = ", ".join(f"pid {one.pid} ({one.comm})" for one in asleep)
+            names = ", ".join(f"pid {member.pid} ({member.comm})" for member in asleep)
             reason = f"{names} sleeps in the kernel (state D) and can't be ended"
             # A driver that gives memory back may hold it for a while: it is waited for first.
             return _reboot(reason, f"{names} to end")
@@ -184,16 +184,18 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
 
 
 def _is_left(facts: StrayFacts, engine: Engine) -> bool:
-    """Of the recorded rank, whose agent is gone."""
+    """Whether it is the recorded rank's, whose agent is gone."""
     return bool(engine.container_id) and engine.container_id == facts.rank_container
 
 
 def _ends(engine: Engine) -> tuple[EndProcess, ...]:
-    return tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
+    return tuple(
+        EndProcess(member.pid, member.start_time, member.comm, member.frees_bytes) for member in engine.members
+    )
 
 
 def _stuck_container(inside: list[Engine], reason: str) -> Verdict:
-    asleep = [one for engine in inside for one in engine.members if one.state == "D"]
+    asleep = [member for engine in inside for member in engine.members if member.state == "D"]
     if not asleep:
         return block(reason, "look at: systemctl status docker")
     reason = f"{reason}: pid {asleep[0].pid} ({asleep[0].comm}) sleeps in the kernel (state D)"
@@ -221,11 +223,11 @@ def _words(facts: StrayFacts, engine: Engine) -> str:
 
 
 def _container_name(facts: StrayFacts, engine: Engine) -> str:
-    return next((one.name for one in facts.containers if one.id == engine.container_id), "")
+    return next((container.name for container in facts.containers if container.id == engine.container_id), "")
 
 
 def _names(host: Host, uids: dict[int, int]) -> Iterator[str]:
-    """Of the processes by pid."""
+    """One line on the processes whose names alone are an engine's. `uids`: by pid."""
     if uids:
         users = ", ".join(host.user(uid) for uid in islice(dict.fromkeys(uids.values()), MOST_USERS))
         what = "has the name of an engine's process and nothing else of one, and is left alone"
@@ -233,7 +235,8 @@ def _names(host: Host, uids: dict[int, int]) -> Iterator[str]:
 
 
 def _zombies(table: ProcessTable) -> Iterator[str]:
-    for one in table:
-        if one.dead and is_worker(one):
-            parent = f"pid {one.parent} ({found.comm if (found := table.get(one.parent)) else '?'})"
-            yield f"pid {one.pid} ({one.comm}) is a zombie that {parent} has not reaped"
+    for process in table:
+        if process.dead and is_worker(process):
+            parent = table.get(process.parent)
+            starter = f"pid {process.parent} ({parent.comm if parent else '?'})"
+            yield f"pid {process.pid} ({process.comm}) is a zombie that {starter} has not reaped"

@@ -43,7 +43,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
     def from_inputs(cls, inputs: CheckInputs) -> ModelWeights:
         plan = inputs.plan
         values = dict(plan.shared)
-        binds = tuple(Bind(one.source, one.target) for one in plan.container.volumes)
+        binds = tuple(Bind(volume.source, volume.target) for volume in plan.container.volumes)
         return cls(
             folder=plan.model_path,
             seen_as=_seen_as(plan.model_path, binds),
@@ -55,17 +55,17 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         )
 
     def probe(self, host: Host) -> WeightsFacts:
-        found = model_folder.examine(host.files, self.folder, shards=self.load_format in FORMATS)
-        closed = model_folder.closed(host.files, self.folder, found)
+        model = model_folder.examine(host.files, self.folder, shards=self.load_format in FORMATS)
+        closed = model_folder.closed(host.files, self.folder, model)
         user = docker_image.read_user(host, self.image) if closed else None
-        shown = replace(found, flaws=found.flaws[:MOST_SHOWN], partial=found.partial[:MOST_SHOWN], opened=())
-        return WeightsFacts(**asdict(shown), folder=self.folder, leads_out=self._leads_out(host, found),
+        shown = replace(model, flaws=model.flaws[:MOST_SHOWN], partial=model.partial[:MOST_SHOWN], opened=())
+        return WeightsFacts(**asdict(shown), folder=self.folder, leads_out=self._leads_out(host, model),
                             closed=closed, image_user=user)  # fmt: skip
 
-    def _leads_out(self, host: Host, found: ModelFolder) -> str:
-        if not found.there or not self.seen_as:
+    def _leads_out(self, host: Host, model: ModelFolder) -> str:
+        if not model.there or not self.seen_as:
             return ""
-        inside = (self.seen_as, *(f"{self.seen_as}/{name}" for name in found.opened))
+        inside = (self.seen_as, *(f"{self.seen_as}/{name}" for name in model.opened))
         outside = (find_outside(host.files, self.binds, path) for path in inside)
         return next((path for path in outside if path), "")
 
@@ -114,11 +114,11 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
 
 
 def _more(count: int) -> str:
-    """Behind the first one."""
+    """How many there are beside the first one, in words."""
     return f" (and {count - 1} more)" if count > 1 else ""
 
 
 def _seen_as(path: str, binds: Sequence[Bind]) -> str:
     """A node's path as the container has it."""
-    inside = (one for one in binds if path == one.source or path.startswith(f"{one.source}/"))
-    return next((one.target + path[len(one.source) :] for one in inside), "")
+    inside = (bind for bind in binds if path == bind.source or path.startswith(f"{bind.source}/"))
+    return next((bind.target + path[len(bind.source) :] for bind in inside), "")

@@ -44,7 +44,7 @@ SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-para
 """Their product is the number of ranks of one engine; the default of each is 1 (vLLM, ParallelConfig.world_size)."""
 DATA_SIZE = "data-parallel-size"
 STARTED_APART = ("data-parallel-rank", "data-parallel-start-rank", "data-parallel-address")
-"""With one of these, the other data-parallel ranks are on other nodes than the plan's."""
+"""Flags of data-parallel ranks whose others are on other nodes than the plan's."""
 FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
 """Values of --load-format that read a folder's safetensors files, and what they hold; empty: the flag is left out."""
 HIGHEST_SIZE = 10_000

@@ -234,7 +234,7 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
 
     @property
     def vllm(self) -> str:
-        """Whose flags these are, in a sentence."""
+        """The vLLM that has these flags, in a sentence."""
         return f"the vLLM in {self.image}" if self.image else f"vLLM {self.version}"
 
     @property

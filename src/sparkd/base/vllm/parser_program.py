@@ -1,4 +1,4 @@
-"""In the engine's image: what its own parser of `vllm serve` takes, and its variables, as packed JSON.
+"""Program in the engine's image: prints what its own parser of `vllm serve` takes, and its variables, as packed JSON.
 
 What a flag makes of a value is tried out, not read from its source. Any build of vLLM counts: what one lacks is left
 out, so no import of vLLM's stands at the top. tests/bed runs it, too.

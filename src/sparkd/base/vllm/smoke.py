@@ -26,7 +26,7 @@ SCORE: Mapping[str, object] = {"max_tokens": 1, "prompt_logprobs": 0}
 WRITE: Mapping[str, object] = {"max_tokens": 16, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
 RANDOM = "the weights are random, by the recipe"
 UNSCORED = ("kv-sharing-fast-prefill", "kv-transfer-config", "kv-offloading-size")
-"""With the first a request for log-probabilities of a prompt ends the engine by an assertion (vLLM 0.19 to 0.33); a
+"""Flags with which no prompt is scored. With the first, its log-probabilities end vLLM 0.19 to 0.33 by an assertion; a
 connector may give tokens of a prompt back, which then have none."""
 ALONE_SECONDS = 2.0
 """Duration of one answer alone: where it takes longer, those of the next rounds are shorter."""

@@ -72,7 +72,7 @@ class ModelLimits(Struct, frozen=True):
 
     kind: str = ""
     max_length: int | None = None
-    """In tokens; None if config.json gives none."""
+    """Tokens; None if config.json gives no length."""
 
 
 class Launch(Struct, frozen=True):

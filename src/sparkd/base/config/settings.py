@@ -279,27 +279,23 @@ class Settings(BaseSettings):
         taken: dict[int, str] = {}
         for key, port in self.ports.items():
             if (other := taken.setdefault(port, key)) != key:
-                found = self.observe.listen if key == "observe.listen" else port
-                raise t.fault(key, found, f"{other} already has this port", other)
-        if self.observe.address and not self.observe.token_file:
-            listen, host = self.observe.listen, ip_address(self.observe.address[0])
-            if not host.is_loopback:
-                raise t.fault(
-                    "observe.listen",
-                    listen,
-                    "reaches beyond this machine: set observe.token_file too, or listen on 127.0.0.1",
-                    "observe.token_file",
-                )
+                value = self.observe.listen if key == "observe.listen" else port
+                raise t.fault(key, value, f"{other} already has this port", other)
+        observe = self.observe
+        if observe.address and not observe.token_file and not ip_address(observe.address[0]).is_loopback:
+            needed = "reaches beyond this machine: set observe.token_file too, or listen on 127.0.0.1"
+            raise t.fault("observe.listen", observe.listen, needed, "observe.token_file")
         settle, wait = self.memory.settle_seconds, self.preflight.wait_seconds
         if settle > wait:
             needed = (
                 f"must be at most preflight.wait_seconds, {wait}: preflight would never wait for long enough to say "
+                "that the node needs a reboot"
             )
-            needed += "that the node needs a reboot"
             raise t.fault("memory.settle_seconds", settle, needed, "preflight.wait_seconds")
         nodes = self.cluster.nodes
         if len(nodes) > MAX_NODES:
             raise t.fault("cluster.nodes", list(nodes), f"names {len(nodes)} nodes: 1 to {MAX_NODES} serve")
-        if len(nodes) > 1 and (loopback := next((one for one in nodes if ip_address(one).is_loopback), None)):
+        loopback = next((address for address in nodes if ip_address(address).is_loopback), None)
+        if loopback and len(nodes) > 1:
             raise t.fault("cluster.nodes", list(nodes), f"{loopback} reaches no other node")
         return self

@@ -46,7 +46,6 @@ _DRAFTS = re.compile(
     re.MULTILINE,
 )
 _POSITION = re.compile(rb'\bposition="(\d{1,3})"')
-MOST_POSITIONS = 32
 
 
 class Counters(Struct, frozen=True):
@@ -111,7 +110,7 @@ def parse_drafts(metrics: bytes) -> Drafts | None:
         with suppress(ValueError):
             if name == b"drafts_total":
                 proposed += float(value)
-            elif position and (place := int(position[1])) < MOST_POSITIONS:
+            elif position and (place := int(position[1])) < 32:
                 accepted[place] = accepted.get(place, 0.0) + float(value)
     if not accepted:
         return None

@@ -60,13 +60,9 @@ class KvCache(Struct, frozen=True):
     drafts: int = 0
 
     @property
-    def _token_bytes(self) -> float:
-        """Bytes in the largest kind of layers: a block of BLOCK_TOKENS has as many in each."""
-        return max(layers.page_bytes for layers in self.layers if not layers.is_state)
-
-    @property
     def _page_bytes(self) -> float:
-        unit = BLOCK_TOKENS * self._token_bytes
+        """Bytes of a block in one layer: BLOCK_TOKENS tokens of the largest kind, as often as a whole state needs."""
+        unit = BLOCK_TOKENS * max(layers.page_bytes for layers in self.layers if not layers.is_state)
         state = max((layers.page_bytes for layers in self.layers if layers.is_state), default=0)
         return unit * max(1, -(-state // unit))
 

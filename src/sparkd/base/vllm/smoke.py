@@ -24,7 +24,6 @@ GREEDY_TOKENS = 24
 TEXTS = toml.decode(read_data("known-texts.toml"), type=dict[str, tuple[str, ...]])["texts"]
 SCORE: Mapping[str, object] = {"max_tokens": 1, "prompt_logprobs": 0}
 WRITE: Mapping[str, object] = {"max_tokens": 16, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
-RANDOM = "the weights are random, by the recipe"
 UNSCORED = ("kv-sharing-fast-prefill", "kv-transfer-config", "kv-offloading-size")
 """Flags with which no prompt is scored. With the first, its log-probabilities end vLLM 0.19 to 0.33 by an assertion; a
 connector may give tokens of a prompt back, which then have none."""
@@ -73,7 +72,8 @@ def from_plan(
 ) -> Wanted:
     """What the engine of this command line is to do. `expect`: the recipe's table."""
     flags = first_values(argv)
-    senseless = RANDOM if random_weights or flags.get("load-format") == "dummy" else ""
+    is_random = random_weights or flags.get("load-format") == "dummy"
+    senseless = "the weights are random, by the recipe" if is_random else ""
     known = expect.get(TEXT_LOGPROB)
     text_logprob = float(known) if isinstance(known, int | float) else None
     unscored = next((f"{flag} has none of prompts" for flag in UNSCORED if flag in flags), "")

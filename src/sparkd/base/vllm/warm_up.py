@@ -157,11 +157,14 @@ def beside(size: int) -> tuple[int, ...]:
 def make_steps(limits: Limits, number: int) -> list[Step]:
     """Steps of pass `number`, from 1 on: each pass has other lengths, and samples where the one before was greedy."""
     draw = Random(number)  # noqa: S311 - no secret
-    longest = max(1, min(limits.batch_tokens, limits.context_tokens - PREFILL_ANSWER))
-    twice = max(1, min(2 * limits.batch_tokens, limits.context_tokens - PREFILL_ANSWER))
-    short = max(1, min(SHORT_TOKENS, limits.context_tokens - BATCH_ANSWER - LEAVING))
+
+    def fit(prompt_tokens: int, answer_tokens: int) -> int:
+        return max(1, min(prompt_tokens, limits.context_tokens - answer_tokens))
+
+    longest, short = fit(limits.batch_tokens, PREFILL_ANSWER), fit(SHORT_TOKENS, BATCH_ANSWER + LEAVING)
     lengths = sizes(longest, draw) if number > 1 else [length for size in sizes(longest) for length in beside(size)]
-    alone = [(size,) * limits.engines for size in (*lengths, twice)]
+    lengths.append(fit(2 * limits.batch_tokens, PREFILL_ANSWER))
+    alone = [(length,) * limits.engines for length in lengths]
     counts = {
         *range(2, TILES + 1),
         *(2**power * half // 2 for power in range(4, 9) for half in (2, 3)),

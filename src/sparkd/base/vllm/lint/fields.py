@@ -17,15 +17,8 @@ MOST_FIELDS = 200
 """Limit for one flag; vLLM's own have 50 at most."""
 
 
-def surely_wrong(launch: Launch) -> Matches:
-    return _wrong(launch, sure=True)
-
-
-def unknown(launch: Launch) -> Matches:
-    return _wrong(launch, sure=False)
-
-
-def _wrong(launch: Launch, *, sure: bool) -> Matches:
+def wrong(launch: Launch, *, sure: bool) -> Matches:
+    """Wrong fields. `sure`: those that no build takes, else those that a fork may take."""
     for flag, name, value in _list_fields(launch):
         at, shown, known = f"args.{flag}.{name}", sanitize(name, 60), launch.vllm.fields_by_name[flag]
         if name not in known:

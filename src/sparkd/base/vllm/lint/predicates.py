@@ -199,15 +199,7 @@ def misnamed(launch: Launch) -> Matches:
             yield about(flag, add_history(reason, partial(FlagTable.has, flag=flag)))
 
 
-def longer_than_model(launch: Launch) -> Matches:
-    return _too_long(launch, by_will=False)
-
-
-def longer_than_model_by_will(launch: Launch) -> Matches:
-    return _too_long(launch, by_will=True)
-
-
-def _too_long(launch: Launch, *, by_will: bool) -> Matches:
+def longer_than_model(launch: Launch, *, by_will: bool) -> Matches:
     may_be_longer = launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
     if may_be_longer is not by_will or any(flag.partition(".")[0] in REFIT for flag in launch.flags):
         return

@@ -20,7 +20,6 @@ with without("asyncio", stand_in=SimpleNamespace()):  # for commands of its own,
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory"]
 ALL_FIXES: tuple[FixKind, ...] = get_args(FixKind)
 Event = Literal["serving", "switched", "lost", "degraded", "memory-guard", "needs-person"]
-ALL_EVENTS: tuple[Event, ...] = get_args(Event)
 MAX_NODES = 8
 
 
@@ -221,7 +220,7 @@ class Notify(Section):
     """Form of the messages to that URL: this project's JSON, or that of the receiver (others take Slack's, too)."""
     degraded_minutes: int = Field(10, ge=0, le=10080)
     """Minutes that the service is degraded before a message says so."""
-    events: Annotated[tuple[Event, ...], Strict(False)] = ALL_EVENTS
+    events: Annotated[tuple[Event, ...], Strict(False)] = get_args(Event)
     """What messages are about."""
 
     @property

@@ -16,14 +16,14 @@ from sparkd.base.lib.text import did_you_mean, format_key, validator_message
 Key = tuple[str, ...]
 Location = tuple[int | str, ...]
 Place = Callable[[Key], str]
-"""Where a document has a key: the document's name, and the line if it is known."""
+"""The place of a key: the document's name, and the line if it is known."""
 Check = Callable[[Mapping[str, object]], Mapping[str, object]]
 """Checks the entries of a table, and may rename them."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
 MOST_FAULTS = 100
-"""Described at once: each may quote its whole value, such as a list of ten thousand."""
+"""Faults described at once: each may quote its whole value, such as a list of ten thousand."""
 
 
 class _Entry(NamedTuple):
@@ -98,18 +98,20 @@ class Layers(Struct, Generic[Model]):
                 return self.model.model_validate(_nest(entries))
             except ValidationError as error:
                 faults = error.errors()
-            self.problems += [self._describe(one, otherwise) for one in faults[:MOST_FAULTS]]
-            wrong = [self._key(one) for one in faults]
-            left = {key: value for key, value in entries.items() if not any(one[: len(key)] == key for one in wrong)}
-            repaired = {**left, **{key: value for key, value in (stand_in or {}).items() if key in wrong}}
-            if stand_in is None or repaired == entries:
+            self.problems += [self._describe(fault, otherwise) for fault in faults[:MOST_FAULTS]]
+            if stand_in is None:
+                return None
+            wrong = [self._key(fault) for fault in faults]
+            left = {key: value for key, value in entries.items() if not any(at[: len(key)] == key for at in wrong)}
+            repaired = left | {key: value for key, value in stand_in.items() if key in wrong}
+            if repaired == entries:
                 return None
             entries = repaired
 
     def _key(self, error: ErrorDetails) -> Key:
         context = error.get("ctx", {})
         steps = context["at"].split(".") if "at" in context else self.shown(error["loc"])
-        return tuple(one if isinstance(one, str) else f"[{one}]" for one in steps)
+        return tuple(step if isinstance(step, str) else f"[{step}]" for step in steps)
 
     def _describe(self, error: ErrorDetails, otherwise: Place) -> str:
         context, key = error.get("ctx", {}), self._key(error)
@@ -123,7 +125,7 @@ class Layers(Struct, Generic[Model]):
         return f"{where}: {format_key(key, context.get('found', written))}: {validator_message(error['msg'])}"
 
     def _place(self, key: Key) -> str:
-        """Where `key`, or the nearest key above it, is set; empty if no document sets it."""
+        """The place of `key`, or of the nearest key above it; empty if no document sets it."""
         for end in range(len(key), 0, -1):
             if key[:end] in self.entries:
                 return self.entries[key[:end]].at(key[end:])
@@ -131,9 +133,10 @@ class Layers(Struct, Generic[Model]):
 
     def _unknown(self, key: Key) -> str:
         dotted = ".".join(key)
-        levels = [[".".join(one) for one in known_keys(self.model) if len(one) == depth] for depth in (1, 2)]
-        near = did_you_mean(dotted, levels[0]) if len(key) == 1 else ""
-        return f"{dotted}: there is no such key{near or did_you_mean(dotted, levels[1])}"
+        known = known_keys(self.model)
+        sections, keys = ([".".join(key) for key in known if len(key) == depth] for depth in (1, 2))
+        near = did_you_mean(dotted, sections) if len(key) == 1 else ""
+        return f"{dotted}: there is no such key{near or did_you_mean(dotted, keys)}"
 
 
 def _nest(entries: Mapping[Key, object]) -> dict[str, Any]:
@@ -149,10 +152,10 @@ def _nest(entries: Mapping[Key, object]) -> dict[str, Any]:
 @cache
 def known_keys(model: type[BaseModel], above: Key = ()) -> dict[Key, FieldInfo]:
     """Every key of the model and of its sections, in their order."""
-    found: dict[Key, FieldInfo] = {}
+    keys: dict[Key, FieldInfo] = {}
     for name, info in model.model_fields.items():
         key = (*above, info.alias or name)
-        found[key] = info
+        keys[key] = info
         if isinstance(info.default, BaseModel):
-            found |= known_keys(type(info.default), key)
-    return found
+            keys |= known_keys(type(info.default), key)
+    return keys

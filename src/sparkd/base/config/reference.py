@@ -37,8 +37,8 @@ def show(loaded: Loaded) -> str:
     for name, section in loaded.settings:
         lines += ["", f"[{name}]"]
         tables: list[str] = []
-        for key, found in section:
-            value = dict(found) if isinstance(found, BaseModel) else found
+        for key, setting in section:
+            value = dict(setting) if isinstance(setting, BaseModel) else setting
             origin = _origin(loaded, f"{name}.{key}", value)
             if isinstance(origin, str):
                 lines.append(f"{format_line(key, value):<48} # {origin}")

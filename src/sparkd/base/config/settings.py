@@ -20,7 +20,6 @@ with without("asyncio", stand_in=SimpleNamespace()):  # for commands of its own,
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory"]
 ALL_FIXES: tuple[FixKind, ...] = get_args(FixKind)
 Event = Literal["serving", "switched", "lost", "degraded", "memory-guard", "needs-person"]
-ALL_EVENTS: tuple[Event, ...] = get_args(Event)
 MAX_NODES = 8
 
 
@@ -221,7 +220,7 @@ class Notify(Section):
     """Form of the messages to that URL: this project's JSON, or that of the receiver (others take Slack's, too)."""
     degraded_minutes: int = Field(10, ge=0, le=10080)
     """Minutes that the service is degraded before a message says so."""
-    events: Annotated[tuple[Event, ...], Strict(False)] = ALL_EVENTS
+    events: Annotated[tuple[Event, ...], Strict(False)] = get_args(Event)
     """What messages are about."""
 
     @property
@@ -279,27 +278,23 @@ class Settings(BaseSettings):
         taken: dict[int, str] = {}
         for key, port in self.ports.items():
             if (other := taken.setdefault(port, key)) != key:
-                found = self.observe.listen if key == "observe.listen" else port
-                raise t.fault(key, found, f"{other} already has this port", other)
-        if self.observe.address and not self.observe.token_file:
-            listen, host = self.observe.listen, ip_address(self.observe.address[0])
-            if not host.is_loopback:
-                raise t.fault(
-                    "observe.listen",
-                    listen,
-                    "reaches beyond this machine: set observe.token_file too, or listen on 127.0.0.1",
-                    "observe.token_file",
-                )
+                value = self.observe.listen if key == "observe.listen" else port
+                raise t.fault(key, value, f"{other} already has this port", other)
+        observe = self.observe
+        if observe.address and not observe.token_file and not ip_address(observe.address[0]).is_loopback:
+            needed = "reaches beyond this machine: set observe.token_file too, or listen on 127.0.0.1"
+            raise t.fault("observe.listen", observe.listen, needed, "observe.token_file")
         settle, wait = self.memory.settle_seconds, self.preflight.wait_seconds
         if settle > wait:
             needed = (
                 f"must be at most preflight.wait_seconds, {wait}: preflight would never wait for long enough to say "
+                "that the node needs a reboot"
             )
-            needed += "that the node needs a reboot"
             raise t.fault("memory.settle_seconds", settle, needed, "preflight.wait_seconds")
         nodes = self.cluster.nodes
         if len(nodes) > MAX_NODES:
             raise t.fault("cluster.nodes", list(nodes), f"names {len(nodes)} nodes: 1 to {MAX_NODES} serve")
-        if len(nodes) > 1 and (loopback := next((one for one in nodes if ip_address(one).is_loopback), None)):
+        loopback = next((address for address in nodes if ip_address(address).is_loopback), None)
+        if loopback and len(nodes) > 1:
             raise t.fault("cluster.nodes", list(nodes), f"{loopback} reaches no other node")
         return self

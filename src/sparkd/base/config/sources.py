@@ -1,4 +1,4 @@
-"""Where settings come from; later ones win, key by key: `sparkd init`'s file, a person's, `conf.d`, the environment."""
+"""Sources of settings; later ones win, key by key: `sparkd init`'s file, a person's, `conf.d`, the environment."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sparkd.base.vllm.args import TABLES as ARG_TABLES
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"
 FOLDER = "conf.d"
-"""Beside the file."""
+"""The folder beside the file."""
 INIT_FILE = "10-init.toml"
-"""In `FOLDER`: written by `sparkd init`, and read first, so that whatever a person writes wins over it."""
+"""The file that `sparkd init` writes to FOLDER. It is read first, so that whatever a person writes wins over it."""
 PREFIX = "SPARKD_"
 FILE_VARIABLE = "SPARKD_CONFIG"
 
@@ -71,7 +71,7 @@ def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
 
 
 def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
-    """As `load_settings`, with the file or variable that each value came from."""
+    """Settings as from `load_settings`, with the file or variable that each value came from."""
     layers = Layers(Settings, TABLES, "a table, [{}]".format, shown=_written)
     files = list(_files(env, root, layers.problems))
     sources: list[File | Variable] = [*files, *_variables(env, layers.problems)]
@@ -84,7 +84,7 @@ def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
 
 
 def _written(location: Location) -> Location:
-    """The key: its sections, and its own name."""
+    """The key at a location: its sections, and its own name."""
     return location[: 3 if location[:3] in known_keys(Settings) else 2]
 
 
@@ -101,16 +101,16 @@ def _variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Variable
     known = {PREFIX + "__".join(key).upper(): key for key in keys()}
     for name in sorted(name for name in env if name.startswith(PREFIX) and name != FILE_VARIABLE):
         section, _, rest = name.partition("__")
-        key, _, entry = rest.partition("__")
+        key, _, in_table = rest.partition("__")
         at = known.get(f"{section}__{key}", ())
         if not at or (rest != key and at not in TABLES):
             problems.append(f"{name}: there is no such setting{did_you_mean(name.upper(), [FILE_VARIABLE, *known])}")
         elif rest == key:
             yield Variable(name, at, _parsed(env[name], keys()[at].default))
         elif at == ("engine", "args"):
-            yield Variable(name, (*at, entry.lower()), _parsed(env[name], None))
+            yield Variable(name, (*at, in_table.lower()), _parsed(env[name], None))
         else:
-            yield Variable(name, (*at, entry), env[name])
+            yield Variable(name, (*at, in_table), env[name])
 
 
 def _parsed(raw: str, default: object) -> object:
@@ -134,7 +134,7 @@ def _files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[
         return path if named or root == Path("/") else Path(Files(str(root)).real(f"/{path.relative_to(root)}"))
 
     folder = main.parent / FOLDER
-    for path in in_order(main, (folder / one.name for one in _drop_ins(real(folder), trusted=not named))):
+    for path in in_order(main, (folder / file.name for file in _drop_ins(real(folder), trusted=not named))):
         try:
             yield File(path, real(path))
         except FileNotFoundError:
@@ -149,15 +149,15 @@ def _files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[
 
 
 def in_order(main: Path, drop_ins: Iterable[Path]) -> list[Path]:
-    """As they are read, the one that wins last."""
+    """Files in the order of reading: a later one wins."""
     return sorted((main, *drop_ins), key=lambda path: (path != main.parent / FOLDER / INIT_FILE, path != main, path))
 
 
 def _drop_ins(folder: Path, trusted: bool) -> list[Path]:
     """Raises ConfigError where others may write: that a file was named, such as one in /tmp, covers that file alone."""
     try:
-        found, link = folder.stat(), folder.lstat()
-        if not trusted and (not {found.st_uid, link.st_uid} <= {0, os.geteuid()} or found.st_mode & 0o022):
+        real, link = folder.stat(), folder.lstat()
+        if not trusted and (not {real.st_uid, link.st_uid} <= {0, os.geteuid()} or real.st_mode & 0o022):
             raise ConfigError(
                 f"{folder}: others may write in it, and what stands in it is read with the named file",
                 f"chown root {folder} && chmod go-w {folder}, or name a file that stands elsewhere",

@@ -19,9 +19,9 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-def fault(at: str, found: JsonValue, needed: str, other: str = "") -> PydanticCustomError:
-    """A fault between keys: `at` is the one to name, `other` the one that was set where `at` has its default."""
-    return PydanticCustomError("between_keys", "{needed}", {"needed": needed, "at": at, "found": found, "other": other})
+def fault(at: str, value: JsonValue, needed: str, other: str = "") -> PydanticCustomError:
+    """A fault between keys: `at` is the key to name, `other` the key that was set where `at` has its default."""
+    return PydanticCustomError("between_keys", "{needed}", {"needed": needed, "at": at, "found": value, "other": other})
 
 
 def _address(raw: str) -> str:
@@ -77,21 +77,22 @@ _IMAGE = re.compile(
     re.ASCII,
 )
 """References as docker reads them (the grammar of the distribution project, with digests by SHA-256)."""
-_LONGEST_NAME, _LONGEST_IMAGE = 255, 512
 
 
 def check_image(raw: str) -> str:
     """Raises ValueError where it is neither a reference nor empty."""
-    match = _IMAGE.fullmatch(raw) if len(raw) <= _LONGEST_IMAGE else None
-    if raw and (match is None or len(match[1]) > _LONGEST_NAME):
+    match = _IMAGE.fullmatch(raw) if len(raw) <= 512 else None
+    if raw and (match is None or len(match[1]) > 255):
         raise ValueError("must be an image, such as name:tag or name@sha256:…; only a registry has capital letters")
     return raw
 
 
 def _recipe(raw: str) -> str:
-    if not raw.startswith("/") and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", raw):
+    if raw.startswith("/"):
+        return _path(raw)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", raw):
         raise ValueError("must be the name of a recipe, or the absolute path of one")
-    return _path(raw) if raw.startswith("/") else raw
+    return raw
 
 
 def matching(pattern: str, needed: str) -> AfterValidator:
@@ -112,7 +113,7 @@ def _of_table(check: Callable[[Mapping[str, object]], object], written_as: objec
 
 
 def _distinct(raw: tuple[str, ...]) -> tuple[str, ...]:
-    if twice := [one for one in raw if raw.count(one) > 1]:
+    if twice := [name for name in raw if raw.count(name) > 1]:
         raise ValueError(f"names {twice[0]} twice")
     return raw
 

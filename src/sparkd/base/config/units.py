@@ -26,13 +26,11 @@ NOTIFY_UNIT = "sparkd-notify.service"
 GUARD_UNITS = ("sparkd-guard.socket", "sparkd-guard.service")
 """Kill the rank where memory runs out, and where its agent does not come back: docs/adr/0068."""
 NOTIFY = "notify"
-"""Stands for it in the place of a role."""
+"""Stands for NOTIFY_UNIT in the place of a role."""
 PACKAGE_UNITS = "/usr/lib/systemd/system"
 ADMIN_UNITS = "/etc/systemd/system"
 STOP_MARGIN_SECONDS = 30
-"""Over `engine.stop_grace_seconds`: to kill and remove the container, and to serve the last report."""
-
-READAHEAD = "# engine.load_readahead_kib: where a disk's readahead is set.\nReadWritePaths=-/sys/devices/virtual/bdi\n"
+"""Time beyond `engine.stop_grace_seconds` to kill and remove the container, and to serve the last report."""
 
 _SPECIAL = re.compile(rb"\A\.|[^A-Za-z0-9:_./]")
 
@@ -68,9 +66,9 @@ def render(role: str) -> str:
 
 
 def digest_service(role: str, settings: Settings) -> str:
-    """Of what stands in [Service] of the unit, and of the drop-in that these settings need."""
-    drop_in = next(one.text for one in dropins(settings) if one.role == role)
-    lines = [one for text in (render(role), drop_in) for one in parse_assignments(text) if one.section == "Service"]
+    """SHA-256 of what stands in [Service] of the unit, and of the drop-in that these settings need."""
+    texts = (render(role), *(drop_in.text for drop_in in dropins(settings) if drop_in.role == role))
+    lines = [line for text in texts for line in parse_assignments(text) if line.section == "Service"]
     return sha256(repr(lines).encode()).hexdigest()
 
 
@@ -95,12 +93,12 @@ def no_dropins() -> tuple[DropIn, ...]:
 
 def judge(files: Files, wanted: DropIn) -> State:
     """Compare the file at the path of `wanted`. Raises ConfigError where it can't be read."""
-    found = _text(files, wanted.path)
-    if found is None:
+    text = _text(files, wanted.path)
+    if text is None:
         return State.MISSING if wanted.text else State.MATCHES
-    if not found.startswith(HEADER):
+    if not text.startswith(HEADER):
         return State.FOREIGN
-    if wanted.text and parse_assignments(found) == parse_assignments(wanted.text):
+    if wanted.text and parse_assignments(text) == parse_assignments(wanted.text):
         return State.MATCHES  # the words of its comments may be another version's
     return State.DIFFERS if wanted.text else State.LEFT_OVER
 
@@ -115,15 +113,15 @@ def why_wrong(wanted: DropIn, state: State) -> tuple[str, str] | None:
 
 def drift(wanted: tuple[DropIn, ...], files: Files) -> tuple[str, ...]:
     """Differences from what systemd should run; one sentence each."""
-    wrong = filter(None, (why_wrong(one, judge(files, one)) for one in wanted))
-    found = [f"{reason}: {remedy}" for reason, remedy in wrong]
+    wrong = filter(None, (why_wrong(drop_in, judge(files, drop_in)) for drop_in in wanted))
+    differences = [f"{reason}: {remedy}" for reason, remedy in wrong]
     for path, text in package_units().items():
         if _text(files, path) != text:
-            found.append(f"{path} is not the unit of this sparkd: install the package again")
+            differences.append(f"{path} is not the unit of this sparkd: install the package again")
         # A link to /dev/null reads as empty: a masked unit is a choice, not a drift.
         if _text(files, own := path.replace(PACKAGE_UNITS, ADMIN_UNITS)):
-            found.append(f"{own} hides the package's unit: make it a drop-in")
-    return tuple(found)
+            differences.append(f"{own} hides the package's unit: make it a drop-in")
+    return tuple(differences)
 
 
 def mount_units(path: str) -> tuple[str, ...]:
@@ -133,17 +131,19 @@ def mount_units(path: str) -> tuple[str, ...]:
 
 
 def _escape(folder: PurePosixPath) -> str:
-    """As `systemd-escape --path` does."""
+    """The name of a folder's unit, as `systemd-escape --path` makes it."""
     raw = str(folder).strip("/").encode()
-    escaped = _SPECIAL.sub(lambda byte: b"\\x%02x" % ord(byte[0]), raw).replace(b"/", b"-")
-    return escaped.decode()
+    return _SPECIAL.sub(lambda byte: b"\\x%02x" % ord(byte[0]), raw).replace(b"/", b"-").decode()
 
 
 def _values(settings: Settings) -> dict[str, str]:
+    readahead = (
+        "# engine.load_readahead_kib: where a disk's readahead is set.\nReadWritePaths=-/sys/devices/virtual/bdi\n"
+    )
     return {
         "mounts": " ".join(mount_units(settings.engine.models_dir)),
         "stop_seconds": str(settings.engine.stop_grace_seconds + STOP_MARGIN_SECONDS),
-        "readahead": READAHEAD if settings.engine.load_readahead_kib else "",
+        "readahead": readahead if settings.engine.load_readahead_kib else "",
     }
 
 

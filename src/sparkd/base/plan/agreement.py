@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sparkd.base.recipes.schema import Container
 
 PLAN_PATH = "/plan"
-"""Where a node serves its values to the others."""
+"""The path at which a node serves its values to the others."""
 UNCHECKED = "unchecked."
 """Prefix of the name of a value that may differ: it is listed, and left out of the digest."""
 IMAGE = ("image", "image.identity")
@@ -53,7 +53,7 @@ _WITH_SECRET = re.compile(r"://[^/\s]*@|\b(?:hf_|sk-|nvapi-)[\w-]{16}|--(?:api-k
 class Agreement(Struct, frozen=True):
     values: Mapping[str, str]
     digest: str
-    """Of all checked values. Nodes launch together only if it is equal."""
+    """SHA-256 of all checked values. Nodes launch together only if it is equal."""
 
 
 class Difference(Struct, frozen=True):
@@ -78,14 +78,17 @@ def make_agreement(
     values |= {bound_text(f"weights.{name}"): bound_text(text) for name, text in weights}
     if allow_image_difference:
         values = {(UNCHECKED + name if name in IMAGE else name): text for name, text in values.items()}
-    return Agreement(values, compute_digest(item for item in values.items() if not item[0].startswith(UNCHECKED)))
+    checked = ((name, text) for name, text in values.items() if not name.startswith(UNCHECKED))
+    return Agreement(values, compute_digest(checked))
 
 
 def flatten(
     plain: Mapping[str, JsonValue], tables: Mapping[str, Mapping[str, JsonValue]]
 ) -> tuple[tuple[str, str], ...]:
     """Sorted names and texts; an entry of a table is `table.key`. None and empty lists are left out."""
-    values = {**plain, **{f"{table}.{key}": one for table, entries in tables.items() for key, one in entries.items()}}
+    values = dict(plain)
+    for table, entries in tables.items():
+        values |= {f"{table}.{key}": value for key, value in entries.items()}
     texts = {key: format_value(key, value) for key, value in values.items() if value is not None and value != []}
     return tuple(sorted((bound_text(key), bound_text(text)) for key, text in texts.items()))
 
@@ -97,8 +100,9 @@ def container_values(spec: Container) -> dict[str, JsonValue]:
     # As versions before null was possible: nodes of both serve together, whatever the one adds on its own.
     values["no_new_privileges"] = bool(spec.no_new_privileges)
     values["devices"] = [*sorted(spec.devices)]
-    values["mounts"] = [*sorted(f"{one.target} {'read-only' if one.read_only else 'writable'}" for one in spec.volumes)]
-    return values | {f"ulimits.{name}": f"{one.soft} to {one.hard}" for name, one in spec.limits.items()}
+    mounts = (f"{mount.target} {'read-only' if mount.read_only else 'writable'}" for mount in spec.volumes)
+    values["mounts"] = [*sorted(mounts)]
+    return values | {f"ulimits.{name}": f"{limit.soft} to {limit.hard}" for name, limit in spec.limits.items()}
 
 
 def format_value(name: str, value: JsonValue) -> str:
@@ -116,9 +120,9 @@ def format_value(name: str, value: JsonValue) -> str:
 
 def _without_secrets(value: JsonValue) -> JsonValue:
     if isinstance(value, dict):
-        return {key: HIDDEN if _is_secret(key, one) else _without_secrets(one) for key, one in value.items()}
+        return {key: HIDDEN if _is_secret(key, inner) else _without_secrets(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [HIDDEN if _is_secret("", one) else _without_secrets(one) for one in value]
+        return [HIDDEN if _is_secret("", inner) else _without_secrets(inner) for inner in value]
     return value
 
 
@@ -150,22 +154,22 @@ def dump_values(values: Mapping[str, str]) -> bytes:
     return json.dumps(dict(values), sort_keys=True, separators=(",", ":")).encode()
 
 
-def parse_values(data: bytes) -> Mapping[str, str] | None:
+def parse_values(body: bytes) -> Mapping[str, str] | None:
     """What `dump_values` wrote; None for anything else, and for values out of bounds."""
-    if len(data) > (8 << 20):
+    if len(body) > (8 << 20):
         return None
     try:
-        values = msgspec.json.decode(data, type=dict[_Text, _Text])
-    except (msgspec.DecodeError, ValueError, RecursionError):
+        values = msgspec.json.decode(body, type=dict[_Text, _Text])
+    except (ValueError, RecursionError):
         return None
     return values if len(values) <= MOST_VALUES else None
 
 
 def find_differences(own: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[Difference, ...]:
     """Sorted by name, the allowed ones last."""
-    unlike = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
-    found = (Difference(name, _quote_empty(own, name), _quote_empty(theirs, name)) for name in unlike)
-    return tuple(sorted(found, key=lambda one: one.allowed))
+    names = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+    differences = (Difference(name, _quote_empty(own, name), _quote_empty(theirs, name)) for name in names)
+    return tuple(sorted(differences, key=lambda difference: difference.allowed))
 
 
 def _quote_empty(values: Mapping[str, str], name: str) -> str:
@@ -177,9 +181,9 @@ def format_table(differences: Sequence[Difference], own_name: str, peer_name: st
     if not differences:
         return ()
     rows = [("", _shorten(own_name, VALUE_WIDTH), _shorten(peer_name, VALUE_WIDTH))]
-    for one in differences[:MOST_ROWS]:
-        own, theirs = diff_excerpt(one, VALUE_WIDTH)
-        rows.append((_shorten(one.name, NAME_WIDTH), own or ABSENT, theirs or ABSENT))
+    for difference in differences[:MOST_ROWS]:
+        own, theirs = diff_excerpt(difference, VALUE_WIDTH)
+        rows.append((_shorten(difference.name, NAME_WIDTH), own or ABSENT, theirs or ABSENT))
     return (*str(Table(rows)).split("\n"), *_more(len(differences) - MOST_ROWS, "and "))
 
 
@@ -187,9 +191,10 @@ def format_summary(differences: Sequence[Difference]) -> str:
     """A phrase for an error line; empty without differences."""
     if not differences:
         return ""
-    own, theirs = diff_excerpt(differences[0], VALUE_WIDTH)
-    first = f"{_shorten(differences[0].name, NAME_WIDTH)} is {own or 'not set'} here and {theirs or 'not set'} there"
-    return "; and ".join((first, *_more(len(differences) - 1, "")))
+    first, *others = differences
+    own, theirs = diff_excerpt(first, VALUE_WIDTH)
+    sentence = f"{_shorten(first.name, NAME_WIDTH)} is {own or 'not set'} here and {theirs or 'not set'} there"
+    return "; and ".join((sentence, *_more(len(others), "")))
 
 
 def _more(count: int, before: str) -> tuple[str, ...]:
@@ -203,15 +208,15 @@ def _shorten(text: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - half - 1]}…{line[-half:]}"
 
 
-def diff_excerpt(one: Difference, width: int) -> tuple[str, str]:
+def diff_excerpt(difference: Difference, width: int) -> tuple[str, str]:
     """Both values, cut to the part around their first difference."""
-    own, theirs = sanitize(one.own, _ESCAPED_LIMIT), sanitize(one.theirs, _ESCAPED_LIMIT)
+    own, theirs = sanitize(difference.own, _ESCAPED_LIMIT), sanitize(difference.theirs, _ESCAPED_LIMIT)
     same = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
     return _excerpt(own, same, width), _excerpt(theirs, same, width)
 
 
 def _excerpt(line: str, place: int, width: int) -> str:
-    """At most `width` characters of the line, including position `place`."""
+    """The part of the line around position `place`, at most `width` characters."""
     if len(line) <= width:
         return line
     start = min(max(0, place - width // 2), len(line) - width)

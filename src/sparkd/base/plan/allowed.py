@@ -33,19 +33,19 @@ def find_refusals(
 ) -> Iterator[str]:
     """What the plan wants beyond `cluster.allow` of `settings`, each with the key and what that permits.
 
-    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_changeable` finds where another
-    than root may change where a path leads: docker follows it again, some time after this.
+    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_changeable` finds the folder in
+    which others than root may change where a path leads: docker follows it again, some time after this.
     """
     allow, spec = settings.cluster.allow, plan.container
-    if not any(is_permitted(plan.image, one) for one in images):
+    if not any(is_permitted(plan.image, prefix) for prefix in images):
         permits = (
             f"permits {', '.join(allow.images)}" if allow.images else "is empty, and no recipe on this node has it"
         )
         yield f"image {plan.image}: cluster.allow.images {permits}"
     if not allow.privileged:
-        urgent = (f"ulimit {name}" for name in URGENT_LIMITS if name in spec.limits)
-        for one in (*(("a privileged container",) if spec.privileged else ()), *urgent):
-            yield f"{one}: cluster.allow.privileged is false"
+        privileges = ["a privileged container"] if spec.privileged else []
+        privileges += [f"ulimit {name}" for name in URGENT_LIMITS if name in spec.limits]
+        yield from (f"{privilege}: cluster.allow.privileged is false" for privilege in privileges)
     if len(plan.caches) > MOST_CACHES:
         yield f"{len(plan.caches)} caches: at most {MOST_CACHES} are made for a head"
     yield from _refuse_paths(spec, settings, resolve, find_changeable)
@@ -69,19 +69,22 @@ def _refuse_paths(
 
 
 def _folders_for(key: str, settings: Settings, *, written: bool) -> list[str]:
-    """Those in which such a path may lie. No container writes to VERBS: as a device it is no mount."""
+    """Folders in which such a path may lie. No container writes to VERBS: as a device it is no mount."""
     read = () if written else (settings.engine.models_dir, HEAD_FILES, *_mounts(settings, writable=False))
     return [*_mounts(settings, writable=True), *([VERBS] if key == DEVICES or not written else ()), *read]
 
 
 def _mounts(settings: Settings, *, writable: bool) -> list[str]:
-    return [one.removesuffix(WRITABLE) for one in settings.cluster.allow.mounts if one.endswith(WRITABLE) == writable]
+    mounts = settings.cluster.allow.mounts
+    return [mount.removesuffix(WRITABLE) for mount in mounts if mount.endswith(WRITABLE) == writable]
 
 
 def _find_writable_above(plain: str, real: str, settings: Settings, resolve: Callable[[str], str]) -> str:
     """A folder to which containers may write, with the path in it; empty where there is none."""
-    writable = _mounts(settings, writable=True)
-    return next((one for one in writable if _is_inside(plain, one) or _is_inside(real, resolve(one) or one)), "")
+    for folder in _mounts(settings, writable=True):
+        if _is_inside(plain, folder) or _is_inside(real, resolve(folder) or folder):
+            return folder
+    return ""
 
 
 def is_permitted(image: str, prefix: str) -> bool:
@@ -96,7 +99,7 @@ def is_permitted(image: str, prefix: str) -> bool:
 
 
 def _lies_in(path: str, folders: Sequence[str]) -> bool:
-    return any(is_below(path, one) for one in folders)
+    return any(is_below(path, folder) for folder in folders)
 
 
 def _is_inside(path: str, folder: str) -> bool:

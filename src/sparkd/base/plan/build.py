@@ -26,7 +26,7 @@ POOL_SIZE_FLAGS = frozenset(
 )  # fmt: skip
 """Flags that change the size of the KV cache."""
 _SET_BY = {"node.interface": "set fabric.interface", "node.hcas": "set fabric.hcas"}
-"""Placeholders that a setting can give a value, and that come with the fabric."""
+"""Placeholders whose values come with the fabric, each with the setting that can give one."""
 BY_TCP = {"NCCL_IB_DISABLE": "1"}
 
 
@@ -38,9 +38,9 @@ class _Engine(Struct, frozen=True):
     env: Mapping[str, str]
     secrets: tuple[Secret, ...]
     model_path: str
-    """On the node."""
+    """Path on the node."""
     model_target: str
-    """In the container."""
+    """Path in the container."""
     served_name: str
     container: Container
     caches: Mapping[str, str]
@@ -72,7 +72,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     )
     user_script = settings.engine.script
     argv = ("bash", script.USER_SCRIPT_TARGET, *command) if user_script else command
-    secrets = tuple(one for one in engine.secrets if one.file)
+    secrets = tuple(secret for secret in engine.secrets if secret.file)
     lines = script.exec_lines(argv)
     if on_ray:
         lines = script.ray_lines(node, settings.cluster.master_port, engine.env, lines)
@@ -132,7 +132,7 @@ def _uses_ray(recipe: Recipe, settings: Settings, node: Node) -> bool:
 
 
 def _hosts(addresses: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """torch's rendezvous looks up the name of each node's address, and waits 10 s for a DNS server that is silent.
+    """Address and name of each of several nodes, without which torch's rendezvous waits 10 s for a silent DNS server.
 
     Its sockets are IPv6, and the C library finds only this form of an IPv4 address for those (measured on torch 2.13).
     """
@@ -162,41 +162,41 @@ def _rank_flags(node: Node, master_port: int, *, on_ray: bool) -> tuple[str, ...
 
 def _configure_engine(recipe: Recipe, settings: Settings, nodes: int) -> _Engine:
     own = settings.engine
-    env = {**added_env(recipe, settings, nodes), **recipe.env, **own.env}
+    variables = {**added_env(recipe, settings, nodes), **recipe.env, **own.env}
+    env = {name: text for name, text in variables.items() if text is not None}
     secrets = {**recipe.secrets, **own.secrets}
     for name in secrets:
-        if env.get(name) is not None:
+        if name in env:
             raise ConfigError(f"{name} is given both under env and under secrets", "take it out of env")
     path, volumes = recipe.model.path, recipe.container.volumes
     is_absolute = path.startswith("/")
     if is_absolute and path in (*(volume.target for volume in volumes), *recipe.caches.values()):
         raise ConfigError(f"recipe {recipe.name}: {path} is mounted twice, once as model.path", "take the volume out")
-    source, target = (path, path) if is_absolute else (own.models_dir, MODELS_TARGET)
+    source, target, below = (path, path, "") if is_absolute else (own.models_dir, MODELS_TARGET, f"/{path}")
     # model_construct, because validation reserves this target.
     model_volume = Volume.model_construct(source=source, target=target, read_only=True)
-    given = {name: text for name, text in env.items() if text is not None}
     mounted = (target, *(volume.target for volume in volumes))
     return _Engine(
         image=own.image or recipe.image.ref,
         args={**recipe.args, **own.args},
-        env=given,
+        env=env,
         secrets=tuple(Secret(name, secrets[name]) for name in sorted(secrets)),
-        model_path=path if is_absolute else f"{own.models_dir}/{path}",
-        model_target=path if is_absolute else f"{MODELS_TARGET}/{path}",
+        model_path=source + below,
+        model_target=target + below,
         served_name=_served_name(recipe),
         container=recipe.container.model_copy(update={"volumes": (model_volume, *volumes)}),
-        caches=kept_caches(recipe.caches, given, mounted, gpu=recipe.container.gpus == "all"),
+        caches=kept_caches(recipe.caches, env, mounted, gpu=recipe.container.gpus == "all"),
     )
 
 
 def _fit_env(engine: _Engine, node: Node, *, by_tcp: bool) -> _Engine:
-    """Without RDMA devices no variable names them: NCCL would take an empty list for all devices."""
+    """Takes out the variables that name RDMA devices where none is used: NCCL takes an empty list for all devices."""
     if node.hcas and not by_tcp:
         return engine
     env = {name: text for name, text in engine.env.items() if HCAS not in text}
     if not by_tcp:
         return replace(engine, env=env)
-    devices = tuple(one for one in engine.container.devices if not one.startswith(VERBS))
+    devices = tuple(device for device in engine.container.devices if not device.startswith(VERBS))
     return replace(engine, env=env | BY_TCP, container=engine.container.model_copy(update={"devices": devices}))
 
 
@@ -244,14 +244,14 @@ def _fill_value(template: JsonValue, values: Mapping[str, str], where: str) -> J
     if isinstance(template, str):
         return _fill_text(template, values, where)
     if isinstance(template, list):
-        return [_fill_value(one, values, where) for one in template]
+        return [_fill_value(inner, values, where) for inner in template]
     if isinstance(template, dict):
-        return {key: _fill_value(one, values, where) for key, one in template.items()}
+        return {key: _fill_value(inner, values, where) for key, inner in template.items()}
     return template
 
 
 def _expected_tokens(recipe: Recipe, settings: Settings) -> int | None:
-    """None with another image or pool size: the recipe's figure was measured with its own."""
+    """The recipe's figure; None with another image or pool size than those with which it was measured."""
     own = settings.engine
     if own.image or any(flag.partition(".")[0] in POOL_SIZE_FLAGS for flag in own.args):
         return None
@@ -271,7 +271,7 @@ def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> 
             "recipe": recipe.name,
             "image": engine.image,
             "entrypoint": [*recipe.image.entrypoint],
-            "assert": [one if isinstance(one, str) else one.model_dump() for one in recipe.image.asserts],
+            "assert": [line if isinstance(line, str) else line.model_dump() for line in recipe.image.asserts],
             "model": engine.model_target,
             "served_name": engine.served_name,
             "own_script": bool(settings.engine.script),

@@ -21,18 +21,17 @@ from sparkd.base.recipes.additions import MAX_JOBS
 from sparkd.base.vllm.args import parse_count
 
 JOBS_GIB = (11, 21, 30, 40, 49, 57, 65, 74, 82, 90, 97)
-"""Of so many of FlashInfer's largest compiles at once: nvcc 13.0 for 12.1a, fused_moe_120 of FlashInfer 0.6.12. Its
-eleven instances for SM120 take 7.3 to 10.4 each; three at once were seen to take 26.3, nine 66.5."""
+"""Memory of 1 to 11 of FlashInfer's largest compiles at once: nvcc 13.0 for 12.1a, fused_moe_120 of FlashInfer 0.6.12.
+Its eleven instances for SM120 take 7.3 to 10.4 each; three at once were seen to take 26.3, nine 66.5."""
 FURTHER_GIB = 2.2
-"""Of each job more, which is none of those."""
+"""Memory of each further job, which is none of those."""
 MOST_JOBS = 22
 """What ninja starts on a GB10."""
 SYSTEM_GIB = 10
-"""What else runs: an idle GB10 has 110 to 117 of 121.6 GiB available."""
+"""Memory of what else runs: an idle GB10 has 110 to 117 of 121.6 GiB available."""
 LOADED = 1.17
-"""Weights in memory beside those in the files: 80.7 GiB of 69.4, DeepSeek-V4-Flash on two GB10 (vllm-project/vllm PR
+"""Weights in memory by those in the files: 80.7 GiB of 69.4, DeepSeek-V4-Flash on two GB10 (vllm-project/vllm PR
 41834, 5 Aug 2026). Never more than the share."""
-HIGHEST_JOBS = 1 << 20
 
 
 def needed_bytes(jobs: int) -> int:
@@ -41,11 +40,11 @@ def needed_bytes(jobs: int) -> int:
 
 
 class CompileRoom(Struct, frozen=True):
-    """In bytes of the machine's memory."""
+    """The parts of the machine's memory, in bytes."""
 
     total_bytes: int
     rank_bytes: int
-    """Of the weights as loaded, or of the share where those are unknown; 0 where the GPU has memory of its own."""
+    """The weights as loaded, or the share where those are unknown; 0 where the GPU has memory of its own."""
     headroom_bytes: int
     weights_known: bool = True
 
@@ -55,7 +54,7 @@ class CompileRoom(Struct, frozen=True):
 
     @property
     def jobs(self) -> int:
-        """That the room holds; 1 where it holds none, for without a compiler nothing starts."""
+        """The number that the room holds; 1 where it holds none, for without a compiler nothing starts."""
         return max((jobs for jobs in range(1, MOST_JOBS + 1) if needed_bytes(jobs) <= self.bytes_), default=1)
 
     def describe(self) -> str:
@@ -70,7 +69,7 @@ class CompileRoom(Struct, frozen=True):
 
     def describe_excess(self, plan: LaunchPlan) -> str:
         """What is wrong with the number that recipe or settings name; empty where nothing is."""
-        wanted = parse_count(dict(plan.env).get(MAX_JOBS), HIGHEST_JOBS) or MOST_JOBS
+        wanted = parse_count(dict(plan.env).get(MAX_JOBS), 1 << 20) or MOST_JOBS
         if wanted == 1 or needed_bytes(wanted) <= self.bytes_ or plan.container.gpus != "all":
             return ""
         return (
@@ -80,7 +79,7 @@ class CompileRoom(Struct, frozen=True):
 
 
 def find_room(total_bytes: int, memory: MemorySum | None, need: MemoryNeed) -> CompileRoom:
-    """On a node whose GPU shares its memory."""
+    """The room on a node whose GPU shares its memory."""
     share_bytes = need.engine_bytes(total_bytes)
     if memory is None or memory.weights is None:
         return CompileRoom(total_bytes, share_bytes, need.headroom_bytes, weights_known=False)
@@ -88,7 +87,7 @@ def find_room(total_bytes: int, memory: MemorySum | None, need: MemoryNeed) -> C
 
 
 def read_room(plan: LaunchPlan, settings: Settings, host: Host, memory: MemorySum | None = None) -> CompileRoom:
-    """`memory`: the sum of the plan, where it is known already. Raises OSError, ValueError."""
+    """The room beside a plan's rank. `memory`: the plan's sum, if it is known already. Raises OSError, ValueError."""
     total_bytes = host.meminfo().total_bytes
     inputs = CheckInputs(plan, settings)
     if plan.container.gpus != "all" or host.gpu().total_bytes is not None:

@@ -27,14 +27,14 @@ def read_image_identity(host: Host, plan: LaunchPlan) -> str:
     ref = plan.image_to_run
     try:
         with closing(host.docker_reader()) as reader:
-            found = docker_image.image_identity(reader, ref)
+            identity = docker_image.image_identity(reader, ref)
     except DockerError as error:
         reason = f"docker can't be queried for the image: {error}"
         raise LaunchError(reason, "look at: systemctl status docker") from None
-    if found is None:
+    if identity is None:
         hint = docker_image.how_to_get(ref, plan.image_build)
         raise LaunchError(f"image {ref} is not on this node", hint, cause=Cause.IMAGE_MISSING)
-    return found
+    return identity
 
 
 def read_weights(host: Host, plan: LaunchPlan) -> weights.Manifest:
@@ -61,21 +61,21 @@ def _unreadable(what: str, error: OSError, hint: str) -> BlockedError:
 
 def read_secrets(plan: LaunchPlan) -> dict[str, str]:
     """Contents of the secret files, for redaction and for the endpoint's key. Raises ConfigError."""
-    found = {}
+    secrets = {}
     for secret in plan.secrets:
         try:
             # As in the launch script: only trailing line ends are dropped.
-            found[secret.name] = Files().head(secret.file, 64 << 10).decode().rstrip("\n")
+            secrets[secret.name] = Files().head(secret.file, 64 << 10).decode().rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
             wrong = AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
             raise wrong(
                 f"secret {secret.name} can't be read from {secret.file}: {error}",
                 "write it there, readable by root alone",
             ) from None
-    key = found.get(API_KEY, "x")
+    key = secrets.get(API_KEY, "x")
     if not (key.isascii() and key.isprintable() and key.strip() == key):
         raise ConfigError(
             f"the key in the file of {API_KEY} holds blanks at its ends, or characters that no HTTP header can carry",
             "write the key alone, on one line",
         )
-    return found
+    return secrets

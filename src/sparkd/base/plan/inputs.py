@@ -23,21 +23,19 @@ class MemoryNeed(Struct, frozen=True):
     gpu_memory_utilization: float | None
     headroom_bytes: int
     is_known: bool = True
-    """False without a plan: then its figures are those of an engine without flags."""
+    """False without a plan: the figures then are those of an engine without flags."""
 
     def engine_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
-        """Of the machine's memory, in all `total_bytes`. `gpu_bytes`: what a GPU has of its own, else None.
+        """The rank's part of the machine's `total_bytes`. `gpu_bytes`: the memory of a GPU that has its own, else None.
 
         vLLM takes its share of the memory that the GPU uses.
         """
         if self.memory_bytes is not None:
             return self.memory_bytes
-        if gpu_bytes is not None:
-            return 0
-        return self.of_gpu(total_bytes)
+        return 0 if gpu_bytes is not None else self.of_gpu(total_bytes)
 
     def of_gpu(self, bytes_: int) -> int:
-        """Of the memory that the GPU uses: the share."""
+        """The share of the memory that the GPU uses."""
         return ceil(bytes_ * (DEFAULT_SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization))
 
     def all_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
@@ -75,7 +73,7 @@ class CheckInputs(Struct, frozen=True):
 
     @property
     def uses_gpu(self) -> bool:
-        """Without a plan: as on a node that is to serve."""
+        """Whether the rank uses a GPU; true without a plan, as on a node that is to serve."""
         return self.made_plan is None or self.made_plan.container.gpus == "all"
 
     @property

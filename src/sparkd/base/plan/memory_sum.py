@@ -22,18 +22,16 @@ from sparkd.base.vllm.rank_weights import RankWeights, divide_weights
 from sparkd.base.vllm.releases import find_release, is_before
 
 OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
-"""Of the share, for activations, CUDA graphs and NCCL: 1.3 to 10.5 % in 20 public logs of vLLM 0.10 to 0.33 on GPUs of
-24 to 192 GiB, and up to 13 % in logs of refused starts."""
+"""Parts of the share for activations, CUDA graphs and NCCL: 1.3 to 10.5 % in 20 public logs of vLLM 0.10 to 0.33 on
+GPUs of 24 to 192 GiB, and up to 13 % in logs of refused starts."""
 DEFAULTS, EARLIER_DEFAULTS = (2048, 256), (8192, 1024)
-"""vLLM's of --max-num-batched-tokens and --max-num-seqs on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
+"""vLLM's --max-num-batched-tokens and --max-num-seqs on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
 CHANGES_WEIGHTS = (
     "cpu-offload-gb", "hf-config-path", "hf-overrides", "kv-cache-memory-bytes", "offload-backend",
     "offload-group-size", "offload-num-in-group", "prefill-context-parallel-size", "quantization-config",
 )  # fmt: skip
 CHANGES_CACHE = ("decode-context-parallel-size", "num-gpu-blocks-override", "hf-overrides", "hf-config-path")
 """Flags whose effect is not computed: what they change is unknown."""
-LAYERS_BY_HAND = "VLLM_PP_LAYER_PARTITION"
-MOST_DRAFTS, MOST_GB = 1000, 1_000_000
 
 
 class ModelFit(Enum):
@@ -48,7 +46,7 @@ class MemorySum(Struct, frozen=True):
     """Bytes of the fullest rank; None: unknown."""
 
     share_bytes: int
-    """For weights, KV cache, activations and CUDA graphs; 0: no GPU answers, so whose memory counts is unknown."""
+    """Room for weights, KV cache, activations and CUDA graphs; 0: no GPU answers, so whose memory counts is unknown."""
     weights: RankWeights | None
     cache: KvCache | None
     length: int | None
@@ -62,17 +60,16 @@ class MemorySum(Struct, frozen=True):
 
     @property
     def left_bytes(self) -> int | None:
-        """For the KV cache, as far as is known before the engine measures it."""
+        """Memory for the KV cache, as far as is known before the engine measures it."""
         if self.weights is None or not self.share_bytes:
             return None
         return round(self.share_bytes * (1 - OTHER_SHARE)) - self.weights.expected
 
     @property
     def tokens(self) -> int | None:
-        """In the KV cache, as the engine will count them."""
-        if self.cache is None or not self.length or (left := self.left_bytes) is None or left <= 0:
-            return None
-        return self.cache.tokens(left, self.length)
+        """Size of the KV cache, as the engine will count it."""
+        left = self.left_bytes or 0
+        return self.cache.tokens(left, self.length) if self.cache and self.length and left > 0 else None
 
     @property
     def fit(self) -> ModelFit:
@@ -112,23 +109,18 @@ class MemorySum(Struct, frozen=True):
                 return f"{held} {fits} {of_share}; the KV cache of such a model is not computed"
 
     def rows(self) -> tuple[tuple[str, str], ...]:
-        """Of the table for people."""
-        weights, request = self.weights, self.request_bytes
-        share, least, most = (
-            self.share_bytes,
-            *(round(self.share_bytes * part) for part in (OTHER_SHARE, MOST_OTHER_SHARE)),
-        )
+        """Rows of the table for people."""
+        share, weights, request = self.share_bytes, self.weights, self.request_bytes
+        least, most = (size(round(share * part)) for part in (OTHER_SHARE, MOST_OTHER_SHARE))
         length = f"{self.length} tokens" if self.length else "unknown length"
+        alone, together = ("unknown",) * 2 if request is None else (size(request), size(request * self.sequences))
         held = f"{self.tokens} tokens in about {size(self.left_bytes or 0)}" if self.tokens else "unknown"
         return (
             ("share of the memory", size(share) if share else "unknown, since no GPU answers"),
             ("weights", size(weights.expected) if weights else "unknown"),
-            ("activations, CUDA graphs", f"about {size(least)}, at most {size(most)}" if share else "unknown"),
-            (f"KV cache of a request of {length}", size(request) if request is not None else "unknown"),
-            (
-                f"the same of {self.sequences} at once",
-                size(request * self.sequences) if request is not None else "unknown",
-            ),
+            ("activations, CUDA graphs", f"about {least}, at most {most}" if share else "unknown"),
+            (f"KV cache of a request of {length}", alone),
+            (f"the same of {self.sequences} at once", together),
             ("KV cache", held),
         )
 
@@ -136,7 +128,7 @@ class MemorySum(Struct, frozen=True):
 def read_sum(
     plan: LaunchPlan, settings: Settings, host: Host, *, known_gb: object = None, total_bytes: int | None = None
 ) -> MemorySum:
-    """Of a plan on a node, or on one with `total_bytes` of memory that its GPU shares.
+    """The sum of a plan on a node, or on one with `total_bytes` of memory that its GPU shares.
 
     `known_gb`: a rank's weights by the recipe's source, where the model is not on this node. Raises OSError, ValueError
     where the memory is unreadable.
@@ -151,20 +143,20 @@ def read_sum(
     memory = add_up(plan, config, tensors, need.engine_bytes(total_bytes))
     if gpu is not None and (gpu.error or not gpu.names):
         memory = replace(memory, share_bytes=0)
-    if tensors or not isinstance(known_gb, int | float) or not 1 < known_gb < MOST_GB:  # true is 1
+    if tensors or not isinstance(known_gb, int | float) or not 1 < known_gb < 1e6:  # true is 1
         return memory
     return replace(memory, weights=RankWeights(round(known_gb * 1e9), round(known_gb * GIB)))  # sources mix the two
 
 
 def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str, int], share_bytes: int) -> MemorySum:
-    """`config`: of the model, `tensors`: the bytes of each. Pure."""
+    """The sum of a plan, by the model's `config` and the bytes of its `tensors`. Pure."""
     launch = Launch(flags=first_values(plan.argv), env=dict(plan.env), model=parse_limits(config))
     flags, drafts = launch.flags, _own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*SIZES[:2], DATA_SIZE))
     batched, sequences = EARLIER_DEFAULTS if is_before(find_release(plan.image), 33) else DEFAULTS
     batched = launch.amount("max-num-batched-tokens") or batched
     cache = held = None
-    if not any(flag in flags for flag in CHANGES_CACHE):
+    if flags.keys().isdisjoint(CHANGES_CACHE):
         dtype = (flags.get("kv-cache-dtype") or "auto").lower()
         cache = read_kv_cache(config, dtype, ranks, stages, 2 * batched, drafts)
     if tensors and _loads_as_stored(launch, config):
@@ -178,13 +170,13 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
 def _own_drafts(launch: Launch) -> int:
     """Tokens that layers of the model itself draft."""
     drafts = launch.table("speculative-config")
-    wanted = parse_count(drafts.get("num_speculative_tokens"), MOST_DRAFTS) or 0
+    wanted = parse_count(drafts.get("num_speculative_tokens"), 1000) or 0
     return wanted if "mtp" in str(drafts.get("method")) else 0
 
 
 def _loads_as_stored(launch: Launch, config: Mapping[str, object]) -> bool:
     """Whether a rank holds what the files have, divided as the flags say."""
     quantizes = "quantization" in launch.flags and not config.get("quantization_config")
-    if quantizes or (launch.flags.get("load-format") or "") not in FORMATS or LAYERS_BY_HAND in launch.env:
+    if quantizes or (launch.flags.get("load-format") or "") not in FORMATS or "VLLM_PP_LAYER_PARTITION" in launch.env:
         return False
-    return not any(flag in launch.flags for flag in CHANGES_WEIGHTS)
+    return launch.flags.keys().isdisjoint(CHANGES_WEIGHTS)

@@ -116,8 +116,8 @@ class LaunchPlan(Struct, frozen=True):
     @property
     def named_files(self) -> tuple[tuple[str, str], ...]:
         """What a file of the node is to this plan, and its path: the user's script, and secrets."""
-        secrets = ((f"secret {one.name} in", one.file) for one in self.secrets)
-        return (*((("engine.script", self.user_script),) if self.user_script else ()), *secrets)
+        script = (("engine.script", self.user_script),) if self.user_script else ()
+        return (*script, *((f"secret {secret.name} in", secret.file) for secret in self.secrets))
 
     @property
     def image_to_run(self) -> str:
@@ -141,10 +141,10 @@ def api_port(recipe: str, args: Mapping[str, JsonValue], env: Mapping[str, str],
 
     `args` and `env` have no placeholders left.
     """
-    given = args.get("port")
-    port = parse_count(API_PORT if given is None else given, HIGHEST_PORT)
+    text = args.get("port")
+    port = parse_count(API_PORT if text is None else text, HIGHEST_PORT)
     if not port:
-        raise ConfigError(f"recipe {recipe}: args.port is {given!r}: a number from 1 to {HIGHEST_PORT} is needed")
+        raise ConfigError(f"recipe {recipe}: args.port is {text!r}: a number from 1 to {HIGHEST_PORT} is needed")
     taken = {number: key for key, number in settings.ports.items()}
     for key, value in [("args.port", port), *_ports(args, env)]:
         number = parse_count(value, HIGHEST_PORT)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkd.base.recipes.image import Lines
 
 SCRIPT_FILE = "/run/sparkd/private/launch.sh"
-"""In a folder of root's: the image's user has it mounted and may read it, and no other."""
+"""The file is in a folder of root's: the image's user has it mounted and may read it, and no other."""
 SCRIPT_TARGET = "/run/sparkd-launch.sh"
 USER_SCRIPT_TARGET = "/run/sparkd-user-script"
 SECRETS_TARGET = "/run/sparkd-secrets"
@@ -89,7 +89,7 @@ def render_asserts(asserts: Iterable[str | Lines]) -> str:
 
     Where all hold it prints which packages of FlashInfer the image has.
     """
-    lines = [_assert_line(one) for one in asserts]
+    lines = [*map(_assert_line, asserts)]
     return "\n".join([*lines, _LIST_PACKAGES] if lines else [])
 
 
@@ -97,14 +97,14 @@ def _assert_line(wanted: str | Lines) -> str:
     if isinstance(wanted, str):
         message = quote(f"{NOT_AS_NEEDED}: {' '.join(wanted.split())[:SHOWN_COMMAND]}")
         # A command that was killed, such as for want of memory, has shown nothing of the image.
-        found = f"{{ code=$?; test $code -lt 128 || exit $code; echo {message} >&2; exit {ASSERT_FAILED}; }}"
-        return f"bash -c -- {quote(wanted)} >/dev/null || {found}"
+        failure = f"{{ code=$?; test $code -lt 128 || exit $code; echo {message} >&2; exit {ASSERT_FAILED}; }}"
+        return f"bash -c -- {quote(wanted)} >/dev/null || {failure}"
     words = " ".join(quote(word) for word in (wanted.pattern, wanted.file, str(wanted.times)))
     return f"bash -c {quote(_COUNT)} count {words} || exit {ASSERT_FAILED}"
 
 
 def find_fault(log: str) -> str:
-    """What the program of `render_asserts` has found, by the end of its log."""
+    """The fault that the program of `render_asserts` found, by the end of its log."""
     lines = [line for line in log.splitlines() if line.strip()]
     at = max((number for number, line in enumerate(lines) if line.startswith(f"{NOT_AS_NEEDED}: ")), default=None)
     if at is None:
@@ -114,12 +114,12 @@ def find_fault(log: str) -> str:
 
 
 def find_unbuilt(log: str) -> str:
-    """By the log of `render_asserts`: FlashInfer's version, where the image lacks flashinfer-jit-cache; else empty.
+    """FlashInfer's version by the log of `render_asserts`, where the image lacks flashinfer-jit-cache; else empty.
 
     flashinfer-cubin does not help a GB10: 0.6.11 has kernels for 10.0 and 10.3 (flashinfer-ai/flashinfer issue 3294).
     """
-    found = dict(_FLASHINFER.findall(log))
-    return "" if "jit_cache" in found else found.get("python", "")
+    packages = dict(_FLASHINFER.findall(log))
+    return "" if "jit_cache" in packages else packages.get("python", "")
 
 
 def ray_token(cluster_key: bytes, epoch: str) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INTERFACE, HCAS = "{node.interface}", "{node.hcas}"
 """Placeholders of a recipe for the interface on the fabric, and for its RDMA devices."""
 MAX_JOBS, NVCC_THREADS, COMPILE_JOBS = "MAX_JOBS", "FLASHINFER_NVCC_THREADS", "{node.compile_jobs}"
-"""How many files ninja compiles at once, threads of one nvcc, and the number that the node's memory holds."""
+"""Number of files that ninja compiles at once, threads of one nvcc, and the number that the node's memory holds."""
 VERBS = "/dev/infiniband"
 """Folder of the devices that RDMA goes through."""
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
@@ -57,7 +57,7 @@ ADDED_LIMITS = {"nofile": 1 << 20, "memlock": -1}
 else. memlock: unlimited, since RDMA locks all that it sends from; docker's is 8 MiB as a rule.
 """
 ADDED_SHM_BYTES = 32 << 30
-"""Of a container's own /dev/shm, as sparkrun makes it. A bound and no reservation; docker's is 64 MiB."""
+"""Size of a container's own /dev/shm, as sparkrun makes it. A bound and no reservation; docker's is 64 MiB."""
 OWN_POOLS = ("enable-sleep-mode", "enable-cumem-allocator")
 """Flags whose memory pools older builds of vLLM refuse beside expandable segments."""
 CONNECTORS = ("kv-transfer-config", "kv-offloading-size", "ec-transfer-config")
@@ -71,10 +71,10 @@ def parse_number(text: str) -> int | None:
     Text after the number is ignored. None where there is none, or one of more than 64 bits: older versions take it for
     0, newer ones for unset.
     """
-    found = _NUMBER.match(text)
-    if found is None:
+    match = _NUMBER.match(text)
+    if match is None:
         return None
-    sign, hexadecimal, octal, decimal = found.groups()
+    sign, hexadecimal, octal, decimal = match.groups()
     value = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
     if value >= 1 << 63:
         return None
@@ -89,20 +89,20 @@ def why_tcp(env: Mapping[str, str | None]) -> str:
 
 
 def added_env(recipe: Recipe, settings: Settings, nodes: int) -> dict[str, str]:
-    """On one of `nodes` nodes. Texts may contain placeholders."""
+    """Variables added on one of `nodes` nodes. Texts may contain placeholders."""
     engine = settings.engine
     env = {**recipe.env, **engine.env}
     args = {**recipe.args, **engine.args}
     on_gpu = recipe.container.gpus == "all"
-    found = {READY_TIMEOUT: str(ENGINE_READY_SECONDS), EXECUTE_TIMEOUT: str(EXECUTE_SECONDS)}
-    fixed = any(value for flag, value in args.items() if flag.partition(".")[0] in (*OWN_POOLS, *CONNECTORS))
+    added = {READY_TIMEOUT: str(ENGINE_READY_SECONDS), EXECUTE_TIMEOUT: str(EXECUTE_SECONDS)}
     if on_gpu:
-        found |= {MAX_JOBS: COMPILE_JOBS, NVCC_THREADS: "1"}
-    if on_gpu and NEWER_ALLOCATOR not in env and not fixed:
-        found[ALLOCATOR] = "expandable_segments:True"
+        added |= {MAX_JOBS: COMPILE_JOBS, NVCC_THREADS: "1"}
+        fixed = any(value for flag, value in args.items() if flag.partition(".")[0] in (*OWN_POOLS, *CONNECTORS))
+        if NEWER_ALLOCATOR not in env and not fixed:
+            added[ALLOCATOR] = "expandable_segments:True"
     if nodes > 1:
-        found |= {**(RAY_ENV if recipe.executor == RAY else {}), **BETWEEN_NODES, **(BETWEEN_GPUS if on_gpu else {})}
+        added |= {**(RAY_ENV if recipe.executor == RAY else {}), **BETWEEN_NODES, **(BETWEEN_GPUS if on_gpu else {})}
     if why_tcp(env):
-        found.pop("NCCL_IB_HCA", None)  # TCP is meant, and no device is awaited
-    given = {*env, *recipe.secrets, *engine.secrets}
-    return {name: text for name, text in found.items() if name not in given}
+        added.pop("NCCL_IB_HCA", None)  # TCP is meant, and no device is awaited
+    own = {*env, *recipe.secrets, *engine.secrets}
+    return {name: text for name, text in added.items() if name not in own}

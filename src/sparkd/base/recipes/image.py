@@ -19,10 +19,11 @@ _BY_FORM = Discriminator(lambda raw: MAPPING if isinstance(raw, Mapping | Sectio
 Text = Annotated[str, AfterValidator(lambda raw: check_text(raw))]
 MOST_STEPS = 64
 MOST_FILES, MOST_BYTES = 1000, 64 << 20
-"""That all steps copy. The largest published mod has 30 files and 2 MB; all 150 of one launcher have less than 10."""
+"""Limits of what all steps copy. The largest published mod has 30 files and 2 MB; all 150 of one launcher have less
+than 10."""
 LONGEST_RUN = 16_000
 LONGEST_LINE = 65_000
-"""Of a Dockerfile: dockerd takes 65,535 bytes, and JSON writes a letter in up to twelve."""
+"""Limit for a line of a Dockerfile: dockerd takes 65,535 bytes, and JSON writes a letter in up to twelve."""
 _SHELL = ("/bin/bash", "-eo", "pipefail", "-c")
 _CHECK_OUT = (
     'git init -q "$1"; cd "$1"; git fetch -q --depth 1 "$2" "$3" || { echo "sparkd: $2 does not give commit $3: where '
@@ -98,7 +99,7 @@ class Step(Section):
         return {key: value for key, value in handler(self).items() if value is not None}
 
     def __str__(self) -> str:
-        """What it does, for people; a program in full."""
+        """The step for people; a program in full."""
         if self.git:
             return f"git {self.git} at {self.commit} to {self.to}"
         if self.env:

@@ -33,7 +33,7 @@ OWN = ("schema", "name", "description", "extends", "expect")
 _TABLES: dict[Key, Check] = {("caches",): dict, **{(name,): check for name, check in TABLES.items()}}
 
 EXAMPLES = {"args": ", such as max-num-seqs: 4", "env": ", such as NCCL_DEBUG: INFO"}
-"""An entry of a table."""
+"""An entry of each table, as people write it."""
 
 ORDER = (
     "image", "model", "nodes", "executor", "args", "env", "secrets", "container", "caches", "memory_bytes", "host",
@@ -67,7 +67,7 @@ def recipe_folders(root: Path = Path("/")) -> tuple[Path, ...]:
 
 def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
     """The file of every recipe, sorted by name."""
-    found: dict[str, Path] = {}
+    recipes: dict[str, Path] = {}
     for folder in folders:
         try:
             files = sorted(folder.iterdir())
@@ -77,8 +77,8 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
             raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from None
         for path in files:
             if path.suffix == SUFFIX:
-                found.setdefault(path.stem, path)
-    return dict(sorted(found.items()))
+                recipes.setdefault(path.stem, path)
+    return dict(sorted(recipes.items()))
 
 
 def _find_file(name: str, folders: Sequence[Path]) -> Path:
@@ -111,10 +111,8 @@ def load_recipe(name: str, folders: Sequence[Path]) -> Loaded:
 def read_recipe(name: str, folders: Sequence[Path]) -> tuple[Loaded | None, list[str]]:
     """A recipe without its wrong values, and every fault. Raises ConfigError where a file can't be read."""
     chain = _read_chain(name, folders)
-    own, layers = (
-        chain[0],
-        Layers(Recipe, _TABLES, _describe_mapping, shown=lambda path: (one for one in path if one not in TAGS)),
-    )
+    own = chain[0]
+    layers = Layers(Recipe, _TABLES, _describe_mapping, lambda path: (step for step in path if step not in TAGS))
     for file in reversed(chain):
         left_out = () if file is own else OWN
         values = {
@@ -126,8 +124,8 @@ def read_recipe(name: str, folders: Sequence[Path]) -> tuple[Loaded | None, list
     recipe = layers.validate(own.at, STAND_IN)
     written = own.document.data.get("name")
     if recipe and written == recipe.name != own.path.stem and own.path.parent in folders:
-        found = format_key(("name",), recipe.name)
-        layers.problems.append(f"{own.at(('name',))}: {found}: must be the file's name")
+        name = format_key(("name",), recipe.name)
+        layers.problems.append(f"{own.at(('name',))}: {name}: must be the file's name")
     if recipe is None:
         return None, layers.problems
     origins = layers.origins()
@@ -206,18 +204,18 @@ def explain(loaded: Loaded, configured: config.Loaded | None) -> tuple[Explained
     values = own if configured is None else {**own, **_from_settings(configured, own)}
     values = {**values, **_from_sparkd(loaded.recipe, configured.settings if configured else config.Settings())}
     sections = [*(key.partition(".")[0] for key in own), *TABLES, "container"]
-    return tuple(sorted(values.values(), key=lambda one: sections.index(one.key.partition(".")[0])))
+    return tuple(sorted(values.values(), key=lambda value: sections.index(value.key.partition(".")[0])))
 
 
 def _from_recipe(loaded: Loaded) -> dict[str, Explained]:
-    found: dict[str, Explained] = {}
-    for name, value in loaded.recipe.model_dump(mode="json", by_alias=True).items():
-        entries = {f"{name}.{entry}": one for entry, one in value.items()} if isinstance(value, dict) else {}
-        for key, one in {name: value, **entries}.items():
+    explained: dict[str, Explained] = {}
+    for section, content in loaded.recipe.model_dump(mode="json", by_alias=True).items():
+        inner = {f"{section}.{name}": value for name, value in content.items()} if isinstance(content, dict) else {}
+        for key, value in {section: content, **inner}.items():
             if where := loaded.origins.get(key):
                 by = "recipe" if where.startswith(f"{loaded.files[0]}: ") else "base"
-                found[key] = Explained(key, one, by, where)
-    return found
+                explained[key] = Explained(key, value, by, where)
+    return explained
 
 
 def _from_sparkd(recipe: Recipe, settings: config.Settings) -> dict[str, Explained]:
@@ -232,15 +230,15 @@ def _from_sparkd(recipe: Recipe, settings: config.Settings) -> dict[str, Explain
 
 
 def _from_settings(configured: config.Loaded, own: Mapping[str, Explained]) -> dict[str, Explained]:
-    engine, found = configured.settings.engine, dict[str, Explained]()
+    engine, explained = configured.settings.engine, dict[str, Explained]()
     values: dict[str, JsonValue] = {"image.ref": engine.image} if engine.image else {}
     for table in TABLES:
         values |= {f"{table}.{name}": value for name, value in getattr(engine, table).items()}
     for key, value in values.items():
         where = configured.origins["engine.image" if key == "image.ref" else f"engine.{key}"]
         by = "environment" if where.startswith(PREFIX) else "settings"
-        found[key] = Explained(key, value, by, where, own[key].value if key in own else None)
-    return found
+        explained[key] = Explained(key, value, by, where, own[key].value if key in own else None)
+    return explained
 
 
 class Difference(Struct, frozen=True):
@@ -253,17 +251,16 @@ class Difference(Struct, frozen=True):
 
 def compare_recipes(left: Recipe, right: Recipe) -> tuple[Difference, ...]:
     """The differences, sorted by section as in ORDER."""
-    one, other = normalize(left), normalize(right)
-    keys = sorted(one.keys() | other.keys(), key=lambda key: (ORDER.index(key.partition(".")[0]), key))
-    return tuple(
-        Difference(key, one.get(key, ""), other.get(key, "")) for key in keys if one.get(key) != other.get(key)
-    )
+    lefts, rights = normalize(left), normalize(right)
+    keys = sorted(lefts.keys() | rights.keys(), key=lambda key: (ORDER.index(key.partition(".")[0]), key))
+    differences = (Difference(key, lefts.get(key, ""), rights.get(key, "")) for key in keys)
+    return tuple(difference for difference in differences if difference.left != difference.right)
 
 
 def normalize(recipe: Recipe) -> dict[str, str]:
     """Every value as canonical JSON, by its dotted key. Without null values."""
-    given = {**added_env(recipe, config.Settings(), recipe.nodes.max), **recipe.env}
-    env = {name: text for name, text in given.items() if text is not None}
+    variables = {**added_env(recipe, config.Settings(), recipe.nodes.max), **recipe.env}
+    env = {name: text for name, text in variables.items() if text is not None}
     mounted = [volume.target for volume in recipe.container.volumes]
     values = {
         **recipe.model_dump(mode="json", by_alias=True),
@@ -280,13 +277,13 @@ def normalize(recipe: Recipe) -> dict[str, str]:
 
 def normalize_switches(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Flags with every switch under its positive name: `no-x: true` and `x: false` become `x: false`."""
-    found: dict[str, JsonValue] = {}
+    flags: dict[str, JsonValue] = {}
     for name, value in args.items():
         if isinstance(value, bool):
-            found[name.removeprefix("no-")] = value is not name.startswith("no-")
+            flags[name.removeprefix("no-")] = value is not name.startswith("no-")
         else:
-            found[name] = _normalize_value(name, value)
-    return found
+            flags[name] = _normalize_value(name, value)
+    return flags
 
 
 def _normalize_value(name: str, value: JsonValue) -> JsonValue:
@@ -304,8 +301,8 @@ def _normalize_value(name: str, value: JsonValue) -> JsonValue:
 
 def _flatten(key: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
     if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _flatten(f"{key}.{name}", one)
+        for name, inner in value.items():
+            yield from _flatten(f"{key}.{name}", inner)
     elif value is not None:
         yield key, _normalize_number(key, value)
 
@@ -314,6 +311,6 @@ def _normalize_number(key: str, value: JsonValue) -> JsonValue:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        items = [_normalize_number(key, one) for one in value]
-        return sorted(items, key=json.dumps) if key in ("container.devices", "container.volumes") else items
+        values = [_normalize_number(key, inner) for inner in value]
+        return sorted(values, key=json.dumps) if key in ("container.devices", "container.volumes") else values
     return value

@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
+from sparkd.base.vllm.container_paths import is_below
 from sparkd.base.vllm.lint.rules import Issue
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _ALIASES = {"/var/run": "/run", **{f"/{name}": f"/usr/{name}" for name in ("bin"
 
 
 def find_reach(container: Container, read: Mapping[str, str], resolve: Callable[[str], str] = str) -> Iterator[Issue]:
-    """`read`: further paths that the container gets to read, by their keys. `resolve` follows the node's symlinks."""
+    """What the container reaches. `read`: further paths that it gets, by their keys. `resolve` follows symlinks."""
     if container.privileged:
         reason = "the container is privileged: root in it is root on the node, with every device"
         hint = "RDMA needs no more than devices: [/dev/infiniband]"
@@ -58,9 +59,9 @@ def find_reach(container: Container, read: Mapping[str, str], resolve: Callable[
 
 
 def given_paths(container: Container) -> Iterator[tuple[str, str, bool]]:
-    """Key, path and whether it may be written to, of all that the container gets of the node's files and devices."""
-    for one in container.volumes:
-        yield "container.volumes", one.source, not one.read_only
+    """Files and devices of the node that the container gets: key, path, and whether it may write there."""
+    for volume in container.volumes:
+        yield "container.volumes", volume.source, not volume.read_only
     for path in container.devices:
         yield DEVICES, path, WRITTEN
 
@@ -70,11 +71,13 @@ def _why(path: str, written: bool) -> str:
     if path == "/":
         return "it is all of its files"
     for alias, folder in _ALIASES.items():
-        if f"{path}/".startswith(f"{alias}/"):
+        if is_below(path, alias):
             path = folder + path.removeprefix(alias)
-    whys = (why for only, why, known in REACHES if written >= only and any(_meet(path, one) for one in known.split()))
-    return next(whys, "")
+    for only, why, places in REACHES:
+        if written >= only and any(_meet(path, place) for place in places.split()):
+            return why
+    return ""
 
 
-def _meet(path: str, known: str) -> bool:
-    return all(fnmatchcase(part, one) for part, one in zip(path.split("/"), known.split("/"), strict=False))
+def _meet(path: str, place: str) -> bool:
+    return all(map(fnmatchcase, path.split("/"), place.split("/")))

@@ -18,11 +18,11 @@ from sparkd.base.vllm.container_paths import check_target
 from sparkd.base.vllm.logprobs import TEXT_LOGPROB
 
 KV_CACHE_TOKENS = "kv_cache_tokens"
-"""In `expect`: the "KV cache size" in vLLM's log."""
+"""Key in `expect`: the "KV cache size" in vLLM's log."""
 WEIGHTS_GB = "weights_gb"
-"""In `expect`: the weights of one rank, as vLLM logs them ("Model loading took")."""
+"""Key in `expect`: the weights of one rank, as vLLM logs them ("Model loading took")."""
 PLACEHOLDER = re.compile(r"\{((?:node|head|cluster|model)\.[A-Za-z0-9_]*)\}")
-"""Such as `{node.address}`, in a flag or a variable. All other braces stay, because JSON contains many."""
+"""A placeholder such as `{node.address}`, in a flag or a variable. Other braces stay, because JSON contains many."""
 
 _ULIMITS = Literal[
     "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
@@ -212,19 +212,19 @@ class Container(Section):
 
     @property
     def limits(self) -> dict[str, Limit]:
-        """Those to set."""
+        """Limits to set: those of ADDED_LIMITS, changed by `ulimits`."""
         added = {name: Limit(soft=value, hard=value) for name, value in ADDED_LIMITS.items()}
         own = dict[str, Limit | None](self.ulimits.items())
-        return {name: one for name, one in (added | own).items() if one is not None}
+        return {name: limit for name, limit in (added | own).items() if limit is not None}
 
     @property
     def keeps_rights(self) -> bool:
-        """Whether no program in it gains any."""
+        """Whether no program in the container gains rights."""
         return not self.privileged if self.no_new_privileges is None else self.no_new_privileges
 
     @property
     def shm_size_bytes(self) -> int | None:
-        """For docker, which takes it only where /dev/shm is not the node's; None where nothing is to be set."""
+        """The size for docker, which takes one only where /dev/shm is not the node's; None: none is to be set."""
         return ADDED_SHM_BYTES if self.shm_bytes is None and self.ipc != "host" else self.shm_bytes
 
 
@@ -299,11 +299,11 @@ class Recipe(Section):
         if isinstance(logprob, bool) or not isinstance(logprob, int | float) or logprob > 0:
             raise t.fault(f"expect.{TEXT_LOGPROB}", logprob, "must be a log-probability, 0 or below")
         targets = [*(volume.target for volume in self.container.volumes), *filter(None, self.caches.values())]
-        seen = set[str]()
+        mounted = set[str]()
         for target in targets:
-            if target in seen:
+            if target in mounted:
                 raise t.fault("container.volumes", target, "is mounted twice")
-            seen.add(target)
+            mounted.add(target)
         return self
 
     def image_build(self, chosen: str = "") -> str:

@@ -117,33 +117,33 @@ class _Builder(Struct):
     def mapping(self, node: MappingNode, path: Key) -> dict[str, object]:
         from ruamel.yaml.nodes import ScalarNode
 
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.tag == f"{_TAG}merge" and self.most:
-                found = {**self._merged(value, (*path, "<<")), **found}
+                values = {**self._merged(value, (*path, "<<")), **values}
                 continue
             if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
                 raise YamlError(line, "a key must be text; `extends:` of a recipe does what << would")
             name = str(key.value)
             inner = (*path, name)
-            if name in found and not self.last_wins:
+            if name in values and not self.last_wins:
                 raise YamlError(line, f"{'.'.join(inner)} is given twice")
             self.lines[inner] = line
-            found[name] = self.value(value, inner)
-        return found
+            values[name] = self.value(value, inner)
+        return values
 
     def _merged(self, node: Node, path: Key) -> dict[str, object]:
         value = self.value(node, path)
         parts = value if isinstance(value, list) else [value]
-        found: dict[str, object] = {}
+        merged: dict[str, object] = {}
         for part in reversed(parts):
             if not isinstance(part, dict):
                 raise YamlError(node.start_mark.line + 1, "<< needs a mapping")
-            found |= part
+            merged |= part
         for key in [key for key in self.lines if key[: len(path)] == path]:
             self.lines.setdefault((*path[:-1], *key[len(path) + isinstance(value, list) :]), self.lines[key])
-        return found
+        return merged
 
     def value(self, node: Node, path: Key) -> object:
         from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
@@ -160,9 +160,9 @@ class _Builder(Struct):
         if isinstance(node, ScalarNode):
             return self.scalar(node, path)
         if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
-            items = [((*path, f"[{index}]"), one) for index, one in enumerate(node.value)]
-            self.lines.update({inner: one.start_mark.line + 1 for inner, one in items})
-            return [self.value(one, inner) for inner, one in items]
+            children = [((*path, f"[{index}]"), child) for index, child in enumerate(node.value)]
+            self.lines.update({inner: child.start_mark.line + 1 for inner, child in children})
+            return [self.value(child, inner) for inner, child in children]
         if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
             return self.mapping(node, path)
         raise YamlError(line, f"the tag {node.tag} is not known")
@@ -211,7 +211,7 @@ def _number(raw: str, tag: str, keeps_text: bool) -> object:
 def format_flow(value: object, plain_numbers: bool = True) -> str:
     """A value on one line. With `plain_numbers`, text that is a number stays unquoted."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_quote(str(key))}: {format_flow(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{_quote(str(key))}: {format_flow(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(format_flow, value)) + "]"
     if value is None or isinstance(value, bool):

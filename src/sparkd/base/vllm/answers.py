@@ -1,4 +1,4 @@
-"""What is wrong with an engine's answer: judgements of texts, pure. No style is one, and nonsense is none.
+"""What is wrong with an engine's answer: judgements of texts, pure. Neither style nor well-formed nonsense is a fault.
 
 A model drawn at temperature 1 does not repeat itself, so repetition is judged there only: small ones do at 0.
 """
@@ -13,7 +13,8 @@ from sparkd.base.lib.text import parse_json, sanitize
 from sparkd.base.vllm.api import Answer
 
 ENDS = ("length", "stop")
-EXCERPT, LONGEST = 40, 4000
+LONGEST = 4000
+"""Characters that are searched."""
 MOST_UNDECODABLE = 0.5
 """Share of replacement characters. A random model over bytes makes some 15 %."""
 LEAST_REPEATS = 4
@@ -29,18 +30,18 @@ MARKUP = re.compile(
     r"|</?(?:tool_calls?|tool_response|tools|function_calls?|invoke|arg_key)\b[^<>\n]{0,80}>|<(?:function|parameter)="
     r'|"type": ?"function"'
 )
-"""Of chat templates and tool calls; a prompt that offers no tool has none of it in its answer."""
+"""Marks of chat templates and tool calls; the answer to a prompt that offers no tool has none of them."""
 THINKING = re.compile(r"</?think(?:ing)?>")
 _LOOP = re.compile(r"([^\W\d_][^\n]{0,11}?)\1{11,}|([^\W\d_][^\n]{12,40}?)\2{3,}")
 
 
 def find_fault(answer: Answer, wanted: int, *, chat: bool = False, thinks: bool = False, tool: str = "") -> str:
-    """Of an answer drawn at temperature 1 for an English prompt; empty where nothing is wrong.
+    """What is wrong with an answer drawn at temperature 1 for an English prompt; empty where nothing is.
 
     `wanted`: its most tokens. `thinks`: the engine has a parser for reasoning. `tool`: the function that was offered.
     """
-    if found := find_end_fault(answer, wanted, (*ENDS, "tool_calls") if tool else ENDS):
-        return found
+    if fault := find_end_fault(answer, wanted, (*ENDS, "tool_calls") if tool else ENDS):
+        return fault
     text = (answer.text or answer.reasoning)[:LONGEST]
     if answer.calls:
         return _call_fault(answer, tool)
@@ -56,7 +57,7 @@ def find_fault(answer: Answer, wanted: int, *, chat: bool = False, thinks: bool 
 
 
 def find_end_fault(answer: Answer, wanted: int, ends: Sequence[str] = ENDS) -> str:
-    """Whether there is an answer, and a whole one; for any temperature."""
+    """Why there is no answer, or no whole one, at any temperature; else empty."""
     if answer.error:
         return f"a completion failed: {answer.error}"
     if answer.finish not in ends:
@@ -67,18 +68,18 @@ def find_end_fault(answer: Answer, wanted: int, ends: Sequence[str] = ENDS) -> s
 
 
 def differ(answers: Sequence[Answer]) -> str:
-    """Of one prompt at temperature 0. Only the first letter counts: kernels may round differently later on."""
-    whole = [one for one in answers if not one.error]
-    if len({one.text.lstrip()[:1] for one in whole}) > 1:
-        return f"the same prompt has different answers at temperature 0: {', '.join(quoted(one.text) for one in whole)}"
+    """How answers to one prompt at temperature 0 differ, by first letters only: kernels may round differently later."""
+    texts = [answer.text for answer in answers if not answer.error]
+    if len({text.lstrip()[:1] for text in texts}) > 1:
+        return f"the same prompt has different answers at temperature 0: {', '.join(map(quoted, texts))}"
     return ""
 
 
 def _chat_fault(text: str, thinks: bool) -> str:
-    if found := MARKUP.search(text) or (THINKING.search(text) if thinks else None):
-        return f"markup of a template or a tool in the answer: {quoted(text[max(0, found.start() - 10) :])}"
-    letters = [one for one in text if one.isalpha()]
-    foreign = [one for one in letters if not one.isascii() and name(one, "").startswith(FOREIGN)]
+    if markup := MARKUP.search(text) or (THINKING.search(text) if thinks else None):
+        return f"markup of a template or a tool in the answer: {quoted(text[max(0, markup.start() - 10) :])}"
+    letters = [letter for letter in text if letter.isalpha()]
+    foreign = [letter for letter in letters if not letter.isascii() and name(letter, "").startswith(FOREIGN)]
     if len(foreign) >= LEAST_FOREIGN and len(foreign) > MOST_FOREIGN * len(letters):
         script = name(foreign[0]).split()[0]
         return f"{script} in the answer to an English prompt: {quoted(text[text.index(foreign[0]) :])}"
@@ -104,4 +105,4 @@ def _repeats(text: str) -> bool:
 
 
 def quoted(text: str) -> str:
-    return repr(sanitize(text, EXCERPT))
+    return repr(sanitize(text, 40))

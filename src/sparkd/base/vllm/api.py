@@ -16,7 +16,7 @@ from sparkd.base.vllm.streaming import Streamed, stream_completion
 
 HEALTH_TIMEOUT_SECONDS = 5.0
 ANSWER_LIMIT_BYTES = 256 << 10
-"""Of a completion: at most some hundred tokens are requested, and at most 256 at once."""
+"""Limit of a completion: at most some hundred tokens are requested, and at most 256 at once."""
 
 _COUNTERS = {
     "running": b"vllm:num_requests_running",
@@ -31,7 +31,7 @@ _OPTIONAL = {
     "drafted": b"vllm:spec_decode_num_draft_tokens_total",
     "accepted": b"vllm:spec_decode_num_accepted_tokens_total",
 }
-"""In tokens. The last two are there with a drafter only."""
+"""Counters of tokens. The last two are there with a drafter only."""
 _KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
 """The second is its name before vLLM 0.10."""
 _NAMES = (*_COUNTERS.values(), *_OPTIONAL.values(), *_KV_USAGE)
@@ -46,7 +46,6 @@ _DRAFTS = re.compile(
     re.MULTILINE,
 )
 _POSITION = re.compile(rb'\bposition="(\d{1,3})"')
-MOST_POSITIONS = 32
 
 
 class Counters(Struct, frozen=True):
@@ -83,18 +82,16 @@ class Counters(Struct, frozen=True):
 def parse_counters(metrics: bytes) -> Counters | None:
     """The counters of a /metrics page; None if one is missing (statistics disabled, another engine)."""
     sums = dict.fromkeys(_NAMES, 0.0)
-    seen = set()
-    for name, value in _SAMPLE.findall(b"\n" + metrics):
+    samples = _SAMPLE.findall(b"\n" + metrics)
+    for name, value in samples:
         try:
             sums[name] += float(value)
         except ValueError:
             return None
-        seen.add(name)
-    if not seen.issuperset(_COUNTERS.values()):
+    if not {name for name, _ in samples}.issuperset(_COUNTERS.values()):
         return None
-    kv_usage = sum(sums[name] for name in _KV_USAGE)
-    found = {field: sums[name] for field, name in (_COUNTERS | _OPTIONAL).items()}
-    return Counters(**found, kv_usage=kv_usage)
+    counters = {field: sums[name] for field, name in (_COUNTERS | _OPTIONAL).items()}
+    return Counters(**counters, kv_usage=sum(sums[name] for name in _KV_USAGE))
 
 
 class Drafts(Struct, frozen=True):
@@ -105,7 +102,7 @@ class Drafts(Struct, frozen=True):
 
 
 def parse_drafts(metrics: bytes) -> Drafts | None:
-    """Of a /metrics page, summed over its engines; None without a drafter."""
+    """The drafts on a /metrics page, summed over its engines; None without a drafter."""
     proposed = 0.0
     accepted: dict[int, float] = {}
     for name, labels, value in _DRAFTS.findall(b"\n" + metrics):
@@ -113,7 +110,7 @@ def parse_drafts(metrics: bytes) -> Drafts | None:
         with suppress(ValueError):
             if name == b"drafts_total":
                 proposed += float(value)
-            elif position and (place := int(position[1])) < MOST_POSITIONS:
+            elif position and (place := int(position[1])) < 32:
                 accepted[place] = accepted.get(place, 0.0) + float(value)
     if not accepted:
         return None
@@ -128,12 +125,12 @@ class Completion(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """To a prompt of the smoke test."""
+    """An answer to a prompt of the smoke test."""
 
     text: str = ""
     finish: str = ""
     tokens: int | None = None
-    """By the server's usage; None where it does not say."""
+    """The count in the server's usage; None where it has none."""
     prompt_tokens: int | None = None
     reasoning: str = ""
     calls: tuple[tuple[str, str], ...] = ()
@@ -178,7 +175,7 @@ class Endpoint:
             match parse_json(answer.body):
                 case {"data": [*models]}:
                     ids = (model.get("id") for model in models if isinstance(model, dict))
-                    return tuple(one for one in ids if isinstance(one, str))
+                    return tuple(name for name in ids if isinstance(name, str))
         return ()
 
     async def counters(self, timeout_seconds: float = HEALTH_TIMEOUT_SECONDS) -> Counters | None:
@@ -191,7 +188,7 @@ class Endpoint:
         return parse_drafts(answer.body) if answer.status == 200 else None
 
     async def stream(self, prompt: str, tokens: int, seconds: float) -> Streamed:
-        """Raises StreamError, too."""
+        """A completion with the times of its events. Raises StreamError, too."""
         return await stream_completion(self._http, self.served_name, prompt, tokens, seconds)
 
     async def complete(self, timeout_seconds: float) -> Completion:
@@ -210,8 +207,7 @@ class Endpoint:
         self, prompt: str | Sequence[int], tokens: int, seconds: float, more: Mapping[str, object]
     ) -> Answer:
         """A completion of text, or of numbers of tokens. Raises ValueError for another answer."""
-        fields = {"model": self.served_name, "prompt": prompt, "max_tokens": tokens, **more}
-        match await self._post("/v1/completions", fields, seconds):
+        match await self._post("/v1/completions", seconds, {"prompt": prompt, "max_tokens": tokens, **more}):
             case {"choices": [{"text": str(text), "finish_reason": finish}, *_], **rest}:
                 return Answer(text, str(finish), *_usage(rest))
         raise ValueError("no completion")
@@ -231,8 +227,7 @@ class Endpoint:
     async def chat(self, text: str, tokens: int, seconds: float, more: Mapping[str, object]) -> Answer:
         """The answer to one message of a user. Raises ValueError for another answer."""
         messages = [{"role": "user", "content": text}]
-        fields = {"model": self.served_name, "messages": messages, "max_tokens": tokens, **more}
-        match await self._post("/v1/chat/completions", fields, seconds):
+        match await self._post("/v1/chat/completions", seconds, {"messages": messages, "max_tokens": tokens, **more}):
             case {"choices": [{"message": {**message}, "finish_reason": finish}, *_], **rest}:
                 content = _text(message.get("content"))
                 reasoning = _text(message.get("reasoning") or message.get("reasoning_content"))
@@ -245,7 +240,7 @@ class Endpoint:
         return (await self._http.request("/v1/chat/completions", seconds, json=fields)).status not in (400, 404)
 
     async def context_tokens(self) -> int:
-        """Prompt and answer together. Raises ValueError."""
+        """The most tokens of prompt and answer together. Raises ValueError."""
         answer = await self._http.request("/v1/models", HEALTH_TIMEOUT_SECONDS)
         match parse_json(answer.body):
             case {"data": [{"max_model_len": int(tokens)}, *_]} if tokens > 0:
@@ -253,15 +248,16 @@ class Endpoint:
         raise ValueError("/v1/models has no max_model_len")
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
-        """Numbers of its tokens. Raises ValueError."""
-        fields = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
-        match await self._post("/tokenize", fields, HEALTH_TIMEOUT_SECONDS):
+        """Numbers of the text's tokens. Raises ValueError."""
+        match await self._post("/tokenize", HEALTH_TIMEOUT_SECONDS, {"prompt": text, "add_special_tokens": False}):
             case {"tokens": [int(), *_] as tokens}:
-                return tuple(one for one in tokens if isinstance(one, int))
+                return tuple(token for token in tokens if isinstance(token, int))
         raise ValueError("/tokenize has no tokens")
 
-    async def _post(self, path: str, fields: Mapping[str, object], seconds: float) -> object:
-        answer = await self._http.request(path, seconds, json=fields, limit_bytes=ANSWER_LIMIT_BYTES)
+    async def _post(self, path: str, seconds: float, fields: Mapping[str, object]) -> object:
+        """The answer's JSON. Raises ValueError for another answer."""
+        body = {"model": self.served_name, **fields}
+        answer = await self._http.request(path, seconds, json=body, limit_bytes=ANSWER_LIMIT_BYTES)
         if answer.status != 200:
             raise ValueError(f"HTTP {answer.status} {_head(answer.body)}")
         return parse_json(answer.body)
@@ -270,8 +266,8 @@ class Endpoint:
 def _usage(fields: Mapping[object, object]) -> tuple[int | None, int | None]:
     """Tokens of the answer, and of the prompt."""
     match fields.get("usage"):
-        case {"completion_tokens": int(made), "prompt_tokens": int(given)}:
-            return made, given
+        case {"completion_tokens": int(made), "prompt_tokens": int(read)}:
+            return made, read
         case {"completion_tokens": int(made)}:
             return made, None
     return None, None
@@ -280,9 +276,12 @@ def _usage(fields: Mapping[object, object]) -> tuple[int | None, int | None]:
 def _calls(message: Mapping[object, object]) -> tuple[tuple[str, str], ...]:
     match message.get("tool_calls"):
         case [*calls]:
-            functions = [one.get("function") for one in calls if isinstance(one, dict)]
-            found = [one for one in functions if isinstance(one, dict)]
-            return tuple((_text(one.get("name")), _text(one.get("arguments"))) for one in found)
+            functions = [call.get("function") for call in calls if isinstance(call, dict)]
+            return tuple(
+                (_text(function.get("name")), _text(function.get("arguments")))
+                for function in functions
+                if isinstance(function, dict)
+            )
     return ()
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from ipaddress import ip_address
-from math import prod
+from math import isfinite, prod
 
 from sparkd.base.lib.errors import ConfigError
 
@@ -43,7 +44,7 @@ SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-para
 """Their product is the number of ranks of one engine; the default of each is 1 (vLLM, ParallelConfig.world_size)."""
 DATA_SIZE = "data-parallel-size"
 STARTED_APART = ("data-parallel-rank", "data-parallel-start-rank", "data-parallel-address")
-"""With one of these, the other data-parallel ranks are on other nodes than the plan's."""
+"""Flags of data-parallel ranks whose others are on other nodes than the plan's."""
 FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
 """Values of --load-format that read a folder's safetensors files, and what they hold; empty: the flag is left out."""
 HIGHEST_SIZE = 10_000
@@ -62,12 +63,10 @@ _SHELL_OWNED = frozenset(
 )  # fmt: skip
 """Variables (besides BASH*) that bash does not pass on unchanged."""
 _DEEPEST = 20
-_MOST_DIGITS = 9
-_LONGEST_INTEGER_BITS = 512
 
 
 def kebab_case(name: str) -> str:
-    """The part after a dot is a field of a JSON flag and stays: `compilation-config.cudagraph_mode`."""
+    """The flag with dashes. A part after a dot, a field of JSON, stays: `compilation-config.cudagraph_mode`."""
     head, dot, fields = name.partition(".")
     return head.replace("_", "-") + dot + fields
 
@@ -108,19 +107,19 @@ def check_value(raw: object, depth: int = 0) -> JsonValue:
     if raw is None or isinstance(raw, bool):
         return raw
     if isinstance(raw, int):
-        if raw.bit_length() > _LONGEST_INTEGER_BITS:
+        if raw.bit_length() > 512:
             raise ValueError("a number of more digits than any flag takes")
         return raw
     if isinstance(raw, str):
         return check_text(raw)
     if isinstance(raw, float):
-        if raw != raw or raw in (float("inf"), float("-inf")):
+        if not isfinite(raw):
             raise ValueError(f"{raw} is no number that JSON knows")
         return raw
     if isinstance(raw, list | tuple):
-        return [check_value(one, depth + 1) for one in raw]
+        return [check_value(value, depth + 1) for value in raw]
     if isinstance(raw, Mapping):
-        return {_key(key): check_value(one, depth + 1) for key, one in raw.items()}
+        return {_key(key): check_value(value, depth + 1) for key, value in raw.items()}
     raise ValueError(f"{raw!r} is a {type(raw).__name__}: put it in quotes")
 
 
@@ -132,26 +131,26 @@ def _key(raw: object) -> str:
 
 def parse_flags(raw: Mapping[str, object]) -> dict[str, JsonValue]:
     """Flags by kebab-case name, in their written order."""
-    found: dict[str, JsonValue] = {}
-    for key, one in raw.items():
+    flags: dict[str, JsonValue] = {}
+    for key, value in raw.items():
         name = normalize_flag(_key(key))
-        if name in found:
+        if name in flags:
             raise ValueError(f"--{name} is given twice, once as {name.replace('-', '_')}")
         try:
-            found[name] = check_value(one)
+            flags[name] = check_value(value)
         except ValueError as error:
             raise ValueError(f"--{name}: {error}") from None
-        if isinstance(one, list):
-            _check_list(name, one)
-    return found
+        if isinstance(value, list):
+            _check_list(name, value)
+    return flags
 
 
-def _check_list(name: str, items: list[object]) -> None:
-    if not items:
+def _check_list(name: str, values: list[object]) -> None:
+    if not values:
         raise ValueError(f"--{name}: an empty list says nothing; null leaves the flag out")
-    if any(isinstance(item, list | dict | bool) or item is None for item in items):
+    if any(isinstance(value, list | dict | bool) or value is None for value in values):
         raise ValueError(f"--{name}: a list holds only text and numbers, each one value after the flag")
-    if any(isinstance(item, str) and item.startswith("-") for item in items):
+    if any(isinstance(value, str) and value.startswith("-") for value in values):
         raise ValueError(f"--{name}: a value that starts with a dash would be read as the next flag")
 
 
@@ -165,27 +164,27 @@ def check_variable_name(raw: str) -> str:
 
 def parse_variables(raw: Mapping[str, object]) -> dict[str, str | None]:
     """Environment by name. Numbers become text; None removes an inherited variable."""
-    found: dict[str, str | None] = {}
-    for key, one in raw.items():
+    variables: dict[str, str | None] = {}
+    for key, value in raw.items():
         name = check_variable_name(_key(key))
         if _SECRET_NAME.search(name):
             raise ValueError(f"{name} looks like a secret; give its file under secrets, not its value here")
-        checked = check_value(one)
+        checked = check_value(value)
         if isinstance(checked, bool | list | dict):
-            raise ValueError(f"{name} is {one!r}: put the text that the program shall see in quotes")
-        found[name] = None if checked is None else check_text(str(checked), name)
-    return found
+            raise ValueError(f"{name} is {value!r}: put the text that the program shall see in quotes")
+        variables[name] = None if checked is None else check_text(str(checked), name)
+    return variables
 
 
 def parse_secret_files(raw: Mapping[str, object]) -> dict[str, str]:
     """Absolute path of each secret's file, by the name of its variable."""
-    found: dict[str, str] = {}
-    for key, one in raw.items():
+    files: dict[str, str] = {}
+    for key, path in raw.items():
         name = check_variable_name(_key(key))
-        if not isinstance(one, str):
-            raise ValueError(f"{name} is a {type(one).__name__}: the path of a file that holds the secret is needed")
-        found[name] = check_path(one, name)
-    return found
+        if not isinstance(path, str):
+            raise ValueError(f"{name} is a {type(path).__name__}: the path of a file that holds the secret is needed")
+        files[name] = check_path(path, name)
+    return files
 
 
 def check_path(raw: str, what: str = "a path") -> str:
@@ -220,7 +219,7 @@ def _words(flag: str, value: JsonValue) -> list[str]:
     if value is False:
         return [f"--no-{flag}"]
     if isinstance(value, list):
-        return [f"--{flag}", *(_text(one) for one in value)]
+        return [f"--{flag}", *map(_text, value)]
     text = _text(value)
     # As a separate word, a value that starts with a dash would be read as the next flag.
     return [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
@@ -233,7 +232,7 @@ def _text(value: JsonValue) -> str:
 
 
 def rank_flags(args: Mapping[str, JsonValue]) -> tuple[str, ...]:
-    """Whose product is the number of ranks that are started together."""
+    """Flags whose product is the number of ranks that are started together."""
     return SIZES if any(args.get(flag) is not None for flag in STARTED_APART) else (*SIZES, DATA_SIZE)
 
 
@@ -265,12 +264,12 @@ def _parse_size(recipe: str, flag: str, value: JsonValue) -> int:
 def parse_count(value: object, highest: int) -> int | None:
     """A number from 0 to `highest`, also where it is written as text; None for any other value."""
     text = str(value)
-    good = text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS and int(text) <= highest
+    good = text.isdecimal() and text.isascii() and len(text) <= 9 and int(text) <= highest
     return int(text) if good else None
 
 
 def api_host(recipe: str, host: JsonValue) -> str:
-    """Where sparkd reaches the engine: never a wildcard address."""
+    """The address where sparkd reaches the engine: never a wildcard."""
     if host in (None, "", "0.0.0.0", "::"):  # noqa: S104  # compared, not bound
         return LOOPBACK
     if not isinstance(host, str) or not _is_host(host):
@@ -294,10 +293,9 @@ def _is_host(text: str) -> bool:
 def memory_share(recipe: str, value: JsonValue) -> float | None:
     if value is None:
         return None
-    try:
+    share = 0.0
+    with suppress(ValueError):
         share = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
-    except ValueError:
-        share = 0.0
     if not 0 < share <= 1:
         raise ConfigError(
             f"recipe {recipe}: args.gpu-memory-utilization is {value!r}: a number above 0, at most 1, is needed"

@@ -12,12 +12,12 @@ RESERVED_TARGETS = ("/models", "/run/sparkd-launch.sh", "/run/sparkd-user-script
 SYSTEM_TARGETS = ("/run", "/proc", "/dev", "/sys")
 """Folders that docker provides in each container."""
 _SHARED = ("/etc", "/home", "/opt", "/root", "/srv", "/tmp", "/usr", "/usr/local", "/var", "/var/tmp")  # noqa: S108
-"""Folders with more in them than a cache: a cache that a variable puts right there is not kept."""
+"""Folders with more in them than a cache: a cache that a variable puts directly there is not kept."""
 
 FILE_FLAGS = ("chat-template", "reasoning-parser-plugin", "tool-parser-plugin")
 """Flags of vLLM that name a file."""
 HOME = "/root"
-"""Of the container's user, where the recipe's environment has no HOME. Images of vLLM run as root."""
+"""The home of the container's user, where the recipe's environment has no HOME. Images of vLLM run as root."""
 CUSTOM_OPS_CACHES = ("vllm", "tilelang")
 """What custom_ops ["all"] compiles into: vLLM's graphs, and TileLang's kernels, whose compiler froze two machines
 ("Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 16 TPS", Tobias Weiss)."""
@@ -53,24 +53,24 @@ def cache_folders(env: Mapping[str, str], *, gpu: bool = True) -> dict[str, str]
     """
     home = env.get("HOME") or HOME
     vllm = env.get("VLLM_CACHE_ROOT") or f"{env.get('XDG_CACHE_HOME') or f'{home}/.cache'}/vllm"
-    found = {"vllm": vllm, "inductor": env.get("TORCHINDUCTOR_CACHE_DIR") or "/tmp/torchinductor_root"}  # noqa: S108
+    folders = {"vllm": vllm, "inductor": env.get("TORCHINDUCTOR_CACHE_DIR") or "/tmp/torchinductor_root"}  # noqa: S108
     if gpu:
-        found |= {
+        folders |= {
             "flashinfer": f"{env.get('FLASHINFER_WORKSPACE_BASE') or home}/.cache/flashinfer",
             "triton": env.get("TRITON_CACHE_DIR") or f"{env.get('TRITON_HOME') or home}/.triton",
             "tilelang": env.get("TILELANG_CACHE_DIR") or f"{home}/.tilelang",
             "deep_gemm": env.get("DG_JIT_CACHE_DIR") or f"{home}/.deep_gemm",
             "cuda": env.get("CUDA_CACHE_PATH") or f"{home}/.nv/ComputeCache",
         }
-    return {name: _normalize(path) for name, path in found.items()}
+    return {name: _normalize(path) for name, path in folders.items()}
 
 
 def kept_caches(
     wanted: Mapping[str, str | None], env: Mapping[str, str], mounted: Iterable[str], *, gpu: bool
 ) -> dict[str, str]:
-    """The caches to mount, target by name: `wanted` by the recipe, and each other one that no mount keeps already.
+    """The caches to mount, target by name: those `wanted` by the recipe, and others that no mount keeps already.
 
-    None under `wanted` leaves a cache out. Left out, too, is a folder that no mount may cover, and one whose place
+    None under `wanted` leaves a cache out. Folders that no mount may cover are left out, too, and those whose place
     differs between nodes, since ranks must agree on it.
     """
     kept = {name: target for name, target in wanted.items() if target is not None}
@@ -79,6 +79,6 @@ def kept_caches(
             continue
         with suppress(ValueError):
             target = check_target(folder)
-            if target not in _SHARED and not any(is_below(target, one) for one in (*mounted, *kept.values())):
+            if target not in _SHARED and not any(is_below(target, mount) for mount in (*mounted, *kept.values())):
                 kept[name] = target
     return kept

@@ -20,7 +20,6 @@ from sparkd.base.lib import read_data
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.vllm.args import JsonValue, kebab_case
 
-_LONGEST_AMOUNT = 23
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
 _BARE_AMOUNT = re.compile(r"\b\d{1,15}(?:\.\d{1,6})?[kKmMgGtT]\b", re.ASCII)
 _WORD_BREAK = re.compile("[_-]")
@@ -51,7 +50,7 @@ class Flag(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     negative: bool = False
     """Whether a --no- form exists."""
     optional: bool = False
-    """Whether the empty text and the word None mean no value."""
+    """Whether the empty text and the word None stand for no value."""
     choices: tuple[str, ...] = ()
     folds: bool = False
     """Whether choices ignore case and accept dashes for underscores."""
@@ -130,7 +129,7 @@ def _kinds(value: JsonValue) -> set[str]:
 
 def misprint_of(name: str, known: Iterable[str]) -> str:
     """The known name that differs by one letter: wrong, missing, extra, or swapped with its neighbour; else empty."""
-    return next((one for one in known if _one_off(name, one)), "") if len(name) >= SHORTEST_TYPO else ""
+    return next((right for right in known if _one_off(name, right)), "") if len(name) >= SHORTEST_TYPO else ""
 
 
 def _one_off(typed: str, known: str) -> bool:
@@ -148,7 +147,7 @@ def _one_off(typed: str, known: str) -> bool:
 def parse_amount(text: str) -> int | None:
     """A count as vLLM reads it; None if it is unreadable, negative or out of bounds."""
     with suppress(ValueError, OverflowError):
-        number = _read_amount(text) if text.isascii() and len(text) <= _LONGEST_AMOUNT else -1
+        number = _read_amount(text) if text.isascii() and len(text) <= 23 else -1
         return number if number >= 0 else None
     return None
 
@@ -208,20 +207,20 @@ _READERS: dict[Kind, tuple[Callable[[str], object], str]] = {
 
 class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # dict: holds its cached properties
     version: str
-    """Of vLLM. Only people read it: nothing depends on its number."""
+    """vLLM's. Only people read it: nothing depends on its number."""
     flags: tuple[Flag, ...]
     fields: Mapping[str, tuple[Field, ...]]
-    """By the name of the flag whose JSON has them."""
+    """Fields by the flag whose JSON has them."""
     variables: tuple[str, ...] = ()
-    """Of the environment, as vllm.envs has them."""
+    """Variables of the environment, as vllm.envs has them."""
     image: str = ""
-    """The image whose own vLLM has all that; empty: of the table that comes with sparkd."""
+    """The image whose own vLLM has all that; empty for the table that comes with sparkd."""
     unanswered: str = ""
     """The image whose own vLLM was queried, and gave no table."""
 
     @cached_property
     def by_name(self) -> dict[str, Flag]:
-        """With the --no- forms and other long names."""
+        """Flags by name, --no- form and other long names."""
         others = {f"no-{flag.name}": flag for flag in self.flags if flag.negative}
         long = {name[2:]: flag for flag in self.flags for name in flag.aliases if name.startswith("--")}
         return {flag.name: flag for flag in self.flags} | others | long
@@ -230,21 +229,17 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
         return flag in self.by_name
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.by_name)
-
-    @cached_property
     def fields_by_name(self) -> dict[str, dict[str, Field]]:
         return {flag: {field.name: field for field in fields} for flag, fields in self.fields.items()}
 
     @property
     def vllm(self) -> str:
-        """Whose flags these are, in a sentence."""
+        """The vLLM that has these flags, in a sentence."""
         return f"the vLLM in {self.image}" if self.image else f"vLLM {self.version}"
 
     @property
     def judge(self) -> str:
-        """How to say by which table a launch was judged."""
+        """A phrase for the table by which a launch was judged."""
         if self.image:
             return f"judged by {self.vllm} ({self.version})"
         if self.unanswered:
@@ -279,20 +274,20 @@ def parse_flags(argv: Sequence[str], filled_later: Callable[[str], bool] = lambd
 
 def first_values(words: Iterable[str]) -> dict[str, str | None]:
     """Flags by name; the last of several wins."""
-    return {one.name: one.values[0] if one.values else None for one in _read_flags(words)}
+    return {flag.name: flag.values[0] if flag.values else None for flag in _read_flags(words)}
 
 
 def _read_flags(words: Iterable[str], filled_later: Callable[[str], bool] = lambda _: False) -> list[ParsedFlag]:
     """Flags with the words after each, also in their short forms."""
-    found: list[tuple[str, list[str | None], bool]] = []
+    flags: list[tuple[str, list[str | None], bool]] = []
     for word in words:
         head, equals, value = word.partition("=")
         name = SHORT.get(head) or (kebab_case(head[2:]) if word.startswith("--") and len(head) > 2 else "")
         if name:
-            found.append((name, [None if filled_later(value) else value] if equals else [], bool(equals)))
-        elif found:
-            found[-1][1].append(None if filled_later(word) else word)
-    return [ParsedFlag(name, tuple(values), joined) for name, values, joined in found]
+            flags.append((name, [None if filled_later(value) else value] if equals else [], bool(equals)))
+        elif flags:
+            flags[-1][1].append(None if filled_later(word) else word)
+    return [ParsedFlag(name, tuple(values), joined) for name, values, joined in flags]
 
 
 def _find_model(argv: Sequence[str]) -> int:

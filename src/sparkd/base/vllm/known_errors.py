@@ -16,7 +16,7 @@ from sparkd.base.lib import read_data
 LINE_LIMIT = 4096
 """Characters that are searched."""
 GAP = "…"
-"""In a pattern: any text."""
+"""Stands for any text in a pattern."""
 PORT_IN_USE = ("EADDRINUSE", "[Errno 98] Address already in use")
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -26,7 +26,7 @@ Pattern = Annotated[str, Meta(min_length=9)]
 
 class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
     patterns: Annotated[tuple[Pattern, ...], Meta(min_length=1)]
-    """One of them is in the line."""
+    """The line holds at least one of them."""
     meaning: Text
     remedy: Text
     source: Text
@@ -49,10 +49,10 @@ TABLE = toml.decode(read_data("known-errors.toml"), type=KnownErrors).engine
 def explain(line: str) -> KnownError | None:
     """The first entry that fits."""
     line = line[:LINE_LIMIT]
-    return next((one for one in TABLE if any(_found(pattern, line) for pattern in one.patterns)), None)
+    return next((error for error in TABLE if any(_fits(pattern, line) for pattern in error.patterns)), None)
 
 
-def _found(pattern: str, line: str) -> bool:
+def _fits(pattern: str, line: str) -> bool:
     at = 0
     for words in pattern.split(GAP):
         at = line.find(words, at) + len(words)

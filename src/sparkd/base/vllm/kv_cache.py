@@ -19,19 +19,19 @@ UNEVEN = 1.5
 ELEMENT_BYTES = {
     "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "nvfp4": 0.5625
 }  # fmt: skip
-"""By --kv-cache-dtype; NVFP4 with its scales."""
+"""Bytes of an element by --kv-cache-dtype; NVFP4 with its scales."""
 MODEL_BYTES = 2
 """bfloat16 and float16, which vLLM also makes of float32."""
 SPARSE_BYTES = {2.0: 1152, 1.0: 656}
-"""Of a token in a layer of DeepSeek's sparse attention, by the bytes of an element: FP8 has a format of its own."""
+"""Bytes of a token in a layer of DeepSeek's sparse attention, by those of an element: FP8 has a format of its own."""
 INDEX_BYTES = 132
-"""Of a token in the indexer of such a layer."""
-ATTENTION, WINDOW, STATE, NONE = "attention", "window", "state", ""
+"""Bytes of a token in the indexer of such a layer."""
+ATTENTION, WINDOW, STATE, NONE, UNKNOWN = "attention", "window", "state", "", "unknown"
 KINDS = {
     "full_attention": ATTENTION, "attention": ATTENTION, "sliding_attention": WINDOW, "linear_attention": STATE,
     "mamba": STATE, "moe": NONE, "mlp": NONE, "*": ATTENTION, "M": STATE, "E": NONE, "-": NONE,
 }  # fmt: skip
-"""Of layers, as config.json names them; the letters are Nemotron's."""
+"""Kinds of layers by their names in config.json; the letters are Nemotron's."""
 OTHER_LAYOUTS = (
     "attention_chunk_size", "attn_layer_period", "attn_type_list", "block_configs", "compress_rates", "compress_ratios",
     "conv_L_cache", "hybrid_layer_ids", "hybrid_layer_pattern", "is_encoder_decoder", "linear_attn_config",
@@ -39,15 +39,15 @@ OTHER_LAYOUTS = (
 )  # fmt: skip
 """Keys of models whose cache is not computed here: chunked, compressed and others."""
 MOST_LAYERS, HIGHEST = 10_000, 1 << 24
-"""Of numbers that make sense in config.json, which is a stranger's."""
+"""Limits of numbers that make sense in config.json, which is a stranger's."""
 
 
 class Layers(Struct, frozen=True):
-    """Those of one kind, on one rank."""
+    """The layers of one kind, on one rank."""
 
     count: int
     page_bytes: float
-    """Of a token, or of the whole state of a request, in one layer."""
+    """Bytes of a token, or of the whole state of a request, in one layer."""
     window: int = 0
     """Tokens that are kept; 0: all."""
     is_state: bool = False
@@ -60,19 +60,15 @@ class KvCache(Struct, frozen=True):
     drafts: int = 0
 
     @property
-    def _token_bytes(self) -> float:
-        """Of the largest kind: a block of BLOCK_TOKENS has as many bytes in each."""
-        return max(one.page_bytes for one in self.layers if not one.is_state)
-
-    @property
     def _page_bytes(self) -> float:
-        unit = BLOCK_TOKENS * self._token_bytes
-        state = max((one.page_bytes for one in self.layers if one.is_state), default=0)
+        """Bytes of a block in one layer: BLOCK_TOKENS tokens of the largest kind, as often as a whole state needs."""
+        unit = BLOCK_TOKENS * max(layers.page_bytes for layers in self.layers if not layers.is_state)
+        state = max((layers.page_bytes for layers in self.layers if layers.is_state), default=0)
         return unit * max(1, -(-state // unit))
 
     @property
     def _group_layers(self) -> int:
-        counts = [one.count for one in self.layers]
+        counts = [layers.count for layers in self.layers]
         return max(counts) if max(counts) < UNEVEN * min(counts) else min(counts)
 
     @property
@@ -80,8 +76,8 @@ class KvCache(Struct, frozen=True):
         return self._group_layers * self._page_bytes
 
     def request_blocks(self, length: int) -> int:
-        """Of a request of `length` tokens, with prefix caching."""
-        return sum(-(-one.count // self._group_layers) * self._blocks(one, length) for one in self.layers)
+        """Blocks that a request of `length` tokens takes, with prefix caching."""
+        return sum(-(-kind.count // self._group_layers) * self._blocks(kind, length) for kind in self.layers)
 
     def _blocks(self, layers: Layers, length: int) -> int:
         if layers.is_state:
@@ -95,16 +91,17 @@ class KvCache(Struct, frozen=True):
         return round(self.request_blocks(length) * self.block_bytes)
 
     def tokens(self, available_bytes: float, length: int) -> int:
-        """As vLLM's log counts them since 0.21: requests of `length` tokens at once, times that length."""
+        """Tokens as vLLM's log counts them since 0.21: requests of `length` tokens at once, times that length."""
         return int(available_bytes // self.block_bytes / self.request_blocks(length) * length)
 
 
 def read_kv_cache(
     config: Mapping[str, object], dtype: str, ranks: int, stages: int, in_flight: int, drafts: int = 0
 ) -> KvCache | None:
-    """By a model's config.json. None where the model's kind, or the dtype, is none that is known.
+    """The cache by a model's config.json. None for an unknown kind of model or dtype.
 
-    `ranks`: of tensor parallelism, `stages`: of pipeline parallelism. `drafts`: tokens that the model itself drafts.
+    `ranks` are those of tensor parallelism, `stages` those of pipeline parallelism. `drafts`: tokens that the model
+    itself drafts.
     """
     nested = config.get("text_config")
     text = {**config, **nested} if isinstance(nested, Mapping) else config
@@ -118,47 +115,47 @@ def read_kv_cache(
         layers = _list_layers(text, count, element, ranks, drafts)
     except LookupError:
         return None
-    return KvCache(tuple(replace(one, count=-(-one.count // stages)) for one in layers), in_flight, drafts)
+    return KvCache(tuple(replace(kind, count=-(-kind.count // stages)) for kind in layers), in_flight, drafts)
 
 
 def _list_layers(
     text: Mapping[str, object], count: Counter[str], element: float, ranks: int, drafts: int
 ) -> list[Layers]:
-    """By kind. Raises LookupError where config.json does not say what one takes."""
+    """Layers by kind. Raises LookupError where config.json does not say what a layer takes."""
     layers = [Layers(count[ATTENTION], _attention_bytes(text, element, ranks, whole=True))]
     if count[WINDOW]:
         window = _needed(text, "sliding_window")
         layers.append(Layers(count[WINDOW], _attention_bytes(text, element, ranks, whole=False), window))
     if count[STATE]:
         layers.append(Layers(count[STATE], _state_bytes(text, ranks, drafts), is_state=True))
-    if not all(one.page_bytes for one in layers):
+    if not all(kind.page_bytes for kind in layers):
         raise LookupError
     return layers
 
 
 def _list_kinds(text: Mapping[str, object]) -> list[str]:
-    """Of each layer that has a cache; empty where one is unknown."""
-    layers = min(_read(text, "num_hidden_layers"), MOST_LAYERS)
-    kinds: list[str | None]
+    """The kind of each layer that has a cache; empty where one is unknown."""
+    layers = range(1, 1 + min(_read(text, "num_hidden_layers"), MOST_LAYERS))
     named = text.get("layer_types") or text.get("layers_block_type") or text.get("hybrid_override_pattern")
-    if named is not None:
-        kinds = [KINDS.get(str(one)) for one in named[:MOST_LAYERS]] if isinstance(named, str | list) else [None]
-    elif every := _read(text, "full_attention_interval"):
-        kinds = [STATE if one % every else ATTENTION for one in range(1, layers + 1)]
-    elif every := _read(text, "sliding_window_pattern"):
-        kinds = [WINDOW if one % every else ATTENTION for one in range(1, layers + 1)]
-    elif any(key in text for key in ("mamba_num_heads", "mamba_n_heads", "ssm_state_size", "linear_num_value_heads")):
-        kinds = [None]
-    else:
-        kinds = [ATTENTION] * layers
-    known = [one for one in kinds if one is not None]
-    if len(known) < len(kinds):
+    if isinstance(named, str | list):
+        kinds = [KINDS.get(str(name), UNKNOWN) for name in named[:MOST_LAYERS]]
+    elif named is not None:
         return []
-    return [one for one in known[: len(known) - _read(text, "num_kv_shared_layers")] if one]
+    elif every := _read(text, "full_attention_interval"):
+        kinds = [STATE if layer % every else ATTENTION for layer in layers]
+    elif every := _read(text, "sliding_window_pattern"):
+        kinds = [WINDOW if layer % every else ATTENTION for layer in layers]
+    elif any(key in text for key in ("mamba_num_heads", "mamba_n_heads", "ssm_state_size", "linear_num_value_heads")):
+        return []
+    else:
+        kinds = [ATTENTION for _ in layers]
+    if UNKNOWN in kinds:
+        return []
+    return [kind for kind in kinds[: len(kinds) - _read(text, "num_kv_shared_layers")] if kind]
 
 
 def _attention_bytes(text: Mapping[str, object], element: float, ranks: int, *, whole: bool) -> float:
-    """Of a token in a layer. Raises LookupError where config.json does not say it."""
+    """Bytes of a token in a layer. Raises LookupError where config.json does not say it."""
     if latent := _read(text, "kv_lora_rank"):
         sparse = bool(text.get("index_topk"))
         page = SPARSE_BYTES[element] if sparse else (latent + _needed(text, "qk_rope_head_dim")) * element
@@ -173,19 +170,17 @@ def _attention_bytes(text: Mapping[str, object], element: float, ranks: int, *, 
 
 
 def _state_bytes(text: Mapping[str, object], ranks: int, drafts: int) -> float:
-    """Of a request in a layer of linear attention, or of Mamba's second kind. Raises LookupError."""
+    """Bytes of a request in a layer of linear attention, or of Mamba's second kind. Raises LookupError."""
     if "linear_num_value_heads" in text:
-        keys = _needed(text, "linear_num_key_heads") * _needed(text, "linear_key_head_dim")
         heads, size = _needed(text, "linear_num_value_heads"), _needed(text, "linear_value_head_dim")
-        columns, kernel = 2 * keys + heads * size, _needed(text, "linear_conv_kernel_dim")
-        width = _needed(text, "linear_key_head_dim")
-        element = 4 if text.get("mamba_ssm_dtype") == "float32" else MODEL_BYTES
+        width, kernel = _needed(text, "linear_key_head_dim"), _needed(text, "linear_conv_kernel_dim")
+        groups, dtype = _needed(text, "linear_num_key_heads"), text.get("mamba_ssm_dtype")
     else:
         heads, size = _needed(text, "mamba_num_heads", "mamba_n_heads"), _needed(text, "mamba_head_dim", "mamba_d_head")
         width, kernel = _needed(text, "ssm_state_size", "mamba_d_state"), _needed(text, "conv_kernel", "mamba_d_conv")
-        columns = heads * size + 2 * _needed(text, "n_groups", "mamba_n_groups") * width
-        kept = text.get("mamba_ssm_cache_dtype", "float32" if "conv_kernel" in text else "")
-        element = 4 if kept == "float32" else MODEL_BYTES
+        groups = _needed(text, "n_groups", "mamba_n_groups")
+        dtype = text.get("mamba_ssm_cache_dtype", "float32" if "conv_kernel" in text else "")
+    columns, element = heads * size + 2 * groups * width, 4 if dtype == "float32" else MODEL_BYTES
     return columns // ranks * (kernel - 1 + drafts) * MODEL_BYTES + heads // ranks * size * width * element
 
 
@@ -202,12 +197,12 @@ def _quantized(text: Mapping[str, object]) -> str:
 
 
 def _read(text: Mapping[str, object], *names: str) -> int:
-    """The first of these; 0 where there is none that makes sense."""
-    found = (text.get(name) for name in names)
-    return next((one for one in found if type(one) is int and 0 < one <= HIGHEST), 0)
+    """The first of these numbers; 0 where there is none that makes sense."""
+    numbers = map(text.get, names)
+    return next((number for number in numbers if type(number) is int and 0 < number <= HIGHEST), 0)
 
 
 def _needed(text: Mapping[str, object], *names: str) -> int:
-    if not (found := _read(text, *names)):
+    if not (number := _read(text, *names)):
         raise LookupError(names[0])
-    return found
+    return number

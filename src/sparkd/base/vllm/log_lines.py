@@ -9,7 +9,6 @@ from sparkd.base.lib.text import printable
 
 LINE_LIMIT_BYTES = 16_384
 """Longer lines are cut and marked; journald cuts at 48 KiB (LineMax=)."""
-PROGRESS_SECONDS = 1.0
 
 PROCESS_PREFIX = r"(?:\([A-Za-z][\w:.-]{0,63} pid=[0-9]{1,10}(?:, ip=[\w.:%-]{1,64})?\) ?)"
 """vLLM's prefix of the process; under Ray, one for Ray's process and one for vLLM's."""
@@ -29,14 +28,14 @@ class LineSplitter:
         self._pending = bytearray()
         self._cut_bytes = 0
 
-    def feed(self, data: bytes, *, serving: bool = False) -> Iterator[str]:
+    def feed(self, frame: bytes, *, serving: bool = False) -> Iterator[str]:
         """`serving`: a client's text may be in it, and vLLM writes its prefix after a newline alone."""
-        length = len(data) - 1
-        if data.find(b"\n") == length and 0 < length <= LINE_LIMIT_BYTES and b"\r" not in data and not self._pending:
+        length = len(frame) - 1
+        if frame.find(b"\n") == length and 0 < length <= LINE_LIMIT_BYTES and b"\r" not in frame and not self._pending:
             # Most of docker's frames are one whole line.
-            yield _decode(data[:length])
+            yield _decode(frame[:length])
             return
-        *whole, rest = (_NEWLINE if serving else _BREAK).split(data)
+        *whole, rest = (_NEWLINE if serving else _BREAK).split(frame)
         for piece, end in zip(whole[::2], whole[1::2], strict=True):
             self._grow(piece)
             if not end.strip(b"\r") and _ONLY_PREFIX.fullmatch(self._pending):
@@ -61,15 +60,15 @@ class LineSplitter:
         self._cut_bytes += max(0, len(piece) - room)
 
 
-def _decode(data: bytes | bytearray) -> str:
-    """Cut once more: an unprintable character is escaped by up to ten."""
-    return printable(data.decode("utf-8", "replace"))[:LINE_LIMIT_BYTES]
+def _decode(line: bytes | bytearray) -> str:
+    """Cuts once more: an unprintable character is escaped by up to ten."""
+    return printable(line.decode("utf-8", "replace"))[:LINE_LIMIT_BYTES]
 
 
 class LogForwarder:
     """Turns lines into (priority, text) for the journal: redacted, without sparkd's own polls.
 
-    Passes one line of a progress bar a second. For one thread.
+    Passes one line of a progress bar a second. Only one thread may use it.
     """
 
     def __init__(self, redact: Callable[[str], str], own_address: str) -> None:
@@ -87,15 +86,15 @@ class LogForwarder:
         if self._own_poll.match(line):
             return
         if "%" in line and _PROGRESS.search(line):
-            if now - self._progress_at < PROGRESS_SECONDS and not _LAST.search(line):
+            if now - self._progress_at < 1.0 and not _LAST.search(line):
                 self._held = line
                 return
             self._held = None
             self._progress_at = now
         elif self._held is not None:
             yield from self.flush()
-        found = _LEVEL.match(line)
-        yield _PRIORITY[found[1]] if found else 6, f"engine| {self._redact(line)}"
+        level = _LEVEL.match(line)
+        yield _PRIORITY[level[1]] if level else 6, f"engine| {self._redact(line)}"
 
     def flush(self) -> Iterator[tuple[int, str]]:
         """The last held line of a progress bar."""

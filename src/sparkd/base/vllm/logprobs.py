@@ -13,19 +13,19 @@ from typing import Annotated
 from msgspec import Meta, Struct, json
 
 MOST_OF_CHANCE = 0.8
-"""Of the mean log-probability that chance gives. Measured: SmolLM2 of 135 million parameters with 4-bit weights 0.14, a
-model of 1.5 million that was trained on nothing but licences 0.65, random weights 1.01 and more.
+"""Share of the mean log-probability that chance gives. Measured: SmolLM2 of 135 million parameters with 4-bit weights
+0.14, a model of 1.5 million that was trained on nothing but licences 0.65, random weights 1.01 and more.
 """
 MOST_WORSE = 0.1
-"""In nats a token, than the recipe expects. In bfloat16 SmolLM2 is below 0.01 off; with rows of one of its 30 layers
+"""Nats a token below what the recipe expects. In bfloat16 SmolLM2 is below 0.01 off; with rows of one of its 30 layers
 permuted, or two neighbours swapped, over 0.1 in 37 of 39 cases, of which the bound above finds three.
 """
 MOST_APART = 0.5
-"""In nats, as the mean over an answer's 16 tokens. Measured with SmolLM2, decode beside prefill: bfloat16 up to 0.04,
+"""Nats, as the mean over an answer's 16 tokens. Measured with SmolLM2, decode beside prefill: bfloat16 up to 0.04,
 an FP8 KV cache 0.07, NVFP4 0.15; with the KV cache or the rows of another request 0.9 to 4.5.
 """
 TEXT_LOGPROB = "text_logprob"
-"""In a recipe's `expect`: the mean of known texts."""
+"""Key in a recipe's `expect`: the mean of known texts."""
 
 Number = Annotated[int, Meta(ge=0, lt=1 << 24)]
 Logprob = Annotated[float, Meta(le=1e-3)]
@@ -102,5 +102,5 @@ def find_gap(answer: Scored, again: Scored) -> tuple[float, str]:
     scored, own = again.prompt, answer.logprobs.token_logprobs if answer.logprobs else ()
     if [number for number, _ in scored] != [*answer.ids[1:]] or not 0 < len(own) == len(answer.token_ids or ()):
         raise ValueError("other tokens have log-probabilities than those of the answer")
-    gap = sum(abs(one - logprob) for one, (_, logprob) in zip(own, scored[-len(own) :], strict=True)) / len(own)
+    gap = sum(abs(a - b) for a, (_, b) in zip(own, scored[-len(own) :], strict=True)) / len(own)
     return gap, "" if gap <= MOST_APART else f"an answer is {gap:.2f} nats off its own score, at most {MOST_APART}"

@@ -17,14 +17,14 @@ from sparkd.base.vllm.flag import FlagTable
 PROGRAM = "parser_program.py"
 """Beside this file."""
 QUERY_SECONDS = 120
-"""Of one core, vLLM 0.32 took 7 s of processor time; its first import also reads some GB from disk."""
+"""vLLM 0.32 took 7 s of one core's time; its first import also reads some GB from disk."""
 KILL_SECONDS = 5
 MOST_BYTES = 1 << 18
 """The table of vLLM 0.32 has 54 KB of JSON. As a state file it takes up to six times as much."""
 MOST_NAMES = 2000
-"""Of flags, of variables and of keys of JSON: names are compared with each. vLLM 0.32 has 316, 316 and 242."""
+"""Limit for flags, for variables and for keys of JSON: names are compared with each. vLLM 0.32: 316, 316, 242."""
 EMPTY = FlagTable("", (), {})
-"""Of an image that gave no answer."""
+"""The table of an image that gave no answer."""
 _MARKED = re.compile(r"^sparkd-vllm-parser:(\S{1,8000})\r?$", re.MULTILINE)
 _LONG = re.compile(r'"[^"]{201,}"')
 """People see the texts, in sentences and in the journal. The longest of vLLM 0.32 has 38 characters."""
@@ -61,7 +61,6 @@ def parse_answer(log: str, image: str) -> FlagTable:
 
 
 def _is_plain(table: FlagTable) -> bool:
-    words = json.dumps(
-        msgspec.to_builtins(table)
-    )  # which escapes all that is not ASCII, and most that is not printable
+    # JSON escapes all that is not ASCII, and most that is not printable.
+    words = json.dumps(msgspec.to_builtins(table))
     return "\\" not in words and words.isprintable() and not _LONG.search(words)

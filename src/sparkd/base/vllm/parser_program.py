@@ -1,4 +1,4 @@
-"""In the engine's image: what its own parser of `vllm serve` takes, and its variables, as packed JSON.
+"""Program in the engine's image: prints what its own parser of `vllm serve` takes, and its variables, as packed JSON.
 
 What a flag makes of a value is tried out, not read from its source. Any build of vLLM counts: what one lacks is left
 out, so no import of vLLM's stands at the top. tests/bed runs it, too.
@@ -48,14 +48,14 @@ def described(action: argparse.Action, names: list[str]) -> dict[str, object]:
         "aliases": [word for word in others if word not in negative],
         "negative": bool(negative),
         "optional": action.nargs != 0 and read.get("None", REFUSED) is None,
-        "choices": [str(one) for one in action.choices or () if one is not None],
+        "choices": [str(choice) for choice in action.choices or () if choice is not None],
         "folds": read.get("A-B") == "a_b",
         "registered": registered().get(long, []),
     }
 
 
 def load(name: str, *modules: str) -> Any:
-    """From the first of the modules that has it: builds of vLLM differ. Raises ImportError."""
+    """The value of this name in the first of the modules that has it: builds of vLLM differ. Raises ImportError."""
     for module in modules:
         with contextlib.suppress(ImportError, AttributeError):
             return getattr(importlib.import_module(module), name)
@@ -89,8 +89,8 @@ def parts(hint: object) -> Iterator[Any]:
     if not get_args(hint) or (isinstance(get_origin(hint), type) and not is_union(hint)) or get_origin(hint) is Literal:
         yield hint
     else:
-        for one in get_args(hint)[: 1 if hasattr(hint, "__metadata__") else None]:
-            yield from parts(one)
+        for part in get_args(hint)[: 1 if hasattr(hint, "__metadata__") else None]:
+            yield from parts(part)
 
 
 def is_union(hint: object) -> bool:
@@ -102,7 +102,9 @@ def config_fields(cls: type, prefix: str = "") -> Iterator[dict[str, object]]:
     adapter = load("TypeAdapter", "pydantic")(cls)
     for name, info in cls.__pydantic_fields__.items():  # type: ignore[attr-defined]
         hints = [*parts(info.annotation)]
-        takes = [kind for kind, probes in JSON_PROBES.items() if any(field_takes(adapter, name, one) for one in probes)]
+        takes = [
+            kind for kind, probes in JSON_PROBES.items() if any(field_takes(adapter, name, probe) for probe in probes)
+        ]
         words = {word: field_takes(adapter, name, word) for word in listed(hints)} if "text" not in takes else {}
         choices = [word for word, good in words.items() if good]
         folds = bool(choices) and all(field_takes(adapter, name, word.swapcase()) for word in choices)
@@ -115,9 +117,9 @@ def config_fields(cls: type, prefix: str = "") -> Iterator[dict[str, object]]:
 
 def listed(hints: list[object]) -> Iterator[str]:
     """Words of literals, then those of enumerations."""
-    yield from (str(one) for hint in hints if get_origin(hint) is Literal for one in get_args(hint))
+    yield from (str(word) for hint in hints if get_origin(hint) is Literal for word in get_args(hint))
     enums = [hint for hint in hints if isinstance(hint, type) and issubclass(hint, enum.Enum)]
-    members = [word for one in enums for member in one for word in (member.name, member.value)]
+    members = [word for choices in enums for member in choices for word in (member.name, member.value)]
     yield from (word for word in members if isinstance(word, str))
 
 
@@ -131,22 +133,22 @@ def field_takes(adapter: Any, name: str, value: object) -> bool:
     except KeyError:  # the name of no member of an enumeration
         return False
     except Exception as error:  # pydantic's, or of a check between fields, each of which was read
-        errors = error.errors() if hasattr(error, "errors") else ()
-        return not any(one["loc"][:1] == (name,) and one["type"] != "missing" for one in errors)
+        faults = error.errors() if hasattr(error, "errors") else ()
+        return not any(fault["loc"][:1] == (name,) and fault["type"] != "missing" for fault in faults)
     return True
 
 
 def config_tables(flags: set[str]) -> dict[str, list[dict[str, object]]]:
     """Fields by flag, for each flag whose JSON becomes a class of vLLM's that refuses others."""
-    found = {}
+    tables = {}
     configs = importlib.import_module("vllm.config")
     for owner in OWNERS:
         for name, info in getattr(configs, owner).__pydantic_fields__.items():
             flag = name.replace("_", "-")
             for hint in parts(info.annotation):
                 if is_config(hint) and flag in flags:
-                    found[flag] = [*config_fields(hint)]
-    return found
+                    tables[flag] = [*config_fields(hint)]
+    return tables
 
 
 REFUSED = object()
@@ -174,14 +176,14 @@ def kind(takes: set[str]) -> str:
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Of `vllm`, and of its subcommand, which has the flags."""
+    """The parsers of `vllm`, and of its subcommand, which has the flags."""
     parser = load("FlexibleArgumentParser", *PARSERS)(prog="vllm")
     serve = parser.add_subparsers(dest="subparser").add_parser("serve")
     return parser, load("make_arg_parser", *ARGS)(serve)
 
 
 def describe(parser: argparse.ArgumentParser) -> dict[str, object]:
-    """What sparkd's FlagTable has, less the image."""
+    """The fields of sparkd's FlagTable, without the image."""
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     longest = [action for action in actions if action.option_strings[0].startswith("--")]
     # vLLM 0.33 hides the --no- forms from the actions; its parser takes them still.

@@ -15,25 +15,27 @@ _WHOLE = re.compile(
     r"norm|(?:^|\.)(?:gate|router|shared_expert_gate|fc|eh_proj|e_proj|h_proj)\.|e_score_correction|indexer|compressor"
     r"|_a_proj|\bwq_a\b|\bwkv\b|\bhc_|latent_proj"
 )
-"""In names of tensors that each rank of tensor parallelism holds."""
+"""Parts of the names of tensors that each rank of tensor parallelism holds whole."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")
 _DRAFT = re.compile(r"(?:^|\.)mtp\.")
 
 
 class RankWeights(Struct, frozen=True):
-    """In bytes, of the fullest rank."""
+    """Bytes on the fullest rank."""
 
     least: int
-    """Divided evenly: no rank holds less, unless the engine quantizes what it loads."""
+    """The tensors divided evenly: no rank holds less, unless the engine quantizes what it loads."""
     expected: int
-    """With what each rank holds whole. The engine's own copies and paddings are not in it."""
+    """Includes what each rank holds whole, but not the engine's own copies and paddings."""
 
 
 def divide_weights(
     tensors: Mapping[str, int], layers: int, ranks: int, stages: int, copies: int = 1, *, drafts: bool = False
 ) -> RankWeights:
-    """`layers`: of the model, 0 where unknown: those beyond it draft. `ranks`: of tensor parallelism; `copies`: of data
-    parallelism, over which experts are divided too.
+    """The weights of a rank, by the bytes of each tensor.
+
+    `layers`: the model's, 0 where unknown; layers beyond these draft. `ranks` are those of tensor parallelism, `stages`
+    those of pipeline parallelism, and `copies` those of data parallelism, over which experts are divided too.
     """
     divided = experts = whole = outside = 0
     for name, size in tensors.items():

@@ -18,10 +18,10 @@ _VERSION = re.compile(r"\Av?(0\.\d{1,3})(?:\.\d{1,3})?\Z|vllm[\w.-]{0,60}:v?(0\.
 
 
 class Earlier(FlagTable, frozen=True, forbid_unknown_fields=True):
-    """Of a release what the next one has otherwise, or not at all."""
+    """A release by its differences from the next one: what it has that the next one has otherwise, or not at all."""
 
     gone: tuple[str, ...] = ()
-    """What it lacks of the next one: flags, FLAG.FIELD, and variables."""
+    """What only the next one has: flags, FLAG.FIELD, and variables."""
 
 
 @cache
@@ -33,23 +33,21 @@ def load_releases() -> tuple[FlagTable, ...]:
 def _go_back(later: FlagTable, step: Earlier) -> FlagTable:
     gone = {*step.gone}
     flags = {flag.name: flag for flag in (*later.flags, *step.flags) if flag.name not in gone}
-    fields = {
-        name: {field.name: field for field in (*later.fields.get(name, ()), *step.fields.get(name, ()))}
-        for name in {**later.fields, **step.fields}
-    }
-    kept = {
-        name: tuple(field for field in rows.values() if f"{name}.{field.name}" not in gone)
-        for name, rows in fields.items()
-    }
+    fields = {}
+    for flag in {**later.fields, **step.fields}:
+        merged = {field.name: field for field in (*later.fields.get(flag, ()), *step.fields.get(flag, ()))}
+        if kept := tuple(field for name, field in merged.items() if f"{flag}.{name}" not in gone):
+            fields[flag] = kept
     variables = sorted({*later.variables, *step.variables} - gone)
-    return FlagTable(step.version, tuple(flags.values()), {k: v for k, v in kept.items() if v}, tuple(variables))
+    return FlagTable(step.version, tuple(flags.values()), fields, tuple(variables))
 
 
 def find_release(text: str) -> FlagTable:
-    """Of a version, or of an image of vLLM with a version as its tag; SHIPPED where the text names no known release."""
+    """The release of a version, or of an image of vLLM with a version as its tag; SHIPPED for any other text."""
     match = _VERSION.search(text.rpartition("/")[2])
-    version = match and (match[1] or match[2])
-    return next((one for one in load_releases() if minor(one) == version), SHIPPED) if version else SHIPPED
+    if match is None:
+        return SHIPPED
+    return next((table for table in load_releases() if minor(table) == (match[1] or match[2])), SHIPPED)
 
 
 def minor(table: FlagTable) -> str:
@@ -62,7 +60,7 @@ def is_before(table: FlagTable, number: int) -> bool:
 
 
 def add_history(reason: str, has: Callable[[FlagTable], object]) -> str:
-    """With which release it came and went, before a question; the reason alone where no release has it."""
+    """The reason, with the releases that brought and removed its subject, before a question; alone if none had it."""
     tables = load_releases()[::-1]
     having = [number for number, table in enumerate(tables) if has(table)]
     if not having:
@@ -71,5 +69,5 @@ def add_history(reason: str, has: Callable[[FlagTable], object]) -> str:
     went = [f"went with {minor(tables[having[-1] + 1])}"] if tables[having[-1]] is not SHIPPED else []
     since = " and ".join(came + went)
     head, question, nearest = reason.partition("; did you mean")
-    whole = f"it {since}" if since else f"vLLM {minor(tables[0])} to {minor(SHIPPED)} have it"
-    return f"{head}; {whole}{question}{nearest}"
+    history = f"it {since}" if since else f"vLLM {minor(tables[0])} to {minor(SHIPPED)} have it"
+    return f"{head}; {history}{question}{nearest}"

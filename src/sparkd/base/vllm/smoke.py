@@ -1,4 +1,4 @@
-"""Does an engine answer with sense? Short completions one by one and at once, and what shows broken weights or kernels.
+"""The smoke test: short completions one by one and at once, whose answers show broken weights or kernels.
 
 Logits that are NaN give token 0 for ever: "!!!!" with most tokenizers, nothing where the token is a special one.
 Well-formed nonsense shows in the log-probabilities of known texts, and of the engine's own answers.
@@ -24,12 +24,11 @@ GREEDY_TOKENS = 24
 TEXTS = toml.decode(read_data("known-texts.toml"), type=dict[str, tuple[str, ...]])["texts"]
 SCORE: Mapping[str, object] = {"max_tokens": 1, "prompt_logprobs": 0}
 WRITE: Mapping[str, object] = {"max_tokens": 16, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
-RANDOM = "the weights are random, by the recipe"
 UNSCORED = ("kv-sharing-fast-prefill", "kv-transfer-config", "kv-offloading-size")
-"""With the first a request for log-probabilities of a prompt ends the engine by an assertion (vLLM 0.19 to 0.33); a
+"""Flags with which no prompt is scored. With the first, its log-probabilities end vLLM 0.19 to 0.33 by an assertion; a
 connector may give tokens of a prompt back, which then have none."""
 ALONE_SECONDS = 2.0
-"""Of one answer alone: where it takes longer, those of the next rounds are shorter."""
+"""Duration of one answer alone: where it takes longer, those of the next rounds are shorter."""
 GREEDY = "1, 2, 3, 4, 5, 6, 7, 8,"
 """Sent at temperature 0. Its next token is certain enough that no rounding of a kernel changes it."""
 PROMPTS = (
@@ -42,13 +41,12 @@ PROMPTS = (
 )
 AT_ONCE = (1, 2, 4, 6)
 CHURN_SECONDS = 0.1
-"""Between two requests that join the others."""
+"""Pause between two requests that join the others."""
 TOOL = "get_weather"
-TOOL_PROMPT = f"What is the weather in Berlin now? Call {TOOL}."
 CONTEXT_ANSWER = 8
 PREFILL_SECONDS, REACH_SECONDS = 60.0, 8.0
 GROWTH = 1.5
-"""How much slower than in proportion a long prompt is taken to be: attention grows with depth."""
+"""Factor by which a long prompt is slower than in proportion: attention grows with depth."""
 
 
 class Wanted(Struct, frozen=True):
@@ -58,11 +56,11 @@ class Wanted(Struct, frozen=True):
     tools: bool = False
     reasoning: bool = False
     senseless: str = ""
-    """Why known texts mean nothing to its weights."""
+    """Why known texts mean nothing to the engine's weights."""
     text_logprob: float | None = None
-    """Mean of known texts, a token."""
+    """The expected mean log-probability of a token in known texts."""
     unscored: str = ""
-    """Why no log-probability of a prompt may be requested of it."""
+    """Why no log-probability of a prompt may be requested."""
 
 
 def from_plan(
@@ -72,9 +70,10 @@ def from_plan(
     *,
     random_weights: bool = False,
 ) -> Wanted:
-    """`expect`: the recipe's."""
+    """What the engine of this command line is to do. `expect`: the recipe's table."""
     flags = first_values(argv)
-    senseless = RANDOM if random_weights or flags.get("load-format") == "dummy" else ""
+    is_random = random_weights or flags.get("load-format") == "dummy"
+    senseless = "the weights are random, by the recipe" if is_random else ""
     known = expect.get(TEXT_LOGPROB)
     text_logprob = float(known) if isinstance(known, int | float) else None
     unscored = next((f"{flag} has none of prompts" for flag in UNSCORED if flag in flags), "")
@@ -97,12 +96,12 @@ class Round(Struct, frozen=True):
 async def run(endpoint: Endpoint, wanted: Wanted, seconds: float) -> list[Round]:
     """The short form: a few completions, and log-probabilities.
 
-    `seconds`: for each one. A plan is refused by this, so all is tried again before a fault counts: healthy models
-    write an odd answer now and then, broken weights and kernels always.
+    `seconds`: for each completion. A fault here refuses the plan, so all is tried again before a fault counts: healthy
+    models write an odd answer now and then, broken weights and kernels always.
     """
     for _ in range(2):
-        rounds = [one async for one in run_all(endpoint, wanted, seconds, short=True)]
-        if not any(one.faults for one in rounds):
+        rounds = [round_ async for round_ in run_all(endpoint, wanted, seconds, short=True)]
+        if not any(round_.faults for round_ in rounds):
             break
     return rounds
 
@@ -128,27 +127,32 @@ async def _scored(name: str, work: Coroutine[object, object, Round], skipped: st
 async def _sense(endpoint: Endpoint, wanted: Wanted, seconds: float) -> Round:
     texts = [await endpoint.score(text, seconds, SCORE) for text in TEXTS]
     mean, fault = find_nonsense(texts, wanted.text_logprob)
-    return Round("", len(TEXTS), (fault,) if fault else (), note=f"{mean:.2f} a token")
+    return Round("", len(TEXTS), _list_faults(fault), note=f"{mean:.2f} a token")
 
 
 async def _agreement(endpoint: Endpoint, batches: Sequence[Sequence[str]], seconds: float) -> Round:
-    """Answers of each batch at once, and each again as a prompt, alone, which reads no cached prefix."""
+    """The gaps of answers: those of each batch at once, each then scored as a prompt, alone, without cached prefix."""
     gaps = []
     for prompts in batches:
         answers = await asyncio.gather(*(endpoint.score(prompt, seconds, WRITE) for prompt in prompts))
-        gaps += [find_gap(one, await endpoint.score(one.ids, seconds, SCORE)) for one in answers]
+        gaps += [find_gap(answer, await endpoint.score(answer.ids, seconds, SCORE)) for answer in answers]
     note = f"up to {max(gap for gap, _ in gaps):.3f} nats a token apart"
-    return Round("", len(gaps), tuple(fault for _, fault in gaps if fault), note=note)
+    return Round("", len(gaps), _list_faults(*(fault for _, fault in gaps)), note=note)
+
+
+def _list_faults(*faults: str) -> tuple[str, ...]:
+    """Without the empty ones."""
+    return tuple(filter(None, faults))
 
 
 async def run_all(endpoint: Endpoint, wanted: Wanted, seconds: float, *, short: bool = False) -> AsyncIterator[Round]:
     """Every round, each as it ends. It stops after one in which no request was answered."""
-    for one in await _plain(endpoint, seconds):
-        yield one
-        if one.faults and one.tokens_per_second is None:
+    for round_ in await _plain(endpoint, seconds):
+        yield round_
+        if round_.faults and round_.tokens_per_second is None:
             return
-    async for one in _by_logprobs(endpoint, wanted, seconds):
-        yield one
+    async for round_ in _by_logprobs(endpoint, wanted, seconds):
+        yield round_
     if short:
         return
     chat = await endpoint.has_chat(seconds)
@@ -157,12 +161,12 @@ async def run_all(endpoint: Endpoint, wanted: Wanted, seconds: float, *, short: 
         began = time.monotonic()
         requests = [_drawn(endpoint, prompt, tokens, seconds, chat=chat) for prompt in PROMPTS[:at_once]]
         answers = await asyncio.gather(*requests)
-        faults = tuple(filter(None, (find_fault(one, tokens, chat=chat, thinks=wanted.reasoning) for one in answers)))
+        faults = [find_fault(answer, tokens, chat=chat, thinks=wanted.reasoning) for answer in answers]
         took = time.monotonic() - began
-        yield Round(f"{at_once} at once", at_once, faults, _rate(answers, took))
+        yield Round(f"{at_once} at once", at_once, _list_faults(*faults), _rate(answers, took))
         if at_once == 1:
             tokens = max(FEWEST_TOKENS, min(TOKENS, int(TOKENS * ALONE_SECONDS / max(took, 0.01))))
-        if all(one.error for one in answers):
+        if all(answer.error for answer in answers):
             return
     if chat and wanted.tools:
         yield await _tool(endpoint, seconds, thinks=wanted.reasoning)
@@ -175,35 +179,29 @@ async def _plain(endpoint: Endpoint, seconds: float) -> tuple[Round, ...]:
     """One prompt twice at temperature 0, and once while other requests come and go."""
     began = time.monotonic()
     twice = [await _greedy(endpoint, seconds) for _ in range(2)]
-    first = tuple(filter(None, (*(find_end_fault(one, GREEDY_TOKENS) for one in twice), differ(twice))))
+    first = _list_faults(*(find_end_fault(answer, GREEDY_TOKENS) for answer in twice), differ(twice))
     alone = Round("same prompt twice", 2, first, _rate(twice, time.monotonic() - began))
-    if all(one.error for one in twice):
+    if all(answer.error for answer in twice):
         return (alone,)
     began = time.monotonic()
 
-    async def later(number: int) -> Answer:
+    async def join(number: int) -> Answer:
         await asyncio.sleep(number * CHURN_SECONDS)
         return await _drawn(endpoint, PROMPTS[number], FEWEST_TOKENS + 2 * number, seconds, chat=False)
 
-    others, again = await asyncio.gather(
-        asyncio.gather(*(later(number) for number in range(4))),
-        _after(1.5 * CHURN_SECONDS, _greedy(endpoint, seconds)),
-    )
-    faults = [find_fault(one, FEWEST_TOKENS + 2 * number) for number, one in enumerate(others)]
+    async def repeat() -> Answer:
+        await asyncio.sleep(1.5 * CHURN_SECONDS)
+        return await _greedy(endpoint, seconds)
+
+    again, *others = await asyncio.gather(repeat(), *(join(number) for number in range(4)))
+    faults = [find_fault(answer, FEWEST_TOKENS + 2 * number) for number, answer in enumerate(others)]
     faults += [find_end_fault(again, GREEDY_TOKENS), "" if first else differ([*twice, again])]
-    churn = Round(
-        "same, among others", 5, tuple(filter(None, faults)), _rate([*others, again], time.monotonic() - began)
-    )
-    return alone, churn
-
-
-async def _after(pause_seconds: float, work: Awaitable[Answer]) -> Answer:
-    await asyncio.sleep(pause_seconds)
-    return await work
+    rate = _rate([*others, again], time.monotonic() - began)
+    return alone, Round("same, among others", 5, _list_faults(*faults), rate)
 
 
 async def _answer(work: Awaitable[Answer]) -> Answer:
-    """Whatever the server sends is an answer, or the reason why there is none."""
+    """What the server sends, be it the reason why there is no answer."""
     try:
         return await work
     except (HttpError, ValueError) as error:
@@ -215,7 +213,7 @@ async def _greedy(endpoint: Endpoint, seconds: float) -> Answer:
 
 
 async def _drawn(endpoint: Endpoint, prompt: str, tokens: int, seconds: float, *, chat: bool) -> Answer:
-    """Drawn again where it has no text: a random model may begin with its end, a broken one always has none."""
+    """Draws again where there is no text: a random model may begin with its end, a broken one never has any."""
     drawing = {"temperature": 1, "top_p": 0.95, "min_tokens": 4}
     send = endpoint.chat if chat else endpoint.generate
     answer = await _answer(send(prompt, tokens, seconds, drawing))
@@ -226,19 +224,19 @@ async def _drawn(endpoint: Endpoint, prompt: str, tokens: int, seconds: float, *
 
 def _rate(answers: Sequence[Answer], seconds: float) -> float | None:
     """Tokens per second of all together; None where nothing was answered."""
-    if all(one.error for one in answers):
+    if all(answer.error for answer in answers):
         return None
-    return sum(one.tokens or 0 for one in answers) / max(seconds, 1e-3)
+    return sum(answer.tokens or 0 for answer in answers) / max(seconds, 1e-3)
 
 
 async def _tool(endpoint: Endpoint, seconds: float, *, thinks: bool) -> Round:
     place = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": TOOL, "description": "Weather of a city", "parameters": place}}
-    tokens = 2 * TOKENS
-    answer = await _answer(endpoint.chat(TOOL_PROMPT, tokens, seconds, {"tools": [tool]}))
+    prompt, tokens = f"What is the weather in Berlin now? Call {TOOL}.", 2 * TOKENS
+    answer = await _answer(endpoint.chat(prompt, tokens, seconds, {"tools": [tool]}))
     fault = find_fault(answer, tokens, chat=True, thinks=thinks, tool=TOOL)
     note = "" if answer.calls or fault else "it made no call: a weak model may not"
-    return Round("tool call", 1, (fault,) if fault else (), note=note)
+    return Round("tool call", 1, _list_faults(fault), note=note)
 
 
 async def _reasoning(endpoint: Endpoint, seconds: float) -> Round:
@@ -246,11 +244,11 @@ async def _reasoning(endpoint: Endpoint, seconds: float) -> Round:
     answer = await _answer(endpoint.chat(PROMPTS[0], TOKENS, seconds, wish))
     fault = find_fault(answer, TOKENS, chat=True, thinks=True)
     note = "" if answer.reasoning or fault else "no reasoning field: a model that does not reason has none"
-    return Round("reasoning", 1, (fault,) if fault else (), note=note)
+    return Round("reasoning", 1, _list_faults(fault), note=note)
 
 
 async def _context(endpoint: Endpoint, planned: int | None, seconds: float) -> Round:
-    """Is a prompt of the whole context accepted? As far as its prefill takes a minute, by that of a shorter one."""
+    """A prompt of the whole context, or a shorter one where a first prompt shows that it would take over a minute."""
     title = "context"
     try:
         limit = await endpoint.context_tokens()

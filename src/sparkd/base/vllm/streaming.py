@@ -14,9 +14,9 @@ from sparkd.base.lib.text import sanitize
 PATH = "/v1/completions"
 EVENT_BYTES = 64 << 10
 EVENTS_PER_TOKEN = 2
-"""The engine sends one for each step, which makes one token or, with a drafter, several."""
+"""The engine sends one event for each step, which makes one token or, with a drafter, several."""
 TOKEN_BYTES = 1 << 10
-"""Of an event in vLLM 0.32 some 250 bytes."""
+"""An event of vLLM 0.32 has some 250 bytes."""
 
 
 class StreamError(Exception):
@@ -24,11 +24,11 @@ class StreamError(Exception):
 
 
 class Streamed(Struct, frozen=True):
-    """Times are of the monotonic clock, in seconds."""
+    """Times are seconds of the monotonic clock."""
 
     begun: float
     arrivals: tuple[float, ...]
-    """Of each event with a part of the answer, at least one."""
+    """When each event with a part of the answer came; at least one."""
     ended: float
     prompt_tokens: int
     tokens: int
@@ -53,7 +53,7 @@ class _Events:
         self.arrivals: list[float] = []
         self.usage: _Usage | None = None
         self.begin = b""
-        """Of what came, for the text of an error."""
+        """Begin of the stream, for the text of an error."""
         self._rest = b""
         self._most = most
         self._decode = msgspec.json.Decoder(_Event).decode
@@ -71,20 +71,20 @@ class _Events:
 
     def _take(self, event: bytes, now: float) -> None:
         try:
-            found = self._decode(event)
+            part = self._decode(event)
         except (msgspec.MsgspecError, RecursionError):
             raise StreamError(f"no event of a completion: {head(event)}") from None
-        if found.error is not None:
+        if part.error is not None:
             raise StreamError(f"the engine broke off: {head(event)}")
-        if found.choices:
+        if part.choices:
             self.arrivals.append(now)
             if len(self.arrivals) > self._most:
                 raise StreamError(f"more than {self._most} parts of one answer")
-        self.usage = found.usage or self.usage
+        self.usage = part.usage or self.usage
 
 
 async def stream_completion(http: HttpClient, model: str, prompt: str, tokens: int, seconds: float) -> Streamed:
-    """Exactly `tokens` tokens, whatever the model would end with. Raises HttpError, StreamError."""
+    """A completion of exactly `tokens` tokens, wherever the model would end it. Raises HttpError, StreamError."""
     body: Mapping[str, object] = {
         "model": model,
         "prompt": prompt,

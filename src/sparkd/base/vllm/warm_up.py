@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Protocol
@@ -23,67 +24,67 @@ from sparkd.base.vllm.flag import first_values, parse_amount
 
 MOST_AT_ONCE = 256
 BATCH_TOKENS = 8192
-"""Where no max-num-batched-tokens is given: vLLM's own for a server on a GPU of this size."""
+"""vLLM's own max-num-batched-tokens for a server on a GPU of this size."""
 TILE, TILES = 64, 16
-"""Tokens: DeepSeek-V4's mHC kernels split by the number of tiles, each number up to some 12 another way."""
+"""Tokens of a tile: DeepSeek-V4's mHC kernels split by the number of tiles, each number up to some 12 another way."""
 MOST_PASSES = 6
 """A kernel that each process compiles again must not hold up every start."""
 SHORT_TOKENS = 64
-"""Of a prompt that is sent together with others: at most."""
+"""The most tokens of a prompt that is sent together with others."""
 PREFILL_ANSWER, BATCH_ANSWER = 2, 12
 LEAVING = 8
 """Tokens by which answers differ, so that a batch shrinks step by step."""
 SETTLE_SECONDS = 3.0
-"""Until what a pass has compiled is in the log, and in the reports of the other nodes."""
+"""Time until what a pass has compiled is in the log, and in the reports of the other nodes."""
 TEXT = "river stone window garden winter paper music bridge letter market engine north seven yellow under quick"
 SAMPLED: Mapping[str, object] = {"temperature": 0.8, "top_p": 0.95, "top_k": 20, "ignore_eos": True}
 GREEDY: Mapping[str, object] = {"temperature": 0, "ignore_eos": True}
 LOGPROBS: Mapping[str, object] = {"temperature": 0, "logprobs": 1}
-"""Of some twenty kinds of requests the one that still compiled (vLLM 0.26, a mixture of experts on an H100)."""
+"""The one of some twenty kinds of requests that still compiled (vLLM 0.26, a mixture of experts on an H100)."""
 STRUCTURED: Mapping[str, object] = {"response_format": {"type": "json_object"}}
 _FUNCTION = {"name": "get_time", "description": "The time", "parameters": {"type": "object", "properties": {}}}
 TOOLS: Mapping[str, object] = {"tools": [{"type": "function", "function": _FUNCTION}]}
 TRIES = 2
-"""Of a step without any answer: a server may close a connection that was idle."""
+"""Tries of a step without any answer: a server may close a connection that was idle."""
 
 
 class Limits(Struct, frozen=True):
-    """Of the engine."""
+    """What an engine takes at once."""
 
     batch_tokens: int
     requests: int
     context_tokens: int
     tools: bool = False
     engines: int = 1
-    """Data-parallel ones, among which requests are divided."""
+    """Data-parallel engines, among which requests are divided."""
 
 
 class Step(Struct, frozen=True):
     """Requests that are sent at once."""
 
     prompts: tuple[int, ...]
-    """Their lengths in tokens."""
+    """The lengths of prompts in tokens."""
     answer_tokens: int
-    """Of the first; others have some more."""
+    """The length of the first answer; others are some tokens longer."""
     sampled: tuple[bool, ...]
-    """Or greedy, each."""
+    """Whether each answer is sampled; others are greedy."""
 
 
 class Compiled(Struct, frozen=True):
-    """So far."""
+    """What has been compiled so far."""
 
     kernels: int
-    """By the engine's own lines, on all nodes."""
+    """Kernels by the engine's own lines, on all nodes."""
     files: int
-    """Of kernels, in this node's caches."""
+    """Files of kernels in this node's caches."""
     compilers: int
-    """That run, on all nodes."""
+    """Compilers that run, on all nodes."""
     works: bool = False
-    """A node computes with new memory, as a compiler inside the engine does."""
+    """Whether a node computes with new memory, as a compiler inside the engine does."""
 
 
 class Counts(Protocol):
-    """In the report of a node."""
+    """The counts in the report of a node."""
 
     @property
     def kernels_compiled(self) -> int: ...
@@ -105,11 +106,11 @@ class Result(Struct, frozen=True):
     over: bool = False
     """Every prompt of the last pass was answered, and it compiled nothing, or was the last of MOST_PASSES."""
     whole: bool = False
-    """It compiled nothing."""
+    """The last pass compiled nothing, and every prompt was answered."""
     lost: bool = False
     """The endpoint has stopped answering."""
     fault: str = ""
-    """Of the last request that was not answered."""
+    """The error of the last request that was not answered."""
 
     @property
     def shown(self) -> str:
@@ -134,31 +135,36 @@ def read_limits(argv: Iterable[str], context_tokens: int) -> Limits:
 
 
 def add_up(nodes: Sequence[Counts], files: int) -> Compiled:
-    kernels, compilers = sum(one.kernels_compiled for one in nodes), sum(one.compilers for one in nodes)
-    return Compiled(kernels, files, compilers, any(one.works for one in nodes))
+    kernels, compilers = sum(node.kernels_compiled for node in nodes), sum(node.compilers for node in nodes)
+    return Compiled(kernels, files, compilers, any(node.works for node in nodes))
 
 
 def sizes(most: int, draw: Random | None = None) -> list[int]:
-    """From 1 to `most`, four an octave and all tiles of a few; with `draw` one between each of these and the next."""
+    """Sizes from 1 to `most`: four an octave, and those of few tiles; with `draw` one between each two of these."""
     marks = {2**power * (4 + quarter) // 4 for power in range(most.bit_length()) for quarter in range(4)}
     marks |= {TILE * count for count in range(1, TILES + 1)}
-    known = [*sorted(one for one in marks if one < most), most]
+    known = [*sorted(mark for mark in marks if mark < most), most]
     return known if draw is None else [draw.randint(*pair) for pair in pairwise(known)] or known
 
 
 def beside(size: int) -> tuple[int, ...]:
-    """Triton compiles another kernel for numbers that 16 divides, and all larger sizes are such."""
+    """The size, and the odd one before it: Triton compiles another kernel for numbers that 16 divides, and all larger
+    sizes are such.
+    """
     return (size - 1, size) if size > TILE else (size,)
 
 
 def make_steps(limits: Limits, number: int) -> list[Step]:
-    """Of pass `number`, from 1 on: each has other lengths, and samples where the one before was greedy."""
+    """Steps of pass `number`, from 1 on: each pass has other lengths, and samples where the one before was greedy."""
     draw = Random(number)  # noqa: S311 - no secret
-    longest = max(1, min(limits.batch_tokens, limits.context_tokens - PREFILL_ANSWER))
-    twice = max(1, min(2 * limits.batch_tokens, limits.context_tokens - PREFILL_ANSWER))
-    short = max(1, min(SHORT_TOKENS, limits.context_tokens - BATCH_ANSWER - LEAVING))
-    lengths = sizes(longest, draw) if number > 1 else [one for size in sizes(longest) for one in beside(size)]
-    alone = [(size,) * limits.engines for size in (*lengths, twice)]
+
+    def fit(prompt_tokens: int, answer_tokens: int) -> int:
+        return max(1, min(prompt_tokens, limits.context_tokens - answer_tokens))
+
+    longest, short = fit(limits.batch_tokens, PREFILL_ANSWER), fit(SHORT_TOKENS, BATCH_ANSWER + LEAVING)
+    lengths = sizes(longest, draw) if number > 1 else [length for size in sizes(longest) for length in beside(size)]
+    lengths.append(fit(2 * limits.batch_tokens, PREFILL_ANSWER))
+    alone = [(length,) * limits.engines for length in lengths]
     counts = {
         *range(2, TILES + 1),
         *(2**power * half // 2 for power in range(4, 9) for half in (2, 3)),
@@ -198,11 +204,11 @@ async def warm_up(
     sender, before = Sender(endpoint, limits.tools, look, deadline, still_seconds), await look()
     await sender.learn_words()
 
-    def result(passes: int, after: Compiled, *, over: bool = False, whole: bool = False) -> Result:
+    def sum_up(passes: int, after: Compiled, *, over: bool = False, whole: bool = False) -> Result:
         new = after.kernels - before.kernels, after.files - before.files
         return Result(sender.sent, passes, *new, over, whole, sender.is_lost, sender.fault)
 
-    seen = before
+    previous = before
     for number in range(1, MOST_PASSES + 1):
         steps = make_steps(limits, number)
         sender.unanswered = 0
@@ -210,23 +216,23 @@ async def warm_up(
             show(number, done, len(steps))
             await sender.send(step)
             if sender.is_lost or time.monotonic() >= deadline:
-                return result(number, await look())
+                return sum_up(number, await look())
         await sender.send_structured()
         after = await _settle(look, deadline)
         if sender.is_lost or after.compilers:
-            return result(number, after)
-        if (after.kernels, after.files) == (seen.kernels, seen.files):
-            return result(number, after, over=not sender.unanswered, whole=not sender.unanswered)
-        seen = after
-    return result(MOST_PASSES, seen, over=not sender.unanswered)
+            return sum_up(number, after)
+        if (after.kernels, after.files) == (previous.kernels, previous.files):
+            return sum_up(number, after, over=not sender.unanswered, whole=not sender.unanswered)
+        previous = after
+    return sum_up(MOST_PASSES, previous, over=not sender.unanswered)
 
 
 async def _settle(look: Look, deadline: float) -> Compiled:
     while True:
         await asyncio.sleep(SETTLE_SECONDS)
-        seen = await look()
-        if not seen.compilers or time.monotonic() >= deadline:
-            return seen
+        compiled = await look()
+        if not compiled.compilers or time.monotonic() >= deadline:
+            return compiled
 
 
 class Sender:
@@ -235,7 +241,7 @@ class Sender:
     def __init__(self, endpoint: Endpoint, tools: bool, look: Look, deadline: float, still_seconds: float) -> None:
         self.sent = 0
         self.unanswered = 0
-        """Prompts; of JSON and tools, refusals do not count."""
+        """Prompts without an answer; refusals of JSON and tools do not count."""
         self.fault = ""
         """The last one."""
         self.is_lost = False
@@ -248,7 +254,7 @@ class Sender:
         self._random = Random(time.time_ns())  # noqa: S311 - no secret, and no prompt that a prefix cache knows
 
     async def learn_words(self) -> None:
-        """As numbers of tokens, which give prompts of exact lengths. Where there are none, words are sent."""
+        """Read the words as numbers of tokens, which give prompts of exact lengths. Without them, words are sent."""
         with suppress(HttpError, ValueError):
             self._words = await self._endpoint.tokenize(TEXT)
 
@@ -257,10 +263,10 @@ class Sender:
             prompt, wish = self._make_prompt(step.prompts[place]), SAMPLED if step.sampled[place] else GREEDY
             return self._endpoint.generate(prompt, step.answer_tokens + place % LEAVING, self._seconds, wish)
 
-        self.unanswered += await self._send(request, len(step.prompts))
+        self.unanswered += await self._send([partial(request, place) for place in range(len(step.prompts))])
 
     async def send_structured(self) -> None:
-        """Each alone, then all at once: Triton compiles another kernel where a number is 1."""
+        """Send each alone, then all at once: Triton compiles another kernel where a number is 1."""
 
         def request(place: int) -> Awaitable[Answer]:
             if place == len(self._structured):
@@ -268,48 +274,47 @@ class Sender:
             wish = self._structured[place]
             return self._endpoint.chat("What time is it? Answer in JSON.", BATCH_ANSWER, self._seconds, wish)
 
-        places = range(len(self._structured) + 1)
-        for some in (*((place,) for place in places), tuple(places)):
+        requests = [partial(request, place) for place in range(len(self._structured) + 1)]
+        for together in (*([alone] for alone in requests), requests):
             if not self.is_lost:
-                await self._send(lambda index, some=some: request(some[index]), len(some))  # type: ignore[misc]
+                await self._send(together)
 
     @property
     def _seconds(self) -> float:
         return max(0.1, self._deadline - time.monotonic())
 
-    async def _send(self, request: Callable[[int], Awaitable[Answer]], count: int) -> int:
-        """How many were not answered."""
+    async def _send(self, requests: Sequence[Callable[[], Awaitable[Answer]]]) -> int:
+        """The number of requests that were not answered."""
         faults: list[BaseException] = []
         for _ in range(TRIES):
-            found = await self._await([asyncio.ensure_future(request(place)) for place in range(count)])
-            self.sent += count
-            faults = [one for one in found if isinstance(one, BaseException)]
+            answers = await self._await([asyncio.ensure_future(request()) for request in requests])
+            self.sent += len(answers)
+            faults = [answer for answer in answers if isinstance(answer, BaseException)]
             for fault in faults:
                 if not isinstance(fault, HttpError | ValueError):
                     raise fault
                 self.fault = str(fault)
-            silent = len(faults) == count and all(isinstance(one, HttpError) for one in faults)
+            silent = all(isinstance(answer, HttpError) for answer in answers)
             self.is_lost = silent and time.monotonic() < self._deadline  # behind it, it may still compile
             if not self.is_lost:
                 break
         return len(faults)
 
     async def _await(self, requests: Sequence[asyncio.Future[Answer]]) -> Sequence[Answer | BaseException]:
-        seen: Compiled | None = None
+        before: Compiled | None = None
         try:
             while True:
                 pause = min(self._still_seconds / 2, self._seconds)
                 if not (await asyncio.wait(requests, timeout=pause))[1]:
-                    return [one.exception() or one.result() for one in requests]
+                    return [request.exception() or request.result() for request in requests]
                 now = await self._look()
-                if now == seen and not (now.compilers or now.works):
-                    return [HttpError(f"no answer for {self._still_seconds:g} s, and nothing is compiled")] * len(
-                        requests
-                    )
-                seen = now
+                if now == before and not (now.compilers or now.works):
+                    fault = HttpError(f"no answer for {self._still_seconds:g} s, and nothing is compiled")
+                    return [fault] * len(requests)
+                before = now
         finally:
-            for one in requests:
-                one.cancel()
+            for request in requests:
+                request.cancel()
 
     def _make_prompt(self, length: int) -> str | Sequence[int]:
         if self._words:

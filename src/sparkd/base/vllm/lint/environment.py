@@ -1,4 +1,4 @@
-"""Predicates on the environment. A fork may read variables that no list has: of names, only misprints are certain."""
+"""Predicates on the environment. A fork may read variables that no list has, so only misprints of names are certain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from sparkd.base.vllm.releases import add_history, load_releases
 PREFIXES = ("VLLM_", "NCCL_", "PYTORCH_", "TORCH", "UCX_", "FLASHINFER_", "HF_", "CUDA_")
 MOST_NAMES = 200
 """Judged for a misprint, which takes 0.3 ms each; a recipe has 40 variables at most."""
-_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _OPTION = re.compile(r"([A-Za-z_]{1,40})=([^,=]{1,40})")
 _ELSEWHERE = re.compile(r"[=^]?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
 """Names that a Spark does not give to its devices: it has rocep1s0f0 and enp1s0f0np0."""
@@ -27,7 +26,7 @@ _ELSEWHERE = re.compile(r"[=^]?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
 class Variables(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
     removed: Mapping[str, str]
-    """Variables that vLLM once had, each with what has its place."""
+    """Variables that vLLM once had, each with its replacement."""
 
 
 @cache
@@ -47,13 +46,15 @@ def misprinted(launch: Launch) -> Matches:
 def removed(launch: Launch) -> Matches:
     if not launch.vllm.variables:  # a build of which only the flags are known
         return
-    instead, known = load_variables().removed, {*launch.vllm.variables}
-    others = {*instead} - known
+    instead = load_variables().removed
+    gone = {*instead}
     if launch.vllm.image or launch.vllm.version != SHIPPED.version:  # else the release is not known
-        newest, *_, oldest = (frozenset(table.variables) for table in load_releases())
-        names = {name for table in load_releases() for name in table.variables if name.startswith("VLLM_")}
-        others |= names - known - (newest & oldest)
-    for name in (name for name in launch.env if name in others):
+        releases = [{*table.variables} for table in load_releases()]
+        names = {name for variables in releases for name in variables if name.startswith("VLLM_")}
+        gone |= names - (releases[0] & releases[-1])
+    for name in launch.env:
+        if name not in gone or name in launch.vllm.variables:
+            continue
         reason = f"{name}={launch.env[name][:40]} does nothing in {launch.vllm.vllm}"
         since = add_history(reason, partial(_has_variable, name))
         yield f"env.{name}", f"{reason}: {instead[name]}" if name in instead else since
@@ -64,7 +65,7 @@ def _has_variable(name: str, table: FlagTable) -> bool:
 
 
 def wrong_value(launch: Launch) -> Matches:
-    for name in _ALLOCATORS:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if match := _OPTION.search(launch.env.get(name, "")):
             yield f"env.{name}", f"{name}={match[0]}: PyTorch reads it with a colon, {match[1]}:{match[2]}"
     gpus = launch.env.get("CUDA_VISIBLE_DEVICES", "0")

@@ -14,19 +14,12 @@ from sparkd.base.vllm.releases import add_history, load_releases
 
 NUMBERS = frozenset(("null", "bool", "int", "float"))
 MOST_FIELDS = 200
-"""Of one flag; vLLM's own have 50 at most."""
+"""Limit for one flag; vLLM's own have 50 at most."""
 
 
-def surely_wrong(launch: Launch) -> Matches:
-    return _wrong(launch, sure=True)
-
-
-def unknown(launch: Launch) -> Matches:
-    return _wrong(launch, sure=False)
-
-
-def _wrong(launch: Launch, *, sure: bool) -> Matches:
-    for flag, name, value in _given(launch):
+def wrong(launch: Launch, *, sure: bool) -> Matches:
+    """Wrong fields. `sure`: those that no build takes, else those that a fork may take."""
+    for flag, name, value in _list_fields(launch):
         at, shown, known = f"args.{flag}.{name}", sanitize(name, 60), launch.vllm.fields_by_name[flag]
         if name not in known:
             has = partial(_has_key, flag, name)
@@ -49,7 +42,7 @@ def _needs_number(field: Field, value: JsonValue) -> bool:
     return "int" in takes and takes <= NUMBERS and not field.choices and value is not None
 
 
-def _given(launch: Launch) -> Iterator[tuple[str, str, JsonValue]]:
+def _list_fields(launch: Launch) -> Iterator[tuple[str, str, JsonValue]]:
     """Flag, dotted key and value, of each flag with a table of fields."""
     for flag, known in launch.vllm.fields_by_name.items():
         if flag not in launch.extra:
@@ -63,13 +56,11 @@ def _flatten(
     for key, value in table.items():
         # vLLM itself changes dashes in the keys of this one flag.
         name = prefix + (key.replace("-", "_") if dashes else key)
-        if isinstance(value, dict) and any(one.startswith(f"{name}.") for one in known):
+        if isinstance(value, dict) and _has_fields(name, known):
             yield from _flatten(value, known, dashes=False, prefix=f"{name}.")
-        elif not _is_free(name, known):
-            yield name, value
+        elif (outer := name.rpartition(".")[0]) not in known or _has_fields(outer, known):
+            yield name, value  # others lie in an object of which vLLM does not know the keys
 
 
-def _is_free(name: str, known: Mapping[str, Field]) -> bool:
-    """Whether it lies in an object of which vLLM does not know the keys."""
-    folder = name.rpartition(".")[0]
-    return folder in known and not any(one.startswith(f"{folder}.") for one in known)
+def _has_fields(name: str, known: Mapping[str, Field]) -> bool:
+    return any(field.startswith(f"{name}.") for field in known)

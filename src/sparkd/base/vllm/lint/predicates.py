@@ -48,7 +48,7 @@ RENAMED = {
 DEFAULT_SHARE = 0.92
 """vLLM's own default of --gpu-memory-utilization (vllm/config/cache.py, 0.32)."""
 HIGHEST_SHARE = 0.912
-"""On a Spark. What is available on a node decides at its launch: the check unified-memory."""
+"""The highest that works on a Spark. At a launch its node's available memory decides: the check unified-memory."""
 DRAFTS = {"deepseek_mtp": 2, "dspark": 5}
 """Draft tokens that measured best, by method."""
 PUBLISHED_DRAFTS = {"dspark": 7}
@@ -72,7 +72,7 @@ class ModelLimits(Struct, frozen=True):
 
     kind: str = ""
     max_length: int | None = None
-    """In tokens; None if config.json gives none."""
+    """Tokens; None if config.json gives no length."""
 
 
 class Launch(Struct, frozen=True):
@@ -104,8 +104,8 @@ class Launch(Struct, frozen=True):
 
     def table(self, flag: str) -> dict[str, JsonValue]:
         """A JSON flag merged with its dotted fields; unreadable parts are left out."""
-        found = parse_json(self.flags.get(flag) or "")
-        table = dict(found) if isinstance(found, dict) else {}
+        whole = parse_json(self.flags.get(flag) or "")
+        table = dict(whole) if isinstance(whole, dict) else {}
         for name, text in self.flags.items():
             head, dot, key = name.partition(".")
             if head == flag and dot and text is not None:
@@ -127,16 +127,16 @@ def parse_limits(config: Mapping[str, object]) -> ModelLimits:
 def _max_length(config: Mapping[str, object], kind: str) -> int | None:
     """The longest length that any build of vLLM derives: 0.32 treats YaRN's factor as applied, older ones apply it."""
     own = _number(config.get("model_max_length"))
-    derived = own or min((found for key in LENGTHS if (found := _number(config.get(key)))), default=None)
+    derived = own or min((length for key in LENGTHS if (length := _number(config.get(key)))), default=None)
     if derived is None:
         return None
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, Mapping) or "gemma3" in kind:
         return int(derived)
     # Newer configurations have one entry for each kind of layer.
-    layers = [one for one in rope.values() if isinstance(one, Mapping)] or [rope]
+    layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]
     scaled = [_scaled(derived, layer) for layer in layers]
-    return None if None in scaled else int(max(derived, *(one for one in scaled if one)))
+    return None if None in scaled else int(max(derived, *filter(None, scaled)))
 
 
 def _scaled(length: float, rope: Mapping[str, object]) -> float | None:
@@ -150,8 +150,9 @@ def _scaled(length: float, rope: Mapping[str, object]) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= HIGHEST
-    return value if good and isinstance(value, int | float) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if 0 < value <= HIGHEST else None
 
 
 def about(flag: str, reason: str) -> tuple[str, str]:
@@ -176,7 +177,7 @@ def broken_json(launch: Launch) -> Matches:
 
 def _no_object(text: str, flag: str) -> str:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         if parse_json(text) is not None:
             return ""
@@ -186,9 +187,9 @@ def _no_object(text: str, flag: str) -> str:
     except (ValueError, RecursionError):
         return "is no JSON that can be read"
     # Older builds accepted the level of compilation as a number.
-    if isinstance(found, dict) or found is None or (flag == "compilation-config" and type(found) is int):
+    if isinstance(value, dict) or value is None or (flag == "compilation-config" and type(value) is int):
         return ""
-    return f"is JSON, but {json.dumps(found)[:40]} is no object"
+    return f"is JSON, but {json.dumps(value)[:40]} is no object"
 
 
 def misnamed(launch: Launch) -> Matches:
@@ -198,22 +199,13 @@ def misnamed(launch: Launch) -> Matches:
             yield about(flag, add_history(reason, partial(FlagTable.has, flag=flag)))
 
 
-def longer_than_model(launch: Launch) -> Matches:
-    return iter(()) if _may_be_longer(launch) else _too_long(launch)
-
-
-def longer_than_model_by_will(launch: Launch) -> Matches:
-    return _too_long(launch) if _may_be_longer(launch) else iter(())
-
-
-def _too_long(launch: Launch) -> Matches:
+def longer_than_model(launch: Launch, *, by_will: bool) -> Matches:
+    may_be_longer = launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
+    if may_be_longer is not by_will or any(flag.partition(".")[0] in REFIT for flag in launch.flags):
+        return
     wanted, longest = launch.amount("max-model-len"), launch.model.max_length
-    if wanted and longest and wanted > longest and not any(flag.partition(".")[0] in REFIT for flag in launch.flags):
+    if wanted and longest and wanted > longest:
         yield about("max-model-len", f"{wanted}, and the model's config.json allows {longest}")
-
-
-def _may_be_longer(launch: Launch) -> bool:
-    return launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
 
 
 def longer_than_pool(launch: Launch) -> Matches:
@@ -248,13 +240,12 @@ def much_memory(launch: Launch) -> Matches:
     # The second is a fork's, which sets the same in GB.
     if not launch.gpu or {"kv-cache-memory-bytes", "gpu-memory-utilization-gb"} & launch.flags.keys():
         return
-    share = launch.share("gpu-memory-utilization")
-    if share is None and "gpu-memory-utilization" not in launch.flags:
-        yield about(
-            "gpu-memory-utilization", f"is left out: vLLM takes {DEFAULT_SHARE}, {HIGHEST_SHARE} was seen to work"
-        )
+    flag = "gpu-memory-utilization"
+    share = launch.share(flag)
+    if flag not in launch.flags:
+        yield about(flag, f"is left out: vLLM takes {DEFAULT_SHARE}, {HIGHEST_SHARE} was seen to work")
     elif share is not None and share > HIGHEST_SHARE:
-        yield about("gpu-memory-utilization", f"{share:g}: at most {HIGHEST_SHARE} was seen to work on a Spark")
+        yield about(flag, f"{share:g}: at most {HIGHEST_SHARE} was seen to work on a Spark")
 
 
 def compiles_custom_ops(launch: Launch) -> bool:
@@ -264,9 +255,9 @@ def compiles_custom_ops(launch: Launch) -> bool:
 
 def eager_with_graphs(launch: Launch) -> Matches:
     mode = launch.table("compilation-config").get("cudagraph_mode")
-    kind = launch.model.kind
     graphs = mode[:30] if isinstance(mode, str) and mode.upper() not in ("NONE", "") else ""
-    if launch.gpu and "enforce-eager" in launch.flags and (graphs or (mode is None and kind == "deepseek_v4")):
+    by_default = mode is None and launch.model.kind == "deepseek_v4"
+    if launch.gpu and "enforce-eager" in launch.flags and (graphs or by_default):
         off = f"cudagraph_mode {graphs}" if graphs else "CUDA graphs"
         yield about("enforce-eager", f"switches {off} off: decoding fell from 44 to 25 tokens a second")
 

@@ -23,7 +23,7 @@ MOST_FLAGS = 400
 
 
 class Rule(Struct, frozen=True):
-    """What it matches, and its source: docs/sparkd-checks.7.md, plan-lint."""
+    """A rule. What each matches, and its source: docs/sparkd-checks.7.md, plan-lint."""
 
     name: str
     blocks: bool
@@ -61,7 +61,7 @@ def wrong_value(launch: Launch) -> Matches:
 
 def not_a_choice(launch: Launch) -> Matches:
     yield from _match_known(launch, _unlisted)
-    # Its parser takes any text; the class behind it knows the names.
+    # The flag's parser takes any text; the class behind it knows the names.
     flag, value = "attention-backend", launch.flags.get("attention-backend") or "auto"
     known = launch.vllm.fields_by_name.get("attention-config", {}).get("backend")
     wrong = known.wrong_value(value.upper()) if known and value.lower() not in ("auto", "none") else ""
@@ -70,55 +70,56 @@ def not_a_choice(launch: Launch) -> Matches:
 
 
 def _match_known(launch: Launch, why: Callable[[ParsedFlag, Flag], str]) -> Matches:
-    for one, head in _judged(launch):
-        if (flag := launch.vllm.by_name.get(head)) and (reason := why(one, flag)):
-            yield about(one.name, reason)
+    for argument, head in _judged(launch):
+        if (flag := launch.vllm.by_name.get(head)) and (reason := why(argument, flag)):
+            yield about(argument.name, reason)
 
 
 def likely_typo(launch: Launch) -> Matches:
-    for one, head in _judged(launch):
+    for argument, head in _judged(launch):
         if right := _typo_of(head, launch.vllm):
-            yield about(one.name, f"is no flag of {launch.vllm.vllm}: --{right} is")
+            yield about(argument.name, f"is no flag of {launch.vllm.vllm}: --{right} is")
 
 
 def unknown(launch: Launch) -> Matches:
-    for one, head in _judged(launch):
+    for argument, head in _judged(launch):
         if head in launch.vllm.by_name or _typo_of(head, launch.vllm):
             continue
         whole = _completed(head, launch.vllm)
         flag = launch.vllm.by_name.get(whole)
         if flag is None:
-            reason = f"is no flag of {launch.vllm.vllm}{did_you_mean(head, launch.vllm.names)}"
-            yield about(one.name, add_history(reason, partial(FlagTable.has, flag=head)))
-        elif reason := _unreadable(one, flag) or _unlisted(one, flag):
-            yield about(one.name, f"is read as --{whole}, and {reason}")
+            reason = f"is no flag of {launch.vllm.vllm}{did_you_mean(head, launch.vllm.by_name)}"
+            yield about(argument.name, add_history(reason, partial(FlagTable.has, flag=head)))
+        elif reason := _unreadable(argument, flag) or _unlisted(argument, flag):
+            yield about(argument.name, f"is read as --{whole}, and {reason}")
 
 
 def _judged(launch: Launch) -> Iterator[tuple[ParsedFlag, str]]:
     """Each flag with its name before a dot, except flags covered by the recipe or another rule."""
-    for one in launch.given[:MOST_FLAGS]:
-        head = one.name.partition(".")[0]
-        if not {head, head.removeprefix("no-")} & set(launch.extra) and not (
-            head in RENAMED and head not in launch.vllm.by_name
-        ):
-            yield one, head
+    for argument in launch.given[:MOST_FLAGS]:
+        head = argument.name.partition(".")[0]
+        renamed = head in RENAMED and head not in launch.vllm.by_name
+        if not renamed and not {head, head.removeprefix("no-")} & set(launch.extra):
+            yield argument, head
 
 
 def _completed(name: str, table: FlagTable) -> str:
     """The flag that vLLM takes an abbreviation for: the only one with this prefix."""
-    alike = [one for one in table.names if one.startswith(name)]
+    alike = [flag for flag in table.by_name if flag.startswith(name)]
     return alike[0] if len(alike) == 1 else ""
 
 
-def _unreadable(one: ParsedFlag, flag: Flag) -> str:
+def _unreadable(argument: ParsedFlag, flag: Flag) -> str:
     """Why vLLM can't read the flag, apart from its choices."""
-    return next(filter(None, (_wrong_arity(one, flag), *(_wrong_type(flag, text) for text in _texts(one)))), "")
+    return _wrong_arity(argument, flag) or next(
+        filter(None, (_wrong_type(flag, text) for text in _texts(argument))), ""
+    )
 
 
-def _unlisted(one: ParsedFlag, flag: Flag) -> str:
-    if "." in one.name or _unreadable(one, flag):
+def _unlisted(argument: ParsedFlag, flag: Flag) -> str:
+    if "." in argument.name or _unreadable(argument, flag):
         return ""
-    text, reason = next(((text, why) for text in _texts(one) if (why := flag.not_a_choice(text))), ("", ""))
+    text, reason = next(((text, why) for text in _texts(argument) if (why := flag.not_a_choice(text))), ("", ""))
     return reason and add_history(reason, lambda table: _is_listed(table.by_name.get(flag.name), text))
 
 
@@ -126,18 +127,19 @@ def _is_listed(flag: Flag | None, text: str) -> bool:
     return flag is not None and bool(flag.choices) and not flag.not_a_choice(text)
 
 
-def _wrong_arity(one: ParsedFlag, flag: Flag) -> str:
-    if "." not in one.name:
-        return flag.wrong_arity(len(one.values), one.joined)
+def _wrong_arity(argument: ParsedFlag, flag: Flag) -> str:
+    count = len(argument.values)
+    if "." not in argument.name:
+        return flag.wrong_arity(count, argument.joined)
     # vLLM takes exactly the next word.
-    return "" if len(one.values) == 1 else f"takes one value, and {len(one.values) or 'none'} is given"
+    return "" if count == 1 else f"takes one value, and {count or 'none'} is given"
 
 
-def _texts(one: ParsedFlag) -> Iterator[str]:
+def _texts(argument: ParsedFlag) -> Iterator[str]:
     """The values as the flag gets them: a dotted field becomes an object."""
-    for value in one.values:
+    for value in argument.values:
         if value is not None:
-            yield json.dumps({"field": value}) if "." in one.name else value
+            yield json.dumps({"field": value}) if "." in argument.name else value
 
 
 def _wrong_type(flag: Flag, text: str) -> str:
@@ -150,13 +152,13 @@ def _typo_of(name: str, table: FlagTable) -> str:
 
     No release has the name.
     """
-    right = "" if name in table.by_name or _completed(name, table) else misprint_of(name, table.names)
+    right = "" if name in table.by_name or _completed(name, table) else misprint_of(name, table.by_name)
     return "" if right and any(release.has(name) for release in load_releases()) else right
 
 
 BLOCKS, WARNS = True, False
 BY_TABLE = ("misnamed-flag", "flag-unknown", "flag-choice", "json-unknown")
-"""What only warns by the table that comes with sparkd, and is certain to fail by the table of the image itself."""
+"""Rules that only warn by the table that comes with sparkd, and are certain by the table of the image itself."""
 DOUBTFUL = (*BY_TABLE, "variable-misprint", "variable-removed")
 RULES = (
     Rule("fork", WARNS, predicates.forks,
@@ -167,9 +169,9 @@ RULES = (
          hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe"),
     Rule("flag-misprint", BLOCKS, likely_typo,
          hint="correct it; where a fork has this flag, name it under flags.extra of the recipe"),
-    Rule("json-field", BLOCKS, fields.surely_wrong,
+    Rule("json-field", BLOCKS, partial(fields.wrong, sure=True),
          hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe"),
-    Rule("json-unknown", WARNS, fields.unknown,
+    Rule("json-unknown", WARNS, partial(fields.wrong, sure=False),
          hint="correct it, or name the flag under flags.extra where a fork has it: vLLM ends with status 2 or 1"),
     Rule("tool-choice", BLOCKS, values.incomplete,
          hint="give the other flag too, or take this one out"),
@@ -183,7 +185,7 @@ RULES = (
          hint=f"leave {values.ALLOCATOR} out, or set it to null; or add enable-cumem-allocator: true"),
     Rule("out-of-range", BLOCKS, values.out_of_range,
          hint="correct it, or name the draft's model in speculative-config"),
-    Rule("model-length", BLOCKS, predicates.longer_than_model,
+    Rule("model-length", BLOCKS, partial(predicates.longer_than_model, by_will=False),
          hint="lower max-model-len"),
     Rule("pool-length", WARNS, predicates.longer_than_pool,
          hint="lower max-model-len, or correct expect.kv_cache_tokens"),
@@ -199,7 +201,7 @@ RULES = (
          hint="correct it, or name it under flags.extra where a fork has it: vLLM ends with status 2"),
     Rule("flag-choice", WARNS, not_a_choice,
          hint="correct it, or name the flag under flags.extra where a fork has it: vLLM ends with status 2"),
-    Rule("long-by-will", WARNS, predicates.longer_than_model_by_will,
+    Rule("long-by-will", WARNS, partial(predicates.longer_than_model, by_will=True),
          hint="lower max-model-len: positions beyond the model's own may give NaN"),
     Rule("pool-sequences", WARNS, predicates.many_pools,
          hint="lower max-num-seqs or max-model-len, or know that sequences are mostly short"),

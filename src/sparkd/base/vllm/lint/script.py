@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from itertools import pairwise
 
@@ -50,7 +51,7 @@ def parse_script(text: str, inherited: Mapping[str, str]) -> Script:
     """`inherited` is the environment of the script, which may contain --headless."""
     serves: list[FirstValues] = []
     env: dict[str, str] = {}
-    passes_on, may_be_headless = False, any("--headless" in one for one in inherited.values())
+    passes_on, may_be_headless = False, any("--headless" in value for value in inherited.values())
     for words in _commands(text):
         passes_on |= any(_PASSED_ON.search(word) for word in words)
         may_be_headless |= words[:1] in (["."], ["source"]) or not _READERS.isdisjoint(words)
@@ -80,7 +81,7 @@ def find_misplaced(script: Script, place: Place) -> Iterator[Issue]:
         ("master-port", str(place.master_port)),
     ):
         values = [serve.get(flag) for serve in script.serves]
-        if values and all(one is not None and _values_differ(one, wanted) for one in values):
+        if all(value is not None and _values_differ(value, wanted) for value in values):
             yield _blocked("script-rank", f"engine.script says --{flag} {values[0]}, this node needs {wanted}")
 
 
@@ -90,13 +91,11 @@ def _blocked(rule: str, reason: str) -> Issue:
     )
 
 
-def _values_differ(found: str, wanted: str) -> bool:
-    try:
-        return ip_address(found) != ip_address(wanted)
-    except ValueError:
-        pass
+def _values_differ(written: str, wanted: str) -> bool:
+    with suppress(ValueError):
+        return ip_address(written) != ip_address(wanted)
     # A host name may resolve to any address.
-    return found.isdecimal() and wanted.isdecimal() and found.lstrip("0") != wanted.lstrip("0")
+    return written.isdecimal() and wanted.isdecimal() and written.lstrip("0") != wanted.lstrip("0")
 
 
 def _commands(text: str) -> Iterator[list[str]]:
@@ -137,26 +136,25 @@ def _split(line: str) -> list[str] | None:
 
 def _after_serve(words: list[str]) -> int:
     """Position of the first word after `serve`; 0 for another command."""
-    if words[:1] and words[0] in _TALK:
+    if words and words[0] in _TALK:
         return 0
-    for position, word in enumerate(words[:-1]):
-        if word.rpartition("/")[2] == "vllm" and words[position + 1] == "serve":
-            return position + 2
-        if word == "-m" and words[position + 1] in ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"):
-            return position + 2
+    modules = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
+    for position, (program, word) in enumerate(pairwise(words), 2):
+        if (program.rpartition("/")[2] == "vllm" and word == "serve") or (program == "-m" and word in modules):
+            return position
     return 0
 
 
 def _exported(words: list[str]) -> dict[str, str]:
     """Variables of `export A=b` and `A=b vllm serve`; an assigned one may be exported later."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for word in words[1:] if words[:1] == ["export"] else words:
         match = _ASSIGNED.fullmatch(word)
         if match is None:
             break
         if _known(match[2]) is not None:
-            found[match[1]] = match[2]
-    return found
+            variables[match[1]] = match[2]
+    return variables
 
 
 def _known(value: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Predicates on flags that need each other, names of a registry, values out of range, and what nothing fills in."""
+"""Predicates on single values, and on flags that need each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkd.base.vllm.lint.predicates import NOTHING, Launch, Matches, about
 NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
 """Switches, each with the flag without which vLLM ends."""
 PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
-"""The flag that loads more names."""
+"""Flags whose names a plugin extends, each with the flag that loads the plugin."""
 _UNFILLED = re.compile(r"(?<!\$)\{[A-Za-z_][A-Za-z0-9_.-]{0,60}\}|\$\{?[A-Za-z_]\w{0,60}\}?")
 """`{name}`, `$NAME` and `${NAME}`: sparkd fills in its own placeholders alone, and quotes all words for the shell."""
 _OF_SHELL = re.compile(
@@ -26,16 +26,15 @@ _OCTAL = re.compile(r"0{1,20}[1-7][0-7]{1,20}")
 DRAFTS_APART = ("draft_model", "eagle", "eagle3", "medusa")
 """Methods with a model of their own, at least where the number of tokens is given."""
 HIGHEST_MODE = 3
-"""Of CompilationConfig."""
+"""The highest mode of CompilationConfig."""
 
 LEAST_KV_BYTES, SPARK_BYTES = 64 << 20, 1 << 37
-FIRST_FREE_PORT = 1024
 BLOCK = 16
 """FlashAttention, FlashInfer and Triton of vLLM 0.32 take multiples of it."""
 NOT_FOR_NVFP4 = ("FLASH_ATTN", "FLEX_ATTENTION", "TRITON_ATTN", "TORCH_SDPA")
 """Without nvfp4 in their supported_kv_cache_dtypes (vLLM 0.32)."""
 _POINTLESS: tuple[tuple[str, bool, Callable[[int], bool], str], ...] = (
-    ("port", False, lambda number: number < FIRST_FREE_PORT,
+    ("port", False, lambda number: number < 1024,
      " is a port of the system, such as 22 of ssh: 8000 is usual"),
     ("block-size", True, lambda number: number % BLOCK != 0,
      f" is no multiple of {BLOCK}, which attention kernels need"),
@@ -57,20 +56,20 @@ def unused(launch: Launch) -> Matches:
 
 
 def unregistered(launch: Launch) -> Matches:
-    for flag, names in ((one.name, one.registered) for one in launch.vllm.flags if one.registered):
+    for flag, names in ((known.name, known.registered) for known in launch.vllm.flags if known.registered):
         value = launch.flags.get(flag) or ""
         unjudged = value in NOTHING or flag in launch.extra or _has(launch, PLUGINS.get(flag, flag + "-plugin"))
         if not unjudged and value not in names:
-            known = did_you_mean(value, names) or f": {', '.join(names[:8])}, ..."
-            yield about(flag, f"{value[:60]!r} is not registered in {launch.vllm.vllm}{known}")
+            others = did_you_mean(value, names) or f": {', '.join(names[:8])}, ..."
+            yield about(flag, f"{value[:60]!r} is not registered in {launch.vllm.vllm}{others}")
 
 
 def unfilled(launch: Launch) -> Matches:
     named = [(f"args.{flag}", f"--{flag}", text, _UNFILLED) for flag, text in launch.flags.items()]
     named += [(f"env.{name}", name, text, _OF_SHELL) for name, text in launch.env.items()]
-    for at, what, text, pattern in [*named, *((key, key, text, _UNFILLED) for key, text in launch.texts)]:
-        match = None if not text or any(one in text for one in ("{{", "{%")) else pattern.search(text)
-        if match:
+    named += [(key, key, text, _UNFILLED) for key, text in launch.texts]
+    for at, what, text, pattern in named:
+        if text and "{{" not in text and "{%" not in text and (match := pattern.search(text)):
             yield at, f"{what} is given {match[0]} as it stands: nothing fills it in"
 
 

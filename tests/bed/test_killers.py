@@ -47,8 +47,8 @@ def of_sudo(number: str, victim: Callable[[SparkdNode], int]) -> Callable[[Spark
 
 def of_earlyoom(_: SparkdNode) -> str:
     """It ends what it is to prefer, since its floor is above what any machine has free."""
-    arguments = 'EARLYOOM_ARGS="-m 99,98 -s 100,99 --prefer ^VLLM -r 0"'
-    unit = "systemctl start earlyoom; sleep 9; systemctl stop earlyoom"
+    arguments = 'EARLYOOM_ARGS="-m 99,98 -s 100,99 --prefer ^VLLM --avoid ^(dockerd|containerd|systemd|sparkd) -r 0"'
+    unit = "systemctl start earlyoom; sleep 1; systemctl stop earlyoom"
     return f"echo {shlex.quote(arguments)} >/etc/default/earlyoom; {unit}"
 
 

@@ -39,14 +39,15 @@ def after(*looks: Look) -> HangState:
 @pytest.mark.parametrize(
     ("looks", "halt"),
     [
-        ([Look(0, (STOPPED,)), Look(10, (STOPPED,)), Look(20, (STOPPED,))], STOPPED),
+        ([Look(0, (STOPPED,)), Look(10, (STOPPED,)), Look(20, (STOPPED,))], f"{STOPPED} for 20 s"),
         ([Look(0, (STOPPED,)), Look(10, (STOPPED,)), Look(19.9, (STOPPED,))], ""),
         ([Look(0, (STOPPED,)), Look(10), Look(20, (STOPPED,))], ""),  # a person has continued it
         ([Look(0, (STOPPED,)), Look(20, (STOPPED,))], ""),  # nobody has looked meanwhile
         ([Look(0, (STOPPED,)), Look(10, (STOPPED, FROZEN)), Look(20, (FROZEN,))], ""),
-        ([Look(at, (STOPPED, FROZEN)) for at in (0, 10, 20)], STOPPED),
-        ([Look(at, (STOPPED, FROZEN)) for at in (0, 10, 20, 30)], f"{STOPPED}, and 1 more"),
+        ([Look(at, (STOPPED, FROZEN)) for at in (0, 10, 20)], f"{STOPPED} for 20 s"),
+        ([Look(at, (STOPPED, FROZEN)) for at in (0, 10, 20, 30)], f"{STOPPED}, and 1 more for 20 s"),
         ([Look(at, (FROZEN,)) for at in (0, 10, 20)], ""),  # as by docker commit
+        ([Look(at, (FROZEN,)) for at in (0, 10, 20, 30)], f"{FROZEN} for 30 s"),
     ],
 )
 def test_what_stays_stopped_for_twenty_seconds_hangs(looks: list[Look], halt: str) -> None:

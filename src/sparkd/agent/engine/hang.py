@@ -69,9 +69,10 @@ def advance(before: HangState | None, look: Look) -> HangState:
 
 
 def describe_halt(state: HangState) -> str:
-    """What has been stopped or frozen for too long, in words; empty where nothing has."""
+    """What has been stopped or frozen for too long, and for how long, in words; empty where nothing has."""
     halted = [halt for halt, since in state.halted.items() if state.last.at - since >= limit_seconds(halt)]
-    return halted[0] + f", and {len(halted) - 1} more" * (len(halted) > 1) if halted else ""
+    more = f", and {len(halted) - 1} more" * (len(halted) > 1)
+    return f"{halted[0]}{more} for {limit_seconds(halted[0]):.0f} s" if halted else ""
 
 
 def limit_seconds(halt: str) -> float:
@@ -132,7 +133,7 @@ class HangWatch(Struct):
             with suppress(OSError, ValueError):
                 self.state = advance(self.state, look.result())
                 if (halt := describe_halt(self.state)) and not self.compiles():
-                    reason = f"{self.rank} hangs: {halt} for {HALTED_SECONDS:.0f} s; who did that can't be known"
+                    reason = f"{self.rank} hangs: {halt}; who did that can't be known"
                     hint = "nothing is to be done: sparkd starts it again"
                     raise StalledError(reason, hint)
         if self._looking is None and now >= self._look_at:

@@ -150,13 +150,15 @@ def run(*messages: object) -> tuple[list[str], str]:
 
 
 def run_limited(*messages: object) -> tuple[list[str], str, str]:
-    """And the request's path."""
+    """And the request to build, beside which a connection may close without one."""
     requests = list[str]()
     pieces = (STREAM, *(chunk(json.dumps(one).encode() + b"\r\n") for one in messages), chunk(b""))
 
     def answer(request: str) -> Iterable[bytes]:
+        if plain(request) != "POST /build":
+            return json_response({})
         requests.append(request)
-        return pieces if plain(request) == "POST /build" else json_response({})
+        return pieces
 
     lines: list[str] = []
     with dockerd(answer) as path:
@@ -165,7 +167,7 @@ def run_limited(*messages: object) -> tuple[list[str], str, str]:
             try:
                 lines.append(next(made))
             except StopIteration as ended:
-                return lines, str(ended.value), requests[-1]
+                return lines, str(ended.value), requests[0]
 
 
 def test_a_steps_memory_is_bounded_without_swap() -> None:

@@ -9,13 +9,15 @@ from ipaddress import ip_address
 from types import SimpleNamespace
 from typing import Annotated, Literal, get_args
 
-from pydantic import ConfigDict, Field, Strict, model_validator
+from pydantic import Field, Strict, model_validator
 
-from sparkd.base.config import types as t
 from sparkd.base.lib import without
 
-with without("asyncio", stand_in=SimpleNamespace()):  # for commands of its own, and 40 ms
+# asyncio is for commands of its own, and 40 ms; plugins of pydantic there are none, and to look for them takes 20 ms.
+with without("asyncio", "importlib.metadata", stand_in=SimpleNamespace(entry_points=lambda **_: ())):
     from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+    from sparkd.base.config import types as t
 
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory"]
 ALL_FIXES: tuple[FixKind, ...] = get_args(FixKind)
@@ -26,8 +28,6 @@ MAX_NODES = 8
 
 class Section(t.Section):
     """A key's docstring is its description in the default file and the manual page."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class Allow(Section):

@@ -10,6 +10,7 @@ import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def read_data(name: str) -> bytes:
     return _data_path(name).read_bytes()
 
 
+@cache
 def _data_path(name: str) -> Path:
     from pathlib import Path
 

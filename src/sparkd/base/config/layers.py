@@ -23,7 +23,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 MOST_FAULTS = 100
-"""Described at once: each may quote its whole value, such as a list of ten thousand."""
+"""Described at once: each may quote its whole value, such as a list of ten thousand. Further ones get no suggestion."""
 
 
 class _Entry(NamedTuple):
@@ -131,6 +131,8 @@ class Layers(Struct, Generic[Model]):
 
     def _unknown(self, key: Key) -> str:
         dotted = ".".join(key)
+        if len(self.problems) >= MOST_FAULTS:
+            return f"{dotted}: there is no such key"
         levels = [[".".join(one) for one in known_keys(self.model) if len(one) == depth] for depth in (1, 2)]
         near = did_you_mean(dotted, levels[0]) if len(key) == 1 else ""
         return f"{dotted}: there is no such key{near or did_you_mean(dotted, levels[1])}"

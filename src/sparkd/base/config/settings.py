@@ -1,6 +1,7 @@
 """Settings: the only home of every key, its default, its bounds and its description.
 
-`config/sparkd.toml`, the manual page and `sparkd config show` are generated from these models.
+`config/sparkd.toml`, the manual page and `sparkd config show` are generated from these models; a key's docstring is
+its description there.
 """
 
 from __future__ import annotations
@@ -26,11 +27,7 @@ ALL_EVENTS: tuple[Event, ...] = get_args(Event)
 MAX_NODES = 8
 
 
-class Section(t.Section):
-    """A key's docstring is its description in the default file and the manual page."""
-
-
-class Allow(Section):
+class Allow(t.Section):
     """What a head may request of a node that follows it."""
 
     images: t.ImageNames = ()
@@ -41,7 +38,7 @@ class Allow(Section):
     """Whether its container may be privileged."""
 
 
-class Cluster(Section):
+class Cluster(t.Section):
     """The nodes that serve one model together. All of them get the same values."""
 
     nodes: t.Addresses = ()
@@ -67,7 +64,7 @@ class Cluster(Section):
     write there, and what is in them where only root can exchange it. privileged: whether the container may be."""
 
 
-class Engine(Section):
+class Engine(t.Section):
     """What is launched. image, script, args, env and secrets override the recipe's."""
 
     recipe: t.RecipeNameOrEmpty = ""
@@ -92,7 +89,7 @@ class Engine(Section):
     """How long the engine may take to end itself before it is killed."""
 
 
-class Fabric(Section):
+class Fabric(t.Section):
     """The network between the nodes."""
 
     interface: t.InterfaceOrEmpty = ""
@@ -105,7 +102,7 @@ class Fabric(Section):
     """MTU that interface and path between the nodes should have: preflight warns of less."""
 
 
-class Preflight(Section):
+class Preflight(t.Section):
     """The checks before each launch, and the fixes that they may apply."""
 
     skip: t.CheckIds = ()
@@ -118,7 +115,7 @@ class Preflight(Section):
     """How long to wait for docker, the fabric and others that start by themselves."""
 
 
-class Memory(Section):
+class Memory(t.Section):
     """The memory that CPU and GPU share."""
 
     headroom_gib: float = Field(2, ge=0, le=128)
@@ -135,7 +132,7 @@ class Memory(Section):
     compacted: before a launch, and while the engine loads. 0: never."""
 
 
-class Readiness(Section):
+class Readiness(t.Section):
     """When a launch counts as serving."""
 
     timeout_seconds: int = Field(3600, ge=10, le=86400)
@@ -154,7 +151,7 @@ class Readiness(Section):
     """How long that may take. Then it is ready all the same, and the journal says what was still compiled."""
 
 
-class Supervise(Section):
+class Supervise(t.Section):
     """The watch over a serving engine."""
 
     stall_seconds: int = Field(360, ge=10, le=86400)
@@ -184,7 +181,7 @@ class Supervise(Section):
     """How long the other node must have been silent: longer than it takes to boot. No head decides it."""
 
 
-class Smoke(Section):
+class Smoke(t.Section):
     """Whether the endpoint's answers make sense; `sparkd smoke` tests more of it, at any time."""
 
     on_start: bool = False
@@ -192,7 +189,7 @@ class Smoke(Section):
     use` tries is tested in any case, and given up."""
 
 
-class Observe(Section):
+class Observe(t.Section):
     """What people and monitors read."""
 
     listen: t.Listen = "127.0.0.1:29511"
@@ -208,7 +205,7 @@ class Observe(Section):
         return t.split_address(self.listen) if self.listen else None
 
 
-class Notify(Section):
+class Notify(t.Section):
     """Messages to people. Try them with `sparkd notify test`."""
 
     command: t.PathOrEmpty = ""
@@ -230,7 +227,7 @@ class Notify(Section):
         return tuple(name for name in ("command", "webhook_file") if getattr(self, name))
 
 
-class Log(Section):
+class Log(t.Section):
     """The lines that the agent writes to the journal."""
 
     format: Literal["logfmt", "json"] = "logfmt"

@@ -10,7 +10,6 @@ import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ def read_data(name: str) -> bytes:
     return _data_path(name).read_bytes()
 
 
-@cache
 def _data_path(name: str) -> Path:
     from pathlib import Path
 

@@ -18,11 +18,11 @@ from deb.tree import Tree
 FOLDER = "usr/lib/sparkd/vendor"
 
 # RECORD would be wrong, WHEEL differs between the wheels of one release; stubs and sources serve no running program.
-# PyYAML does without its compiled module, which has 2 MB for each Python. Of cffi only the compiled module is imported.
+# Of cffi only the compiled module is imported.
 # nvidia-ml-py puts an example.py beside its module, where any `import example` would find it.
 _LEFT_OUT = re.compile(
     r"\.dist-info/(RECORD|WHEEL|INSTALLER|REQUESTED|direct_url\.json|top_level\.txt|entry_points\.txt)$"
-    r"|\.(pyi|pyx|pxd|c|h)$|(^|/)__pycache__/|^yaml/_yaml\.[^/]+\.so$|^cffi/|^example\.py$"
+    r"|\.(pyi|pyx|pxd|c|h)$|(^|/)__pycache__/|^cffi/|^example\.py$"
 )
 _LICENCE = re.compile(r"^[^/]+\.dist-info/(licenses/)?.*(LICEN[CS]E|COPYING|NOTICE|AUTHORS)[^/]*$", re.IGNORECASE)
 _SBOM = re.compile(r"^[^/]+\.dist-info/sboms/(?P<name>.+)\.json$")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+import yaml
 from tests.bed import cache
 from tests.bed.conditions import CONDITIONS, run_command
 from tests.bed.conftest import MakeNode
@@ -152,7 +152,7 @@ def test_what_open_webui_reads_gets_an_answer(serving: SparkdNode, shown: dict[s
 
 @pytest.mark.parametrize("name", ["hermes", "continue", "litellm"])
 def test_what_a_file_names_gets_an_answer(name: str, serving: SparkdNode, shown: dict[str, Any]) -> None:
-    document = YAML(typ="safe").load(shown["clients"][name])
+    document = yaml.safe_load(shown["clients"][name])
     if name == "hermes":
         url, model = document["custom_providers"][0]["base_url"], document["model"]["default"]
         tokens = document["model"]["max_tokens"]

@@ -50,7 +50,7 @@ def test_compiled_modules_are_there_for_every_python_and_of_the_right_machine(
         if match := re.search(r"/vendor/([^/.]+).*\.cpython-(\d+)-", name):
             tags.setdefault(match[1], []).append(match[2])
     every = [python.replace(".", "") for python in PYTHONS]
-    compiled = ("_cffi_backend", "msgspec", "pydantic_core")
+    compiled = ("_cffi_backend", "msgspec", "pydantic_core", "yaml")
     assert {library: sorted(found) for library, found in tags.items()} == dict.fromkeys(compiled, every)
     assert sorted(name.partition("/vendor/")[2] for name in modules if ".abi3." in name) == [
         "cryptography/hazmat/bindings/_rust.abi3.so",

@@ -111,7 +111,7 @@ def test_every_component_of_every_bill_of_materials_has_a_paragraph(
         assert "https://" in fields["Comment"]
 
 
-@pytest.mark.parametrize("name", ["openssl", "libffi", "rust-std", "yyjson", "ryu", "wuffs"])
+@pytest.mark.parametrize("name", ["openssl", "libffi", "libyaml", "rust-std", "yyjson", "ryu", "wuffs"])
 def test_what_is_linked_statically_has_a_paragraph(paragraphs: list[dict[str, str]], name: str) -> None:
     assert any(fields.get("Comment", "").startswith(f"{name} ") for fields in texts(paragraphs).values())
 

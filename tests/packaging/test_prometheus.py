@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from msgspec.structs import replace
-from ruamel.yaml import YAML
 from tests.packaging.prometheus import Prometheus, promtool
 from tests.unit import page_reports
 from tests.unit.nodes import network
@@ -28,7 +28,7 @@ from sparkd.base.status.publisher import Published
 
 CHECKOUT = Path(__file__).parents[2]
 ALERTS, DASHBOARD = CHECKOUT / "config/grafana/alerts.yaml", CHECKOUT / "config/grafana/sparkd.json"
-RULES = {one["alert"]: one for one in YAML(typ="safe").load(ALERTS.read_text())["groups"][0]["rules"]}
+RULES = {one["alert"]: one for one in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]}
 TOKEN = "0123456789abcdef" * 2
 GIB = 1 << 30
 PATIENCE_SECONDS = 30.0
@@ -83,7 +83,7 @@ def scrape_config() -> dict[str, Any]:
     section = (CHECKOUT / "README.md").read_text().partition("\n## Metrics\n")[2]
     found = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)
     assert found
-    config: dict[str, Any] = YAML(typ="safe").load(found[1])
+    config: dict[str, Any] = yaml.safe_load(found[1])
     return config
 
 

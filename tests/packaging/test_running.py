@@ -14,8 +14,8 @@ from sparkd import __version__
 from sparkd.base.lib import recipes_dir
 
 IMPORTS = (
-    "docker, httpx, huggingface_hub, msgspec, prometheus_client, psutil, pydantic_settings, pynvml, rich, ruamel.yaml, "
-    "sdnotify, structlog, tomlkit, uvicorn"
+    "docker, httpx, huggingface_hub, msgspec, prometheus_client, psutil, pydantic_settings, pynvml, rich, "
+    "sdnotify, structlog, tomlkit, uvicorn, yaml._yaml"
 )
 
 

@@ -1,26 +1,91 @@
-"""Reading a recipe is bounded work, and loads no more libraries than it needs."""
+"""Reading and judging a recipe is bounded work, and commands load no more libraries than they need."""
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml, parse_yaml
 
+HEAD = "schema: 1\nname: x\nmodel: {path: M}\nimage: {ref: i:1}\n"
+LOOP = "for number in range(10_000_000): str(number)"
+"""About 0.5 s of a core of its own, and longer as all does where others work beside it."""
+ENV = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+UNUSED = ("asyncio", "cryptography", "httpx", "importlib.metadata", "ssl", "uvicorn")
+
 
 @pytest.mark.parametrize(
     "text",
-    ["".join(f"a{number}: 1\n" for number in range(60_000)), f"{{{'a: 1, ' * 60_000}}}", "a:\n" + "- 1\n" * 60_000],
-    ids=["lines", "braces", "items"],
+    [
+        "".join(f"a{number}: 1\n" for number in range(80_000)),
+        f"{{{'a: 1, ' * 80_000}}}",
+        "a:\n" + "- 1\n" * 160_000,
+        "".join(f"%TAG !{number}! x\n" for number in range(60_000)) + "---\na: 1\n",
+    ],
+    ids=["lines", "braces", "items", "directives"],
 )
-def test_a_file_of_60000_keys_is_refused_before_it_is_parsed(text: str) -> None:
-    refusal = "line 1: has more than 8,000 colons, commas and lines"
+def test_a_file_that_no_recipe_needs_is_refused_before_it_is_parsed(text: str) -> None:
+    refusal = "line 1: has more than 150,000 colons, commas and lines"
     with pytest.raises(YamlError, match=refusal):
         parse_yaml(text, lambda _: False)
     with pytest.raises(YamlError, match=refusal):
         parse_as_pyyaml(text)
+
+
+def cpu_seconds(*words: str) -> tuple[float, str]:
+    """Of Python with these arguments, and its errors."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, env=ENV)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stderr
+
+
+def run(*words: str) -> tuple[float, str]:
+    return cpu_seconds("-m", "sparkd.tools.cli.main", *words)
+
+
+@pytest.mark.parametrize(
+    ("section", "entry"),
+    [("args:\n", "  a{}: 1\n"), ("env:\n", "  A{}: 1\n"), ("container:\n", "  a{}: 1\n"), ("", "key{}: 1\n")],
+    ids=["flags", "variables", "unknown-keys", "unknown-sections"],
+)
+def test_60000_keys_are_judged_in_two_seconds(tmp_path: Path, section: str, entry: str) -> None:
+    files = {number: tmp_path / f"{number}.yaml" for number in (6_000, 60_000)}
+    for number, file in files.items():
+        file.write_text(HEAD + section + "".join(entry.format(one) for one in range(number)))
+    few, many, unit = 99.0, 99.0, 99.0
+    for _ in range(2):
+        few = min(few, run("recipe", "check", str(files[6_000]))[0])
+        seconds, errors = run("recipe", "check", str(files[60_000]))
+        assert "no recipe needs" not in errors
+        many, unit = min(many, seconds), min(unit, cpu_seconds("-c", LOOP)[0])
+    assert many < 8 * few
+    assert many < 4 * unit
+
+
+def test_short_commands_are_short() -> None:
+    commands = (("recipe", "list"), ("recipe", "check", "tiny-cpu"), ("init", "--plan"))
+    taken, unit = dict.fromkeys(commands, 99.0), 99.0
+    for _ in range(7):
+        unit = min(unit, cpu_seconds("-c", LOOP)[0])
+        taken = {words: min(before, run(*words)[0]) for words, before in taken.items()}
+    assert all(seconds < 0.66 * unit for seconds in taken.values()), (taken, unit)
+
+
+@pytest.mark.parametrize(
+    "words", [("recipe", "list"), ("recipe", "check", "tiny-cpu"), ("init", "--plan")], ids=" ".join
+)
+def test_short_commands_load_no_library_that_they_do_not_use(words: tuple[str, ...]) -> None:
+    program = (
+        "import sys; from sparkd.tools.cli.main import main; main(sys.argv[1:]); "
+        f"print(*sys.modules.keys() & set({UNUSED}), file=sys.stderr)"
+    )
+    assert cpu_seconds("-c", program, *words)[1].splitlines()[-1] == ""
 
 
 def test_settings_load_no_asyncio() -> None:

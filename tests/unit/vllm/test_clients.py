@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from msgspec import ValidationError, toml
-from ruamel.yaml import YAML
 from tests.unit.engine_server import engine
 
 from sparkd.tools.node.endpoint import ANSWER_TOKENS, CLIENTS, KEY_VARIABLE, Client, Offer, snippet
@@ -22,7 +22,7 @@ def offer(model: str = "m", context: int | None = 200_000, *, keyed: bool = True
 
 
 def document(name: str, one: Offer) -> Any:
-    return YAML(typ="safe").load(snippet(name, one))
+    return yaml.safe_load(snippet(name, one))
 
 
 def sourced(text: str, folder: Path, *names: str) -> list[str]:

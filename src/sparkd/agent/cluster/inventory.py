@@ -6,7 +6,6 @@ plan again before it launches it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -16,7 +15,6 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.cluster.following import permitted_images
 from sparkd.base.cluster.membership import NodeContext, Peer, check_inputs, peers_of
@@ -25,8 +23,6 @@ from sparkd.base.config.settings import Allow
 from sparkd.base.host import Host, docker, docker_image, model_folder
 from sparkd.base.host.files import Files
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.base.lib.http_client import HttpError
-from sparkd.base.lib.slow_document import ANSWER_SECONDS
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.allowed import find_refusals
 from sparkd.base.plan.model import LaunchPlan
@@ -214,6 +210,12 @@ class Inventories(NamedTuple):
 
 def request_inventories(settings: Settings, host: Host) -> Inventories:
     """Request all on the head. Takes seconds."""
+    import asyncio
+
+    from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError
+    from sparkd.base.lib.http_client import HttpError
+    from sparkd.base.lib.slow_document import ANSWER_SECONDS
+
     if not (peers := peers_of(settings, 0)):
         return Inventories(None, ())
     keys, port = KeyRing(host.files, settings.cluster.key_file).keys, settings.cluster.report_port

@@ -23,7 +23,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 MOST_FAULTS = 100
-"""Faults described at once: each may quote its whole value, such as a list of ten thousand."""
+"""Faults described at once: each may quote its whole value, such as a list of ten thousand. Further ones get no
+suggestion."""
 
 
 class _Entry(NamedTuple):
@@ -133,6 +134,8 @@ class Layers(Struct, Generic[Model]):
 
     def _unknown(self, key: Key) -> str:
         dotted = ".".join(key)
+        if len(self.problems) >= MOST_FAULTS:
+            return f"{dotted}: there is no such key"
         known = known_keys(self.model)
         sections, keys = ([".".join(key) for key in known if len(key) == depth] for depth in (1, 2))
         near = did_you_mean(dotted, sections) if len(key) == 1 else ""

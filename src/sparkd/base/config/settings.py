@@ -1,6 +1,7 @@
 """Settings: the only home of every key, its default, its bounds and its description.
 
-`config/sparkd.toml`, the manual page and `sparkd config show` are generated from these models.
+`config/sparkd.toml`, the manual page and `sparkd config show` are generated from these models; a key's docstring is
+its description there.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from ipaddress import ip_address
 from types import SimpleNamespace
 from typing import Annotated, Literal, get_args
 
-from pydantic import ConfigDict, Field, Strict, model_validator
+from pydantic import Field, Strict, model_validator
 
-from sparkd.base.config import types as t
 from sparkd.base.lib import without
 
-with without("asyncio", stand_in=SimpleNamespace()):  # for commands of its own, and 40 ms
+# asyncio is for commands of its own, and 40 ms; plugins of pydantic there are none, and to look for them takes 20 ms.
+with without("asyncio", "importlib.metadata", stand_in=SimpleNamespace(entry_points=lambda **_: ())):
     from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+    from sparkd.base.config import types as t
 
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory"]
 ALL_FIXES: tuple[FixKind, ...] = get_args(FixKind)
@@ -23,13 +26,7 @@ Event = Literal["serving", "switched", "lost", "degraded", "memory-guard", "need
 MAX_NODES = 8
 
 
-class Section(t.Section):
-    """A key's docstring is its description in the default file and the manual page."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class Allow(Section):
+class Allow(t.Section):
     """What a head may request of a node that follows it."""
 
     images: t.ImageNames = ()
@@ -40,7 +37,7 @@ class Allow(Section):
     """Whether its container may be privileged."""
 
 
-class Cluster(Section):
+class Cluster(t.Section):
     """The nodes that serve one model together. All of them get the same values."""
 
     nodes: t.Addresses = ()
@@ -66,7 +63,7 @@ class Cluster(Section):
     write there, and what is in them where only root can exchange it. privileged: whether the container may be."""
 
 
-class Engine(Section):
+class Engine(t.Section):
     """What is launched. image, script, args, env and secrets override the recipe's."""
 
     recipe: t.RecipeNameOrEmpty = ""
@@ -91,7 +88,7 @@ class Engine(Section):
     """How long the engine may take to end itself before it is killed."""
 
 
-class Fabric(Section):
+class Fabric(t.Section):
     """The network between the nodes."""
 
     interface: t.InterfaceOrEmpty = ""
@@ -104,7 +101,7 @@ class Fabric(Section):
     """MTU that interface and path between the nodes should have: preflight warns of less."""
 
 
-class Preflight(Section):
+class Preflight(t.Section):
     """The checks before each launch, and the fixes that they may apply."""
 
     skip: t.CheckIds = ()
@@ -117,7 +114,7 @@ class Preflight(Section):
     """How long to wait for docker, the fabric and others that start by themselves."""
 
 
-class Memory(Section):
+class Memory(t.Section):
     """The memory that CPU and GPU share."""
 
     headroom_gib: float = Field(2, ge=0, le=128)
@@ -134,7 +131,7 @@ class Memory(Section):
     compacted: before a launch, and while the engine loads. 0: never."""
 
 
-class Readiness(Section):
+class Readiness(t.Section):
     """When a launch counts as serving."""
 
     timeout_seconds: int = Field(3600, ge=10, le=86400)
@@ -153,7 +150,7 @@ class Readiness(Section):
     """How long that may take. Then it is ready all the same, and the journal says what was still compiled."""
 
 
-class Supervise(Section):
+class Supervise(t.Section):
     """The watch over a serving engine."""
 
     stall_seconds: int = Field(360, ge=10, le=86400)
@@ -183,7 +180,7 @@ class Supervise(Section):
     """How long the other node must have been silent: longer than it takes to boot. No head decides it."""
 
 
-class Smoke(Section):
+class Smoke(t.Section):
     """Whether the endpoint's answers make sense; `sparkd smoke` tests more of it, at any time."""
 
     on_start: bool = False
@@ -191,7 +188,7 @@ class Smoke(Section):
     use` tries is tested in any case, and given up."""
 
 
-class Observe(Section):
+class Observe(t.Section):
     """What people and monitors read."""
 
     listen: t.Listen = "127.0.0.1:29511"
@@ -207,7 +204,7 @@ class Observe(Section):
         return t.split_address(self.listen) if self.listen else None
 
 
-class Notify(Section):
+class Notify(t.Section):
     """Messages to people. Try them with `sparkd notify test`."""
 
     command: t.PathOrEmpty = ""
@@ -229,7 +226,7 @@ class Notify(Section):
         return tuple(name for name in ("command", "webhook_file") if getattr(self, name))
 
 
-class Log(Section):
+class Log(t.Section):
     """The lines that the agent writes to the journal."""
 
     format: Literal["logfmt", "json"] = "logfmt"

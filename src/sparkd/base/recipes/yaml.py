@@ -10,28 +10,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
-
-if TYPE_CHECKING:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+from yaml import CSafeLoader, MarkedYAMLError, YAMLError
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 Key = tuple[str, ...]
 
 _TAG = "tag:yaml.org,2002:"
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
-_OLD_FLOAT = re.compile(r"[-+]?(?=[0-9._:]*\.)[0-9._:]*(?:[eE][-+][0-9]+)?\Z|[-+]?\.(?:inf|nan)\Z", re.IGNORECASE)
-"""YAML 1.1 requires a dot, and a sign in the exponent: 1e5 is text."""
+_SCALAR = re.compile(
+    r"(?P<bool>true|True|TRUE|false|False|FALSE)|(?P<merge><<)|(?P<null>~|null|Null|NULL|)"
+    r"|(?P<float>[-+]?[0-9][0-9_]*(?:\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+)"
+    r"|[-+]?\.[0-9_]+(?:[eE][-+][0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))"
+    r"|(?P<int>[-+]?0(?:b[01_]+|o[0-7_]+|x[0-9a-fA-F_]+)|[-+][0-9_]+|[0-9][0-9_]*)"
+    r"|(?P<timestamp>[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt]|[ \t]+)[0-9]{1,2}"
+    r":[0-9]{2}:[0-9]{2}(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9]{1,2}(?::[0-9]{2})?))?)"
+)
+"""Plain scalars by YAML 1.2, with the dates of 1.1: to write one is a mistake."""
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
 _NUMBER = re.compile(r"-?[1-9][0-9]{0,17}|0|0\.[0-9]{0,3}[1-9]")
 _WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _LONGEST_NUMBER = 300
 _DEEPEST = 50
 _MOST_VALUES = 20_000
-_MOST_MARKS = 8_000
-"""Colons, commas and ends of lines, one for each key or item at least: 4,000 keys, which take some 0.5 s."""
+_MOST_MARKS = 150_000
+"""Colons, commas and ends of lines, one for each key or item at least: 60,000 keys take some 1.5 s."""
 
 
 class YamlError(Exception):
@@ -55,7 +59,7 @@ class Document(Struct, frozen=True):
 
 def parse_yaml(text: str, keeps_text: Callable[[Key], bool]) -> Document:
     """Parse a mapping. Where `keeps_text(path)`, numbers in unusual notation stay text. Raises YamlError."""
-    return _parse(text, None, lambda node, path, _: _scalar(node, keeps_text(path)))
+    return _parse(text, _NewReader, lambda node, path, _: _scalar(node, keeps_text(path)))
 
 
 def parse_as_pyyaml(text: str, *, aliases: bool = False) -> Document:
@@ -64,43 +68,53 @@ def parse_as_pyyaml(text: str, *, aliases: bool = False) -> Document:
     `aliases`: as compose files are read: *NAME and << are followed, for 20,000 values in all, and yes, no, on and off
     are text (README of yaml.v3, docker's library).
     """
-    words = ("y", "n", "yes", "no", "on", "off") if aliases else ("y", "n")
-    return _parse(text, (1, 1), lambda node, _, reader: _old_scalar(node, reader, words), aliases)
+    words = ("yes", "no", "on", "off") if aliases else ()
+    return _parse(text, _Reader, lambda node, _, reader: _old_scalar(node, reader, words), aliases)
+
+
+class _Reader(CSafeLoader):
+    """YAML 1.1, as PyYAML reads it. Nodes are composed in C, whose stack has no bound of its own."""
+
+    depth = 0
+
+    def descend_resolver(self, parent: Node | None, _index: object) -> None:
+        self.depth += 1
+        if parent and self.depth > _DEEPEST + 2:
+            raise YamlError(parent.start_mark.line + 1, "is nested too deep")
+
+    def ascend_resolver(self) -> None:
+        self.depth -= 1
+
+
+class _NewReader(_Reader):
+    def resolve(self, kind: type[Node], value: str, implicit: tuple[bool, bool]) -> str:
+        if kind is not ScalarNode or not implicit[0]:
+            return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # its stub has no types
+        match = _SCALAR.fullmatch(value)
+        return f"{_TAG}{match.lastgroup if match else 'str'}"
 
 
 def _parse(
-    text: str,
-    version: tuple[int, int] | None,
-    scalar: Callable[[ScalarNode, Key, YAML], object],
-    aliases: bool = False,
+    text: str, read: type[_Reader], scalar: Callable[[ScalarNode, Key, _Reader], object], aliases: bool = False
 ) -> Document:
     """`scalar` converts a scalar, given its path."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError
-    from ruamel.yaml.error import YAMLError as AnyYamlError
-    from ruamel.yaml.nodes import MappingNode
-
-    if sum(map(text.count, ":,\n")) > _MOST_MARKS:
+    # A directive is compared with all before it.
+    if sum(map(text.count, ":,\n")) > _MOST_MARKS or text.count("%TAG") > 50:
         raise YamlError(1, f"has more than {_MOST_MARKS:,} colons, commas and lines, which no recipe needs")
     try:
-        reader = YAML(typ="safe", pure=True)
-        reader.version = version
-        root = reader.compose(text)
+        reader = read(text)
+        root = reader.get_single_node()
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = " ".join(str(part) for part in (error.context, error.problem) if part)
-        raise YamlError(mark.line + 1 if mark else 1, reason or "is no YAML") from None
-    except AnyYamlError as error:
-        position = getattr(error, "position", 0)
-        line = text.count("\n", 0, position) + 1 if isinstance(position, int) else 1
-        raise YamlError(line, str(error).splitlines()[0]) from None
-    except RecursionError:
-        raise YamlError(1, "is nested too deep") from None
+        line = min(mark.line, text.rstrip().count("\n")) if mark else 0  # the end of a text is behind its last line
+        raise YamlError(line + 1, reason or "is no YAML") from None
+    except (YAMLError, UnicodeEncodeError) as error:
+        before = text.encode(errors="replace")[: getattr(error, "position", 0)]
+        raise YamlError(before.count(b"\n") + 1, str(error).splitlines()[0]) from None
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
-    builder = _Builder(
-        lambda node, path: scalar(node, path, reader), version is not None, _MOST_VALUES if aliases else 0
-    )
+    builder = _Builder(lambda node, path: scalar(node, path, reader), read is _Reader, _MOST_VALUES if aliases else 0)
     return Document(builder.mapping(root, ()), builder.lines)
 
 
@@ -115,8 +129,6 @@ class _Builder(Struct):
     seen: set[int] = field(default_factory=set)
 
     def mapping(self, node: MappingNode, path: Key) -> dict[str, object]:
-        from ruamel.yaml.nodes import ScalarNode
-
         values: dict[str, object] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
@@ -146,8 +158,6 @@ class _Builder(Struct):
         return merged
 
     def value(self, node: Node, path: Key) -> object:
-        from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
-
         line = node.start_mark.line + 1
         self.count += 1
         if self.most and self.count > self.most:
@@ -183,15 +193,14 @@ def _scalar(node: ScalarNode, keeps_text: bool = False) -> object:
     raise YamlError(line, f"the tag {node.tag} is not known")
 
 
-def _old_scalar(node: ScalarNode, reader: YAML, words: tuple[str, ...]) -> object:
-    """YAML 1.1 as PyYAML implements it; `words` are text."""
-    raw, tag = str(node.value), str(node.tag).removeprefix(_TAG)
-    as_text = {"timestamp": True, "float": not _OLD_FLOAT.match(raw), "bool": raw.lower() in words}
-    if as_text.get(tag):
+def _old_scalar(node: ScalarNode, reader: _Reader, words: tuple[str, ...]) -> object:
+    """YAML 1.1 as PyYAML reads it; dates and `words` are text."""
+    raw, tag = node.value, node.tag.removeprefix(_TAG)
+    if tag == "timestamp" or (tag == "bool" and raw.lower() in words):
         return raw
     if tag in ("int", "float", "bool") and len(raw) <= _LONGEST_NUMBER:
         try:
-            value: object = reader.constructor.construct_object(node)
+            value: object = reader.construct_object(node)
         except (ValueError, LookupError):  # 018, a sign alone, !!bool maybe
             return raw
         return value

@@ -35,6 +35,8 @@ def try_recipe(recipe: Recipe, settings: Settings | None = None, size: int | Non
             plans[nodes] = make_plan(recipe, settings or Settings(), node)
         except ConfigError as error:
             refused = f"{error.reason} ({error.hint})" if error.hint else error.reason
+        if recipe.nodes.min in plans:
+            break  # the others say nothing more
     warnings = []
     if plans and size is None and recipe.nodes.min not in plans and "min" in recipe.nodes.model_fields_set:
         fit = " or ".join(map(str, plans))

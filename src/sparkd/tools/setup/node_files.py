@@ -12,8 +12,8 @@ from pathlib import Path
 from sparkd.base.config import Loaded, Settings, load_with_origins, units
 from sparkd.base.config.layers import Key
 from sparkd.base.config.reference import format_line
-from sparkd.base.config.settings import Section
 from sparkd.base.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
+from sparkd.base.config.types import Section
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ConfigError
 from sparkd.tools.setup.cluster_key import KeyFile, is_key_text

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,10 +32,11 @@ from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.node.fit import Fit, find_fits
 from sparkd.tools.node.render import CONFIGURATION, parts
 from sparkd.tools.setup import cluster_key
-from sparkd.tools.setup.join import GRACE_SECONDS, Guest, Invitation
-from sparkd.tools.setup.join_request import accept, confirm
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
 from sparkd.tools.setup.survey import Survey, describe, group, propose_addresses, reason, take_survey
+
+if TYPE_CHECKING:
+    from sparkd.tools.setup.join import Guest
 
 NAME_WIDTH, LINE_LIMIT = 8, 400
 
@@ -110,6 +112,8 @@ class Wizard:
         self._finish(settings, "head", choice.commands(complete=complete), changed=changed)
 
     def join(self, code: str) -> None:
+        from sparkd.tools.setup.join_request import accept, confirm
+
         settings = self.files.load().settings
         own = self._survey(settings).inventory
         early: dict[Key, object] = {("cluster", "follow_head"): True}
@@ -201,6 +205,8 @@ class Wizard:
 
     def _invite(self, choice: _Choice, values: Values, key: str) -> list[Guest]:
         """Have nodes join, each of which is written down at once. Raises BlockedError where some have not."""
+        from sparkd.tools.setup.join import GRACE_SECONDS, Guest, Invitation
+
         nodes, joined = list(choice.nodes), list[Guest]()
         keys = read_keys(self.host.files, key, os.geteuid())
         publics = head_key.read_public_halves(self.host.files, os.geteuid())

@@ -44,8 +44,9 @@ def _needs_number(field: Field, value: JsonValue) -> bool:
 
 def _list_fields(launch: Launch) -> Iterator[tuple[str, str, JsonValue]]:
     """Flag, dotted key and value, of each flag with a table of fields."""
+    given = {name.partition(".")[0] for name in launch.flags}
     for flag, known in launch.vllm.fields_by_name.items():
-        if flag not in launch.extra:
+        if flag in given and flag not in launch.extra:
             entries = _flatten(launch.table(flag), known, dashes=flag == "speculative-config")
             yield from ((flag, name, value) for name, value in islice(entries, MOST_FIELDS))
 

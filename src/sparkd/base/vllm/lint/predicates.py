@@ -107,9 +107,8 @@ class Launch(Struct, frozen=True):
         whole = parse_json(self.flags.get(flag) or "")
         table = dict(whole) if isinstance(whole, dict) else {}
         for name, text in self.flags.items():
-            head, dot, key = name.partition(".")
-            if head == flag and dot and text is not None:
-                value = parse_json(text)
+            if name.startswith(f"{flag}.") and text is not None:
+                key, value = name.removeprefix(f"{flag}."), parse_json(text)
                 if key.endswith("+"):  # adds to a list, with commas between its items
                     value = [*text.split(",")]
                 table[key.removesuffix("+")] = text if value is None else value

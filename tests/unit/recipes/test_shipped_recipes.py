@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.unit import reported
 from tests.unit.plans import ALONE, HEAD, shipped
+from tests.unit.recipe_files import complaints
 
 from sparkd.base.config import Settings
 from sparkd.base.lib import recipes_dir
@@ -58,6 +60,27 @@ def flags(argv: Iterable[str]) -> dict[str, object]:
         elif name not in OWNED:
             found[name] = value
     return found
+
+
+@pytest.mark.parametrize("name", find_recipes([recipes_dir()]))
+def test_the_random_models_of_the_tests_are_declared_and_no_others(name: str) -> None:
+    declared = load_recipe(name, [recipes_dir()]).recipe.model.random_weights
+    assert declared is name.startswith("tiny-")
+
+
+@pytest.mark.parametrize("name", find_recipes([recipes_dir()]))
+def test_every_shipped_recipe_is_whole_and_says_its_source(name: str) -> None:
+    shipped = load_recipe(name, [recipes_dir()])
+    assert shipped.recipe.name == name
+    assert shipped.recipe.source
+    assert shipped.recipe.description
+    assert not complaints(yaml.safe_load(shipped.files[0].read_text()))
+
+
+def test_the_balanced_recipe_is_that_of_its_source() -> None:
+    args = load_recipe("deepseek-v4-flash-balanced", [recipes_dir()]).recipe.args
+    assert (args["max-model-len"], args["max-num-seqs"], args["enable-expert-parallel"]) == (131072, 8, True)
+    assert (args["max-num-batched-tokens"], args["gpu-memory-utilization"]) == (16384, "0.90")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,10 +6,13 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from sparkd.base.recipes import schema
+from sparkd.base.recipes.loader import load_recipe, parse_document
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml, parse_yaml
 
 HEAD = "schema: 1\nname: x\nmodel: {path: M}\nimage: {ref: i:1}\n"
@@ -94,3 +97,24 @@ def test_settings_load_no_asyncio() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.startswith("False <function run")
+
+
+def test_tens_of_thousands_of_mounts_are_read_in_seconds() -> None:
+    """A follower reads its head's document in the main thread. Each was compared with all others: 17 s."""
+    volumes = [f"/a{number}:/b{number}:ro" for number in range(30_000)]
+    values = {"schema": 1, "name": "x", "model": {"path": "/m"}, "image": {"ref": "i:1"}}
+    began = time.monotonic()
+    made = schema.Recipe.model_validate({**values, "container": {"volumes": volumes}})
+    assert len(made.container.volumes) == 30_000
+    assert time.monotonic() - began < 6
+
+
+def test_yaml_is_parsed_once_until_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    text = "schema: 1\nname: mine\nmodel: {path: M}\nimage: {ref: i:1}\nargs: {max-num-seqs: 4}\n"
+    file.write_text(text)
+    before = parse_document.cache_info().misses
+    assert load_recipe("mine", [tmp_path]) == load_recipe("mine", [tmp_path])
+    assert parse_document.cache_info().misses == before + 1
+    file.write_text(text.replace("4", "8"))
+    assert load_recipe("mine", [tmp_path]).recipe.args == {"max-num-seqs": 8}

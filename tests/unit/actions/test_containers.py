@@ -1,0 +1,243 @@
+"""The rank's container by dockerd: the request that creates it, its removal; and an image saved in pieces."""
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from tests.unit.docker_server import STREAM, STREAM_END, answers, chunk, dockerd, json_response, listening, plain
+from tests.unit.wire import http, serving
+
+from sparkd.agent.actions.dockerd import Containers, read_archive
+from sparkd.agent.actions.processes import Rank
+from sparkd.base.config import Settings
+from sparkd.base.host.docker_config import GpuAccess
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.errors import LaunchError
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.plan.script import SCRIPT_TARGET
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.schema import Container, Limit, Volume
+
+ID = "ab" * 32
+
+
+@pytest.mark.parametrize(
+    ("done", "status", "harmless"),
+    [
+        *(("stopped", status, True) for status in (204, 304, 404)),
+        *(("removed", status, True) for status in (204, 404, 409)),
+        *((done, 500, False) for done in ("stopped", "removed")),
+        ("stopped", 409, False),
+    ],
+)
+def test_a_refusal_is_an_error_with_dockers_reason_unless_the_container_is_gone(
+    done: str, status: int, harmless: bool
+) -> None:
+    seen = []
+
+    def answer(request: str) -> Iterable[bytes]:
+        seen.append(request)
+        return (http(b"" if status < 400 else b'{"message": "driver failed:\\n  no space"}', status=status),)
+
+    reason = f"^container {ID[:12]} can't be {done}: driver failed: no space$"
+    with dockerd(answer) as path, nullcontext() if harmless else pytest.raises(LaunchError, match=reason):
+        if done == "stopped":
+            Containers(path).stop(ID, 3)
+        else:
+            Containers(path).remove(ID)
+    assert [plain(one) for one in seen] == [
+        f"POST /containers/{ID}/stop" if done == "stopped" else f"DELETE /containers/{ID}"
+    ]
+    assert ("t=3" if done == "stopped" else "force=True") in seen[0].partition("?")[2]
+
+
+def test_a_missing_image_differs_from_a_failure(plan: LaunchPlan) -> None:
+    for found, reason in (
+        ({}, "^image vllm:1 is not on this node .sudo make demo"),
+        ({"GET /images/vllm:1/json": (200, b"[]")}, "^image vllm:1 can't be looked up: not as docker's"),
+    ):
+        with dockerd(answers(found)) as path, pytest.raises(LaunchError, match=reason):
+            Containers(path).start(plan, Path("/run/sparkd/launch.sh"), {}, None)
+
+
+def test_an_image_is_saved_in_pieces() -> None:
+    def answer(request: str) -> Iterable[bytes]:
+        if request.endswith("/json"):
+            yield from json_response({"Id": "sha256:1"})
+            return
+        yield STREAM
+        yield from [chunk(b"t" * (1 << 20))] * 5
+        yield STREAM_END
+
+    with dockerd(answer) as path:
+        assert sum(map(len, read_archive("a:1", path))) == 5 << 20
+    with dockerd(answers({})) as path, pytest.raises(DockerError, match="no such thing"):
+        list(read_archive("a:1", path))
+
+
+NODE = Node(0, "127.0.0.1", "127.0.0.1", 1)
+CONTAINER = Container(
+    memory_limit_bytes=1 << 30,
+    ulimits={"memlock": Limit(soft=-1, hard=-1)},
+    devices=("/dev/infiniband",),
+    volumes=(
+        Volume(source="/srv/models", target="/m", read_only=True),
+        Volume(source="/srv/x", target="/x", read_only=False),
+    ),
+)
+HOST_CONFIG = {
+    "NetworkMode": "host",
+    "IpcMode": "host",
+    "SecurityOpt": ["no-new-privileges"],
+    "CapDrop": ["NET_RAW", "MKNOD", "AUDIT_WRITE", "SETFCAP", "SYS_CHROOT", "SETPCAP"],
+    "PidsLimit": 65536,
+    "Init": True,
+    "Memory": 1 << 30,
+    "Ulimits": [{"Name": "nofile", "Soft": 1048576, "Hard": 1048576}, {"Name": "memlock", "Soft": -1, "Hard": -1}],
+    "Devices": [{"PathOnHost": "/dev/infiniband", "PathInContainer": "/dev/infiniband", "CgroupPermissions": "rwm"}],
+    "Mounts": [
+        {"Target": SCRIPT_TARGET, "Source": "/run/sparkd/launch.sh", "Type": "bind", "ReadOnly": True},
+        {"Target": "/m", "Source": "/srv/models", "Type": "bind", "ReadOnly": True},
+        {"Target": "/x", "Source": "/srv/x", "Type": "bind", "ReadOnly": False},
+    ],
+    "LogConfig": {"Type": "local", "Config": {"max-size": "20m", "max-file": "5"}},
+}
+SILENT = {"IpcMode": "private", "ShmSize": 32 << 30, "Ulimits": HOST_CONFIG["Ulimits"]}
+"""Of a container whose recipe gives neither a size nor limits."""
+ALL_RIGHTS = {"Privileged": True, "SecurityOpt": None, "CapDrop": None, "PidsLimit": None}
+
+
+@pytest.fixture
+def plan() -> LaunchPlan:
+    recipe = load_recipe("tiny-cpu", [recipes_dir()]).recipe
+    made = make_plan(recipe, Settings(), NODE)
+    return structs.replace(made, image="vllm:1", container=CONTAINER, caches=())
+
+
+def start(plan: LaunchPlan, pids: Iterable[int], gpu: GpuAccess | None = None, refusal: str = "") -> tuple[Rank, bytes]:
+    """Start a container whose init has `pids`, one after the other, and then ends; with the request that created it.
+
+    docker refuses to start it with `refusal`. A container that was not started must be removed.
+    """
+    requests, left = [], iter(pids)
+
+    def answer(request: bytes) -> Iterable[bytes]:
+        requests.append(request)
+        match plain(request.decode().partition(" HTTP/")[0]).split("/"):
+            case ["GET ", "images", *_]:
+                return json_response({"Id": "sha256:1"})
+            case ["GET ", "containers", _, "json"]:
+                return json_response({"State": {"Pid": next(left, 0)}, "Config": {"Tty": True}})
+            case ["GET ", "containers", _, "logs"]:
+                return (http(b"no such file\nmore\n"),)
+            case ["POST ", "containers", "create"]:
+                return json_response({"Id": ID, "Warnings": []}, 201)
+            case ["POST ", "containers", _, "start"] if refusal:
+                return json_response({"message": refusal}, 500)
+        return (http(b"", status=204),)
+
+    with listening() as (path, listener), serving(listener, answer):
+        try:
+            rank = Containers(path).start(plan, Path("/run/sparkd/launch.sh"), {"a": "b"}, gpu)
+        except LaunchError:
+            assert requests[-1].startswith(f"DELETE /v1.44/containers/{ID}?".encode())
+            raise
+    os.close(rank.pidfd)
+    return rank, next(one for one in requests if b"/create?" in one)
+
+
+@pytest.mark.parametrize(
+    ("pids", "refusal", "reason"),
+    [
+        ((), "no /bin/bash", "can't be started: no /bin/bash"),
+        ((0,), "", "ended as soon as it was started: no such file"),
+        ((1 << 22,), "", "ended as soon as it was started: no such file"),
+        ((os.getpid(),), "", "ended as soon as it was started: no such file"),
+    ],
+    ids=["refused", "ended", "its pid gone", "its pid another's"],
+)
+def test_a_container_that_does_not_run_is_removed(
+    plan: LaunchPlan, pids: tuple[int, ...], refusal: str, reason: str
+) -> None:
+    with pytest.raises(LaunchError, match=f"^container sparkd-rank0 {reason}$"):
+        start(plan, pids, refusal=refusal)
+
+
+HOSTS = {"Target": "/etc/hosts", "Source": "/run/sparkd/hosts", "Type": "bind", "ReadOnly": True}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "target", "mounted"),
+    [
+        ((("::ffff:10.0.0.1", "sparkd-rank0"),), "/x", True),
+        ((("::ffff:10.0.0.1", "sparkd-rank0"),), "/etc//hosts", False),
+        ((), "/x", False),
+    ],
+    ids=["several nodes", "the recipe's own", "one node"],
+)
+def test_the_names_of_several_nodes_are_mounted_unless_the_recipe_has_its_own(
+    plan: LaunchPlan, hosts: tuple[tuple[str, str], ...], target: str, mounted: bool
+) -> None:
+    volume = Volume(source="/srv/x", target=target, read_only=True)
+    container, pid = CONTAINER.model_copy(update={"volumes": (volume,)}), os.getpid()
+    _, sent = start(structs.replace(plan, hosts=hosts, container=container), (pid, pid))
+    host_config = json.loads(sent.partition(b"\r\n\r\n")[2])["HostConfig"]
+    assert (HOSTS in host_config["Mounts"]) is mounted
+    assert "ExtraHosts" not in host_config, "docker would leave out the node's own /etc/hosts"
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpu", "host_config", "others"),
+    [
+        ({}, GpuAccess.DEVICE, {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=all"]}]}, {}),
+        ({"init": False}, None, {"Init": False}, {}),
+        ({"no_new_privileges": True}, None, {}, {}),
+        ({"no_new_privileges": False}, None, {"SecurityOpt": None}, {}),
+        ({"privileged": True, "shm_bytes": 1 << 34}, None, {**ALL_RIGHTS, "ShmSize": 1 << 34}, {}),
+        (
+            {"privileged": True, "no_new_privileges": True},
+            None,
+            {**ALL_RIGHTS, "SecurityOpt": ["no-new-privileges"]},
+            {},
+        ),
+        ({"ipc": "private", "ulimits": {}}, None, SILENT, {}),
+        ({}, GpuAccess.RUNTIME, {"Runtime": "nvidia"}, {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]}),
+        ({}, GpuAccess.GPUS, {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]}, {}),
+    ],
+    ids=[
+        *("cdi", "no init", "no new privileges", "setuid", "privileged", "privileged without new ones"),
+        *("silent", "runtime", "hook"),
+    ],
+)
+def test_what_docker_is_sent_for_a_container(
+    plan: LaunchPlan,
+    changes: dict[str, object],
+    gpu: GpuAccess | None,
+    host_config: dict[str, object],
+    others: dict[str, object],
+) -> None:
+    """Absent, zero and empty are docker's defaults; an absent Init is decided by daemon.json."""
+    pid = os.getpid()
+    changed = structs.replace(plan, container=CONTAINER.model_copy(update=changes))
+    rank, sent = start(changed, (pid, pid), gpu)
+    assert (rank.container_id, rank.name, rank.image_id, rank.pid) == (ID, "sparkd-rank0", "sha256:1", pid)
+    head, _, text = sent.partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1.44/containers/create?name=sparkd-rank0 ")
+    found = json.loads(text)
+    sent_host_config = {key: value for key, value in found.pop("HostConfig").items() if value or key == "Init"}
+    assert sent_host_config == {
+        key: value for key, value in {**HOST_CONFIG, **host_config}.items() if value is not None
+    }
+    assert {key: value for key, value in found.items() if value} == {
+        "Image": "sha256:1",
+        "Entrypoint": ["/bin/bash"],
+        "Cmd": [SCRIPT_TARGET],
+        "Labels": {"a": "b"},
+        **others,
+    }

@@ -3,36 +3,40 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.recipe_files import HEAD, recipe, write
+from tests.unit.recipe_files import recipe, write
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.loader import load_recipe
 
+BASE = "schema: 1\nname: base\nmodel: {path: m}\n"
+IMAGE = "image: {ref: i}\n"
+
 
 @pytest.mark.parametrize(
-    ("child", "build"),
+    ("image", "ref", "build"),
     [
-        ("", "make base"),
-        ("image: {ref: mine}\n", ""),
-        ("image: {ref: mine, build: make mine}\n", "make mine"),
-        ("image: {build: make mine}\n", "make mine"),
+        ("", "i", "make base"),
+        ("image: {ref: mine}\n", "mine", ""),
+        ("image: {ref: mine, build: make mine}\n", "mine", "make mine"),
+        ("image: {build: make mine}\n", "i", "make mine"),
     ],
 )
-def test_how_an_image_is_built_is_inherited_with_the_image_alone(tmp_path: Path, child: str, build: str) -> None:
-    base = HEAD.replace("image: {ref: i}\n", "image: {ref: i, build: make base}\n")
-    (tmp_path / "base.yaml").write_text(base.replace("name: r", "name: base"))
-    (tmp_path / "child.yaml").write_text(f"schema: 1\nname: child\nextends: base\n{child}")
+def test_how_an_image_is_built_is_inherited_with_the_image_alone(
+    tmp_path: Path, image: str, ref: str, build: str
+) -> None:
+    write(tmp_path, "base", BASE + "image: {ref: i, build: make base}\n")
+    write(tmp_path, "child", f"schema: 1\nname: child\nextends: base\n{image}")
     loaded = load_recipe("child", [tmp_path])
-    assert loaded.recipe.image.build == build
+    assert (loaded.recipe.image.ref, loaded.recipe.image.build) == (ref, build)
     assert ("image.build" in loaded.origins) == bool(build)
 
 
 def test_a_recipe_changes_its_base_entry_by_entry(tmp_path: Path) -> None:
-    base = HEAD.replace("name: x", "name: base") + (
+    entries = (
         "description: of the base\nargs: {max_model_len: 1, seed: 2, a: {b: 1, c: 2}}\n"
         "env: {A: '1', B: '2'}\ncontainer: {gpus: none, shm_bytes: 5}\nexpect: {t: 1}\ncaches: {vllm: /v}\n"
     )
-    write(tmp_path, "base", base)
+    write(tmp_path, "base", BASE + IMAGE + entries)
     path = write(
         tmp_path,
         "x",
@@ -51,7 +55,7 @@ def test_a_recipe_changes_its_base_entry_by_entry(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_the_base_is_named_where_it_stands(tmp_path: Path) -> None:
-    base = write(tmp_path, "base", HEAD.replace("name: x", "name: base") + "container:\n  gpus: some\n")
+    base = write(tmp_path, "base", BASE + IMAGE + "container:\n  gpus: some\n")
     with pytest.raises(ConfigError, match=f"{base}: line 6: "):
         recipe(tmp_path, "schema: 1\nname: x\nextends: base\n")
 

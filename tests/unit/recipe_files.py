@@ -13,7 +13,7 @@ HEAD = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
 
 
 def complaints(document: object) -> list[str]:
-    """Of an editor that applies the published JSON Schema."""
+    """Messages of an editor that applies the published JSON Schema."""
     return [error.message for error in Draft202012Validator(PUBLISHED).iter_errors(document)]
 
 
@@ -24,6 +24,6 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def recipe(folder: Path, text: str) -> schema.Recipe:
+def load_text(folder: Path, text: str) -> schema.Recipe:
     write(folder, "x", text)
     return load_recipe("x", [folder]).recipe

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.recipe_files import recipe, write
+from tests.unit.recipe_files import load_text, write
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.loader import load_recipe
@@ -57,7 +57,7 @@ def test_a_recipe_changes_its_base_entry_by_entry(tmp_path: Path) -> None:
 def test_a_fault_of_the_base_is_named_where_it_stands(tmp_path: Path) -> None:
     base = write(tmp_path, "base", BASE + IMAGE + "container:\n  gpus: some\n")
     with pytest.raises(ConfigError, match=f"{base}: line 6: "):
-        recipe(tmp_path, "schema: 1\nname: x\nextends: base\n")
+        load_text(tmp_path, "schema: 1\nname: x\nextends: base\n")
 
 
 def test_a_circle_of_bases_is_an_error(tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_a_circle_of_bases_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a extends b extends a: a circle"):
         load_recipe("a", [tmp_path])
     with pytest.raises(ConfigError, match="there is no recipe x"):
-        recipe(tmp_path, "schema: 1\nname: x\nextends: x\n")
+        load_text(tmp_path, "schema: 1\nname: x\nextends: x\n")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.unit.recipe_files import PUBLISHED, complaints, recipe
+from tests.unit.recipe_files import PUBLISHED, complaints, load_text
 
 from sparkd.base.lib.errors import ConfigError
 
@@ -32,7 +32,7 @@ from sparkd.base.lib.errors import ConfigError
 def test_what_sparkd_refuses_for_its_shape_an_editor_marks(wrong: dict[str, object], tmp_path: Path) -> None:
     document = {"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}, **wrong}
     with pytest.raises(ConfigError):
-        recipe(tmp_path, json.dumps(document))
+        load_text(tmp_path, json.dumps(document))
     assert complaints(document) != []
 
 

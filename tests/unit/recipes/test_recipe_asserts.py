@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.recipe_files import HEAD, recipe
+from tests.unit.recipe_files import HEAD, load_text
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.image import Lines
@@ -12,8 +12,8 @@ ASSERTS = HEAD.replace("image: {ref: i}\n", "image:\n  ref: i\n  assert:\n")
 
 
 def test_an_image_is_checked_by_a_command_or_a_count_of_lines(tmp_path: Path) -> None:
-    found = recipe(tmp_path, f"{ASSERTS}  - test -e /x\n  - {{file: /a, pattern: 'x y'}}\n").image.asserts
-    assert found == ("test -e /x", Lines(file="/a", pattern="x y", times=1))
+    asserts = load_text(tmp_path, f"{ASSERTS}  - test -e /x\n  - {{file: /a, pattern: 'x y'}}\n").image.asserts
+    assert asserts == ("test -e /x", Lines(file="/a", pattern="x y", times=1))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,6 @@ def test_an_image_is_checked_by_a_command_or_a_count_of_lines(tmp_path: Path) ->
 )
 def test_an_assertion_that_is_none_is_named(tmp_path: Path, entry: str, needle: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        recipe(tmp_path, f"{ASSERTS}  - {entry}\n")
+        load_text(tmp_path, f"{ASSERTS}  - {entry}\n")
     assert needle in caught.value.reason
     assert len(caught.value.reason.splitlines()) == 1

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.unit.recipe_files import HEAD, recipe
+from tests.unit.recipe_files import HEAD, load_text
 
 from sparkd.base.lib.errors import ConfigError
 
@@ -89,7 +89,7 @@ def of_model(path: str) -> str:
 def test_each_fault_names_file_line_and_need(tmp_path: Path, text: str, line: int, needles: list[str]) -> None:
     path = tmp_path / "x.yaml"
     with pytest.raises(ConfigError) as caught:
-        recipe(tmp_path, text)
+        load_text(tmp_path, text)
     (reason,) = caught.value.reason.splitlines()
     for needle in (f"{path}: line {line}: ", *needles):
         assert needle in reason
@@ -98,16 +98,16 @@ def test_each_fault_names_file_line_and_need(tmp_path: Path, text: str, line: in
 
 @pytest.mark.parametrize("target", ["/runs", "/srv/run", "/device", "/system"])
 def test_a_target_beside_the_systems_own_is_good(tmp_path: Path, target: str) -> None:
-    (volume,) = recipe(tmp_path, f"{HEAD}container:\n  volumes: ['/a:{target}:ro']\n").container.volumes
+    (volume,) = load_text(tmp_path, f"{HEAD}container:\n  volumes: ['/a:{target}:ro']\n").container.volumes
     assert volume.target == target
 
 
 def test_a_field_of_a_flag_that_sparkd_does_not_own_is_good(tmp_path: Path) -> None:
-    args = recipe(tmp_path, f"{HEAD}args:\n  compilation_config.cudagraph_mode: FULL\n  config-format: x\n").args
+    args = load_text(tmp_path, f"{HEAD}args:\n  compilation_config.cudagraph_mode: FULL\n  config-format: x\n").args
     assert args == {"compilation-config.cudagraph_mode": "FULL", "config-format": "x"}
 
 
 def test_all_faults_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        recipe(tmp_path, f"{HEAD}arg: 1\nargs: {{headless: true}}\nnodes: {{min: 0}}\n")
+        load_text(tmp_path, f"{HEAD}arg: 1\nargs: {{headless: true}}\nnodes: {{min: 0}}\n")
     assert len(caught.value.reason.splitlines()) == 3

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.base.recipes import schema
 from sparkd.base.recipes.loader import load_recipe, parse_document
+from sparkd.base.recipes.schema import Recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml, parse_yaml
 
 HEAD = "schema: 1\nname: x\nmodel: {path: M}\nimage: {ref: i:1}\n"
@@ -104,8 +104,8 @@ def test_tens_of_thousands_of_mounts_are_read_in_seconds() -> None:
     volumes = [f"/a{number}:/b{number}:ro" for number in range(30_000)]
     values = {"schema": 1, "name": "x", "model": {"path": "/m"}, "image": {"ref": "i:1"}}
     began = time.monotonic()
-    made = schema.Recipe.model_validate({**values, "container": {"volumes": volumes}})
-    assert len(made.container.volumes) == 30_000
+    recipe = Recipe.model_validate({**values, "container": {"volumes": volumes}})
+    assert len(recipe.container.volumes) == 30_000
     assert time.monotonic() - began < 6
 
 

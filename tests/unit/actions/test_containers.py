@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -39,10 +39,10 @@ ID = "ab" * 32
 def test_a_refusal_is_an_error_with_dockers_reason_unless_the_container_is_gone(
     done: str, status: int, harmless: bool
 ) -> None:
-    seen = []
+    requests = []
 
     def answer(request: str) -> Iterable[bytes]:
-        seen.append(request)
+        requests.append(request)
         return (http(b"" if status < 400 else b'{"message": "driver failed:\\n  no space"}', status=status),)
 
     reason = f"^container {ID[:12]} can't be {done}: driver failed: no space$"
@@ -51,18 +51,18 @@ def test_a_refusal_is_an_error_with_dockers_reason_unless_the_container_is_gone(
             Containers(path).stop(ID, 3)
         else:
             Containers(path).remove(ID)
-    assert [plain(one) for one in seen] == [
+    assert [plain(request) for request in requests] == [
         f"POST /containers/{ID}/stop" if done == "stopped" else f"DELETE /containers/{ID}"
     ]
-    assert ("t=3" if done == "stopped" else "force=True") in seen[0].partition("?")[2]
+    assert ("t=3" if done == "stopped" else "force=True") in requests[0].partition("?")[2]
 
 
 def test_a_missing_image_differs_from_a_failure(plan: LaunchPlan) -> None:
-    for found, reason in (
+    for responses, reason in (
         ({}, "^image vllm:1 is not on this node .sudo make demo"),
         ({"GET /images/vllm:1/json": (200, b"[]")}, "^image vllm:1 can't be looked up: not as docker's"),
     ):
-        with dockerd(answers(found)) as path, pytest.raises(LaunchError, match=reason):
+        with dockerd(answers(responses)) as path, pytest.raises(LaunchError, match=reason):
             Containers(path).start(plan, Path("/run/sparkd/launch.sh"), {}, None)
 
 
@@ -108,48 +108,60 @@ HOST_CONFIG = {
     ],
     "LogConfig": {"Type": "local", "Config": {"max-size": "20m", "max-file": "5"}},
 }
-SILENT = {"IpcMode": "private", "ShmSize": 32 << 30, "Ulimits": HOST_CONFIG["Ulimits"]}
-"""Of a container whose recipe gives neither a size nor limits."""
+OWN_MEMORY = {"IpcMode": "private", "ShmSize": 32 << 30, "Ulimits": HOST_CONFIG["Ulimits"]}
+"""Host configuration of a container whose recipe gives neither a size nor limits."""
 ALL_RIGHTS = {"Privileged": True, "SecurityOpt": None, "CapDrop": None, "PidsLimit": None}
 
 
 @pytest.fixture
 def plan() -> LaunchPlan:
     recipe = load_recipe("tiny-cpu", [recipes_dir()]).recipe
-    made = make_plan(recipe, Settings(), NODE)
-    return structs.replace(made, image="vllm:1", container=CONTAINER, caches=())
+    return structs.replace(make_plan(recipe, Settings(), NODE), image="vllm:1", container=CONTAINER, caches=())
 
 
-def start(plan: LaunchPlan, pids: Iterable[int], gpu: GpuAccess | None = None, refusal: str = "") -> tuple[Rank, bytes]:
-    """Start a container whose init has `pids`, one after the other, and then ends; with the request that created it.
+class FakeDockerd:
+    """dockerd with every image and one container, whose first process has `pids`, one after the other, and then ends.
 
-    docker refuses to start it with `refusal`. A container that was not started must be removed.
+    It refuses with `refusal` to start the container.
     """
-    requests, left = [], iter(pids)
 
-    def answer(request: bytes) -> Iterable[bytes]:
-        requests.append(request)
+    def __init__(self, pids: Iterable[int], refusal: str = "") -> None:
+        self.requests: list[bytes] = []
+        self._pids, self._refusal = iter(pids), refusal
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """The path of its socket."""
+        with listening() as (path, listener), serving(listener, self._answer):
+            yield path
+
+    def creation(self) -> tuple[str, dict[str, object]]:
+        """The request line and the body of the request that created the container."""
+        (request,) = (request for request in self.requests if b"/create?" in request)
+        head, _, body = request.decode().partition("\r\n\r\n")
+        return head.splitlines()[0], json.loads(body)
+
+    def _answer(self, request: bytes) -> Iterable[bytes]:
+        self.requests.append(request)
         match plain(request.decode().partition(" HTTP/")[0]).split("/"):
             case ["GET ", "images", *_]:
                 return json_response({"Id": "sha256:1"})
             case ["GET ", "containers", _, "json"]:
-                return json_response({"State": {"Pid": next(left, 0)}, "Config": {"Tty": True}})
+                return json_response({"State": {"Pid": next(self._pids, 0)}, "Config": {"Tty": True}})
             case ["GET ", "containers", _, "logs"]:
                 return (http(b"no such file\nmore\n"),)
             case ["POST ", "containers", "create"]:
                 return json_response({"Id": ID, "Warnings": []}, 201)
-            case ["POST ", "containers", _, "start"] if refusal:
-                return json_response({"message": refusal}, 500)
+            case ["POST ", "containers", _, "start"] if self._refusal:
+                return json_response({"message": self._refusal}, 500)
         return (http(b"", status=204),)
 
-    with listening() as (path, listener), serving(listener, answer):
-        try:
-            rank = Containers(path).start(plan, Path("/run/sparkd/launch.sh"), {"a": "b"}, gpu)
-        except LaunchError:
-            assert requests[-1].startswith(f"DELETE /v1.44/containers/{ID}?".encode())
-            raise
+
+def start(docker: FakeDockerd, plan: LaunchPlan, gpu: GpuAccess | None = None) -> Rank:
+    with docker.serve() as path:
+        rank = Containers(path).start(plan, Path("/run/sparkd/launch.sh"), {"a": "b"}, gpu)
     os.close(rank.pidfd)
-    return rank, next(one for one in requests if b"/create?" in one)
+    return rank
 
 
 @pytest.mark.parametrize(
@@ -165,8 +177,10 @@ def start(plan: LaunchPlan, pids: Iterable[int], gpu: GpuAccess | None = None, r
 def test_a_container_that_does_not_run_is_removed(
     plan: LaunchPlan, pids: tuple[int, ...], refusal: str, reason: str
 ) -> None:
+    docker = FakeDockerd(pids, refusal)
     with pytest.raises(LaunchError, match=f"^container sparkd-rank0 {reason}$"):
-        start(plan, pids, refusal=refusal)
+        start(docker, plan)
+    assert docker.requests[-1].startswith(f"DELETE /v1.44/containers/{ID}?".encode())
 
 
 HOSTS = {"Target": "/etc/hosts", "Source": "/run/sparkd/hosts", "Type": "bind", "ReadOnly": True}
@@ -185,9 +199,11 @@ def test_the_names_of_several_nodes_are_mounted_unless_the_recipe_has_its_own(
     plan: LaunchPlan, hosts: tuple[tuple[str, str], ...], target: str, mounted: bool
 ) -> None:
     volume = Volume(source="/srv/x", target=target, read_only=True)
-    container, pid = CONTAINER.model_copy(update={"volumes": (volume,)}), os.getpid()
-    _, sent = start(structs.replace(plan, hosts=hosts, container=container), (pid, pid))
-    host_config = json.loads(sent.partition(b"\r\n\r\n")[2])["HostConfig"]
+    container = CONTAINER.model_copy(update={"volumes": (volume,)})
+    docker = FakeDockerd([os.getpid()] * 2)
+    start(docker, structs.replace(plan, hosts=hosts, container=container))
+    host_config = docker.creation()[1]["HostConfig"]
+    assert isinstance(host_config, dict)
     assert (HOSTS in host_config["Mounts"]) is mounted
     assert "ExtraHosts" not in host_config, "docker would leave out the node's own /etc/hosts"
 
@@ -206,7 +222,7 @@ def test_the_names_of_several_nodes_are_mounted_unless_the_recipe_has_its_own(
             {**ALL_RIGHTS, "SecurityOpt": ["no-new-privileges"]},
             {},
         ),
-        ({"ipc": "private", "ulimits": {}}, None, SILENT, {}),
+        ({"ipc": "private", "ulimits": {}}, None, OWN_MEMORY, {}),
         ({}, GpuAccess.RUNTIME, {"Runtime": "nvidia"}, {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]}),
         ({}, GpuAccess.GPUS, {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]}, {}),
     ],
@@ -224,17 +240,17 @@ def test_what_docker_is_sent_for_a_container(
 ) -> None:
     """Absent, zero and empty are docker's defaults; an absent Init is decided by daemon.json."""
     pid = os.getpid()
-    changed = structs.replace(plan, container=CONTAINER.model_copy(update=changes))
-    rank, sent = start(changed, (pid, pid), gpu)
+    docker = FakeDockerd([pid, pid])
+    rank = start(docker, structs.replace(plan, container=CONTAINER.model_copy(update=changes)), gpu)
     assert (rank.container_id, rank.name, rank.image_id, rank.pid) == (ID, "sparkd-rank0", "sha256:1", pid)
-    head, _, text = sent.partition(b"\r\n\r\n")
-    assert head.startswith(b"POST /v1.44/containers/create?name=sparkd-rank0 ")
-    found = json.loads(text)
-    sent_host_config = {key: value for key, value in found.pop("HostConfig").items() if value or key == "Init"}
-    assert sent_host_config == {
+    line, body = docker.creation()
+    assert line.startswith("POST /v1.44/containers/create?name=sparkd-rank0 ")
+    sent_host_config = body.pop("HostConfig")
+    assert isinstance(sent_host_config, dict)
+    assert {key: value for key, value in sent_host_config.items() if value or key == "Init"} == {
         key: value for key, value in {**HOST_CONFIG, **host_config}.items() if value is not None
     }
-    assert {key: value for key, value in found.items() if value} == {
+    assert {key: value for key, value in body.items() if value} == {
         "Image": "sha256:1",
         "Entrypoint": ["/bin/bash"],
         "Cmd": [SCRIPT_TARGET],

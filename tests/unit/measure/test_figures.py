@@ -32,20 +32,21 @@ def test_a_batch_is_all_its_tokens_over_the_time_from_first_request_to_last_toke
 
 
 def test_a_stream_is_measured_from_its_first_token_on() -> None:
-    one = answer(0, 5, 0.05, 21)
-    assert one is not None
-    assert stream_rate(one) == pytest.approx(20)
+    assert stream_rate(answer(0, 5, 0.05, 21)) == pytest.approx(20)
     assert stream_rate(Streamed(0, (1.0,), 1.0, 5, 1)) == 0
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"), [([], None), ([3.0], Spread(3, 3, 3)), ([1.0, 2.0, 9.0], Spread(2, 1.1, 8.3))]
-)
-def test_spread(values: list[float], expected: Spread | None) -> None:
-    found = spread(values)
-    assert (found is None) == (expected is None)
-    if found and expected:
-        assert (found.median, found.low, found.high) == pytest.approx((expected.median, expected.low, expected.high))
+@pytest.mark.parametrize(("values", "median", "low", "high"), [([3.0], 3, 3, 3), ([1.0, 2.0, 9.0], 2, 1.1, 8.3)])
+def test_a_spread_is_the_median_with_the_5th_and_95th_percentile(
+    values: list[float], median: float, low: float, high: float
+) -> None:
+    measured = spread(values)
+    assert measured is not None
+    assert (measured.median, measured.low, measured.high) == pytest.approx((median, low, high))
+
+
+def test_no_value_has_no_spread() -> None:
+    assert spread([]) is None
 
 
 def test_a_level_counts_failures_apart_and_keeps_the_first_reason() -> None:
@@ -61,9 +62,7 @@ def test_a_level_counts_failures_apart_and_keeps_the_first_reason() -> None:
 
 
 def test_a_drafters_events_of_several_tokens_count_by_the_servers_number() -> None:
-    one = answer(0, 1, 0.1, 22, per_event=2)
-    assert one is not None
-    assert stream_rate(one) == pytest.approx(21)
+    assert stream_rate(answer(0, 1, 0.1, 22, per_event=2)) == pytest.approx(21)
 
 
 @pytest.mark.parametrize(
@@ -83,11 +82,8 @@ def test_acceptance_is_of_the_time_between(
 
 
 def test_a_depth_compares_the_same_prompt_with_and_without_the_prefix_cache() -> None:
-    first, second = answer(0, 4, 0.1, 11), answer(0, 0.2, 0.1, 1)
-    assert first is not None
-    assert second is not None
-    found = compare_depth(first, second)
-    assert (found.prefill_tokens_per_second, found.repeated_seconds) == pytest.approx((25, 0.2))
+    depth = compare_depth(answer(0, 4, 0.1, 11), answer(0, 0.2, 0.1, 1))
+    assert (depth.prefill_tokens_per_second, depth.repeated_seconds) == pytest.approx((25, 0.2))
 
 
 @pytest.mark.parametrize(
@@ -101,9 +97,9 @@ def test_the_recipes_figure_is_used_where_it_is_one(figures: object, figure: flo
 
 
 def test_ratios_are_to_what_was_measured_alike() -> None:
-    one, two = summarise(1, "static", [[answer(0, 1, 1, 10)]]), summarise(1, "staggered", [[answer(0, 1, 1, 10)]])
-    assert find_level([two, one], one) is one
-    assert find_level([two], one) is None
+    static, staggered = (summarise(1, arrivals, [[answer(0, 1, 1, 10)]]) for arrivals in ("static", "staggered"))
+    assert find_level([staggered, static], static) is static
+    assert find_level([staggered], static) is None
     assert ratio(Spread(50, 0, 0), 40) == 1.25
     assert ratio(None, 40) is None
     assert ratio(Spread(50, 0, 0), None) is None

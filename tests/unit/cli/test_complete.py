@@ -1,4 +1,4 @@
-"""Words for completions: from the files that hold, and none that a shell could run."""
+"""Words for completions: from the files that take effect, and none that a shell could run."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "sparkd.toml"
 
 
-def test_the_last_file_of_conf_d_holds(config: Path) -> None:
+def test_the_last_file_of_conf_d_takes_effect(config: Path) -> None:
     assert words("nodes", config) == ["10.0.0.1"]
     (config.parent / "conf.d").mkdir()
     for name, nodes in (("10-a.toml", '["10.0.0.9"]'), ("20-b.toml", '["fd00::1", "10.0.0.2"]')):
@@ -31,12 +31,15 @@ def test_the_last_file_of_conf_d_holds(config: Path) -> None:
     assert words("nodes", config) == ["10.0.0.2", "fd00::1"]
 
 
-def test_what_init_wrote_holds_where_nothing_else_is_said(config: Path) -> None:
+def test_what_init_wrote_takes_effect_where_no_other_file_has_the_key(config: Path) -> None:
     (config.parent / "conf.d").mkdir()
     (config.parent / FIRST).write_text('[cluster]\nnodes = ["10.0.0.7"]\n')
     assert words("nodes", config) == ["10.0.0.1"]
     config.write_text("")
     assert words("nodes", config) == ["10.0.0.7"]
+
+
+def test_the_file_that_is_read_first_is_the_one_that_init_writes() -> None:
     assert f"{FOLDER}/{INIT_FILE}" == FIRST
 
 
@@ -46,13 +49,16 @@ def test_models_are_folders_with_a_configuration_by_their_name_below_the_models_
         (config.parent / "m" / name / "config.json").touch()
     (config.parent / "m/empty").mkdir()
     assert words("models", config) == ["A", "org/B"]
+
+
+def test_the_models_folder_is_that_of_the_settings_by_default() -> None:
     assert Settings().engine.models_dir == MODELS
 
 
 @pytest.mark.parametrize(
     "text", ["cluster = 1", "[cluster]\nnodes = 5", "\xff", "[" * 5000, "[engine]\nmodels_dir = [1]"]
 )
-def test_a_strange_configuration_gives_no_words(text: str, tmp_path: Path) -> None:
+def test_a_strange_configuration_gives_no_words_and_hides_no_recipe(text: str, tmp_path: Path) -> None:
     (tmp_path / "sparkd.toml").write_text(text, encoding="latin-1")
     assert words("nodes", tmp_path / "sparkd.toml") == []
     assert words("models", tmp_path / "sparkd.toml") == []

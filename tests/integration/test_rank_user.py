@@ -1,7 +1,8 @@
-"""A rank that runs as a person's uid: what it leaves goes at the next start, what the person has stays.
+"""A rank that runs as a person's uid: the next start removes the rank's segments and keeps the person's.
 
-By name, age or owner the one is as the other: all segments here have an engine's names, and all but the person's
-first are old and used by no process.
+Neither name nor owner nor age distinguishes them: every segment has a name that engines give, and the same owner.
+In the first test all were last written an hour before the next start, and only PERSON_MAPPED is mapped by a process
+then. In the second test a process of the person maps a segment of the rank.
 """
 
 import os
@@ -18,13 +19,20 @@ from sparkd.agent.preflight.runner import IDS
 
 UID = 1000
 RECORD = "run/sparkd/private/rank.json"
-MADE, MADE_LATE = ("psm_0123abcd", "sem.mp-a8x_0lk2"), "psm_89abcdef"
-"""By the rank, the last one while it serves."""
-HELD, KEPT, LATER = "psm_aaaa0001", "psm_aaaa0002", "psm_aaaa0003"
-"""Of the person: with a process; kept without one; the same, made while the rank ran."""
+RANK_SEGMENTS = ("psm_0123abcd", "sem.mp-a8x_0lk2")
+"""The rank makes them before it serves."""
+RANK_LATE_SEGMENT = "psm_89abcdef"
+"""The rank makes it while it serves."""
+PERSON_MAPPED = "psm_aaaa0001"
+"""A process of the person maps it."""
+PERSON_UNMAPPED = "psm_aaaa0002"
+"""The person made it before the rank started, and no process maps it."""
+PERSON_LATE = "psm_aaaa0003"
+"""The person made it while the rank ran, and no process maps it."""
+PERSON_SEGMENTS = [PERSON_MAPPED, PERSON_UNMAPPED, PERSON_LATE]
 SKIPPED = [check for check in IDS if check not in ("stray-workers", "shared-memory")]
 CHECKED = configuration().replace("preflight.skip", "#", 1) + f"preflight.skip = {SKIPPED}\n"
-PERSON = """
+PERSON_PROGRAM = """
 import ctypes, mmap, sys, time
 ctypes.CDLL(None).prctl(15, b"VLLM::Worker_TP0", 0, 0, 0)
 with open(f"/dev/shm/{sys.argv[1]}", "ab+") as file:
@@ -35,30 +43,35 @@ time.sleep(600)
 """
 
 
-def keep(node: World, name: str) -> None:
+def make_segment(node: World, name: str) -> None:
+    """Make a segment of the person that no process maps."""
     file = node.root / "dev/shm" / name
     file.write_bytes(b"x" * 4096)
     os.chown(file, UID, UID)
 
 
-def age(node: World) -> None:
-    """All segments: nobody has written to one for an hour."""
-    then = time.time() - 3600
+def segments(node: World) -> list[str]:
+    return sorted(os.listdir(node.root / "dev/shm"))
+
+
+def date_back(node: World) -> None:
+    """Date the last write to every segment back by an hour."""
+    hour_ago = time.time() - 3600
     for file in (node.root / "dev/shm").iterdir():
-        os.utime(file, (then, then))
+        os.utime(file, (hour_ago, hour_ago))
 
 
 def start_person(node: World, segment: str) -> subprocess.Popen[bytes]:
-    """With a segment, which it makes where there is none, and the name of an engine's process."""
+    """Start a process of the person's that has an engine's name and maps a segment, which it makes if there is none."""
     rights = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups")
-    person = node.run(*rights, sys.executable, "-I", "-S", "-c", PERSON, segment, stdout=subprocess.PIPE)
+    person = node.run(*rights, sys.executable, "-I", "-S", "-c", PERSON_PROGRAM, segment, stdout=subprocess.PIPE)
     assert person.stdout is not None
     assert person.stdout.readline() == b"up\n"
     return person
 
 
 def kill_all(node: World) -> None:
-    """The agent, and each process of its rank, as the kernel ends a container's with the first."""
+    """Kill the agent and every process of its rank: the kernel kills all of a container when its first one ends."""
     kill(node, "KILL", node_pid(node), *rank_pids(node))
     assert node.exit_code(10) != 0
 
@@ -68,20 +81,20 @@ def kill(node: World, name: str, *pids: int) -> None:
 
 
 def rank_pids(node: World) -> tuple[int, ...]:
-    """The container's first process, and that below it, as its own node counts."""
+    """Pids of the container's first process and of its children, in the node's own PID namespace."""
     pid = int(str(node.read(RECORD)["pid"]))
     below = (node.root / f"proc/{pid}/task/{pid}/children").read_text()
     return pid, *map(int, below.split())
 
 
 def recorded(node: World) -> set[str]:
-    segments = node.read(RECORD)["segments"]
-    assert isinstance(segments, dict)
-    return {path.removeprefix("/dev/shm/") for path in segments}
+    by_path = node.read(RECORD)["segments"]
+    assert isinstance(by_path, dict)
+    return {path.removeprefix("/dev/shm/") for path in by_path}
 
 
 def node_pid(node: World) -> int:
-    """The agent's, as its own node counts."""
+    """Pid of the agent in the node's own PID namespace."""
     status = Path(f"/proc/{node.agent_pid}/status").read_text()
     return int(status.partition("NSpid:")[2].splitlines()[0].split()[-1])
 
@@ -94,47 +107,49 @@ def start_next(node: World) -> None:
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["its container is left", "its container was removed by hand"])
-def test_what_a_killed_rank_leaves_goes_at_the_next_start_and_what_a_person_of_its_uid_has_stays(removed: bool) -> None:
+def test_the_next_start_removes_a_killed_ranks_segments_and_keeps_those_of_a_person_of_its_uid(removed: bool) -> None:
     with world() as node:
         node.configure(CHECKED)
-        keep(node, KEPT)
-        person = start_person(node, HELD)
-        node.control(user=UID, engine=["8000", "serving", "shares", MADE_LATE, *MADE])
+        make_segment(node, PERSON_UNMAPPED)
+        person = start_person(node, PERSON_MAPPED)
+        node.control(user=UID, engine=["8000", "serving", "shares", RANK_LATE_SEGMENT, *RANK_SEGMENTS])
         node.start_agent()
         node.await_phase("serving")
-        assert recorded(node) == {*MADE}
+        assert recorded(node) == {*RANK_SEGMENTS}
         kill(node, "USR1", rank_pids(node)[1])
-        node.until(lambda: recorded(node) == {*MADE, MADE_LATE}, "the segment that it makes while it serves")
-        keep(node, LATER)
+        node.until(
+            lambda: recorded(node) == {*RANK_SEGMENTS, RANK_LATE_SEGMENT}, "the segment that it makes while it serves"
+        )
+        make_segment(node, PERSON_LATE)
         kill_all(node)
-        age(node)
+        date_back(node)
         assert {file.stat().st_uid for file in (node.root / "dev/shm").iterdir()} == {UID}
-        assert len(os.listdir(node.root / "dev/shm")) == 6
+        assert len(segments(node)) == 6
         if removed:
             node.docker("DELETE", f"/containers/{node.read(RECORD)['container_id']}")
         start_next(node)
-        assert sorted(os.listdir(node.root / "dev/shm")) == [HELD, KEPT, LATER], "\n".join(node.lines)
+        assert segments(node) == PERSON_SEGMENTS, "\n".join(node.lines)
         assert node.read(RECORD)["segments"] == {}
         assert person.poll() is None
         node.terminate()
         assert node.exit_code(30) == 0
-        assert sorted(os.listdir(node.root / "dev/shm")) == [HELD, KEPT, LATER]
+        assert segments(node) == PERSON_SEGMENTS
         assert not (node.root / RECORD).exists()
 
 
-def test_what_is_in_use_at_the_next_start_goes_with_the_next_rank() -> None:
+def test_a_segment_in_use_at_the_next_start_is_removed_with_the_next_rank() -> None:
     with world() as node:
         node.configure(CHECKED)
-        node.control(user=UID, engine=["8000", "serving", "shares", MADE_LATE, *MADE])
+        node.control(user=UID, engine=["8000", "serving", "shares", RANK_LATE_SEGMENT, *RANK_SEGMENTS])
         node.start_agent()
         node.await_phase("serving")
-        person = start_person(node, MADE[0])
+        person = start_person(node, RANK_SEGMENTS[0])
         kill_all(node)
         start_next(node)
-        assert (os.listdir(node.root / "dev/shm"), recorded(node)) == ([MADE[0]], {MADE[0]})
+        assert (segments(node), recorded(node)) == ([RANK_SEGMENTS[0]], {RANK_SEGMENTS[0]})
         (below,) = Path(f"/proc/{person.pid}/task/{person.pid}/children").read_text().split()
         os.kill(int(below), signal.SIGKILL)
         person.wait(10)
         node.terminate()
         assert node.exit_code(30) == 0
-        assert os.listdir(node.root / "dev/shm") == []
+        assert segments(node) == []

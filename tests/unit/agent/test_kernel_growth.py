@@ -21,10 +21,10 @@ def test_only_a_kernel_that_came_since_the_last_look_is_growth(tree: Tree) -> No
         cache = Tree(Path(agent.host.files.real(caches.path(IMAGE, "cutlass"))))
         cache.file("/a/one.o")
         growth = KernelGrowth(agent)
-        assert not growth.seen(), "it was there before"
-        assert not growth.seen()
+        assert not growth.detect(), "it was there before"
+        assert not growth.detect()
         cache.file("/b/log.txt")
-        assert not growth.seen(), "no kernel"
+        assert not growth.detect(), "no kernel"
         cache.file("/b/two.o")
-        assert growth.seen()
-        assert not growth.seen()
+        assert growth.detect()
+        assert not growth.detect()

@@ -300,7 +300,7 @@ def _note_kernels(agent: Agent, running: Running) -> str:
 
 def _compiles(agent: Agent, running: Running, growth: KernelGrowth) -> bool:
     """A compiler of any rank runs, or kernels have come into this node's caches."""
-    peers, grows = agent.monitor.statuses(), growth.seen()
+    peers, grows = agent.monitor.statuses(), growth.detect()
     return grows or running.compiler_count > 0 or any(peer.report and peer.report.engine.compilers for peer in peers)
 
 

@@ -202,7 +202,7 @@ class KernelGrowth(Struct):
     agent: Agent
     _count: int | None = None
 
-    def seen(self) -> bool:
+    def detect(self) -> bool:
         """Whether there are new ones since the last call. False where they can't be counted: that excuses no engine."""
         before, self._count = self._count, None
         with suppress(OSError):

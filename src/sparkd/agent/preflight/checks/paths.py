@@ -197,7 +197,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
             masked=any(unit.masked for unit in installed),
             paths=tuple(_read_path(files, path) for path in needed),
             unknown_words=tuple(word for _, unknown in named for word in unknown),
-            drop_in=units.judge(files, self.drop_in) if self.drop_in else None,
+            drop_in=units.compare_file(files, self.drop_in) if self.drop_in else None,
             launch_script=launch_script.kind if launch_script else None,
             refused=tuple(hook for path in self.power_command[:1] if (hook := check_program(files, path)).problem),
         )

@@ -100,8 +100,8 @@ def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(po
         rest = stranger.output()
     assert not [line for line in rest if KEY in line or line.startswith("got")]
     assert result.failed is ReadinessStage.PORT
-    assert f"held by pid {stranger.pid} (" in result.said
-    assert f"of uid {UID}" in result.said
+    assert f"held by pid {stranger.pid} (" in result.answer
+    assert f"of uid {UID}" in result.answer
     (line,) = journal
     assert "engine.port.foreign" in line
     assert f"pid={stranger.pid}" in line
@@ -129,7 +129,7 @@ def test_another_user_who_does_not_accept_or_closes_at_once_is_named(port: int, 
         result = probe_as(loading, port, journal=journal)
         assert time.monotonic() - began < 4, "long before the deadline of the request"
     assert result.failed is ReadinessStage.PORT
-    assert f"held by pid {stranger.pid} (" in result.said
+    assert f"held by pid {stranger.pid} (" in result.answer
     (line,) = journal
     assert "engine.port.foreign" in line
 

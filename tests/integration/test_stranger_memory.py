@@ -95,7 +95,7 @@ def test_who_took_the_memory_since_the_launch_is_named(segment: Path, program: s
         now = tenants()
     taken = now.held_bytes - before.held_bytes
     assert 0.8 * TAKEN_BYTES < taken < 1.5 * TAKEN_BYTES, "once"
-    assert not describe_growth(before, now, taken)[1]
+    assert not describe_growth(before, now, taken).by_others
     text, by_others = describe_growth(before, now, 0)
     assert by_others
     assert (f": uid {UID} " in text) is (program != MEMFD)

@@ -195,7 +195,7 @@ def test_mount_units_are_named_as_systemd_escapes_them(path: str, names: tuple[s
 def test_judge(tree: Tree, wanted: str, found: str | None, state: State) -> None:
     if found is not None:
         tree.file(HEAD, found)
-    assert units.judge(Files(str(tree.root)), DropIn("head", wanted)) is state
+    assert units.compare_file(Files(str(tree.root)), DropIn("head", wanted)) is state
 
 
 def test_install_makes_what_is_needed_once_and_reloads_once(tmp_path: Path) -> None:

@@ -124,8 +124,8 @@ class Load:
             self.tree.process(pid, "VLLM::Worker", parent=parent)
             self.maps(*numbers, pid=pid)
 
-    def drop(self, shard: File, still: Callable[[], bool]) -> int:
-        assert still()
+    def drop(self, shard: File, should_continue: Callable[[], bool]) -> int:
+        assert should_continue()
         self.dropped.append(shard.name)
         return self.size_bytes
 

@@ -45,34 +45,34 @@ def test_a_file_system_without_a_disk_has_no_such_setting(tree: Tree) -> None:
 
 
 def test_readahead_is_lowered_and_restored_also_by_the_next_agent(disk: Tree, tmp_path: Path) -> None:
-    host, memory = Host(disk.root), tmp_path / "readahead.json"
-    change = page_cache.lower_readahead(host, "/models/m", 8, memory)
+    host, saved_file = Host(disk.root), tmp_path / "readahead.json"
+    change = page_cache.lower_readahead(host, "/models/m", 8, saved_file)
     assert change == page_cache.ReadaheadChange("/sys/class/bdi/259:0/read_ahead_kb", 128, 8)
     assert read_ahead(disk) == "8"
-    assert page_cache.restore_readahead(host, memory) == page_cache.ReadaheadChange(change.path, 8, 128)
+    assert page_cache.restore_readahead(host, saved_file) == page_cache.ReadaheadChange(change.path, 8, 128)
     assert read_ahead(disk) == "128"
-    assert not memory.exists()
-    assert page_cache.restore_readahead(host, memory) is None
+    assert not saved_file.exists()
+    assert page_cache.restore_readahead(host, saved_file) is None
 
 
 @pytest.mark.parametrize("kib", [4, 8, 16, 128])
 def test_a_value_lowered_by_a_killed_agent_is_not_taken_for_the_disks_own(disk: Tree, tmp_path: Path, kib: int) -> None:
-    host, memory = Host(disk.root), tmp_path / "readahead.json"
-    page_cache.lower_readahead(host, "/models/m", 8, memory)
-    page_cache.lower_readahead(host, "/models/m", kib, memory)
+    host, saved_file = Host(disk.root), tmp_path / "readahead.json"
+    page_cache.lower_readahead(host, "/models/m", 8, saved_file)
+    page_cache.lower_readahead(host, "/models/m", kib, saved_file)
     assert read_ahead(disk) == str(kib)
-    page_cache.restore_readahead(host, memory)
+    page_cache.restore_readahead(host, saved_file)
     assert read_ahead(disk) == "128"
 
 
 def test_a_disk_that_no_longer_has_the_model_gets_its_own_value_back(disk: Tree, tmp_path: Path) -> None:
-    host, memory = Host(disk.root), tmp_path / "readahead.json"
+    host, saved_file = Host(disk.root), tmp_path / "readahead.json"
     disk.file("/sys/devices/virtual/bdi/7:1/read_ahead_kb", "8\n")
     disk.link("/sys/class/bdi/7:1", "../../devices/virtual/bdi/7:1")
-    memory.write_text('{"path": "/sys/class/bdi/7:1/read_ahead_kb", "before_kib": 512, "after_kib": 8}')
-    page_cache.lower_readahead(host, "/models/m", 8, memory)
+    saved_file.write_text('{"path": "/sys/class/bdi/7:1/read_ahead_kb", "before_kib": 512, "after_kib": 8}')
+    page_cache.lower_readahead(host, "/models/m", 8, saved_file)
     assert (disk.root / "sys/devices/virtual/bdi/7:1/read_ahead_kb").read_text() == "512\n"
-    page_cache.restore_readahead(host, memory)
+    page_cache.restore_readahead(host, saved_file)
     assert read_ahead(disk) == "128"
 
 
@@ -82,12 +82,12 @@ def test_readahead_that_is_low_enough_is_left_alone(disk: Tree, tmp_path: Path) 
 
 
 def test_readahead_that_somebody_else_set_meanwhile_stays(disk: Tree, tmp_path: Path) -> None:
-    host, memory = Host(disk.root), tmp_path / "readahead.json"
-    page_cache.lower_readahead(host, "/models/m", 8, memory)
+    host, saved_file = Host(disk.root), tmp_path / "readahead.json"
+    page_cache.lower_readahead(host, "/models/m", 8, saved_file)
     disk.file("/sys/devices/virtual/bdi/259:0/read_ahead_kb", "4096\n")
-    assert page_cache.restore_readahead(host, memory) is None
+    assert page_cache.restore_readahead(host, saved_file) is None
     assert read_ahead(disk) == "4096"
-    assert not memory.exists()
+    assert not saved_file.exists()
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_readahead_that_somebody_else_set_meanwhile_stays(disk: Tree, tmp_path: 
      '{"path": "/sys/class/bdi/259:0/read_ahead_kb", "before_kib": "x", "after_kib": 8}'],
 )  # fmt: skip
 def test_an_invalid_state_file_changes_nothing(disk: Tree, tmp_path: Path, text: str) -> None:
-    memory = tmp_path / "readahead.json"
-    memory.write_text(text)
-    assert page_cache.restore_readahead(Host(disk.root), memory) is None
+    saved_file = tmp_path / "readahead.json"
+    saved_file.write_text(text)
+    assert page_cache.restore_readahead(Host(disk.root), saved_file) is None
     assert read_ahead(disk) == "128"
 
 

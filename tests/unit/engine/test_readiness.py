@@ -33,7 +33,7 @@ def test_a_refused_connection_fails_the_first_stage(port: int) -> None:
 def test_a_model_that_is_not_listed_fails_the_second_stage() -> None:
     with engine(lambda *_: models("other")) as port:
         result = tried(port, 10)
-    assert (result.failed, result.said) == (ReadinessStage.MODEL, "other")
+    assert (result.failed, result.answer) == (ReadinessStage.MODEL, "other")
 
 
 def test_brackets_without_end_list_no_model() -> None:
@@ -53,13 +53,13 @@ def test_brackets_without_end_list_no_model() -> None:
 def test_a_completion_without_a_token_fails_the_third_stage(answer: Reply, said: str) -> None:
     with engine(lambda request, _: models("tiny") if request.startswith("GET") else answer) as port:
         result = tried(port, 10)
-    assert (result.failed, result.said) == (ReadinessStage.COMPLETION, said)
+    assert (result.failed, result.answer) == (ReadinessStage.COMPLETION, said)
 
 
 def test_a_completion_has_its_own_deadline() -> None:
     with engine(serving, slow_seconds=0.5) as port:
         result = tried(port, 0.1)
-    assert (result.failed, result.said) == (ReadinessStage.COMPLETION, "no answer within 0.1 s")
+    assert (result.failed, result.answer) == (ReadinessStage.COMPLETION, "no answer within 0.1 s")
 
 
 def test_a_token_passes_all_stages_and_only_the_engine_gets_the_key() -> None:

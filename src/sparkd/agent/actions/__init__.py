@@ -252,9 +252,9 @@ class Actions:
         """Blocks for as long as the disks take: runs in a thread of its own."""
         return page_cache.drop_page_cache(self._host)
 
-    def drop_file_cache(self, shard: File, still: Callable[[], bool]) -> int:
-        """Drop a shard's page cache while `still` holds; returns its bytes. Raises OSError, ValueError."""
-        return page_cache.drop_file_cache(self._host, shard, still)
+    def drop_file_cache(self, shard: File, should_continue: Callable[[], bool]) -> int:
+        """Drop a shard's page cache while `should_continue` holds; returns its bytes. Raises OSError, ValueError."""
+        return page_cache.drop_file_cache(self._host, shard, should_continue)
 
     def pause_process(self, container_id: str, key: tuple[int, int], resume: bool) -> bool:
         """Stop the container's process of that id and start time, or continue it; whether it was there."""
@@ -265,7 +265,7 @@ class Actions:
         return page_cache.compact_memory(self._host, fix)
 
     def lower_readahead(self, folder: str, kib: int) -> ReadaheadChange | None:
-        """Lower that of the disk that holds a folder; None where nothing changes. Raises OSError, ValueError."""
+        """Lower the readahead of the disk of `folder`; None where nothing changes. Raises OSError, ValueError."""
         work = partial(page_cache.lower_readahead, self._host, folder, kib, self._run / READAHEAD_FILE)
         return self._act(work, DISK_SECONDS, f"looking at the disk of {folder}")
 

@@ -58,8 +58,8 @@ def compact_memory(host: Host, fix: CompactMemory) -> Applied:
     return Applied("applied", f"{size(before)} free in large blocks before, {size(host.free_memory().large_bytes)} now")
 
 
-def drop_file_cache(host: Host, shard: File, still: Callable[[], bool]) -> int:
-    """Drop the clean, unmapped pages of this one file while `still` holds. Raises OSError.
+def drop_file_cache(host: Host, shard: File, should_continue: Callable[[], bool]) -> int:
+    """Drop the clean, unmapped pages of this one file while `should_continue` holds. Raises OSError.
 
     Returns the bytes that came back; 0 where the path is now another file. Without cachestat(2) they are measured on
     the whole page cache, which other programs change too, but not much in milliseconds.
@@ -76,7 +76,7 @@ def drop_file_cache(host: Host, shard: File, still: Callable[[], bool]) -> int:
         if before == 0:
             return 0
         for offset in range(0, file.st_size, PIECE_BYTES):
-            if not still():
+            if not should_continue():
                 break
             os.posix_fadvise(fd, offset, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
         return max(0, before - cached())
@@ -118,30 +118,30 @@ def find_readahead_setting(host: Host, folder: str) -> str:
     return path
 
 
-def lower_readahead(host: Host, folder: str, kib: int, memory: Path) -> ReadaheadChange | None:
-    """Lower that of the disk that holds `folder`; None where it reads no further ahead. Raises OSError, ValueError.
+def lower_readahead(host: Host, folder: str, kib: int, saved_file: Path) -> ReadaheadChange | None:
+    """Lower the readahead of the disk that holds `folder`. None where it is `kib` or less already.
 
-    What an earlier agent has lowered, on this disk or another, is restored first: its value would be remembered as the
-    disk's own.
+    What an earlier agent has lowered, on this disk or another, is restored first: its value would be saved as the
+    disk's own. Raises OSError, ValueError.
     """
-    restore_readahead(host, memory)
+    restore_readahead(host, saved_file)
     path = find_readahead_setting(host, folder)
     change = ReadaheadChange(path, int(host.files.value(path)), kib)
     if change.before_kib <= kib:
         return None
-    files.write(memory, encode(change).decode() + "\n", 0o644, durable=False)
+    files.write(saved_file, encode(change).decode() + "\n", 0o644, durable=False)
     try:
         _set(host, path, kib)
     except OSError:
-        memory.unlink()
+        saved_file.unlink()
         raise
     return change
 
 
-def restore_readahead(host: Host, memory: Path) -> ReadaheadChange | None:
+def restore_readahead(host: Host, saved_file: Path) -> ReadaheadChange | None:
     """Undo `lower_readahead`; None where nothing is to be undone. Another program's value stays. Raises OSError."""
     try:
-        change = decode(memory.read_text(encoding="utf-8"), type=ReadaheadChange)
+        change = decode(saved_file.read_text(encoding="utf-8"), type=ReadaheadChange)
     except (FileNotFoundError, ValueError):
         return None
     if not _SETTING.fullmatch(change.path):
@@ -152,7 +152,7 @@ def restore_readahead(host: Host, memory: Path) -> ReadaheadChange | None:
             _set(host, change.path, change.before_kib)
     except (FileNotFoundError, ValueError):  # the disk is gone
         ours = False
-    memory.unlink(missing_ok=True)
+    saved_file.unlink(missing_ok=True)
     return ReadaheadChange(change.path, change.after_kib, change.before_kib) if ours else None
 
 

@@ -34,7 +34,7 @@ DEPTH = 4
 """Depth of a model below models_dir: models--ORG--NAME/snapshots/REVISION has three parts."""
 FRESH_SECONDS = 5.0
 TRIES = 3
-"""What is read from a slow disk is there at the next request."""
+"""A slow read times out, and the page cache serves the retry."""
 NOT_MODELS = ("blobs", "refs", ".no_exist")
 """Each folder of Hugging Face's cache has them: hundreds of files, to which those of the snapshots are links."""
 Text = Annotated[str, Meta(max_length=1000)]
@@ -70,7 +70,7 @@ class Inventory(Struct, frozen=True):
 
 
 _DOCUMENT = StateFile("inventory", Inventory)
-"""Only its form: it is not kept."""
+"""The codec of an answer. No file is written."""
 
 
 def dump(inventory: Inventory) -> bytes:
@@ -155,19 +155,19 @@ def find_missing(
         return
     path = plan.model_path.removeprefix(f"{here.models_dir}/")
     own, model = (next((model for model in node.models if model.path == path), None) for node in (here, there))
-    ours, theirs = (_identities(plan.image, node) for node in (here, there))
-    has = {"models": model is not None, "images": bool(theirs)}
-    faults = {fault.partition(":")[0]: fault for fault in there.unread}
-    unknown = {kind: fault for kind, fault in faults.items() if not has.get(kind)}
-    for fault in unknown.values():
-        yield f"not all of it is readable: {fault}", "see the journal there"
+    own_ids, other_ids = (_identities(plan.image, node) for node in (here, there))
+    present = {"models": model is not None, "images": bool(other_ids)}
+    read_errors = {error.partition(":")[0]: error for error in there.unread}
+    relevant_errors = {kind: error for kind, error in read_errors.items() if not present.get(kind)}
+    for error in relevant_errors.values():
+        yield f"not all of it is readable: {error}", "see the journal there"
     if path.startswith("/"):
         reason = f"whether it has {path} is not known: it lies outside of models_dir of the head"
         yield reason, "model.path of the recipe: a folder below engine.models_dir"
-    elif "models" not in unknown and (fault := _judge_model(own, model, there.models_dir)):
+    elif "models" not in relevant_errors and (fault := _judge_model(own, model, there.models_dir)):
         yield f"the model {path} {fault}", f"sparkd model sync {quote(path)}"
     may_differ = settings.cluster.allow_image_difference
-    if "images" not in unknown and (fault := _judge_image(ours, theirs, may_differ=may_differ)):
+    if "images" not in relevant_errors and (fault := _judge_image(own_ids, other_ids, may_differ=may_differ)):
         yield f"image {plan.image} {fault}", f"sparkd image sync {quote(plan.image)}"
     if there.memory_bytes and need_bytes(there.memory_bytes) > there.memory_bytes:
         needed = size(need_bytes(there.memory_bytes))
@@ -191,10 +191,10 @@ def _judge_model(own: Model | None, model: Model | None, models_dir: str) -> str
     return ""
 
 
-def _judge_image(ours: set[str], theirs: set[str], *, may_differ: bool) -> str:
-    if not theirs:
+def _judge_image(own_ids: set[str], other_ids: set[str], *, may_differ: bool) -> str:
+    if not other_ids:
         return "is not there"
-    return "is another one there" if ours and ours != theirs and not may_differ else ""
+    return "is another one there" if own_ids and own_ids != other_ids and not may_differ else ""
 
 
 def _identities(image: str, node: Inventory) -> set[str]:

@@ -1,4 +1,4 @@
-"""The agent in its place: serving its report, reading the other nodes, with all that its steps use."""
+"""Build the agent: report server, peer readers, and the objects of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
 
 
 def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank | None = None) -> Agent:
-    """Make the agent in its place: it serves its report and reads the other nodes.
+    """Build the agent. It then serves its report and reads the other nodes.
 
     `owner_uid`: owner of the key file. `left`: the rank that it is to take over.
     """
@@ -130,8 +130,14 @@ def _report_peers(host: Host, reporter: Reporter, events: Events, peers: tuple[P
 
 
 def serve_observers(base: Base, reporter: Reporter, events: Events) -> None:
-    show = base.settings.observe, base.host.files, lambda: reporter.published, base.loop.keepalive_age
-    start_status_server(*show, base.loop.spawn, events)
+    start_status_server(
+        observe=base.settings.observe,
+        files=base.host.files,
+        published=lambda: reporter.published,
+        keepalive_age=base.loop.keepalive_age,
+        spawn=base.loop.spawn,
+        events=events,
+    )
 
 
 def report_sinks(base: Base) -> tuple[Sink, ...]:

@@ -1,7 +1,7 @@
 """The agent's part in the history: one row for its launch, and a warning where that loads slower than those before.
 
-A disk that is full, slow or broken costs an event and the row. A row is written whole, in threads that nothing waits
-for but at the end of a run. A launch whose end was not written is closed by the next process.
+A disk that is full, slow or broken costs an event and the row. A row is written whole, in a thread: only the
+end of a run waits for it. A launch whose end was not written is closed by the next process.
 """
 
 from __future__ import annotations
@@ -53,10 +53,7 @@ class LaunchRow(Struct):
 
     def recall(self, last: End | None) -> None:
         """Read what this process is compared with. `last`: the end of the one before, which may have left a launch."""
-        killed = End(KILLED, at=utc_now(), cause=Cause.AGENT_KILLED)
-        if last is not None and last.code is None:  # it may be known how its machine ended
-            killed = replace(killed, reason=last.reason)
-        self._read_past(killed if last is None or last.code is None else last)
+        self._read_past(_close(last))
 
     def resume(self, rank_id: str) -> None:
         """Continue the launch of an agent before this one, which is under way."""
@@ -175,6 +172,16 @@ class LaunchRow(Struct):
         if replaced:
             reason = "it was broken, and is history.db.broken now"
             self.agent.events.warning("history.file.replaced", reason=reason, hint="")
+
+
+def _close(last: End | None) -> End:
+    """The end of a launch that is still open: the recorded one; where no code was recorded, that it was killed."""
+    if last is not None and last.code is not None:
+        return last
+    killed = End(KILLED, at=utc_now(), cause=Cause.AGENT_KILLED)
+    if last is None:
+        return killed
+    return replace(killed, reason=last.reason)  # it may be known how its machine ended
 
 
 def expected_load(agent: Agent) -> tuple[float | None, str]:

@@ -14,7 +14,7 @@ from sparkd.agent.cluster.monitor import expect_peer
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import check_head
 from sparkd.agent.daemon.startup import note_late_rdma
-from sparkd.agent.preflight.checks.rdma import BY_TCP, COST, MEANT
+from sparkd.agent.preflight.checks.rdma import BY_TCP, TCP_COST, TCP_HINT
 from sparkd.base.lib.errors import NotReadyError, OutdatedPlanError
 from sparkd.base.plan import agreement
 from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
@@ -121,7 +121,7 @@ def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
     by_tcp = [report.node for report in reports if report.transport == BY_TCP]
     if by_tcp:
         agent.events.warning(
-            "fabric.tcp.chosen", without_rdma=by_tcp, reason=f"NCCL can't mix them, {COST}", hint=MEANT
+            "fabric.tcp.chosen", without_rdma=by_tcp, reason=f"NCCL can't mix them, {TCP_COST}", hint=TCP_HINT
         )
     _report_epoch(agent, agent.rank_id, BY_TCP if by_tcp else reports[0].transport)
     while starting := [peer for peer in agent.monitor.check() if not _is_running(peer, agent.rank_id)]:
@@ -136,7 +136,7 @@ def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
 
 def _report_epoch(agent: Agent, epoch: str, transport: str) -> None:
     """`transport`: that of all ranks."""
-    if agent.reporter.report.transport == BY_TCP != transport:
+    if agent.reporter.report.transport == BY_TCP and transport != BY_TCP:
         raise OutdatedPlanError("the RDMA devices of this node have gone since the head called", "sparkd starts again")
     agent.log.bind(epoch=epoch)
     agent.reporter.update(epoch=epoch, transport=transport)

@@ -29,7 +29,7 @@ from sparkd.agent.daemon.reboot import reboot_if_due
 from sparkd.agent.daemon.switching import SwitchRequested
 from sparkd.agent.engine.api_owner import find_holder
 from sparkd.agent.engine.culprits import Culprit, find_culprit
-from sparkd.agent.engine.memory_guard.tenants import describe_growth
+from sparkd.agent.engine.memory_guard.tenants import Growth, describe_growth
 from sparkd.agent.engine.rank import LOG_END_SECONDS, Running
 from sparkd.base.host import Host
 from sparkd.base.lib.endings import Stage, StopRequested
@@ -149,10 +149,10 @@ class _Looks:
             with suppress(OSError):  # it does not run, or no look was possible
                 hangs = hangs or self._docker.result() > self._ends_at
         holder, culprit = self._result(self._holder) or "", self._result(self._culprit)
-        memory_users, taken = self._who_took_memory() if self._error.cause in SHORT_OF_MEMORY else ("", False)
+        growth = self._who_took_memory() if self._error.cause in SHORT_OF_MEMORY else Growth("", False)
         if self._error.cause is Cause.PEER_FAILED:
             self._agent.loop.wait_until(self._peers_named_causes, self._ends_at - time.monotonic())
-        return Evidence(hangs, taken, memory_users, holder, culprit)
+        return Evidence(hangs, growth.by_others, growth.text, holder, culprit)
 
     def _peers_named_causes(self) -> bool:
         """A failed node reports its cause once its rank is gone, and this node's report shows it."""
@@ -188,16 +188,13 @@ class _Looks:
         container = (rank.container_id, rank.name)
         return partial(find_culprit, self._agent.host, container, pids | {rank.pid}, time.time())
 
-    def _who_took_memory(self) -> tuple[str, bool]:
-        """Who took it; empty where that is not known. And whether others took more since the launch than the plan
-        leaves above the floor.
-        """
+    def _who_took_memory(self) -> Growth:
         agent, running = self._agent, self._running
         if running is None or running.tenants is None:
-            return "", False
+            return Growth("", False)
         gone = agent.loop.wait_until(running.rank.ended.is_set, GONE_SECONDS)
         if not gone or (now := running.read_tenants()) is None:
-            return "", False
+            return Growth("", False)
         memory = agent.settings.memory
         return describe_growth(running.tenants, now, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)
 

@@ -1,8 +1,8 @@
 """Keeps free memory in large blocks from the launch until the engine serves, for the GPU's driver.
 
-A report of two Sparks drops page cache and compacts memory while less than 8 GiB is free, and had no failure of the
-driver since (docs/GB10-UNIFIED-MEMORY-FIELD-REPORT.md of tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark). It does
-so until the engine serves: once the model is pinned, only some 600 MiB are left in blocks of 2 MiB. The report also
+Two Sparks whose page cache is dropped and whose memory is compacted while less than 8 GiB is free had no failure of the
+driver since (docs/GB10-UNIFIED-MEMORY-FIELD-REPORT.md of tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark). There it
+ends when the engine serves: once the model is pinned, only some 600 MiB are left in blocks of 2 MiB. The report also
 warns of a raised vm.min_free_kbytes: vLLM's check at its start reads MemAvailable, which falls with it.
 """
 
@@ -25,7 +25,7 @@ PAUSE_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 160.0
 """Pause after compactions that gained too little, as where most memory is pinned: six of these in ten minutes."""
 SHARE = 0.1
-"""Most of the time spent in the kernel: compaction takes a core for as long as pages move, some 5 s for 10 GiB."""
+"""Largest share of time for compaction, which takes a core for as long as pages move: some 5 s for 10 GiB."""
 
 
 class Pace(Struct, frozen=True):

@@ -18,8 +18,8 @@ PROBE_SECONDS = 0.2
 """A refused connection costs 0.6 ms, so frequent probes are cheap."""
 RETRY_SECONDS = 1.0
 """Pause after a failed completion: each one is real work for the engine."""
-LATEST = 2
-"""How many times its time a load that works may take beyond it: a loop that never gets anywhere looks like work."""
+MAX_EXTENSION = 2
+"""A load that still works may take up to three times its limit: a loop that never gets anywhere looks like work."""
 
 
 class ReadinessStage(Enum):
@@ -33,10 +33,10 @@ class ReadinessStage(Enum):
 
 
 class ProbeResult(Struct, frozen=True):
-    """`failed`: the first stage not passed, None when all were. `said`: the engine's answer."""
+    """`failed`: the first stage not passed, None when all were. `answer`: the engine's."""
 
     failed: ReadinessStage | None
-    said: str = ""
+    answer: str = ""
 
 
 async def probe(endpoint: Endpoint, completion_seconds: float) -> ProbeResult:
@@ -68,44 +68,44 @@ def await_ready(
 ) -> None:
     """Wait for the first completion.
 
-    `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12) after
-    `launch_seconds`, but while HTTP does not answer only once the load no longer `works`, or after three times as long;
-    or at once when the endpoint serves another model or refuses the key.
+    `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12):
+    at once where the endpoint serves another model or refuses the key; else after `launch_seconds`. While HTTP does not
+    answer and the load `works`, it waits longer, up to three times as long.
     """
     deadline = time.monotonic() + launch_seconds
     probing: Outcome[ProbeResult] | None = None
     next_at = 0.0
-    stage, said, progress = ReadinessStage.HTTP, "", show(ReadinessStage.HTTP)
+    stage, answer, progress = ReadinessStage.HTTP, "", show(ReadinessStage.HTTP)
     while True:
         now = time.monotonic()
         if probing is None:
             probing = loop.start(probe(endpoint, completion_seconds)) if now >= next_at else None
         elif probing.done():
-            answer, probing = probing.result(), None
-            if answer.failed is None:
+            result, probing = probing.result(), None
+            if result.failed is None:
                 return
-            _refuse(answer, endpoint.served_name)
-            stage, said = answer.failed, answer.said
+            _refuse(result, endpoint.served_name)
+            stage, answer = result.failed, result.answer
             next_at = now + (RETRY_SECONDS if stage is ReadinessStage.COMPLETION else PROBE_SECONDS)
         before, progress = progress, show(stage)
         if progress.step != before.step:
             next_at = now  # a new step: the endpoint may answer now
         if now >= deadline:
-            may_continue = stage is ReadinessStage.HTTP and now < deadline + LATEST * launch_seconds
+            may_continue = stage is ReadinessStage.HTTP and now < deadline + MAX_EXTENSION * launch_seconds
             if not (may_continue and works()):
-                raise _late_error(launch_seconds, stage, said, progress.step, hint)
+                raise _late_error(launch_seconds, stage, answer, progress.step, hint)
         loop.wait(PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now)))
 
 
-def _late_error(launch_seconds: float, stage: ReadinessStage, said: str, step: str, hint: str) -> NotReadyError:
-    answer = f": {said}" if said and stage is not ReadinessStage.HTTP else ""
-    reason = f"not ready within {launch_seconds:g} s: waited for {stage.value}{answer}; the engine was {step}"
+def _late_error(launch_seconds: float, stage: ReadinessStage, answer: str, step: str, hint: str) -> NotReadyError:
+    awaited = f"{stage.value}: {answer}" if answer and stage is not ReadinessStage.HTTP else stage.value
+    reason = f"not ready within {launch_seconds:g} s: waited for {awaited}; the engine was {step}"
     return NotReadyError(reason, hint)
 
 
-def _refuse(answer: ProbeResult, served_name: str) -> None:
+def _refuse(result: ProbeResult, served_name: str) -> None:
     """Raises NotReadyError where waiting cannot help."""
-    if answer.failed is ReadinessStage.KEY:
+    if result.failed is ReadinessStage.KEY:
         raise NotReadyError("the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY")
-    if answer.failed is ReadinessStage.MODEL and answer.said:
-        raise NotReadyError(f"the endpoint serves {answer.said}, not {served_name}", "check --served-model-name")
+    if result.failed is ReadinessStage.MODEL and result.answer:
+        raise NotReadyError(f"the endpoint serves {result.answer}, not {served_name}", "check --served-model-name")

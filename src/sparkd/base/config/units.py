@@ -62,7 +62,7 @@ def unit_name(role: str) -> str:
 
 def render(role: str) -> str:
     """The full unit, as the package ships it: for the configuration's defaults."""
-    return _fill("sparkd.service.in", {"role": role, "unit": unit_name(role), **_values(Settings())})
+    return _fill_template("sparkd.service.in", {"role": role, "unit": unit_name(role), **_template_values(Settings())})
 
 
 def digest_service(role: str, settings: Settings) -> str:
@@ -75,15 +75,15 @@ def digest_service(role: str, settings: Settings) -> str:
 def package_units() -> dict[str, str]:
     """Every unit of the package and what belongs to them, by path."""
     texts = {unit_name(role): render(role) for role in ROLES}
-    texts |= {name: _read(PurePosixPath(name).name) for name in (*BOOT_UNITS, NOTIFY_UNIT, *GUARD_UNITS)}
+    texts |= {name: _read_shipped(PurePosixPath(name).name) for name in (*BOOT_UNITS, NOTIFY_UNIT, *GUARD_UNITS)}
     return {f"{PACKAGE_UNITS}/{name}": text for name, text in texts.items()}
 
 
 def dropins(settings: Settings) -> tuple[DropIn, ...]:
     """Every drop-in that a node may carry: what `settings` change in the package's units."""
-    values = _values(settings)
-    text = "" if values == _values(type(settings)()) else _fill("50-sparkd.conf.in", values)
-    notify = _read("50-sparkd-notify.conf") if settings.notify.command else ""
+    values = _template_values(settings)
+    text = "" if values == _template_values(type(settings)()) else _fill_template("50-sparkd.conf.in", values)
+    notify = _read_shipped("50-sparkd-notify.conf") if settings.notify.command else ""
     return (*(DropIn(role, text) for role in ROLES), DropIn(NOTIFY, notify))
 
 
@@ -91,9 +91,9 @@ def no_dropins() -> tuple[DropIn, ...]:
     return tuple(DropIn(role, "") for role in (*ROLES, NOTIFY))
 
 
-def judge(files: Files, wanted: DropIn) -> State:
+def compare_file(files: Files, wanted: DropIn) -> State:
     """Compare the file at the path of `wanted`. Raises ConfigError where it can't be read."""
-    text = _text(files, wanted.path)
+    text = _read_installed(files, wanted.path)
     if text is None:
         return State.MISSING if wanted.text else State.MATCHES
     if not text.startswith(HEADER):
@@ -113,13 +113,13 @@ def why_wrong(wanted: DropIn, state: State) -> tuple[str, str] | None:
 
 def drift(wanted: tuple[DropIn, ...], files: Files) -> tuple[str, ...]:
     """Differences from what systemd should run; one sentence each."""
-    wrong = filter(None, (why_wrong(drop_in, judge(files, drop_in)) for drop_in in wanted))
+    wrong = filter(None, (why_wrong(drop_in, compare_file(files, drop_in)) for drop_in in wanted))
     differences = [f"{reason}: {remedy}" for reason, remedy in wrong]
     for path, text in package_units().items():
-        if _text(files, path) != text:
+        if _read_installed(files, path) != text:
             differences.append(f"{path} is not the unit of this sparkd: install the package again")
         # A link to /dev/null reads as empty: a masked unit is a choice, not a drift.
-        if _text(files, own := path.replace(PACKAGE_UNITS, ADMIN_UNITS)):
+        if _read_installed(files, own := path.replace(PACKAGE_UNITS, ADMIN_UNITS)):
             differences.append(f"{own} hides the package's unit: make it a drop-in")
     return tuple(differences)
 
@@ -136,7 +136,7 @@ def _escape(folder: PurePosixPath) -> str:
     return _SPECIAL.sub(lambda byte: b"\\x%02x" % ord(byte[0]), raw).replace(b"/", b"-").decode()
 
 
-def _values(settings: Settings) -> dict[str, str]:
+def _template_values(settings: Settings) -> dict[str, str]:
     readahead = (
         "# engine.load_readahead_kib: where a disk's readahead is set.\nReadWritePaths=-/sys/devices/virtual/bdi\n"
     )
@@ -147,16 +147,16 @@ def _values(settings: Settings) -> dict[str, str]:
     }
 
 
-def _fill(template: str, values: dict[str, str]) -> str:
-    return Template(_read(template)).substitute(values)
+def _fill_template(template: str, values: dict[str, str]) -> str:
+    return Template(_read_shipped(template)).substitute(values)
 
 
-def _read(name: str) -> str:
+def _read_shipped(name: str) -> str:
     return (units_dir() / name).read_text(encoding="utf-8")
 
 
-def _text(files: Files, path: str) -> str | None:
-    """Text of a file; None where there is none."""
+def _read_installed(files: Files, path: str) -> str | None:
+    """Text of a file; None where there is none. Raises ConfigError."""
     try:
         return files.text_if_any(path)
     except OSError as error:

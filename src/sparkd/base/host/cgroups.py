@@ -24,7 +24,7 @@ _USER_MANAGER = re.compile(r"user@\d+\.service")
 
 class Group(Struct, frozen=True):
     container_id: str = ""
-    """Full id of the innermost container; empty outside of containers, and where only a name says so."""
+    """Full id of the innermost container; empty outside of containers, and where a user gave his group such a name."""
     unit: str = ""
     """A service or a scope."""
     of_user: bool = False
@@ -56,13 +56,13 @@ def find_container(files: Files, text: str) -> tuple[str, str]:
         if matches := list(_CONTAINER.finditer(path)):
             last = matches[-1]
             scope = ".scope" if path.startswith(".scope", last.end()) else ""
-            if folder := _find_roots(files, controllers.removeprefix("name="), path[: last.end()] + scope):
+            if folder := _root_owned_folder(files, controllers.removeprefix("name="), path[: last.end()] + scope):
                 return last[0], folder
     return "", ""
 
 
-def _find_roots(files: Files, hierarchy: str, path: str) -> str:
-    """The folder of a group that is root's. Empty where the group is nowhere: then it may be anybody's."""
+def _root_owned_folder(files: Files, hierarchy: str, path: str) -> str:
+    """The folder of a group that root owns. Empty where another user does, and where there is no such group."""
     for mounted in (f"{ROOT}/{hierarchy}", f"{ROOT}/unified"):
         with suppress(FileNotFoundError):
             return mounted + path if files.stat(mounted + path).uid in (0, files.stat(ROOT).uid) else ""
@@ -88,5 +88,5 @@ def systemd_unit(text: str) -> tuple[str, bool]:
         if parts and (number == "0" or controllers == "name=systemd"):
             # Groups below a unit belong to it, except below a user's manager, which has units of its own.
             of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
-            return parts[of_user], of_user
+            return parts[1] if of_user else parts[0], of_user
     return "", False

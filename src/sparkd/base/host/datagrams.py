@@ -28,14 +28,14 @@ a sender about once a second."""
 SMALL_AT_SECONDS = LARGE_AT_SECONDS[1]
 SMALL_BYTES = 64
 PROBE = 3
+"""IP_PMTUDISC_PROBE and IPV6_PMTUDISC_PROBE: never fragmented, whatever path MTU the kernel has stored."""
 _DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socket.IPPROTO_IPV6, 23)}
-"""IP_MTU_DISCOVER and IPV6_MTU_DISCOVER of linux/in.h and in6.h. PROBE: never fragmented, whatever path MTU the kernel
-has stored."""
+"""IP_MTU_DISCOVER and IPV6_MTU_DISCOVER of linux/in.h and in6.h."""
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 """Bytes of the headers of IP and UDP."""
 
 
-class Path(Struct, frozen=True):
+class PathMtu(Struct, frozen=True):
     address: str
     fits: bool | None
     """Whether datagrams of the MTU arrive; None without any answer, and where none was sent."""
@@ -75,15 +75,15 @@ class Datagram:
             self.arrived = error.errno == errno.ECONNREFUSED
 
 
-def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tuple[Path, ...]:
+def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tuple[PathMtu, ...]:
     """Takes `ALL_SECONDS` at most. `port` of UDP should be free on the other nodes."""
     if host.live:
         return probe_network(tuple(addresses), port, mtu)
     known = host.files.recorded("path_mtu", dict[str, bool | None]) or {}
-    return tuple(Path(address, known.get(address)) for address in addresses)
+    return tuple(PathMtu(address, known.get(address)) for address in addresses)
 
 
-def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[Path, ...]:
+def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[PathMtu, ...]:
     """Send each address a large datagram at its times, and once a small one, until the large one is decided."""
     began = time.monotonic()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -101,6 +101,6 @@ def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[Path
                 for key, _ in selector.select(left):
                     key.data.receive()
         return tuple(
-            Path(address, False if large.arrived is None and small.arrived else large.arrived)
+            PathMtu(address, False if large.arrived is None and small.arrived else large.arrived)
             for address, (large, small) in zip(addresses, pairs, strict=True)
         )

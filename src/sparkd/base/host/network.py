@@ -19,8 +19,8 @@ MAX_LOWER = 16
 """A bond of a DGX Spark has four members at most."""
 OPTIMISTIC, TENTATIVE = 0x04, 0x40
 """IFA_F_OPTIMISTIC and IFA_F_TENTATIVE of linux/if_addr.h."""
-UP, GATEWAY, REJECT = 0x0001, 0x0002, 0x0200
-"""RTF_UP, RTF_GATEWAY and RTF_REJECT of linux/route.h."""
+RTF_UP, RTF_GATEWAY, RTF_REJECT = 0x0001, 0x0002, 0x0200
+"""Flags of linux/route.h."""
 ELSEWHERE = "203.0.113.1"
 """An address of TEST-NET-3 (RFC 5737), which no network has."""
 
@@ -99,8 +99,8 @@ def default_routes(files: Files) -> Mapping[str, str]:
 
 
 def find_answering(files: Files, addresses: Iterable[str]) -> Mapping[str, bool]:
-    """Whether their kernels answer ARP, which no firewall stops. Left out: by IPv6, behind a router, or without a place
-    in this kernel's table, which any user of it can fill.
+    """Map each on-link IPv4 address to whether it answered ARP, which no firewall stops. Addresses without a place in
+    this kernel's table, which any user of it can fill, are left out.
 
     An empty datagram to each has this kernel prove what it knows, for the next look: one that has gone leaves its table
     within a minute of such looks (arp(7)). Raises ValueError for another format.
@@ -173,7 +173,7 @@ def _subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]:
             bits, route, network = int(flags, 16), _of_hex(mask), _of_hex(destination)
         except ValueError:  # another format
             continue
-        if route and bits & UP and not bits & (GATEWAY | REJECT) and int(address) & route == network:
+        if route and bits & RTF_UP and not bits & (RTF_GATEWAY | RTF_REJECT) and int(address) & route == network:
             yield route.bit_count(), name
 
 

@@ -38,7 +38,7 @@ class EngineReport(Figures, frozen=True):
     seconds_left: float | None = None
     kv_cache_tokens: int | None = None
     idle_seconds: int | None = None
-    """How long a load has shown no work, or a worker's rank while its head's requests wait; None while it does, and
+    """Seconds without work: of a load, or of a worker's rank while its head's requests wait. None while it works, and
     where it is not watched."""
     started: str = ""
     """When its container was started; empty before."""
@@ -50,7 +50,7 @@ class EngineReport(Figures, frozen=True):
     compilers: int = 0
     """Compilers of kernels below the rank: they run or are held back."""
     kernels_compiled: int = 0
-    """Inside requests since the start, by vLLM's own monitor, which may count what it loads from a cache."""
+    """Kernels compiled inside requests since the start. vLLM's monitor may also count those loaded from a cache."""
     warmth: str = ""
     """cold, warming or warm: whether its caches have the kernels of the plan's requests; empty where unknown."""
     metrics = (
@@ -58,14 +58,14 @@ class EngineReport(Figures, frozen=True):
         Metric(
             "expected_seconds",
             "engine_expected_load_seconds",
-            "From the container's start to the first completion, by earlier loads or the recipe.",
+            "Duration from the container's start to the first completion, by earlier loads or the recipe.",
         ),
         Metric("kv_cache_tokens", "kv_cache_tokens", "Size of the KV cache."),
         Metric("compilers", "engine_compilers", "Compilers of kernels that run below the rank, or are held back."),
         Metric(
             "kernels_compiled",
             "engine_kernels_compiled",
-            "Compiled inside requests since the engine's start, or loaded for the first time, by vLLM's log.",
+            "Kernels compiled inside requests since the engine's start, or loaded for the first time, by vLLM's log.",
             counter=True,
         ),
     )
@@ -105,11 +105,16 @@ class HealthReport(Figures, frozen=True):
     canaries: int = 0
     canaries_failed: int = 0
     metrics = (
-        Metric("probe_seconds", "probe_seconds", "Of the last look at the engine's health and counters."),
-        Metric("canary_seconds", "canary_seconds", "Of the last request of one token, sent while no request moves."),
+        Metric("probe_seconds", "probe_seconds", "Duration of the last probe of the engine's health and counters."),
+        Metric("canary_seconds", "canary_seconds", "Duration of the last canary request, sent while no request moves."),
         Metric("canary_at", "canary_timestamp_seconds", "When the last canary was answered or given up, since 1970."),
-        Metric("canaries", "canaries", "Requests of one token by this agent to the engine that serves.", counter=True),
-        Metric("canaries_failed", "canary_failures", "Those that had no token.", counter=True),
+        Metric(
+            "canaries",
+            "canaries",
+            "Canary requests, each for one token, by this agent to the engine that serves.",
+            counter=True,
+        ),
+        Metric("canaries_failed", "canary_failures", "Canary requests that returned no token.", counter=True),
     )
 
 

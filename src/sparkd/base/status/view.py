@@ -63,12 +63,12 @@ class Note(Struct, frozen=True):
 
 
 class NodeView(Struct, frozen=True):
-    """One node. Figures are None where the node is not heard, or has none."""
+    """One node. Figures are None where it does not answer, or reports none."""
 
     rank: int
     name: str
     level: str
-    """`ok`, `warn`, `block`, `unknown`, or empty on the way."""
+    """`ok`, `warn`, `block` or `unknown`; empty in every other phase, such as loading."""
     phase: str
     """Or the contact, where it does not answer."""
     age: str
@@ -100,7 +100,7 @@ class Overview(Struct, frozen=True):
 
 def overview(report: NodeReport, view: View) -> Overview:
     nodes = [_node(report, view), *(_peer(peer, view) for peer in report.peers)]
-    known = [(report, ""), *((peer.report, f"{name(peer.report.node)}: ") for peer in report.peers if peer.report)]
+    known = [(report, ""), *((peer.report, f"{shorten(peer.report.node)}: ") for peer in report.peers if peer.report)]
     restarts = (f"{prefix}{text}" for node, prefix in known for text in _restarts(node.restarts, view))
     return Overview(tuple(sorted(nodes, key=lambda node: node.rank)), _notes(known), tuple(restarts))
 
@@ -143,13 +143,13 @@ def _with_figures(shown: NodeView, report: NodeReport, view: View) -> NodeView:
 
 
 def _place(node: str, address: str) -> str:
-    known, shown = name(node), name(address)
+    known, shown = shorten(node), shorten(address)
     return f"{known} ({shown})" if known and shown else known or shown
 
 
 def cause(report: NodeReport) -> str:
     message = "" if report.phase in (Phase.LOADING, Phase.SERVING) else sanitize(report.message, TEXT_LIMIT)
-    message = "; ".join(filter(None, (message, report.action and f"action: {name(report.action)}")))
+    message = "; ".join(filter(None, (message, report.action and f"action: {shorten(report.action)}")))
     return _with_last(message, sanitize(report.last_cause, TEXT_LIMIT))
 
 
@@ -167,12 +167,12 @@ def _notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
 def _note(finding: FindingReport, prefix: str) -> Note:
     todo = _todo(finding.action, finding.hint)
     reason = sanitize(finding.reason, TEXT_LIMIT) + (f" ({todo})" if todo else "")
-    return Note(name(finding.level), f"{prefix}{name(finding.id)}: {reason}")
+    return Note(shorten(finding.level), f"{prefix}{shorten(finding.id)}: {reason}")
 
 
 def _todo(action: str, hint: str) -> str:
     """Empty where neither says that anything is to be done."""
-    word = "" if action == Action.NONE else name(action)
+    word = "" if action == Action.NONE else shorten(action)
     return ": ".join(filter(None, (word, sanitize(hint, TEXT_LIMIT))))
 
 
@@ -183,18 +183,18 @@ def _restarts(restarts: tuple[RestartReport, ...], view: View) -> list[str]:
         age = seconds_since(restart.last, view.now)
         if age is not None and age < DAY_SECONDS:
             count = "" if restart.count == 1 else f" {restart.count} times, last"
-            when = f"{name(restart.cause) or 'ended'}{count} {format_duration(age)} ago"
+            when = f"{shorten(restart.cause) or 'ended'}{count} {format_duration(age)} ago"
             texts.append(f"{when}: {sanitize(restart.reason, TEXT_LIMIT)}")
     return texts[-5:]
 
 
-def name(text: str) -> str:
+def shorten(text: str) -> str:
     return sanitize(text, NAME_LIMIT)
 
 
 def progress_text(engine: EngineReport) -> str:
     share = bounded_share(engine.progress)
-    return f"{name(engine.phase)}{f' {share:.0%}' if share is not None else ''}"
+    return f"{shorten(engine.phase)}{f' {share:.0%}' if share is not None else ''}"
 
 
 SLOW_TOKENS = 100

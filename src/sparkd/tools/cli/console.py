@@ -57,16 +57,16 @@ def _show_table(table: Table) -> None:
     from rich.text import Text
 
     cells = [[Text(printable(cell)) for cell in row] for row in table.rows]
-    last = len(cells[0]) - table.flexible
-    fixed = sum(max(cell_len(row[column].plain) for row in cells) + len(GAP) for column in range(last))
-    least = fixed + table.flexible * (LEAST_WIDTH + len(GAP)) - len(GAP)
+    fixed_columns = len(cells[0]) - table.flexible
+    fixed_width = sum(max(cell_len(row[column].plain) for row in cells) + len(GAP) for column in range(fixed_columns))
+    least = fixed_width + table.flexible * (LEAST_WIDTH + len(GAP)) - len(GAP)
     width = max(shutil.get_terminal_size().columns, least)
     shown = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, len(GAP), 0, 0))
     for column in range(len(cells[0])):
-        shown.add_column(no_wrap=column < last, overflow="fold")
+        shown.add_column(no_wrap=column < fixed_columns, overflow="fold")
     for number, (row, level) in enumerate(zip_longest(cells, table.levels)):
         if table.one_line:
-            row[-1].truncate(width - fixed, overflow="ellipsis")
+            row[-1].truncate(width - fixed_width, overflow="ellipsis")
         shown.add_row(*row, style="bold" if table.heading and not number else STYLES.get(level, ""))
     _console(sys.stdout, width).print(shown)
 
@@ -162,7 +162,7 @@ class Progress:
 
 
 def prompt(question: str) -> str:
-    """Read a line of stdin: a code that stands there is in no list of processes. Raises UsageError at its end."""
+    """Read a line of stdin, so that a join code does not show in ps. Raises UsageError at the end of stdin."""
     print(question, end="", flush=True)
     if line := sys.stdin.readline(400):
         return line

@@ -1,4 +1,4 @@
-"""`sparkd init` and `deinit`: a node set up by what is on it, alone or with others, and that taken back."""
+"""`sparkd init` and `deinit`: set up this node by what is on it, alone or with others, and undo that."""
 
 from __future__ import annotations
 

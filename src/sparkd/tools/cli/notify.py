@@ -46,7 +46,7 @@ def send_test(_: argparse.Namespace) -> int:
             failed = True
             print(f"notify.{way}: {error}")
     drop_in = units.dropins(loaded)[-1]
-    if wrong := units.why_wrong(drop_in, units.judge(host.files, drop_in)):
+    if wrong := units.why_wrong(drop_in, units.compare_file(host.files, drop_in)):
         print(": ".join(wrong))
     return ExitCode.LAUNCH_FAILED if failed else ExitCode.GOOD
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 
-if TYPE_CHECKING:  # its help waits for none of them
+if TYPE_CHECKING:  # imported at run time, they would slow down --help
     from sparkd.base.cluster.membership import NodeContext
     from sparkd.base.config import Settings
     from sparkd.base.host import Host
@@ -50,7 +50,8 @@ def preflight(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
     if args.fix is not None and (args.dry_run or args.root):
         raise UsageError("--fix changes this node, a dry run does not", stop_by_hand(args.fix, ""))
-    shown, code = (_load_gpu if args.deep else _examine)(args, Host(args.root or "/"))
+    host = Host(args.root or "/")
+    shown, code = _load_gpu(args, host) if args.deep else _examine(args, host)
     if args.json:
         sys.stdout.write(render.as_json(shown))
     else:
@@ -78,7 +79,7 @@ def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
 
 
 def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
-    """Raises ConfigError where there is no plan, and more than a look is wanted, as `tools.node.fixing` does."""
+    """Raises ConfigError where fixes may be applied and there is no plan; else as `tools.node.fixing`."""
     from sparkd.agent.preflight.runner import check_ids
     from sparkd.base.cluster.membership import resolve_context
     from sparkd.base.config import Settings, load_settings
@@ -96,7 +97,8 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
         look = partial(look_without_plan, error, args.role, config, host)
         return _look_after_fix(args.fix, look, host), error.code
     for finding in node.switch.findings if node.switch is not None else ():
-        print(f"sparkd: {finding.reason}{f' ({finding.hint})' * bool(finding.hint)}", file=sys.stderr)
+        hint = f" ({finding.hint})" if finding.hint else ""
+        print(f"sparkd: {finding.reason}{hint}", file=sys.stderr)
     look = partial(_fix_node if acts else only_look, node, config, host)
     shown = _look_after_fix(args.fix, look, host)
     return shown, _code(shown)

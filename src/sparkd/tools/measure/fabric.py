@@ -101,19 +101,19 @@ def describe_ports(node: str, own: str, ports: Sequence[FabricPort], *, perftest
 
 
 def pair_ports(
-    own: Facts, other: Facts, to: str, interfaces: Callable[[str], tuple[str, ...]]
+    own: Facts, other: Facts, peer_address: str, interfaces: Callable[[str], tuple[str, ...]]
 ) -> Iterator[tuple[Port, Port]]:
-    """The addresses of cluster.nodes (`to` is the other node's), then those of one subnet.
+    """The addresses of cluster.nodes (`peer_address` is the other node's), then those of one subnet.
 
     `interfaces` returns which of this node's reach an address without a router.
     """
-    first = next((port for port in other.ports if port.address == to), Port("", to, None, 0))
+    first = next((port for port in other.ports if port.address == peer_address), Port("", peer_address, None, 0))
     yield own.ports[0], first
-    for far in other.ports:
-        reached = interfaces(far.address)
-        near = [port for port in own.ports[1:] if reached == (port.interface,)]
-        if near and far.address != to:
-            yield near[0], far
+    for other_port in other.ports:
+        reached = interfaces(other_port.address)
+        own_ports = [port for port in own.ports[1:] if reached == (port.interface,)]
+        if own_ports and other_port.address != peer_address:
+            yield own_ports[0], other_port
 
 
 def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
@@ -156,7 +156,7 @@ def _find_hint(pair: Pair, reached: float, wanted: float) -> str:
 
 
 def describe_twins(test: Result) -> Iterator[tuple[str, str]]:
-    """Node, and each port of which a part has no address: what is measured of the rest says nothing of it."""
+    """Node, and a text for each port whose twin has no address: the bandwidth of the twin is not measured."""
     for facts in (test.own, test.other):
         for port in facts.ports:
             for twin in port.hidden_twins:

@@ -79,9 +79,9 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
     except TrafficError as error:
         raise BlockedError(f"iperf3 does not work on this node: {error}", "iperf3 --version") from None
     pairs = list[Pair]()
-    for near, far in pair_ports(facts, other, to, partial(network.interfaces_of, host.files)):
-        report_progress(f"measures {near.address} to {sanitize(far.address, 40)}")
-        pairs.append(measure_pair(near, far, port, keys))
+    for own_port, other_port in pair_ports(facts, other, to, partial(network.interfaces_of, host.files)):
+        report_progress(f"measures {own_port.address} to {sanitize(other_port.address, 40)}")
+        pairs.append(measure_pair(own_port, other_port, port, keys))
     test = Result(facts, other, ceiling, tuple(pairs))
     try:
         Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(test))
@@ -90,16 +90,16 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
     return test
 
 
-def measure_pair(near: Port, far: Port, port: int, keys: Keys) -> Pair:
+def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
     figures, rdma = None, None
-    measurer = Measurer(near.address, far.address, port, keys)
+    measurer = Measurer(own.address, other.address, port, keys)
     try:
         figures = measurer.measure()
-        rdma = measurer.measure_rdma(near.hca) if near.hca else None
+        rdma = measurer.measure_rdma(own.hca) if own.hca else None
     except (OSError, UnsignedError, TrafficError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        return Pair(near, far, figures, sanitize(reason or str(error)))
-    return Pair(near, far, figures, rdma_gbps=rdma)
+        return Pair(own, other, figures, sanitize(reason or str(error)))
+    return Pair(own, other, figures, rdma_gbps=rdma)
 
 
 def greet(measurer: Measurer) -> Facts:

@@ -20,9 +20,9 @@ RETRIED = tuple(str(int(code)) for code in (ExitCode.BUG, ExitCode.BLOCKED))
 
 
 def is_left(host: Host, role: str | None, env: Mapping[str, str]) -> bool:
-    """Whether the agent of the role has crashed, and its rank is for the next one. Any doubt ends it.
+    """Whether the crashed agent's rank is left for its successor. When in doubt: no.
 
-    `env`: of ExecStopPost=.
+    `env`: the environment of ExecStopPost=.
     """
     known, outcome = read_rank(host), env.get("SERVICE_RESULT", "")
     failed = outcome == "exit-code" and env.get("EXIT_STATUS") in RETRIED
@@ -70,10 +70,11 @@ def find_orphans(
     """
 
     def is_orphan(candidate: ContainerFacts) -> bool:
-        has, ended = whose(candidate, owner, known), known.holder(candidate) == invocation
-        if has is Whose.LEFT:
-            return bool(invocation) and (ended or role is not None)
-        return has is Whose.ORPHAN and (not invocation or ended)
+        holder = whose(candidate, owner, known)
+        by_invocation = known.holder(candidate) == invocation
+        if holder is Whose.LEFT:
+            return bool(invocation) and (by_invocation or role is not None)
+        return holder is Whose.ORPHAN and (not invocation or by_invocation)
 
     return tuple(
         container

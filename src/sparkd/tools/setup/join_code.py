@@ -31,7 +31,7 @@ _ALIKE = str.maketrans("OIL", "011")
 _SECRET_BITS, _CHECK_BITS = 90, 10
 _COUNT, _GROUP = 20, 5
 _PRIME = 1021
-"""The largest below 32 * 32: a remainder by it shows each wrong letter or digit, and each swap of two neighbours."""
+"""Largest prime below 32 * 32. The remainder detects each wrong letter or digit, and each swap of two neighbours."""
 _NONCE_BYTES, _KEY_BYTES = 12, 32
 
 T = TypeVar("T")
@@ -57,15 +57,15 @@ class JoinCode(NamedTuple):
         except ValueError:
             hint = "such as 10.0.0.1-XXXXX-XXXXX-XXXXX-XXXXX, from `sparkd init` on the head"
             raise UsageError("this is no join code", hint) from None
-        number = sum(value << 5 * place for place, value in enumerate(reversed(values)))
+        number = sum(value << (5 * place) for place, value in enumerate(reversed(values)))
         code = cls(head, number >> _CHECK_BITS)
-        if number & (1 << _CHECK_BITS) - 1 != code._checksum():
+        if number & ((1 << _CHECK_BITS) - 1) != code._checksum():
             raise UsageError("the join code has a typo: its checksum does not match", "compare it with the head's")
         return code
 
     def __str__(self) -> str:
-        number = self.secret << _CHECK_BITS | self._checksum()
-        letters = "".join(_LETTERS[number >> 5 * place & 31] for place in reversed(range(_COUNT)))
+        number = (self.secret << _CHECK_BITS) | self._checksum()
+        letters = "".join(_LETTERS[(number >> (5 * place)) & 31] for place in reversed(range(_COUNT)))
         return "-".join([self.head, *(letters[at : at + _GROUP] for at in range(0, _COUNT, _GROUP))])
 
     def _checksum(self) -> int:

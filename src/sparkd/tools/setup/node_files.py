@@ -61,7 +61,7 @@ class NodeFiles:
         yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing)
         yield from (f"{key.path}: a new key" for key in keys if not self.host.files.exists(key.path))
         for dropin in units.dropins(settings.model_copy(update=updated(settings, values))):
-            if dropin.text and units.judge(self.host.files, dropin) in TO_WRITE:
+            if dropin.text and units.compare_file(self.host.files, dropin) in TO_WRITE:
                 yield dropin.path
 
     def refuse_overruled(self, values: Mapping[Key, object]) -> None:
@@ -95,7 +95,7 @@ class NodeFiles:
             self.setup.write(self.init_file, text, 0o644, own=True)
         wanted = units.dropins(self.load().settings)
         for dropin in wanted:
-            if dropin.text and units.judge(self.host.files, dropin) in TO_WRITE:
+            if dropin.text and units.compare_file(self.host.files, dropin) in TO_WRITE:
                 self.setup.record(dropin.path, dropin.text)
         UnitFiles(self.root).install(wanted)
 

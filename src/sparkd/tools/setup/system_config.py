@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 from msgspec import Meta, Struct
 
 from sparkd.agent.actions import files
-from sparkd.base.config.units import DropIn, State, judge, no_dropins
+from sparkd.base.config.units import DropIn, State, compare_file, no_dropins
 from sparkd.base.host import kernel
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
@@ -34,7 +34,7 @@ class UnitFiles:
     def install(self, wanted: tuple[DropIn, ...]) -> list[str]:
         """Write or remove drop-ins as wanted; returns the changes. Raises ConfigError before any change."""
         host_files = Files(str(self._root))
-        states = [(dropin, judge(host_files, dropin)) for dropin in wanted]
+        states = [(dropin, compare_file(host_files, dropin)) for dropin in wanted]
         for dropin, state in states:
             if state is State.FOREIGN and dropin.text:
                 raise ConfigError(f"{dropin.path} {state.value}", "move it to another name")

@@ -10,7 +10,7 @@ from sparkd.agent.preflight.check import Level, ok
 from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricAddressFacts, FabricLink, FabricLinkFacts
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, datagrams, network
-from sparkd.base.host.datagrams import Path
+from sparkd.base.host.datagrams import PathMtu
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import Link
 from sparkd.base.plan.inputs import CheckInputs
@@ -19,7 +19,7 @@ UP = Link("enp1s0f0np0", True, "up", True, 200_000, 9000, physical=True, loopbac
 ON_UP = FabricAddressFacts(True, ("enp1s0f0np0",), UP, (), ())
 ADDRESS = FabricAddress("10.0.0.1", 2)
 LINK = FabricLink("enp1s0f0np0", ("10.0.0.2", "10.0.0.3"), 29510, 9000)
-ARRIVES = (Path("10.0.0.2", True), Path("10.0.0.3", True))
+ARRIVES = (PathMtu("10.0.0.2", True), PathMtu("10.0.0.3", True))
 
 
 NO_CARRIER = replace(ON_UP, carriers=(), link=None)
@@ -50,7 +50,7 @@ def test_the_address_is_on_an_interface_that_is_fit_and_the_one_of_the_settings(
     ("facts", "level", "words"),
     [
         pytest.param(FabricLinkFacts((UP,), ARRIVES), Level.OK, "200 Gb/s, MTU 9000, frames of 9000 arrive at 2 of 2"),
-        pytest.param(FabricLinkFacts((UP,), (ARRIVES[0], Path("10.0.0.3", None))), Level.OK, "at 1 of 2; the rest"),
+        pytest.param(FabricLinkFacts((UP,), (ARRIVES[0], PathMtu("10.0.0.3", None))), Level.OK, "at 1 of 2; the rest"),
         pytest.param(FabricLinkFacts((replace(UP, mtu=8999),), ()), Level.WARN, "MTU of 8999"),
         pytest.param(FabricLinkFacts((replace(UP, mtu=9216),), ARRIVES), Level.OK, "MTU 9216"),
         pytest.param(FabricLinkFacts((replace(UP, speed_mbps=400_000),), ARRIVES), Level.OK, "400 Gb/s"),
@@ -77,8 +77,8 @@ def test_a_part_of_a_bond_without_its_cable_is_named() -> None:
 
 
 def test_the_command_of_the_hint_sends_a_datagram_of_the_whole_mtu() -> None:
-    four = LINK.judge(FabricLinkFacts((UP,), (Path("10.0.0.2", False),)))
-    six = LINK.judge(FabricLinkFacts((UP,), (Path("fd00::2", False),)))
+    four = LINK.judge(FabricLinkFacts((UP,), (PathMtu("10.0.0.2", False),)))
+    six = LINK.judge(FabricLinkFacts((UP,), (PathMtu("fd00::2", False),)))
     assert four.hint.endswith("ping -M do -s 8972 10.0.0.2")
     assert six.hint.endswith("ping -M do -s 8952 fd00::2")
 
@@ -112,7 +112,7 @@ def test_probes_read_the_machine(tree: Tree) -> None:
     assert named[0] == "enP2p1s0f0np0"
     assert "bonding_masters" not in named
     check = FabricLink("enp1s0f0np0", ("10.0.0.2",), 29510, 9000)
-    assert check.probe(host) == FabricLinkFacts((UP,), (Path("10.0.0.2", True),))
+    assert check.probe(host) == FabricLinkFacts((UP,), (PathMtu("10.0.0.2", True),))
 
 
 def test_a_path_is_not_tried_with_what_the_interface_itself_does_not_take(tree: Tree) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -27,8 +28,11 @@ class Tenants(Struct, frozen=True):
 
 
 def name_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
-    """The GPU's memory, and who holds memory, but the container with the id `rank`: also users by their files in
-    /dev/shm, which hold it with no process. Root's may be the engine's. Raises OSError, ValueError."""
+    """Read the GPU's memory and all consumers of memory, without the container with the id `rank`.
+
+    Files in /dev/shm count for their owner, since no process need map them; root's are left out, as they may be the
+    engine's. Raises OSError, ValueError.
+    """
     gpu = host.gpu() if host.gpu_present() else NO_GPU
     used = sum(process.used_bytes or 0 for process in gpu.processes or ()) if gpu.total_bytes is None else 0
     held: Counter[int] = Counter()
@@ -38,22 +42,35 @@ def name_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
     return used, (*(consumer for consumer in find_consumers(host, gpu) if consumer.name != rank), *files)
 
 
-def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> tuple[str, bool]:
-    """Who took memory, and whether others took more than `spare_bytes`, which were left beside the plan at the launch
-    (`before`). Else the engine was larger than its plan. `now`: when nothing of the engine is left."""
-    known = bool(before.named and now.named)
-    taken = now.held_bytes - before.held_bytes + (now.gpu_bytes - before.gpu_bytes if known else 0)
-    then = {_identity(consumer): consumer.bytes for consumer in before.named}
-    grown = [(consumer.bytes - then.get(_identity(consumer), 0), consumer) for consumer in now.named if known]
+class Growth(NamedTuple):
+    text: str
+    """Who took memory; empty where that is not known."""
+    by_others: bool
+    """Whether others took more than the plan left at the launch."""
+
+
+def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> Growth:
+    """Compare the launch (`before`) with the time when nothing of the engine is left (`now`).
+
+    `spare_bytes` were left beside the plan. Where others took no more, the engine was larger than its plan.
+    """
+    identified = bool(before.named and now.named)
+    taken_bytes = now.held_bytes - before.held_bytes + (now.gpu_bytes - before.gpu_bytes if identified else 0)
+    bytes_before = {_identity(consumer): consumer.bytes for consumer in before.named}
+    growths = [
+        (consumer.bytes - bytes_before.get(_identity(consumer), 0), consumer) for consumer in now.named if identified
+    ]
     # A file that a process has mapped is in both: in the files of a user whose process grew as much.
-    most = sorted(grown, key=lambda growth: (-growth[0], growth[1].kind == "files"))[:SHOWN]
-    named = ", ".join(
-        f"{consumer.user} {size(more)} ({_place(consumer)})" for more, consumer in most if more > LEAST_BYTES
+    growths.sort(key=lambda growth: (-growth[0], growth[1].kind == "files"))
+    names = ", ".join(
+        f"{consumer.user} {size(grown_bytes)} ({_place(consumer)})"
+        for grown_bytes, consumer in growths[:SHOWN]
+        if grown_bytes > LEAST_BYTES
     )
-    if taken > max(spare_bytes, LEAST_BYTES):
-        return f"others took {size(taken)} since the launch: {named or 'no process has it mapped'}", True
-    little = f"only {size(max(0, taken))} since the launch{f' ({named})' * bool(named)}"
-    return f"the engine itself grew beyond its plan: others took {little}", False
+    if taken_bytes > max(spare_bytes, LEAST_BYTES):
+        return Growth(f"others took {size(taken_bytes)} since the launch: {names or 'no process has it mapped'}", True)
+    reason = f"the engine itself grew beyond its plan: others took only {size(max(0, taken_bytes))} since the launch"
+    return Growth(f"{reason} ({names})" if names else reason, False)
 
 
 def _identity(consumer: Consumer) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.base.host import Host, datagrams, infiniband, network
-from sparkd.base.host.datagrams import Path
+from sparkd.base.host.datagrams import PathMtu
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import Link
 from sparkd.base.plan.inputs import CheckInputs
@@ -111,7 +111,7 @@ EXPECTED_MBPS = 200_000
 class FabricLinkFacts(Struct, frozen=True):
     links: tuple[Link, ...]
     """The fabric's interface, then its lower interfaces."""
-    paths: tuple[Path, ...]
+    paths: tuple[PathMtu, ...]
     """Paths to the other nodes; empty where this node's own interface takes no such frames."""
 
 

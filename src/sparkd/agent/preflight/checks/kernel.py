@@ -75,8 +75,8 @@ class Kernel(Check[KernelFacts], frozen=True):
             reason += "above CmaTotal, and NCCL's memory can't be registered once the rest is taken"
             hint = f"add {NO_KHO} to GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub, run update-grub, reboot"
             problems.append(warn(reason, hint))
-        known = facts.kho_off or facts.kept_back_bytes > 0  # the latter is reported above
-        if bad := find_known_bad(facts.release, KERNELS, (NO_KHO,) if known else ()):
+        kho_is_covered = facts.kho_off or facts.kept_back_bytes > 0  # switched off, or reported above
+        if bad := find_known_bad(facts.release, KERNELS, (NO_KHO,) if kho_is_covered else ()):
             reason = f"kernel {facts.release} is known to be bad: {bad.trouble} ({bad.source})"
             problems.append(warn(reason, bad.remedy))
         if bad := find_known_bad(facts.next_release, KERNELS, facts.next_words):

@@ -1,4 +1,4 @@
-"""Last boot: whether the boots before this one ended with the engine, rather than by a shutdown."""
+"""Last boot: whether earlier boots crashed while the engine loaded or served, rather than ended by a shutdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import LOADING, LaunchHistory
 
 TOO_MANY = 3
-"""Boots in a row that one plan's load has ended. A grid that fails thrice during loads of some minutes is rare."""
+"""Boots in a row that ended while one plan loaded. Three power cuts in a row, each within such minutes, are rare."""
 MOST_CHANGES = 3
 LIKELY = ("kernel", "driver", "image.identity", "docker", "sparkd")
 """Values that an update changes are named before settings."""
@@ -83,9 +83,9 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         ended = f", by what is left of it {facts.end}" if facts.end else ""
         in_a_row = len(tuple(takewhile(lambda launch: launch.ended_by_this_load, reversed(facts.before))))
         if in_a_row < TOO_MANY:
-            times = f", {in_a_row} times in a row" * (in_a_row > 1) + ended
+            times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"
-            return warn(reason + times, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
+            return warn(reason + times + ended, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
         reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{ended}; "
         hint = f"fix the cause (journalctl -b -1 -e), then: systemctl start {self.unit}"
         return block(reason + _describe_changes(facts), hint, needs_person=True)

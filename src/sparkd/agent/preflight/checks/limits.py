@@ -1,4 +1,4 @@
-"""How much memory the engine may lock: RDMA locks all that it sends from."""
+"""Memory limits: how much the engine may lock, what its container may take, and where the memory guard ends it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Memlock(Check[MemlockFacts], frozen=True):
     levels = (Level.WARN,)
 
     def probe(self, host: Host) -> MemlockFacts:  # noqa: ARG002  # nothing of the machine matters
-        if needless := _needless(self.plan):
-            return MemlockFacts(needless)
+        if reason := _why_irrelevant(self.plan):
+            return MemlockFacts(reason)
         limit = self.plan.container.limits.get("memlock")
         if limit is None:
             return MemlockFacts("", None, "docker's default, by null in the recipe")
@@ -45,7 +45,7 @@ class Memlock(Check[MemlockFacts], frozen=True):
         return warn(reason, "take container.ulimits.memlock out of the recipe")
 
 
-def _needless(plan: LaunchPlan) -> str:
+def _why_irrelevant(plan: LaunchPlan) -> str:
     if plan.node.cluster_size > 1 and plan.container.gpus == "all" and plan.container.privileged:
         return "the container is privileged"
     return why_no_rdma(plan) or ("" if reaches_verbs(plan.container) else "the container has no RDMA device")
@@ -76,12 +76,13 @@ class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
             return ok("the plan uses no GPU")
         problems = []
         if facts.container_limit_bytes is not None:
-            reason = f"container.memory_limit_bytes is {size(facts.container_limit_bytes)}, and does not bound what "
+            limit = size(facts.container_limit_bytes)
+            reason = f"container.memory_limit_bytes is {limit}, and does not bound what the GPU takes"
             hint = "bound the engine by gpu_memory_utilization, and take the limit out of the recipe"
-            problems.append(warn(f"{reason}the GPU takes", hint))
+            problems.append(warn(reason, hint))
         if facts.floor_bytes > facts.headroom_bytes:
-            reason = f"the memory guard kills the engine below {size(facts.floor_bytes)} available, and preflight "
-            reason += f"admits it with {size(facts.headroom_bytes)} to spare"
-            problems.append(warn(reason, "lower memory.floor_mib, or raise memory.headroom_gib"))
+            killed = f"the memory guard kills the engine below {size(facts.floor_bytes)} available"
+            admitted = f"preflight admits it with {size(facts.headroom_bytes)} to spare"
+            problems.append(warn(f"{killed}, and {admitted}", "lower memory.floor_mib, or raise memory.headroom_gib"))
         guarded = f"the memory guard ends the engine below {facts.floor_bytes // MIB} MiB available"
         return verdict(problems, guarded if facts.floor_bytes else "the memory guard is off (memory.floor_mib = 0)")

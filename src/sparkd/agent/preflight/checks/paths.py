@@ -101,7 +101,7 @@ PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "
 _SPECIFIER = re.compile(r"%(.)")
 _VARIABLE = re.compile(r"\$\$|\$\{\w+\}|\$\w+")
 _SHELL = re.compile(r"[\s;&|<>()*]")
-"""In a word that is no path by itself: a line for a shell."""
+"""Characters that mark a word as shell code, not a path."""
 _FOLDERS = {
     "%": "%", "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log", "E": "/etc", "T": "/tmp",  # noqa: S108
     "V": "/var/tmp", "h": "/root", "u": "root", "U": "0", "g": "root", "G": "0", "i": "", "I": "",  # noqa: S108
@@ -172,7 +172,7 @@ class ScriptFacts(Struct, frozen=True):
 class ScriptPaths(Check[ScriptFacts], frozen=True):
     """The plan's paths and its unit's; without a plan those of the units that are installed."""
 
-    units: tuple[str, ...]
+    unit_names: tuple[str, ...]
     needed: tuple[NeededPath, ...] = ()
     drop_in: DropIn | None = None
     power_command: tuple[str, ...] = ()
@@ -187,17 +187,17 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
         return cls((f"sparkd-{inputs.role}.service",), paths_of_plan(inputs.plan), inputs.drop_in, command)
 
     def probe(self, host: Host) -> ScriptFacts:
-        files, installed = host.files, [unit for unit in map(host.unit, self.units) if unit]
+        files, installed = host.files, [unit for unit in map(host.unit, self.unit_names) if unit]
         launch_script = _stat(files, SCRIPT_FILE)
         named = [paths_of_unit(unit, files) for unit in installed]
         needed = dict.fromkeys((*(path for paths, _ in named for path in paths), *self.needed))
         return ScriptFacts(
-            unit=" and ".join(self.units),
+            unit=" and ".join(self.unit_names),
             unit_sources=tuple(source for unit in installed for source in unit.sources),
             masked=any(unit.masked for unit in installed),
             paths=tuple(_read_path(files, path) for path in needed),
             unknown_words=tuple(word for _, unknown in named for word in unknown),
-            drop_in=units.judge(files, self.drop_in) if self.drop_in else None,
+            drop_in=units.compare_file(files, self.drop_in) if self.drop_in else None,
             launch_script=launch_script.kind if launch_script else None,
             refused=tuple(hook for path in self.power_command[:1] if (hook := check_program(files, path)).problem),
         )
@@ -219,7 +219,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
             reason = f"{SCRIPT_FILE} is a {facts.launch_script.value}, not a file"
             yield block(reason, f"remove it: rm -r {SCRIPT_FILE}")
         if not facts.unit_sources:
-            yield warn(f"{facts.unit} {'are' if self.units[1:] else 'is'} not installed", "install the package")
+            yield warn(f"{facts.unit} {'are' if self.unit_names[1:] else 'is'} not installed", "install the package")
         elif wrong_drop_in := self._judge_drop_in(facts):
             yield wrong_drop_in
 

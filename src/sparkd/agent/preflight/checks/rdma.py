@@ -19,10 +19,10 @@ from sparkd.base.recipes.schema import Container
 NAMES = "NCCL_IB_HCA"
 BY_RDMA, BY_TCP = "rdma", "tcp"
 AWAITED = "RDMA devices"
-COST = "so NCCL goes by TCP, slower than the 98 Gb/s of one device and the 161 of both"
+TCP_COST = "so NCCL goes by TCP, slower than the 98 Gb/s of one device and the 161 of both"
 """tonyd2wild (Vision), pull request 35."""
 CABLE = "is its cable in, and the node at the other end on?"
-MEANT = 'TCP is meant? NCCL_IB_DISABLE = "1" under [engine.env] saves the wait'
+TCP_HINT = 'TCP is meant? NCCL_IB_DISABLE = "1" under [engine.env] saves the wait'
 
 
 def why_no_rdma(plan: LaunchPlan) -> str:
@@ -139,7 +139,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
         problems = [*self._absent(facts, selection, used, up=bool(up)), *_shared_lanes(facts, used)]
         problems += [_describe_down(hca, port, facts) for hca, port in meant if port.state != ACTIVE]
         if not self.reaches_verbs:
-            reason = f"the container is given no {VERBS}, {COST}"
+            reason = f"the container is given no {VERBS}, {TCP_COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
         judged = verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
         if (up and facts.on_fabric) or not facts.has_card:
@@ -159,8 +159,8 @@ class Rdma(Check[RdmaFacts], frozen=True):
                 what, here = "no RDMA device is up", CABLE
             else:
                 what = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device of this machine"
-            refuse, then = (block, "and NCCL_NET=IB insists on one") if self.insists else (warn, COST)
-            yield refuse(f"{what}, {then}", here if self.insists or not facts.has_card else f"{here}; {MEANT}")
+            refuse, then = (block, "and NCCL_NET=IB insists on one") if self.insists else (warn, TCP_COST)
+            yield refuse(f"{what}, {then}", here if self.insists or not facts.has_card else f"{here}; {TCP_HINT}")
         elif missing:
             reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
             yield warn(reason, f"{here}: correct fabric.hcas or {NAMES}")

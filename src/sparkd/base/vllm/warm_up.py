@@ -148,9 +148,7 @@ def sizes(most: int, draw: Random | None = None) -> list[int]:
 
 
 def beside(size: int) -> tuple[int, ...]:
-    """The size, and the odd one before it: Triton compiles another kernel for numbers that 16 divides, and all larger
-    sizes are such.
-    """
+    """The size, and the one below it: Triton has another kernel for numbers that 16 divides, as larger sizes are."""
     return (size - 1, size) if size > TILE else (size,)
 
 

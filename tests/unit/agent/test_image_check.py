@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.tree import Tree
-from tests.unit.agent.test_agent_run import REF, World, configuration, run_agent, serving
+from tests.unit.agent_runs import REF, World, configuration, run_agent, serving
 from tests.unit.docker_server import dockerd, json_response, plain
 from tests.unit.engine_server import engine
 from tests.unit.wire import http

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent.test_agent_run import World, configuration, run_agent, world
+from tests.unit.agent.test_agent_run import world
+from tests.unit.agent_runs import World, configuration, run_agent
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone
 from tests.unit.http_receivers import receiver
 from tests.unit.traffic_programs import Programs

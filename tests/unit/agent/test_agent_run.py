@@ -47,18 +47,6 @@ from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    with tempfile.TemporaryDirectory() as folder, engine(serving) as port:  # tmp_path is too long for a socket
-        made = World(Tree(Path(folder)), port)
-        with dockerd(made.docker, f"{made.tree.root}/run/docker.sock"):
-            yield made
-        made.failing.set()
-        if made.rank is not None:
-            made.rank.kill()
-            made.rank.wait()
-
-
 def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said) -> None:
     thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
     code, journal = run_agent(world)

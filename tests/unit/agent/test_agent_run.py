@@ -2,33 +2,25 @@
 test says, a rank that is a process of the test's own, and systemd's socket."""
 
 import errno
-import json
 import os
 import signal
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent_runs import CONTAINER, CORE, World, end, phases, run_agent, serving
+from tests.unit.agent_runs import CONTAINER, CORE, World, end, phases, run_agent
 from tests.unit.cluster_nodes import agent_under_test, alone, running
 from tests.unit.conftest import Said
-from tests.unit.docker_server import dockerd
-from tests.unit.engine_server import Reply, engine
 from tests.unit.nodes import until
 
-from sparkd.agent.actions.files import exchange
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.daemon import startup
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.shutdown import FAILED_GRACE_SECONDS, HANG_SECONDS, shutdown_on_error
 from sparkd.agent.engine.rank import Running
-from sparkd.base.cluster import membership
-from sparkd.base.config import load_settings
 from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, DockerFacts
@@ -36,7 +28,6 @@ from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, ExitCode
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import STOPPED, End, LaunchHistory
-from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase
 
 
@@ -191,113 +182,3 @@ def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for
         noting.join()
         assert (made.report.phase, made.report.cause) == (Phase.FAILED, "docker-hung")
     assert ended_after[0] < HANG_SECONDS / 2 < HANG_SECONDS <= took
-
-
-class Model:
-    """What the engine writes, and for how many looks at its counters a request still runs."""
-
-    text = " 9, 10, 11, 12, 13"
-    busy = 3
-
-    def answer(self, request: str, _: str) -> Reply:
-        if request == "POST /v1/completions":
-            made = {"choices": [{"text": self.text, "finish_reason": "length"}], "usage": {"completion_tokens": 24}}
-            return 200, json.dumps(made).encode()
-        if request == "GET /metrics":
-            self.busy -= 1
-            names = ("num_requests_waiting", "prompt_tokens_total", "generation_tokens_total")
-            lines = [f"vllm:num_requests_running {float(self.busy > 0)}", "vllm:iteration_tokens_total_count 1.0"]
-            return 200, "\n".join([*lines, *(f"vllm:{name} 0.0" for name in names), ""]).encode()
-        return serving(request, "")
-
-
-@pytest.fixture
-def model() -> Model:
-    return Model()
-
-
-@pytest.fixture
-def switched(model: Model) -> Iterator[World]:
-    """A world whose node is to change to the recipe `new`."""
-    with tempfile.TemporaryDirectory() as folder, engine(model.answer) as port:
-        made = World(Tree(Path(folder)), port)
-        with dockerd(made.docker, f"{made.tree.root}/run/docker.sock"):
-            yield made
-        made.failing.set()
-
-
-def choose_new(world: World) -> None:
-    """As `sparkd use` does."""
-    host = Host(world.tree.root)
-    config = load_settings({}, world.tree.root)
-    recipe = membership.make_context(config, host).recipe.model_copy(update={"name": "new"})
-    switch = Switch(
-        membership.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
-    )
-    exchange(host.files, FILE, None, switch)
-
-
-def stage(world: World) -> str:
-    found = FILE.read(Host(world.tree.root).files)
-    return found.stage.value if found else "none"
-
-
-def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_force(
-    switched: World, model: Model
-) -> None:
-    drained: list[str] = []
-    model.busy = 1000
-
-    def drain() -> None:
-        choose_new(switched)
-        until(lambda: switched.phase == "stopping", 20)
-        until(lambda: "1 request runs" in str(switched.read("run/sparkd/report.json")["message"]), 20)
-        assert switched.read("run/sparkd/report.json")["draining"]
-        assert switched.rank is not None
-        assert switched.rank.poll() is None, "a request runs"
-        model.busy = 0
-        drained.append(stage(switched))
-
-    thread = switched.once("serving", drain)
-    code, journal = run_agent(switched)
-    thread.join()
-    assert (code, drained) == (ExitCode.GOOD, ["draining"]), journal
-    assert "switch.drain.started" in journal
-    assert switched.last_exit.cause == "switch"
-    thread = switched.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
-    code, journal = run_agent(switched)
-    thread.join()
-    assert (code, stage(switched)) == (ExitCode.GOOD, "in-force"), journal
-    assert "switch.plan.tried" in journal
-    assert "switch.plan.applied" in journal
-    assert "recipe=new" in journal
-
-
-def test_a_chosen_plan_that_writes_garbage_never_serves_and_is_left(switched: World, model: Model) -> None:
-    model.text = "!" * 24
-    choose_new(switched)
-    code, journal = run_agent(switched)
-    assert (code, stage(switched)) == (ExitCode.NOT_READY, "none"), journal
-    assert "serving" not in phases(journal)
-    assert switched.last_exit.cause == "switch-failed"
-    assert switched.last_exit.reason.startswith(
-        "back to what is configured, recipe new did not come up: its smoke test failed: repeats one piece of text"
-    )
-
-
-def test_where_it_is_wanted_garbage_after_a_start_is_a_warning_and_ends_nothing(switched: World, model: Model) -> None:
-    model.text = "!" * 24
-    switched.tree.file("/etc/sparkd/conf.d/smoke.toml", "[smoke]\non_start = true\n")
-
-    def judged() -> None:
-        until(lambda: "answers that make no sense" in str(switched.read("run/sparkd/report.json")["findings"]), 20)
-        report = switched.read("run/sparkd/report.json")
-        assert (switched.phase, report["smoke_passed"], report["launches"]) == ("serving", False, 0)
-        assert f"'floor_bytes': {512 << 20}, 'guard': 'watching'" in str(report["memory"])
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    thread = switched.once("serving", judged)
-    code, journal = run_agent(switched)
-    thread.join()
-    assert (code, phases(journal)[-3:]) == (ExitCode.GOOD, ["serving", "stopping", "stopped"]), journal
-    assert "engine.smoke.failed" in journal

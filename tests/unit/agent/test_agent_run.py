@@ -4,30 +4,19 @@ test says, a rank that is a process of the test's own, and systemd's socket."""
 import errno
 import os
 import signal
-import threading
-import time
-from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
-from tests.tree import Tree
 from tests.unit.agent_runs import CONTAINER, World, phases, run_agent
-from tests.unit.cluster_nodes import agent_under_test, alone, running
 from tests.unit.conftest import Said
-from tests.unit.nodes import until
 
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.daemon import startup
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.shutdown import FAILED_GRACE_SECONDS, HANG_SECONDS, shutdown_on_error
 from sparkd.agent.engine.rank import Running
-from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
-from sparkd.base.host.docker import AWAY, DockerFacts
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.lib.errors import BlockedError, ConfigError, EngineEndedError, ExitCode
+from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
 from sparkd.base.state.launch_history import STOPPED, End
-from sparkd.base.status.model import Phase
 
 
 def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said) -> None:
@@ -89,43 +78,3 @@ def test_a_node_that_another_agent_owns_is_left_alone(world: World) -> None:
     os.close(fd)
     assert not (world.tree.root / "var/lib/sparkd").exists()
     assert world.requests == []
-
-
-def test_a_rank_that_ignores_sigterm_gets_no_more_than_its_grace_period_after_an_error(
-    tree: Tree, tmp_path: Path
-) -> None:
-    configured = alone().model_copy(update={"engine": Engine(recipe="tiny-cpu", stop_grace_seconds=1)})
-    deaf = ("sh", "-c", f"trap '' TERM; touch {tmp_path}/deaf; while :; do sleep 0.1; done")
-    with agent_under_test(tree, 0, configured) as made, running(made.agent, command=deaf) as (rank, process):
-        until((tmp_path / "deaf").exists)
-        began = time.monotonic()
-        shutdown_on_error(made.agent, rank, EngineEndedError("it makes no tokens"))
-        took = time.monotonic() - began
-        assert process.wait() == -signal.SIGKILL
-    assert 1 <= took < (1 + FAILED_GRACE_SECONDS) / 2
-
-
-def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for(tree: Tree) -> None:
-    hangs, ended_after = threading.Event(), list[float]()
-
-    def docker() -> DockerFacts:
-        hangs.wait(30)
-        return AWAY
-
-    with agent_under_test(tree, 0, alone()) as made, running(made.agent) as (rank, process):
-        agent = replace(made.agent, host=Host(made.agent.host.files.root, docker))
-        began = time.monotonic()
-
-        def note_end() -> None:
-            process.wait(10)
-            ended_after.append(time.monotonic() - began)
-            assert (made.report.phase, made.report.cause) == (Phase.FAILED, ""), "the cause is still looked for"
-
-        noting = threading.Thread(target=note_end)
-        noting.start()
-        shutdown_on_error(agent, rank, EngineEndedError("it makes no tokens"))
-        took = time.monotonic() - began
-        hangs.set()
-        noting.join()
-        assert (made.report.phase, made.report.cause) == (Phase.FAILED, "docker-hung")
-    assert ended_after[0] < HANG_SECONDS / 2 < HANG_SECONDS <= took

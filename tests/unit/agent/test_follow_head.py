@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent_steps import StepsThread, running_steps, wait_and_join
+from tests.unit.agent_steps import running_steps, wait_and_join
 from tests.unit.cluster_nodes import (
     AgentUnderTest,
     MemoryActions,
@@ -27,18 +25,16 @@ from tests.unit.cluster_nodes import (
     until_with,
 )
 from tests.unit.engine_server import engine
+from tests.unit.followers import LOADING, STOPS, following
 from tests.unit.nodes import Node, node, report, until
 
 from sparkd.agent.actions import history as store
-from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import group_is_idle
 from sparkd.agent.daemon.history import expected_load
-from sparkd.agent.daemon.inquest import find_causes
-from sparkd.agent.daemon.serving import FOLLOW_SECONDS, follow_head
+from sparkd.agent.daemon.serving import FOLLOW_SECONDS
 from sparkd.agent.daemon.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
 from sparkd.agent.engine.hang import HALTED_SECONDS, IDLE_SECONDS, HangWatch, Look
 from sparkd.agent.engine.load_progress import LoadProgress
-from sparkd.agent.engine.rank import Running
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import EngineEndedError, PeerLostError, StalledError
 from sparkd.base.state.file import FOLDER, STACKS
@@ -48,7 +44,6 @@ from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import Phase, load_seconds_left
 from sparkd.base.vllm.args import JsonValue
 
-LOADING = "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/tiny..."
 DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9)"
 
 
@@ -69,23 +64,6 @@ def worker(tree: Tree, port: int, head: Node) -> Iterator[AgentUnderTest]:
             assert walk.join() is None
         made.ended.clear()
         yield made
-
-
-@contextmanager
-def following(
-    worker: AgentUnderTest, *lines: str, docker_goes: bool = False
-) -> Iterator[tuple[Running, subprocess.Popen[bytes], StepsThread]]:
-    """The worker follows its head, with a rank that has said these lines."""
-
-    def follow(agent: Agent) -> None:
-        with find_causes(agent):
-            follow_head(agent, rank)
-
-    with (
-        running(worker.agent, *lines, docker_goes=docker_goes) as (rank, process),
-        running_steps(worker, follow) as walk,
-    ):
-        yield rank, process, walk
 
 
 def test_a_worker_follows_the_phases_of_its_head(worker: AgentUnderTest, head: Node) -> None:
@@ -156,9 +134,6 @@ def test_an_ended_container_ends_the_run_with_the_engines_words(worker: AgentUnd
     assert isinstance(error, EngineEndedError)
     assert error.reason.startswith("the engine ended while loading weights")
     assert error.reason.endswith("RuntimeError: boom")
-
-
-STOPS = "(MainProcess pid=7) INFO 01-01 00:00:00 [x.py:479] [shutdown] Executor: waiting for worker exit count=1"
 
 
 @pytest.mark.parametrize("live_restore", [False, True])

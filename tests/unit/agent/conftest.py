@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 from tests.unit.agent_runs import World, serving
+from tests.unit.agent_steps import running_steps, wait_and_join
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings
 from tests.unit.docker_server import dockerd
 from tests.unit.engine_server import engine
+from tests.unit.nodes import Node, node, report
 
 
 @pytest.fixture
@@ -21,3 +24,22 @@ def world() -> Iterator[World]:
         if made.rank is not None:
             made.rank.kill()
             made.rank.wait()
+
+
+@pytest.fixture
+def head(port: int) -> Iterator[Node]:
+    """Rank 0, calling."""
+    with node("127.0.0.1", port=port) as one:
+        one.publish(report(0, epoch="e", plan_digest="d"))
+        yield one
+
+
+@pytest.fixture
+def worker(tree: Tree, port: int, head: Node) -> Iterator[AgentUnderTest]:
+    """Rank 1, in the head's epoch."""
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as made:
+        made.set_plan("d")
+        with running_steps(made, wait_and_join) as walk:
+            assert walk.join() is None
+        made.ended.clear()
+        yield made

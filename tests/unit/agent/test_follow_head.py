@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.engine_server import engine
 from tests.unit.followers import LOADING, STOPS, following
-from tests.unit.nodes import Node, node, report, until
+from tests.unit.nodes import Node, report, until
 
 from sparkd.agent.actions import history as store
 from sparkd.agent.daemon.hangs import group_is_idle
@@ -45,25 +44,6 @@ from sparkd.base.status.model import Phase, load_seconds_left
 from sparkd.base.vllm.args import JsonValue
 
 DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9)"
-
-
-@pytest.fixture
-def head(port: int) -> Iterator[Node]:
-    """Rank 0, calling."""
-    with node("127.0.0.1", port=port) as one:
-        one.publish(report(0, epoch="e", plan_digest="d"))
-        yield one
-
-
-@pytest.fixture
-def worker(tree: Tree, port: int, head: Node) -> Iterator[AgentUnderTest]:
-    """Rank 1, in the head's epoch."""
-    with agent_under_test(tree, 1, settings(addresses(2), port)) as made:
-        made.set_plan("d")
-        with running_steps(made, wait_and_join) as walk:
-            assert walk.join() is None
-        made.ended.clear()
-        yield made
 
 
 def test_a_worker_follows_the_phases_of_its_head(worker: AgentUnderTest, head: Node) -> None:

@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -27,21 +26,16 @@ from tests.unit.engine_server import engine
 from tests.unit.followers import LOADING, STOPS, following
 from tests.unit.nodes import Node, report, until
 
-from sparkd.agent.actions import history as store
 from sparkd.agent.daemon.hangs import group_is_idle
-from sparkd.agent.daemon.history import expected_load
 from sparkd.agent.daemon.serving import FOLLOW_SECONDS
 from sparkd.agent.daemon.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
 from sparkd.agent.engine.hang import HALTED_SECONDS, IDLE_SECONDS, HangWatch, Look
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import EngineEndedError, PeerLostError, StalledError
-from sparkd.base.state.file import FOLDER, STACKS
-from sparkd.base.state.history import Launch, last_load
-from sparkd.base.state.known_good import Facts
+from sparkd.base.state.file import STACKS
 from sparkd.base.status.figures import EngineReport
-from sparkd.base.status.model import Phase, load_seconds_left
-from sparkd.base.vllm.args import JsonValue
+from sparkd.base.status.model import Phase
 
 DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9)"
 
@@ -62,46 +56,6 @@ def test_a_worker_follows_the_phases_of_its_head(worker: AgentUnderTest, head: N
         no_token = "requests run and no token came for 13 s"
         head.publish(report(0, phase=Phase.DEGRADED, epoch="e", plan_digest="d", message=no_token))
         until(lambda: worker.report.message == f"{served}; it is degraded: {no_token}")
-
-
-def test_a_load_is_expected_to_take_as_long_as_the_last_one_which_is_kept(worker: AgentUnderTest, head: Node) -> None:
-    agent = worker.agent
-    Tree(Path(agent.host.files.root)).folder(FOLDER)
-    for number, (plan, seconds) in enumerate([("d", 77.4), ("other", 9.0), ("d", None)]):
-        row = Launch(f"{number}", f"2026-01-0{number + 1}", 1, plan, agent.plan.recipe, Facts({}, {}, {}))
-        store.write(agent.host.files, replace(row, load_seconds=seconds))
-    agent.launch_row.recall(None)
-    agent.launch_row.begin()
-    with following(worker, LOADING):
-        until(lambda: worker.report.engine.expected_seconds == 77)
-        left = load_seconds_left(worker.report.engine, datetime.now(UTC))
-        assert left is not None
-        assert 60 < left <= 77
-        head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
-        until(lambda: worker.report.phase is Phase.SERVING)
-        until(lambda: last_load(store.read(agent.host.files)) is not None)
-    kept = last_load(store.read(agent.host.files))
-    assert kept is not None
-    assert kept < 60
-
-
-@pytest.mark.parametrize(
-    ("figure", "expected"),
-    [
-        (480, (480, "recipe")),
-        (0.5, (0.5, "recipe")),
-        ("8 min", (None, "")),
-        (0, (None, "")),
-        (1e30, (None, "")),
-        (None, (None, "")),
-    ],
-)
-def test_the_first_load_of_a_plan_is_expected_to_take_as_long_as_its_recipe_says(
-    worker: AgentUnderTest, figure: JsonValue, expected: tuple[float | None, str]
-) -> None:
-    context = worker.agent.context
-    recipe = context.recipe.model_copy(update={"expect": {"cold_start_seconds": figure}})
-    assert expected_load(replace(worker.agent, context=replace(context, recipe=recipe))) == expected
 
 
 def test_an_ended_container_ends_the_run_with_the_engines_words(worker: AgentUnderTest) -> None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-import signal
 import threading
-import time
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent_steps import running_steps, wait_and_join
-from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, running, settings, until_with
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings
 from tests.unit.engine_server import engine
 from tests.unit.followers import LOADING, following
 from tests.unit.nodes import Node, report, until
 
 from sparkd.agent.daemon.serving import FOLLOW_SECONDS
-from sparkd.agent.daemon.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
-from sparkd.base.lib.endings import StopRequested
+from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.base.lib.errors import PeerLostError
 from sparkd.base.status.model import Phase
 
@@ -117,28 +114,3 @@ def test_the_last_report_has_the_cause_of_a_node_that_failed_first_once_that_has
     (peer,) = worker.report.peers
     assert peer.report is not None
     assert (worker.report.cause, peer.report.cause) == ("peer-failed", "memory-guard")
-
-
-@pytest.mark.parametrize(
-    ("phase", "drains", "killed"),
-    [(Phase.FAILED, False, True), (Phase.SERVING, False, False), (Phase.STOPPING, True, False)],
-)
-def test_a_worker_that_is_stopped_ends_its_rank_at_once_when_its_head_is_out_of_service(
-    worker: AgentUnderTest, head: Node, phase: Phase, drains: bool, killed: bool
-) -> None:
-    """A headless rank takes ten seconds to end by itself, and none outlives another for longer than two."""
-    deaf = ("sh", "-c", "trap 'sleep 1; exit 7' TERM; echo; while :; do sleep 0.1; done")
-    with running(worker.agent, command=deaf) as (rank, process):
-        time.sleep(0.3)  # for the trap to be set
-        head.publish(report(0, phase=phase, draining=drains, epoch="e", plan_digest="d"))
-        until_with(lambda: _phase_of_head(worker) is phase, worker)
-        began = time.monotonic()
-        shutdown_on_request(worker.agent, rank, StopRequested())
-        took = time.monotonic() - began
-        assert (process.wait() == -signal.SIGKILL) is killed
-        assert took < RELEASE_SECONDS + 7 if not killed else took < 1.5
-
-
-def _phase_of_head(worker: AgentUnderTest) -> Phase:
-    (head,) = worker.agent.monitor.statuses()
-    return head.report.phase if head.report else Phase.STOPPED

@@ -37,7 +37,7 @@ BOOM = b"(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] RuntimeError: boom\n"
 
 def configuration(port: int, script: str = "", unskipped: tuple[str, ...] = ()) -> str:
     engine = f'{{recipe = "tiny-cpu", script = "{script}", args = {{port = {port}}}}}'
-    skip = json.dumps([one for one in IDS if one not in unskipped])
+    skip = json.dumps([check for check in IDS if check not in unskipped])
     return f'engine = {engine}\npreflight.skip = {skip}\nobserve.listen = ""\n'
 
 
@@ -87,13 +87,13 @@ class World:
 
     @property
     def last_exit(self) -> End:
-        found = launch_history.read_history(Host(self.tree.root).files).last_exit
-        assert found is not None
-        return found
+        last_exit = launch_history.read_history(Host(self.tree.root).files).last_exit
+        assert last_exit is not None
+        return last_exit
 
     def read(self, path: str) -> dict[str, object]:
-        found: dict[str, object] = json.loads((self.tree.root / path).read_text())
-        return found
+        fields: dict[str, object] = json.loads((self.tree.root / path).read_text())
+        return fields
 
     @property
     def phase(self) -> object:
@@ -119,7 +119,7 @@ def serving(request: str, _: str) -> Reply:
 
 
 def run_agent(world: World, role: str = "head") -> tuple[ExitCode, str]:
-    """As `sparkd run` does; the exit code, and the journal."""
+    """Run an agent as `sparkd run` does; its exit code, and the journal."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with tempfile.TemporaryFile() as file:
         journal = Journal(file.fileno())
@@ -142,8 +142,8 @@ def run_agent(world: World, role: str = "head") -> tuple[ExitCode, str]:
 
 
 def phases(journal: str) -> list[str]:
-    marked = (line.partition("phase=")[2] for line in journal.splitlines() if "agent.phase.changed" in line)
-    return [rest.split()[0] for rest in marked]
+    changes = (line.partition("phase=")[2] for line in journal.splitlines() if "agent.phase.changed" in line)
+    return [change.split()[0] for change in changes]
 
 
 def end(number: int = signal.SIGTERM) -> None:

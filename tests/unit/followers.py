@@ -22,7 +22,7 @@ STOPS = "(MainProcess pid=7) INFO 01-01 00:00:00 [x.py:479] [shutdown] Executor:
 def following(
     worker: AgentUnderTest, *lines: str, docker_goes: bool = False
 ) -> Iterator[tuple[Running, subprocess.Popen[bytes], StepsThread]]:
-    """The worker follows its head, with a rank that has said these lines."""
+    """A worker that follows its head, with a rank that has logged these lines."""
 
     def follow(agent: Agent) -> None:
         with find_causes(agent):

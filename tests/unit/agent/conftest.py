@@ -17,29 +17,29 @@ from tests.unit.nodes import Node, node, report
 @pytest.fixture
 def world() -> Iterator[World]:
     with tempfile.TemporaryDirectory() as folder, engine(serving) as port:  # tmp_path is too long for a socket
-        made = World(Tree(Path(folder)), port)
-        with dockerd(made.docker, f"{made.tree.root}/run/docker.sock"):
-            yield made
-        made.failing.set()
-        if made.rank is not None:
-            made.rank.kill()
-            made.rank.wait()
+        world = World(Tree(Path(folder)), port)
+        with dockerd(world.docker, f"{world.tree.root}/run/docker.sock"):
+            yield world
+        world.failing.set()
+        if world.rank is not None:
+            world.rank.kill()
+            world.rank.wait()
 
 
 @pytest.fixture
 def head(port: int) -> Iterator[Node]:
     """Rank 0, calling."""
-    with node("127.0.0.1", port=port) as one:
-        one.publish(report(0, epoch="e", plan_digest="d"))
-        yield one
+    with node("127.0.0.1", port=port) as head:
+        head.publish(report(0, epoch="e", plan_digest="d"))
+        yield head
 
 
 @pytest.fixture
 def worker(tree: Tree, port: int, head: Node) -> Iterator[AgentUnderTest]:
     """Rank 1, in the head's epoch."""
-    with agent_under_test(tree, 1, settings(addresses(2), port)) as made:
-        made.set_plan("d")
-        with running_steps(made, wait_and_join) as walk:
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as worker:
+        worker.set_plan("d")
+        with running_steps(worker, wait_and_join) as walk:
             assert walk.join() is None
-        made.ended.clear()
-        yield made
+        worker.ended.clear()
+        yield worker

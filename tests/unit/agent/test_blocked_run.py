@@ -40,8 +40,8 @@ def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(ghost: Wo
     assert f"{SCRIPT} does not exist (engine.script)" in blocked_line
     assert " cause=blocked action=inspect " in blocked_line
     assert any(
-        re.match(rf"STATUS=blocked: script-paths: {SCRIPT}.*; since \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", one)
-        for one in said()
+        re.match(rf"STATUS=blocked: script-paths: {SCRIPT}.*; since \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", message)
+        for message in said()
     )
 
 
@@ -66,7 +66,7 @@ def test_an_hour_blocked_is_few_lines_and_no_container(ghost: World, monkeypatch
     code, journal = run_agent(ghost)
     assert code is ExitCode.GOOD, journal
     assert len(journal.splitlines()) <= 60
-    assert all(one.startswith("GET ") for one in ghost.requests)
+    assert all(request.startswith("GET ") for request in ghost.requests)
 
 
 def test_what_no_check_sees_is_tried_again_at_its_own_pace(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

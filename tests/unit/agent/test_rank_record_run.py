@@ -15,18 +15,17 @@ from tests.unit.engine_server import engine
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode
-from sparkd.base.state.rank_record import FILE as FILE_OF_RANK
-from sparkd.base.state.rank_record import RankRecord, RankStage, read_rank
+from sparkd.base.state.rank_record import FILE, RankRecord, RankStage, read_rank
 
 RECORD = "run/sparkd/private/rank.json"
 
 
 class RecordedWorld(World):
-    """Its rank keeps the record as of its first signal; docker's calls, what they have met of it."""
+    """Keeps the rank's record as it is at the first signal of the rank, and at each call of docker."""
 
     def __init__(self, tree: Tree, port: int) -> None:
         super().__init__(tree, port)
-        self.met: dict[str, RankRecord | None] = {}
+        self.record_at: dict[str, RankRecord | None] = {}
         self.refuses = False
 
     def record(self) -> RankRecord | None:
@@ -34,7 +33,7 @@ class RecordedWorld(World):
 
     def docker(self, request: str) -> Iterable[bytes]:
         method, path = plain(request).split()
-        self.met.setdefault(path.rpartition("/")[2] if method == "POST" else method, self.record())
+        self.record_at.setdefault(path.rpartition("/")[2] if method == "POST" else method, self.record())
         if path.endswith("create") and self.refuses:
             return json_response({"message": "no space left"}, 500)
         return super().docker(request)
@@ -49,37 +48,37 @@ class RecordedWorld(World):
 @pytest.fixture
 def recorded() -> Iterator[RecordedWorld]:
     with tempfile.TemporaryDirectory() as folder, engine(serving) as port:
-        made = RecordedWorld(Tree(Path(folder)), port)
-        with dockerd(made.docker, f"{made.tree.root}/run/docker.sock"):
-            yield made
-        made.failing.set()
+        world = RecordedWorld(Tree(Path(folder)), port)
+        with dockerd(world.docker, f"{world.tree.root}/run/docker.sock"):
+            yield world
+        world.failing.set()
 
 
 def test_the_rank_has_a_record_from_before_its_container_to_after_it(recorded: RecordedWorld) -> None:
-    seen: list[RankRecord | None] = []
+    records: list[RankRecord | None] = []
 
     def stop() -> None:
-        seen.append(recorded.record())
+        records.append(recorded.record())
         end()
 
     thread = recorded.once("serving", stop)
     code, journal = run_agent(recorded)
     thread.join()
     assert code is ExitCode.GOOD, journal
-    before, ready = recorded.met["create"], seen[0]
+    before, ready = recorded.record_at["create"], records[0]
     report = recorded.read("run/sparkd/report.json")
     assert before is not None and ready is not None and recorded.rank is not None
     assert before.rank_id == before.epoch == report["rank_id"] != report["incarnation"]
     assert before.invocation == report["incarnation"]
     assert (before.stage, before.container_id, before.pid) == (RankStage.STARTING, "", 0)
-    assert recorded.met["start"] == before
+    assert recorded.record_at["start"] == before
     completed = replace(before, container_id=CONTAINER, started_at="2026-01-01T00:00:00Z", pid=recorded.rank.pid)
     measured = {"start_time": ready.start_time, "held_bytes": ready.held_bytes, "stage": RankStage.READY}
     assert ready == replace(completed, **measured)
     assert ready.start_time > 0
-    signalled = FILE_OF_RANK.decode((recorded.tree.root / f"{RECORD}.signalled").read_bytes())
+    signalled = FILE.decode((recorded.tree.root / f"{RECORD}.signalled").read_bytes())
     assert signalled == replace(ready, stage=RankStage.ENDING)
-    assert recorded.met["DELETE"] == signalled, "until its container is gone"
+    assert recorded.record_at["DELETE"] == signalled, "until its container is gone"
     assert not (recorded.tree.root / RECORD).exists()
 
 
@@ -101,7 +100,7 @@ def test_a_launch_that_docker_refuses_leaves_no_record(recorded: RecordedWorld) 
     recorded.refuses = True
     code, _ = run_agent(recorded)
     assert code is ExitCode.LAUNCH_FAILED
-    assert recorded.met["create"] is not None
+    assert recorded.record_at["create"] is not None
     assert not (recorded.tree.root / RECORD).exists()
 
 
@@ -111,7 +110,7 @@ def test_a_record_that_can_not_be_read_is_reported_and_set_aside(recorded: Recor
     recorded.refuses = True
     _, journal = run_agent(recorded)
     assert (recorded.tree.root / f"{RECORD}.broken").read_text() == text
-    assert f"reason=\"/{RECORD} can't be read: " in next(one for one in journal.splitlines() if "state.read" in one)
+    assert f"reason=\"/{RECORD} can't be read: " in next(line for line in journal.splitlines() if "state.read" in line)
 
 
 def test_a_record_that_can_not_be_written_ends_no_engine(recorded: RecordedWorld) -> None:
@@ -126,9 +125,9 @@ def test_a_record_that_can_not_be_written_ends_no_engine(recorded: RecordedWorld
     thread.join()
     stopping.join()
     assert code is ExitCode.GOOD, journal
-    (line,) = [one for one in journal.splitlines() if "state.write.failed" in one]
-    assert "file=rank.json" in line
-    assert 'hint="df -h /run/sparkd/private"' in line
+    (failure,) = [line for line in journal.splitlines() if "state.write.failed" in line]
+    assert "file=rank.json" in failure
+    assert 'hint="df -h /run/sparkd/private"' in failure
 
 
 def replace_by_folder(file: Path) -> None:

@@ -1,5 +1,4 @@
-"""The whole run of an agent as `sparkd run` wires it, on a machine of files: a dockerd and an engine that answer as the
-test says, a rank that is a process of the test's own, and systemd's socket."""
+"""A run starts its rank, serves until it is stopped, and leaves alone a node that is not its own."""
 
 import errno
 import os
@@ -23,14 +22,14 @@ def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said
     thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
     code, journal = run_agent(world)
     thread.join()
-    heard = said()
+    messages = said()
     assert code is ExitCode.GOOD, journal
     assert phases(journal) == ["launching", "loading", "serving", "stopping", "stopped"]
-    assert [one for one in heard if one in ("READY=1", "STOPPING=1")] == ["READY=1", "STOPPING=1"]
-    assert "STATUS=serving: tiny on port" in " ".join(heard)
+    assert [message for message in messages if message in ("READY=1", "STOPPING=1")] == ["READY=1", "STOPPING=1"]
+    assert "STATUS=serving: tiny on port" in " ".join(messages)
     assert world.rank is not None
     assert world.rank.wait(1) == -signal.SIGTERM
-    acts = [one.replace(CONTAINER, "ID") for one in world.requests if not one.startswith("GET ")]
+    acts = [request.replace(CONTAINER, "ID") for request in world.requests if not request.startswith("GET ")]
     assert acts == ["POST /containers/create", "POST /containers/ID/start", "DELETE /containers/ID"]
     assert "engine| " in journal
     assert world.last_exit == End(STOPPED, ExitCode.GOOD, at=world.last_exit.at, cause="stop-requested")

@@ -30,8 +30,11 @@ class Model:
 
     def answer(self, request: str, _: str) -> Reply:
         if request == "POST /v1/completions":
-            made = {"choices": [{"text": self.text, "finish_reason": "length"}], "usage": {"completion_tokens": 24}}
-            return 200, json.dumps(made).encode()
+            completion = {
+                "choices": [{"text": self.text, "finish_reason": "length"}],
+                "usage": {"completion_tokens": 24},
+            }
+            return 200, json.dumps(completion).encode()
         if request == "GET /metrics":
             self.busy -= 1
             names = ("num_requests_waiting", "prompt_tokens_total", "generation_tokens_total")
@@ -49,14 +52,14 @@ def model() -> Model:
 def switched(model: Model) -> Iterator[World]:
     """A world whose node is to change to the recipe `new`."""
     with tempfile.TemporaryDirectory() as folder, engine(model.answer) as port:
-        made = World(Tree(Path(folder)), port)
-        with dockerd(made.docker, f"{made.tree.root}/run/docker.sock"):
-            yield made
-        made.failing.set()
+        world = World(Tree(Path(folder)), port)
+        with dockerd(world.docker, f"{world.tree.root}/run/docker.sock"):
+            yield world
+        world.failing.set()
 
 
 def choose_new(world: World) -> None:
-    """As `sparkd use` does."""
+    """Choose the recipe `new`, as `sparkd use` does."""
     host = Host(world.tree.root)
     config = load_settings({}, world.tree.root)
     recipe = membership.make_context(config, host).recipe.model_copy(update={"name": "new"})
@@ -67,14 +70,14 @@ def choose_new(world: World) -> None:
 
 
 def stage(world: World) -> str:
-    found = FILE.read(Host(world.tree.root).files)
-    return found.stage.value if found else "none"
+    switch = FILE.read(Host(world.tree.root).files)
+    return switch.stage.value if switch else "none"
 
 
 def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_force(
     switched: World, model: Model
 ) -> None:
-    drained: list[str] = []
+    stages: list[str] = []
     model.busy = 1000
 
     def drain() -> None:
@@ -85,12 +88,12 @@ def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_for
         assert switched.rank is not None
         assert switched.rank.poll() is None, "a request runs"
         model.busy = 0
-        drained.append(stage(switched))
+        stages.append(stage(switched))
 
     thread = switched.once("serving", drain)
     code, journal = run_agent(switched)
     thread.join()
-    assert (code, drained) == (ExitCode.GOOD, ["draining"]), journal
+    assert (code, stages) == (ExitCode.GOOD, ["draining"]), journal
     assert "switch.drain.started" in journal
     assert switched.last_exit.cause == "switch"
     thread = switched.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -13,8 +13,8 @@ def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world
     thread = world.once("serving", world.fail)
     code, journal = run_agent(world)
     thread.join()
-    leaves = [one.partition(":")[0] for one in said() if one.startswith(("STATUS=", "STOPPING="))]
-    assert leaves[-3:] == ["STATUS=serving", "STOPPING=1", "STATUS=failed"], "at once, and once"
+    messages = [message.partition(":")[0] for message in said() if message.startswith(("STATUS=", "STOPPING="))]
+    assert messages[-3:] == ["STATUS=serving", "STOPPING=1", "STATUS=failed"], "at once, and once"
     assert code is ExitCode.ENGINE_ENDED, journal
     assert phases(journal)[-2:] == ["serving", "failed"]
     last = world.last_exit
@@ -56,5 +56,5 @@ def test_the_next_agent_reports_the_cause_of_the_last_end_its_code_and_its_hint(
     run_agent(world)
     thread.join()
     report = world.read("run/sparkd/report.json")
-    found = report["last_cause"], report["last_cause_code"], report["last_hint"]
-    assert found == ("no image (exit 11)", "image-missing", "pull it")
+    cause = report["last_cause"], report["last_cause_code"], report["last_hint"]
+    assert cause == ("no image (exit 11)", "image-missing", "pull it")

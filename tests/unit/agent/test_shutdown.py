@@ -31,10 +31,10 @@ def test_a_rank_that_ignores_sigterm_gets_no_more_than_its_grace_period_after_an
 ) -> None:
     configured = alone().model_copy(update={"engine": Engine(recipe="tiny-cpu", stop_grace_seconds=1)})
     deaf = ("sh", "-c", f"trap '' TERM; touch {tmp_path}/deaf; while :; do sleep 0.1; done")
-    with agent_under_test(tree, 0, configured) as made, running(made.agent, command=deaf) as (rank, process):
+    with agent_under_test(tree, 0, configured) as node, running(node.agent, command=deaf) as (rank, process):
         until((tmp_path / "deaf").exists)
         began = time.monotonic()
-        shutdown_on_error(made.agent, rank, EngineEndedError("it makes no tokens"))
+        shutdown_on_error(node.agent, rank, EngineEndedError("it makes no tokens"))
         took = time.monotonic() - began
         assert process.wait() == -signal.SIGKILL
     assert 1 <= took < (1 + FAILED_GRACE_SECONDS) / 2
@@ -47,22 +47,22 @@ def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for
         hangs.wait(30)
         return AWAY
 
-    with agent_under_test(tree, 0, alone()) as made, running(made.agent) as (rank, process):
-        agent = replace(made.agent, host=Host(made.agent.host.files.root, docker))
+    with agent_under_test(tree, 0, alone()) as node, running(node.agent) as (rank, process):
+        agent = replace(node.agent, host=Host(node.agent.host.files.root, docker))
         began = time.monotonic()
 
         def note_end() -> None:
             process.wait(10)
             ended_after.append(time.monotonic() - began)
-            assert (made.report.phase, made.report.cause) == (Phase.FAILED, ""), "the cause is still looked for"
+            assert (node.report.phase, node.report.cause) == (Phase.FAILED, ""), "the cause is still looked for"
 
-        noting = threading.Thread(target=note_end)
-        noting.start()
+        thread = threading.Thread(target=note_end)
+        thread.start()
         shutdown_on_error(agent, rank, EngineEndedError("it makes no tokens"))
         took = time.monotonic() - began
         hangs.set()
-        noting.join()
-        assert (made.report.phase, made.report.cause) == (Phase.FAILED, "docker-hung")
+        thread.join()
+        assert (node.report.phase, node.report.cause) == (Phase.FAILED, "docker-hung")
     assert ended_after[0] < HANG_SECONDS / 2 < HANG_SECONDS <= took
 
 

@@ -1,4 +1,4 @@
-"""A worker follows its head's report of the engine. Its container is a process of the test."""
+"""A worker follows its head's report of the engine, and ends once its head ends or is lost."""
 
 from __future__ import annotations
 

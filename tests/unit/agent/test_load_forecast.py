@@ -37,9 +37,9 @@ def test_a_load_is_expected_to_take_as_long_as_the_last_one_which_is_kept(worker
         head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
         until(lambda: worker.report.phase is Phase.SERVING)
         until(lambda: last_load(store.read(agent.host.files)) is not None)
-    kept = last_load(store.read(agent.host.files))
-    assert kept is not None
-    assert kept < 60
+    load_seconds = last_load(store.read(agent.host.files))
+    assert load_seconds is not None
+    assert load_seconds < 60
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from sparkd.base.lib.errors import EngineEndedError, PeerLostError
 from sparkd.base.status.model import Phase
 
 DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9)"
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
 
 
 def test_an_ended_container_ends_the_run_with_the_engines_words(worker: AgentUnderTest) -> None:
@@ -48,17 +49,13 @@ def test_a_dead_process_of_the_rank_ends_the_run_before_the_container_ends(worke
 
 
 def test_a_rank_that_ends_after_its_head_names_the_head_as_the_cause(worker: AgentUnderTest, head: Node) -> None:
-    said = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
-    with following(worker, LOADING, said) as (rank, process, walk):
+    with following(worker, LOADING, CLOSED) as (rank, process, walk):
         until(lambda: rank.log.progress.cause != "")
         process.kill()
         head.publish(report(0, phase=Phase.FAILED, message="out of memory", epoch="e", plan_digest="d"))
         error = walk.join()
     assert isinstance(error, PeerLostError)
     assert error.reason == "rank 0 on spark1 (127.0.0.1) failed: out of memory"
-
-
-CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
 
 
 def test_a_rank_whose_head_continues_has_ended_by_itself(worker: AgentUnderTest, head: Node) -> None:

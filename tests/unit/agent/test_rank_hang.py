@@ -37,8 +37,8 @@ def test_a_stopped_rank_ends_the_run_and_leaves_its_stacks(worker: AgentUnderTes
         assert isinstance(error, StalledError)
         assert f"rank 1 on {worker.report.node} hangs: its process {pid} (VLLM::Worker_TP) is stopped" in error.reason
         assert shutdown_on_error(worker.agent, rank, error) == 15
-    (kept,) = (tree.root / STACKS.lstrip("/")).iterdir()
-    text = kept.read_text()
+    (file,) = (tree.root / STACKS.lstrip("/")).iterdir()
+    text = file.read_text()
     assert f": {error.reason}\n" in text
     assert f"== process {pid} (VLLM::Worker_TP) in state T" in text
     assert any(line.startswith("engine.stacks.kept") for line in worker.events.lines)

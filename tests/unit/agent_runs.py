@@ -8,12 +8,14 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from tests.tree import Tree
 from tests.unit.cluster_nodes import machine
-from tests.unit.docker_server import STAMP, STREAM, chunk, frame, json_response, plain
-from tests.unit.engine_server import Reply, models, token
+from tests.unit.docker_server import STAMP, STREAM, chunk, dockerd, frame, json_response, plain
+from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.bootstrap import build_agent
@@ -113,9 +115,25 @@ class World:
         return thread
 
 
+W = TypeVar("W", bound=World)
+
+
 def serving(request: str, _: str) -> Reply:
     answers = {"GET /v1/models": models("tiny"), "POST /v1/completions": token(), "GET /health": (200, b"")}
     return answers.get(request, (404, b""))
+
+
+@contextmanager
+def open_world(kind: Callable[[Tree, int], W], reply: Callable[[str, str], Reply] = serving) -> Iterator[W]:
+    """A world whose docker answers, and whose engine replies so, until its rank is ended with the test."""
+    with tempfile.TemporaryDirectory() as folder, engine(reply) as port:  # tmp_path is too long for a socket
+        world = kind(Tree(Path(folder)), port)
+        with dockerd(world.docker, f"{world.tree.root}/run/docker.sock"):
+            yield world
+        world.failing.set()
+        if world.rank is not None:
+            world.rank.kill()
+            world.rank.wait()
 
 
 def run_agent(world: World, role: str = "head") -> tuple[ExitCode, str]:

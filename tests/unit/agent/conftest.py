@@ -1,29 +1,19 @@
 """Fixtures of an agent's tests."""
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.agent_runs import World, serving
+from tests.unit.agent_runs import World, open_world
 from tests.unit.agent_steps import running_steps, wait_and_join
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings
-from tests.unit.docker_server import dockerd
-from tests.unit.engine_server import engine
 from tests.unit.nodes import Node, node, report
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    with tempfile.TemporaryDirectory() as folder, engine(serving) as port:  # tmp_path is too long for a socket
-        world = World(Tree(Path(folder)), port)
-        with dockerd(world.docker, f"{world.tree.root}/run/docker.sock"):
-            yield world
-        world.failing.set()
-        if world.rank is not None:
-            world.rank.kill()
-            world.rank.wait()
+    with open_world(World) as world:
+        yield world
 
 
 @pytest.fixture

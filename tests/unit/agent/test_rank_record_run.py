@@ -1,7 +1,6 @@
 """A run keeps a record of its rank for as long as the rank's container exists."""
 
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,9 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent_runs import CONTAINER, World, end, run_agent, serving
-from tests.unit.docker_server import dockerd, json_response, plain
-from tests.unit.engine_server import engine
+from tests.unit.agent_runs import CONTAINER, World, end, open_world, run_agent
+from tests.unit.docker_server import json_response, plain
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode
@@ -47,11 +45,8 @@ class RecordedWorld(World):
 
 @pytest.fixture
 def recorded() -> Iterator[RecordedWorld]:
-    with tempfile.TemporaryDirectory() as folder, engine(serving) as port:
-        world = RecordedWorld(Tree(Path(folder)), port)
-        with dockerd(world.docker, f"{world.tree.root}/run/docker.sock"):
-            yield world
-        world.failing.set()
+    with open_world(RecordedWorld) as world:
+        yield world
 
 
 def test_the_rank_has_a_record_from_before_its_container_to_after_it(recorded: RecordedWorld) -> None:

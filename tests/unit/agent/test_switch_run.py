@@ -3,15 +3,11 @@
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from tests.tree import Tree
-from tests.unit.agent_runs import World, phases, run_agent, serving
-from tests.unit.docker_server import dockerd
-from tests.unit.engine_server import Reply, engine
+from tests.unit.agent_runs import World, open_world, phases, run_agent, serving
+from tests.unit.engine_server import Reply
 from tests.unit.nodes import until
 
 from sparkd.agent.actions.files import exchange
@@ -51,11 +47,8 @@ def model() -> Model:
 @pytest.fixture
 def switched(model: Model) -> Iterator[World]:
     """A world whose node is to change to the recipe `new`."""
-    with tempfile.TemporaryDirectory() as folder, engine(model.answer) as port:
-        world = World(Tree(Path(folder)), port)
-        with dockerd(world.docker, f"{world.tree.root}/run/docker.sock"):
-            yield world
-        world.failing.set()
+    with open_world(World, model.answer) as world:
+        yield world
 
 
 def choose_new(world: World) -> None:

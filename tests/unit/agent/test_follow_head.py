@@ -1,91 +1,23 @@
-"""A worker follows its head's report of the engine. Its container is a process of the test."""
+"""A worker follows its head's report of the engine, and ends once its head ends or is lost."""
 
 from __future__ import annotations
 
-import json
 import re
-import signal
-import subprocess
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent_steps import StepsThread, running_steps, wait_and_join
-from tests.unit.cluster_nodes import (
-    AgentUnderTest,
-    MemoryActions,
-    addresses,
-    agent_under_test,
-    running,
-    settings,
-    until_with,
-)
+from tests.unit.agent_steps import running_steps, wait_and_join
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings
 from tests.unit.engine_server import engine
-from tests.unit.nodes import Node, node, report, until
+from tests.unit.followers import LOADING, following
+from tests.unit.nodes import Node, report, until
 
-from sparkd.agent.actions import history as store
-from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.hangs import group_is_idle
-from sparkd.agent.daemon.history import expected_load
-from sparkd.agent.daemon.inquest import find_causes
-from sparkd.agent.daemon.serving import FOLLOW_SECONDS, follow_head
-from sparkd.agent.daemon.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
-from sparkd.agent.engine.hang import HALTED_SECONDS, IDLE_SECONDS, HangWatch, Look
-from sparkd.agent.engine.load_progress import LoadProgress
-from sparkd.agent.engine.rank import Running
-from sparkd.base.lib.endings import StopRequested
-from sparkd.base.lib.errors import EngineEndedError, PeerLostError, StalledError
-from sparkd.base.state.file import FOLDER, STACKS
-from sparkd.base.state.history import Launch, last_load
-from sparkd.base.state.known_good import Facts
-from sparkd.base.status.figures import EngineReport
-from sparkd.base.status.model import Phase, load_seconds_left
-from sparkd.base.vllm.args import JsonValue
-
-LOADING = "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/tiny..."
-DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9)"
-
-
-@pytest.fixture
-def head(port: int) -> Iterator[Node]:
-    """Rank 0, calling."""
-    with node("127.0.0.1", port=port) as one:
-        one.publish(report(0, epoch="e", plan_digest="d"))
-        yield one
-
-
-@pytest.fixture
-def worker(tree: Tree, port: int, head: Node) -> Iterator[AgentUnderTest]:
-    """Rank 1, in the head's epoch."""
-    with agent_under_test(tree, 1, settings(addresses(2), port)) as made:
-        made.set_plan("d")
-        with running_steps(made, wait_and_join) as walk:
-            assert walk.join() is None
-        made.ended.clear()
-        yield made
-
-
-@contextmanager
-def following(
-    worker: AgentUnderTest, *lines: str, docker_goes: bool = False
-) -> Iterator[tuple[Running, subprocess.Popen[bytes], StepsThread]]:
-    """The worker follows its head, with a rank that has said these lines."""
-
-    def follow(agent: Agent) -> None:
-        with find_causes(agent):
-            follow_head(agent, rank)
-
-    with (
-        running(worker.agent, *lines, docker_goes=docker_goes) as (rank, process),
-        running_steps(worker, follow) as walk,
-    ):
-        yield rank, process, walk
+from sparkd.agent.daemon.serving import FOLLOW_SECONDS
+from sparkd.agent.daemon.shutdown import shutdown_on_error
+from sparkd.base.lib.errors import PeerLostError
+from sparkd.base.status.model import Phase
 
 
 def test_a_worker_follows_the_phases_of_its_head(worker: AgentUnderTest, head: Node) -> None:
@@ -104,141 +36,6 @@ def test_a_worker_follows_the_phases_of_its_head(worker: AgentUnderTest, head: N
         no_token = "requests run and no token came for 13 s"
         head.publish(report(0, phase=Phase.DEGRADED, epoch="e", plan_digest="d", message=no_token))
         until(lambda: worker.report.message == f"{served}; it is degraded: {no_token}")
-
-
-def test_a_load_is_expected_to_take_as_long_as_the_last_one_which_is_kept(worker: AgentUnderTest, head: Node) -> None:
-    agent = worker.agent
-    Tree(Path(agent.host.files.root)).folder(FOLDER)
-    for number, (plan, seconds) in enumerate([("d", 77.4), ("other", 9.0), ("d", None)]):
-        row = Launch(f"{number}", f"2026-01-0{number + 1}", 1, plan, agent.plan.recipe, Facts({}, {}, {}))
-        store.write(agent.host.files, replace(row, load_seconds=seconds))
-    agent.launch_row.recall(None)
-    agent.launch_row.begin()
-    with following(worker, LOADING):
-        until(lambda: worker.report.engine.expected_seconds == 77)
-        left = load_seconds_left(worker.report.engine, datetime.now(UTC))
-        assert left is not None
-        assert 60 < left <= 77
-        head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
-        until(lambda: worker.report.phase is Phase.SERVING)
-        until(lambda: last_load(store.read(agent.host.files)) is not None)
-    kept = last_load(store.read(agent.host.files))
-    assert kept is not None
-    assert kept < 60
-
-
-@pytest.mark.parametrize(
-    ("figure", "expected"),
-    [
-        (480, (480, "recipe")),
-        (0.5, (0.5, "recipe")),
-        ("8 min", (None, "")),
-        (0, (None, "")),
-        (1e30, (None, "")),
-        (None, (None, "")),
-    ],
-)
-def test_the_first_load_of_a_plan_is_expected_to_take_as_long_as_its_recipe_says(
-    worker: AgentUnderTest, figure: JsonValue, expected: tuple[float | None, str]
-) -> None:
-    context = worker.agent.context
-    recipe = context.recipe.model_copy(update={"expect": {"cold_start_seconds": figure}})
-    assert expected_load(replace(worker.agent, context=replace(context, recipe=recipe))) == expected
-
-
-def test_an_ended_container_ends_the_run_with_the_engines_words(worker: AgentUnderTest) -> None:
-    with following(worker, LOADING, "RuntimeError: boom") as (rank, process, walk):
-        until(lambda: rank.log.progress.cause != "")
-        process.kill()
-        assert until(lambda: walk.over) < 2
-        error = walk.join()
-    assert worker.notifier.stops == 1, "systemd knows it before the shutdown"
-    assert isinstance(error, EngineEndedError)
-    assert error.reason.startswith("the engine ended while loading weights")
-    assert error.reason.endswith("RuntimeError: boom")
-
-
-STOPS = "(MainProcess pid=7) INFO 01-01 00:00:00 [x.py:479] [shutdown] Executor: waiting for worker exit count=1"
-
-
-@pytest.mark.parametrize("live_restore", [False, True])
-@pytest.mark.parametrize("words", [LOADING, STOPS, "RuntimeError: boom"])
-def test_a_container_that_ends_with_docker_names_docker_whatever_the_engine_said(
-    worker: AgentUnderTest, words: str, live_restore: bool
-) -> None:
-    machine = Tree(Path(worker.agent.host.files.root))
-    machine.dockerd(700)
-    machine.docker("/info", {"LiveRestoreEnabled": live_restore})
-    with following(worker, words) as (rank, process, walk):
-        until(lambda: rank.log.progress != LoadProgress(step_since=rank.log.progress.step_since))
-        (machine.root / "proc/net/unix").write_text("")  # it no longer listens, which is how it begins to stop
-        process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
-    expected = {LOADING: "engine-ended", STOPS: "engine-stopped", "RuntimeError: boom": "engine-error"}[words]
-    assert error.cause == (expected if live_restore else "docker-restarted")
-
-
-def test_a_rank_that_somebody_stopped_says_so(worker: AgentUnderTest) -> None:
-    dead = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
-    with following(worker, LOADING, STOPS, dead) as (rank, process, walk):
-        until(lambda: rank.log.progress.cause != "")
-        process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
-    assert error.cause == "engine-stopped"
-    assert error.reason.endswith(": somebody else than sparkd stopped it, as by docker stop")
-
-
-@pytest.mark.parametrize("live_restore", [False, True])
-def test_a_new_dockerd_ends_the_run_unless_it_keeps_containers(worker: AgentUnderTest, live_restore: bool) -> None:
-    machine = Tree(Path(worker.agent.host.files.root))
-    machine.dockerd(700)
-    machine.docker("/info", {"LiveRestoreEnabled": live_restore})
-    with following(worker, LOADING, docker_goes=True) as (rank, process, walk):
-        until(lambda: rank.log.broken_off_at is not None)
-        time.sleep(0.5)
-        assert not walk.over, "nobody ends the rank as long as no other dockerd does"
-        machine.dockerd(701)
-        time.sleep(0.7)
-        assert walk.over is not live_restore
-        assert process.poll() is None
-        if live_restore:
-            process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
-    assert ("dockerd was stopped or restarted" in error.reason) is not live_restore
-    assert (error.cause == "docker-restarted") is not live_restore
-
-
-@pytest.mark.parametrize(
-    ("argv", "file"), [((), '{"live-restore": true}'), (("/usr/bin/dockerd", "--live-restore"), "")]
-)
-def test_live_restore_that_a_reload_turned_on_keeps_a_healthy_rank(
-    worker: AgentUnderTest, argv: tuple[str, ...], file: str
-) -> None:
-    machine = Tree(Path(worker.agent.host.files.root))
-    machine.dockerd(700)
-    machine.docker("/info", {"LiveRestoreEnabled": False})
-    with following(worker, LOADING, docker_goes=True) as (rank, process, walk):
-        until(lambda: rank.log.broken_off_at is not None)
-        machine.file("/etc/docker/daemon.json", file)
-        machine.dockerd(701, argv)
-        until(lambda: not rank.record.dockerd_pid)
-        assert not walk.over
-        process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
-    assert error.cause != "docker-restarted"
-
-
-def test_a_dead_process_of_the_rank_ends_the_run_before_the_container_ends(worker: AgentUnderTest) -> None:
-    with following(worker, LOADING, DIED) as (_, process, walk):
-        error = walk.join()
-        assert process.poll() is None
-    assert isinstance(error, EngineEndedError)
-    assert error.reason.startswith("a process of the rank has died: killed by signal 9 from outside, not by sparkd (W")
-    assert error.cause == "killed-from-outside"
 
 
 @pytest.mark.parametrize(
@@ -302,17 +99,6 @@ def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(
     assert set(requests) == ({"GET /health"} if returns_seconds else set())
 
 
-def test_a_rank_that_ends_after_its_head_names_the_head_as_the_cause(worker: AgentUnderTest, head: Node) -> None:
-    said = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
-    with following(worker, LOADING, said) as (rank, process, walk):
-        until(lambda: rank.log.progress.cause != "")
-        process.kill()
-        head.publish(report(0, phase=Phase.FAILED, message="out of memory", epoch="e", plan_digest="d"))
-        error = walk.join()
-    assert isinstance(error, PeerLostError)
-    assert error.reason == "rank 0 on spark1 (127.0.0.1) failed: out of memory"
-
-
 def test_the_last_report_has_the_cause_of_a_node_that_failed_first_once_that_has_named_it(
     worker: AgentUnderTest, head: Node
 ) -> None:
@@ -328,121 +114,3 @@ def test_the_last_report_has_the_cause_of_a_node_that_failed_first_once_that_has
     (peer,) = worker.report.peers
     assert peer.report is not None
     assert (worker.report.cause, peer.report.cause) == ("peer-failed", "memory-guard")
-
-
-def test_a_stopped_rank_ends_the_run_and_leaves_its_stacks(worker: AgentUnderTest, head: Node) -> None:
-    tree, group = Tree(Path(worker.agent.host.files.root)), f"/docker/{'c' * 64}"
-    with following(worker, LOADING) as (rank, process, walk):
-        pid = process.pid
-        tree.process(pid, "VLLM::Worker_TP", state="T", cgroup=f"0::{group}")
-        tree.file(f"/sys/fs/cgroup{group}/cgroup.procs", f"{pid}\n")
-        head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
-        until(lambda: rank.hang is not None and rank.hang.state is not None)
-        assert rank.hang is not None
-        assert rank.hang.state is not None
-        since = dict.fromkeys(rank.hang.state.halted, rank.hang.state.last.at - HALTED_SECONDS)
-        rank.hang.state = replace(rank.hang.state, halted=since)
-        error = walk.join()
-        assert isinstance(error, StalledError)
-        assert f"rank 1 on {worker.report.node} hangs: its process {pid} (VLLM::Worker_TP) is stopped" in error.reason
-        assert shutdown_on_error(worker.agent, rank, error) == 15
-    (kept,) = (tree.root / STACKS.lstrip("/")).iterdir()
-    text = kept.read_text()
-    assert f": {error.reason}\n" in text
-    assert f"== process {pid} (VLLM::Worker_TP) in state T" in text
-    assert any(line.startswith("engine.stacks.kept") for line in worker.events.lines)
-
-
-class IdleWatch(HangWatch):
-    def is_idle(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("phase", "idle"), [(Phase.DEGRADED, 30), (Phase.SERVING, None)])
-def test_an_idle_worker_says_so_while_requests_of_its_head_wait(
-    worker: AgentUnderTest, head: Node, phase: Phase, idle: int | None
-) -> None:
-    with following(worker, LOADING) as (rank, _, _):
-        head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
-        until(lambda: rank.hang is not None)
-        rank.hang = IdleWatch("rank 1", Look, worker.agent.loop.start, bool, bool)
-        head.publish(report(0, phase=phase, epoch="e", plan_digest="d", message="no token"))
-        until(lambda: worker.report.message.endswith("no token") is (phase is Phase.DEGRADED))
-        until(lambda: worker.report.engine.idle_seconds == idle)
-        assert not group_is_idle(worker.agent, rank), "the other rank is not known to be idle"
-        head.publish(report(0, phase=phase, epoch="e", plan_digest="d", engine=EngineReport(idle_seconds=30)))
-        until(lambda: group_is_idle(worker.agent, rank))
-
-
-def test_no_rank_is_called_idle_while_docker_is_away_and_its_log_is_full(worker: AgentUnderTest, head: Node) -> None:
-    with following(worker, LOADING, docker_goes=True) as (rank, _, _):
-        report_of_head = report(
-            0, phase=Phase.DEGRADED, epoch="e", plan_digest="d", engine=EngineReport(idle_seconds=30)
-        )
-        head.publish(report_of_head)
-        until(lambda: rank.hang is not None and rank.log.broken_off_at is not None)
-        rank.hang = IdleWatch("rank 1", Look, worker.agent.loop.start, bool, bool)
-        until(lambda: worker.report.phase is Phase.DEGRADED)
-        assert not group_is_idle(worker.agent, rank)
-        assert worker.report.engine.idle_seconds is None
-        rank.log.stop(5)
-        rank.log.broken_off_at = time.monotonic() - IDLE_SECONDS
-        until(lambda: group_is_idle(worker.agent, rank) and worker.report.engine.idle_seconds is not None)
-
-
-CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
-
-
-def test_a_rank_whose_head_continues_has_ended_by_itself(worker: AgentUnderTest, head: Node) -> None:
-    head.publish(report(0, phase=Phase.LOADING, epoch="e", plan_digest="d"))
-    with following(worker, LOADING, CLOSED) as (rank, process, walk):
-        until(lambda: rank.log.progress.cause != "")
-        process.kill()
-        error = walk.join()
-    assert isinstance(error, EngineEndedError)
-    assert worker.report.phase is Phase.FAILED, "the others know before it is clear whether they had a part in it"
-    assert CLOSED in error.reason
-    assert shutdown_on_error(worker.agent, None, error) == 13
-    assert isinstance(worker.agent.actions, MemoryActions)
-    assert json.loads(worker.agent.actions.written["launch-history.json"])["last_exit"]["phase"] == "loading", (
-        "and not that of its end"
-    )
-
-
-def test_a_rank_that_timed_out_waiting_for_the_head_is_no_failed_launch(worker: AgentUnderTest, head: Node) -> None:
-    head.publish(report(0, phase=Phase.AWAITING_PEERS, epoch="e", plan_digest="d"))
-    with following(worker, "torch.distributed.DistNetworkError: The client socket has timed out") as (
-        rank,
-        process,
-        walk,
-    ):
-        until(lambda: rank.log.progress.cause != "")
-        process.kill()
-        error = walk.join()
-    assert isinstance(error, PeerLostError)
-    assert error.reason.startswith("rank 0 on spark1 (127.0.0.1) was not started in time")
-
-
-@pytest.mark.parametrize(
-    ("phase", "drains", "killed"),
-    [(Phase.FAILED, False, True), (Phase.SERVING, False, False), (Phase.STOPPING, True, False)],
-)
-def test_a_worker_that_is_stopped_ends_its_rank_at_once_when_its_head_is_out_of_service(
-    worker: AgentUnderTest, head: Node, phase: Phase, drains: bool, killed: bool
-) -> None:
-    """A headless rank takes ten seconds to end by itself, and none outlives another for longer than two."""
-    deaf = ("sh", "-c", "trap 'sleep 1; exit 7' TERM; echo; while :; do sleep 0.1; done")
-    with running(worker.agent, command=deaf) as (rank, process):
-        time.sleep(0.3)  # for the trap to be set
-        head.publish(report(0, phase=phase, draining=drains, epoch="e", plan_digest="d"))
-        until_with(lambda: _phase_of_head(worker) is phase, worker)
-        began = time.monotonic()
-        shutdown_on_request(worker.agent, rank, StopRequested())
-        took = time.monotonic() - began
-        assert (process.wait() == -signal.SIGKILL) is killed
-        assert took < RELEASE_SECONDS + 7 if not killed else took < 1.5
-
-
-def _phase_of_head(worker: AgentUnderTest) -> Phase:
-    (head,) = worker.agent.monitor.statuses()
-    return head.report.phase if head.report else Phase.STOPPED

@@ -3,16 +3,13 @@
 import json
 import os
 import signal
-import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.tree import Tree
-from tests.unit.agent.test_agent_run import REF, World, configuration, run_agent, serving
-from tests.unit.docker_server import dockerd, json_response, plain
-from tests.unit.engine_server import engine
+from tests.unit.agent_runs import REF, World, configuration, open_world, run_agent
+from tests.unit.docker_server import json_response, plain
 from tests.unit.wire import http
 
 from sparkd.agent.daemon import blocked
@@ -86,14 +83,8 @@ class AssertingWorld(World):
 def asserting(monkeypatch: pytest.MonkeyPatch) -> Iterator[AssertingWorld]:
     monkeypatch.setattr(blocked, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(blocked, "LOOK_SHARE", 1)
-    with tempfile.TemporaryDirectory() as folder, engine(serving) as port:  # tmp_path is too long for a socket
-        made = AssertingWorld(Tree(Path(folder)), port)
-        with dockerd(made.docker, f"{made.tree.root}/run/docker.sock"):
-            yield made
-        made.failing.set()
-        if made.rank is not None:
-            made.rank.kill()
-            made.rank.wait()
+    with open_world(AssertingWorld) as world:
+        yield world
 
 
 def serve_once(world: AssertingWorld) -> str:

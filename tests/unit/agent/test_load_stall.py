@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from tests.tree import Tree
 from tests.unit.agent_steps import StepsThread, running_steps, wait_and_join
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, running, settings
 from tests.unit.engine_server import Reply, engine, models
+from tests.unit.followers import LOADING
 from tests.unit.nodes import Node, node, report, until
 
 from sparkd.agent.daemon.serving import follow_head, make_ready
@@ -18,7 +18,6 @@ from sparkd.base.lib.errors import Cause, NotReadyError
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import Phase
 
-LOADING = "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/tiny..."
 STALL_SECONDS = 1
 
 
@@ -69,14 +68,6 @@ def test_a_late_head_waits_for_a_worker_that_still_loads_and_says_so_once(tree: 
 
 def late(agent: AgentUnderTest) -> int:
     return sum(line.startswith("engine.readiness.late ") for line in agent.events.lines)
-
-
-@pytest.fixture
-def head(port: int) -> Iterator[Node]:
-    """Rank 0, calling."""
-    with node("127.0.0.1", port=port) as one:
-        one.publish(report(0, epoch="e", plan_digest="d"))
-        yield one
 
 
 def load(peer: Node, idle_seconds: int | None, rank: int = 0, epoch: str = "e") -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent.test_agent_run import World, configuration, run_agent, world
+from tests.unit.agent_runs import World, configuration, run_agent
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone
 from tests.unit.http_receivers import receiver
 from tests.unit.traffic_programs import Programs
@@ -31,8 +31,6 @@ from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import Action, Cause, EngineEndedError, ExitCode, LaunchError, NeedsPersonError, SparkdError
 from sparkd.base.lib.main_loop import SIGNALS
 from sparkd.base.state.launch_history import End
-
-__all__ = ["world"]
 
 PROVEN = NeedsPersonError("the driver leaks", "reboot this node", action=Action.REBOOT, proven=True)
 END = End("the driver leaks", 17, "reboot this node", "preflight", "", Cause.NEEDS_PERSON, Action.REBOOT)

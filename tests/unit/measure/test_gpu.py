@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent.test_agent_run import DESCRIPTION, REF
+from tests.unit.agent_runs import DESCRIPTION, REF
 from tests.unit.cluster_nodes import machine
 from tests.unit.commands import sparkd
 from tests.unit.docker_server import json_response, listening, plain

@@ -1,0 +1,60 @@
+"""A run whose engine ends reports the cause to systemd, to the journal, and to the next agent."""
+
+from tests.unit.agent_runs import CONTAINER, CORE, World, end, phases, run_agent
+from tests.unit.conftest import Said
+
+from sparkd.base.lib.errors import Cause, ExitCode
+from sparkd.base.state import launch_history
+from sparkd.base.state.launch_history import End, LaunchHistory
+
+
+def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world: World, said: Said) -> None:
+    world.last_words = b"RuntimeError: CUDA out of memory, boom\n"
+    thread = world.once("serving", world.fail)
+    code, journal = run_agent(world)
+    thread.join()
+    messages = [message.partition(":")[0] for message in said() if message.startswith(("STATUS=", "STOPPING="))]
+    assert messages[-3:] == ["STATUS=serving", "STOPPING=1", "STATUS=failed"], "at once, and once"
+    assert code is ExitCode.ENGINE_ENDED, journal
+    assert phases(journal)[-2:] == ["serving", "failed"]
+    last = world.last_exit
+    assert (last.code, last.phase, last.cause) == (ExitCode.ENGINE_ENDED, "serving", "engine-ended")
+    assert last.reason.endswith("its log says last: RuntimeError: CUDA out of memory, boom")
+    assert last.hint == "", "a client may have said it"
+    assert " cause=engine-ended action=none " in next(
+        line for line in journal.splitlines() if "agent.run.failed" in line
+    )
+    assert f"DELETE /containers/{CONTAINER}" in world.requests
+
+
+def test_an_engine_killed_from_outside_is_reported_as_that(world: World) -> None:
+    world.last_words = b"(APIServer pid=1) INFO:     all is well\n"
+    world.tree.docker(f"/containers/{CONTAINER}/json", {"State": {"Running": False, "ExitCode": 137}})
+    thread = world.once("serving", world.fail)
+    run_agent(world)
+    thread.join()
+    assert (world.last_exit.code, world.last_exit.cause) == (ExitCode.ENGINE_ENDED, "killed-from-outside")
+    assert "with exit code 137: killed by signal 9 from outside, not by sparkd; neither " in world.last_exit.reason
+
+
+def test_a_known_error_is_explained_in_the_event_in_the_record_and_in_status(world: World) -> None:
+    error = b"ModuleNotFoundError: No module named 'deep_gemm'\n"
+    world.last_words = CORE + b"EngineCore encountered a fatal error.\n" + CORE + error
+    thread = world.once("serving", world.fail)
+    _, journal = run_agent(world)
+    thread.join()
+    meaning = "this image has no DeepGEMM"
+    assert f'hint="{meaning}' in next(line for line in journal.splitlines() if "agent.run.failed" in line)
+    assert world.last_exit.hint.startswith(meaning)
+    assert meaning in str(world.read("run/sparkd/report.json")["message"])
+
+
+def test_the_next_agent_reports_the_cause_of_the_last_end_its_code_and_its_hint(world: World) -> None:
+    history = LaunchHistory(last_exit=End("no image", 11, "pull it", cause=Cause.IMAGE_MISSING))
+    world.tree.file(launch_history.FILE.path, launch_history.FILE.encode(history))
+    thread = world.once("serving", end)
+    run_agent(world)
+    thread.join()
+    report = world.read("run/sparkd/report.json")
+    cause = report["last_cause"], report["last_cause_code"], report["last_hint"]
+    assert cause == ("no image (exit 11)", "image-missing", "pull it")

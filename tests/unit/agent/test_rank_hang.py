@@ -1,0 +1,81 @@
+"""A rank that hangs is found by its stopped processes, or by its idle ones while requests wait."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.cluster_nodes import AgentUnderTest
+from tests.unit.followers import LOADING, following
+from tests.unit.nodes import Node, report, until
+
+from sparkd.agent.daemon.hangs import group_is_idle
+from sparkd.agent.daemon.shutdown import shutdown_on_error
+from sparkd.agent.engine.hang import HALTED_SECONDS, IDLE_SECONDS, HangWatch, Look
+from sparkd.base.lib.errors import StalledError
+from sparkd.base.state.file import STACKS
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.status.model import Phase
+
+
+def test_a_stopped_rank_ends_the_run_and_leaves_its_stacks(worker: AgentUnderTest, head: Node) -> None:
+    tree, group = Tree(Path(worker.agent.host.files.root)), f"/docker/{'c' * 64}"
+    with following(worker, LOADING) as (rank, process, walk):
+        pid = process.pid
+        tree.process(pid, "VLLM::Worker_TP", state="T", cgroup=f"0::{group}")
+        tree.file(f"/sys/fs/cgroup{group}/cgroup.procs", f"{pid}\n")
+        head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
+        until(lambda: rank.hang is not None and rank.hang.state is not None)
+        assert rank.hang is not None
+        assert rank.hang.state is not None
+        since = dict.fromkeys(rank.hang.state.halted, rank.hang.state.last.at - HALTED_SECONDS)
+        rank.hang.state = replace(rank.hang.state, halted=since)
+        error = walk.join()
+        assert isinstance(error, StalledError)
+        assert f"rank 1 on {worker.report.node} hangs: its process {pid} (VLLM::Worker_TP) is stopped" in error.reason
+        assert shutdown_on_error(worker.agent, rank, error) == 15
+    (file,) = (tree.root / STACKS.lstrip("/")).iterdir()
+    text = file.read_text()
+    assert f": {error.reason}\n" in text
+    assert f"== process {pid} (VLLM::Worker_TP) in state T" in text
+    assert any(line.startswith("engine.stacks.kept") for line in worker.events.lines)
+
+
+class IdleWatch(HangWatch):
+    def is_idle(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("phase", "idle"), [(Phase.DEGRADED, 30), (Phase.SERVING, None)])
+def test_an_idle_worker_says_so_while_requests_of_its_head_wait(
+    worker: AgentUnderTest, head: Node, phase: Phase, idle: int | None
+) -> None:
+    with following(worker, LOADING) as (rank, _, _):
+        head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
+        until(lambda: rank.hang is not None)
+        rank.hang = IdleWatch("rank 1", Look, worker.agent.loop.start, bool, bool)
+        head.publish(report(0, phase=phase, epoch="e", plan_digest="d", message="no token"))
+        until(lambda: worker.report.message.endswith("no token") is (phase is Phase.DEGRADED))
+        until(lambda: worker.report.engine.idle_seconds == idle)
+        assert not group_is_idle(worker.agent, rank), "the other rank is not known to be idle"
+        head.publish(report(0, phase=phase, epoch="e", plan_digest="d", engine=EngineReport(idle_seconds=30)))
+        until(lambda: group_is_idle(worker.agent, rank))
+
+
+def test_no_rank_is_called_idle_while_docker_is_away_and_its_log_is_full(worker: AgentUnderTest, head: Node) -> None:
+    with following(worker, LOADING, docker_goes=True) as (rank, _, _):
+        report_of_head = report(
+            0, phase=Phase.DEGRADED, epoch="e", plan_digest="d", engine=EngineReport(idle_seconds=30)
+        )
+        head.publish(report_of_head)
+        until(lambda: rank.hang is not None and rank.log.broken_off_at is not None)
+        rank.hang = IdleWatch("rank 1", Look, worker.agent.loop.start, bool, bool)
+        until(lambda: worker.report.phase is Phase.DEGRADED)
+        assert not group_is_idle(worker.agent, rank)
+        assert worker.report.engine.idle_seconds is None
+        rank.log.stop(5)
+        rank.log.broken_off_at = time.monotonic() - IDLE_SECONDS
+        until(lambda: group_is_idle(worker.agent, rank) and worker.report.engine.idle_seconds is not None)

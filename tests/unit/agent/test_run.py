@@ -1,0 +1,79 @@
+"""A run starts its rank, serves until it is stopped, and leaves alone a node that is not its own."""
+
+import errno
+import os
+import signal
+
+import pytest
+from tests.unit.agent_runs import CONTAINER, World, phases, run_agent
+from tests.unit.conftest import Said
+
+from sparkd.agent.actions.owner_lock import acquire_lock
+from sparkd.agent.daemon import startup
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.rank import Running
+from sparkd.base.host import Host
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
+from sparkd.base.state.launch_history import STOPPED, End
+
+
+def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said) -> None:
+    thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    code, journal = run_agent(world)
+    thread.join()
+    messages = said()
+    assert code is ExitCode.GOOD, journal
+    assert phases(journal) == ["launching", "loading", "serving", "stopping", "stopped"]
+    assert [message for message in messages if message in ("READY=1", "STOPPING=1")] == ["READY=1", "STOPPING=1"]
+    assert "STATUS=serving: tiny on port" in " ".join(messages)
+    assert world.rank is not None
+    assert world.rank.wait(1) == -signal.SIGTERM
+    acts = [request.replace(CONTAINER, "ID") for request in world.requests if not request.startswith("GET ")]
+    assert acts == ["POST /containers/create", "POST /containers/ID/start", "DELETE /containers/ID"]
+    assert "engine| " in journal
+    assert world.last_exit == End(STOPPED, ExitCode.GOOD, at=world.last_exit.at, cause="stop-requested")
+    assert world.phase == "stopped"
+    script = world.tree.root / "run/sparkd/private/launch.sh"
+    assert "vllm serve" in script.read_text()
+    assert (script.parent.stat().st_mode & 0o777, script.stat().st_mode & 0o777) == (0o700, 0o644)
+
+
+def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one_can(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[int] = []
+
+    def watch(agent: Agent, running: Running) -> None:
+        watched.append(running.rank.pid)
+        if len(watched) == 1:
+            raise BlockingIOError(errno.EAGAIN, "no more threads")
+        startup.watch(agent, running)
+
+    monkeypatch.setattr("sparkd.agent.daemon.run.watch", watch)
+    thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    code, journal = run_agent(world)
+    thread.join()
+    assert code is ExitCode.GOOD, journal
+    assert phases(journal)[:4] == ["launching", "blocked", "launching", "loading"]
+    assert "no thread to watch the rank" in journal
+    assert watched[0] != watched[1]
+
+
+def test_the_wrong_role_changes_nothing(world: World) -> None:
+    with pytest.raises(ConfigError, match="not a worker"):
+        run_agent(world, "worker")
+    assert not (world.tree.root / "run/sparkd").exists()
+
+
+def test_a_node_that_another_agent_owns_is_left_alone(world: World) -> None:
+    owner = NodeOwner(1, "sparkd run --role head", "0" * 32)
+    fd = acquire_lock(Host(world.tree.root), owner)
+    with pytest.raises(
+        BlockedError,
+        match=r"this node is owned by the process that holds .*, which /run/sparkd/owner\.json does not name",
+    ):
+        run_agent(world)
+    os.close(fd)
+    assert not (world.tree.root / "var/lib/sparkd").exists()
+    assert world.requests == []

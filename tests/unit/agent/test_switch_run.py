@@ -1,0 +1,128 @@
+"""A run that switches to a chosen plan judges what the model writes before it serves."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.agent_runs import World, open_world, phases, run_agent, serving
+from tests.unit.engine_server import Reply
+from tests.unit.nodes import until
+
+from sparkd.agent.actions.files import exchange
+from sparkd.base.cluster import membership
+from sparkd.base.config import load_settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ExitCode
+from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
+
+
+class Model:
+    """What the engine writes, and for how many looks at its counters a request still runs."""
+
+    text = " 9, 10, 11, 12, 13"
+    busy = 3
+
+    def answer(self, request: str, _: str) -> Reply:
+        if request == "POST /v1/completions":
+            completion = {
+                "choices": [{"text": self.text, "finish_reason": "length"}],
+                "usage": {"completion_tokens": 24},
+            }
+            return 200, json.dumps(completion).encode()
+        if request == "GET /metrics":
+            self.busy -= 1
+            names = ("num_requests_waiting", "prompt_tokens_total", "generation_tokens_total")
+            lines = [f"vllm:num_requests_running {float(self.busy > 0)}", "vllm:iteration_tokens_total_count 1.0"]
+            return 200, "\n".join([*lines, *(f"vllm:{name} 0.0" for name in names), ""]).encode()
+        return serving(request, "")
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def switched(model: Model) -> Iterator[World]:
+    """A world whose node is to change to the recipe `new`."""
+    with open_world(World, model.answer) as world:
+        yield world
+
+
+def choose_new(world: World) -> None:
+    """Choose the recipe `new`, as `sparkd use` does."""
+    host = Host(world.tree.root)
+    config = load_settings({}, world.tree.root)
+    recipe = membership.make_context(config, host).recipe.model_copy(update={"name": "new"})
+    switch = Switch(
+        membership.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
+    )
+    exchange(host.files, FILE, None, switch)
+
+
+def stage(world: World) -> str:
+    switch = FILE.read(Host(world.tree.root).files)
+    return switch.stage.value if switch else "none"
+
+
+def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_force(
+    switched: World, model: Model
+) -> None:
+    stages: list[str] = []
+    model.busy = 1000
+
+    def drain() -> None:
+        choose_new(switched)
+        until(lambda: switched.phase == "stopping", 20)
+        until(lambda: "1 request runs" in str(switched.read("run/sparkd/report.json")["message"]), 20)
+        assert switched.read("run/sparkd/report.json")["draining"]
+        assert switched.rank is not None
+        assert switched.rank.poll() is None, "a request runs"
+        model.busy = 0
+        stages.append(stage(switched))
+
+    thread = switched.once("serving", drain)
+    code, journal = run_agent(switched)
+    thread.join()
+    assert (code, stages) == (ExitCode.GOOD, ["draining"]), journal
+    assert "switch.drain.started" in journal
+    assert switched.last_exit.cause == "switch"
+    thread = switched.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    code, journal = run_agent(switched)
+    thread.join()
+    assert (code, stage(switched)) == (ExitCode.GOOD, "in-force"), journal
+    assert "switch.plan.tried" in journal
+    assert "switch.plan.applied" in journal
+    assert "recipe=new" in journal
+
+
+def test_a_chosen_plan_that_writes_garbage_never_serves_and_is_left(switched: World, model: Model) -> None:
+    model.text = "!" * 24
+    choose_new(switched)
+    code, journal = run_agent(switched)
+    assert (code, stage(switched)) == (ExitCode.NOT_READY, "none"), journal
+    assert "serving" not in phases(journal)
+    assert switched.last_exit.cause == "switch-failed"
+    assert switched.last_exit.reason.startswith(
+        "back to what is configured, recipe new did not come up: its smoke test failed: repeats one piece of text"
+    )
+
+
+def test_where_it_is_wanted_garbage_after_a_start_is_a_warning_and_ends_nothing(switched: World, model: Model) -> None:
+    model.text = "!" * 24
+    switched.tree.file("/etc/sparkd/conf.d/smoke.toml", "[smoke]\non_start = true\n")
+
+    def judged() -> None:
+        until(lambda: "answers that make no sense" in str(switched.read("run/sparkd/report.json")["findings"]), 20)
+        report = switched.read("run/sparkd/report.json")
+        assert (switched.phase, report["smoke_passed"], report["launches"]) == ("serving", False, 0)
+        assert f"'floor_bytes': {512 << 20}, 'guard': 'watching'" in str(report["memory"])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = switched.once("serving", judged)
+    code, journal = run_agent(switched)
+    thread.join()
+    assert (code, phases(journal)[-3:]) == (ExitCode.GOOD, ["serving", "stopping", "stopped"]), journal
+    assert "engine.smoke.failed" in journal

@@ -222,6 +222,14 @@ def test_a_secret_gets_into_no_flag_by_its_variable(tmp_path: Path) -> None:
     assert [note.partition("--")[2][:12] for note in notes if "--" in note] == ["a: left out:", "b: left out:"]
 
 
+def test_a_secret_in_what_only_a_shell_knows_is_in_no_note(tmp_path: Path) -> None:
+    secret = "$(get --token s3cret99x)"
+    text = f"{V2}command: |\n  login {secret}\n  export A={secret}\n  vllm serve m --a {secret}\n"
+    _, notes = imported(tmp_path, text)
+    assert len([note for note in notes if "***" in note]) == 3
+    assert "s3cret" not in "\n".join(notes) + (tmp_path / "written.yaml").read_text()
+
+
 @pytest.mark.parametrize("use", ["${X}", "<X>", "${X:-1}", '"${X[@]}"'])
 def test_an_override_gives_each_form_that_a_refusal_names(tmp_path: Path, use: str) -> None:
     recipe, _ = imported(tmp_path, f"{V2}command: vllm serve m --seed {use}\n", X="9")

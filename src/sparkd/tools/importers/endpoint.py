@@ -255,17 +255,12 @@ def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
 
 def _take_pre_exec(source: Source, bundle: Bundle) -> list[Step]:
     """All of it, as sparkrun does before mods; none where a command stays, or needs a mount or a container's value."""
-    mounts = (
-        "/root/.cache",
-        "~/.cache",
-        "$HOME/.cache",
-        *_OTHER_MOUNTS,
-        MODELS,
-        *(volume.target for volume in bundle.recipe.container.volumes),
-    )
+    volumes = (volume.target for volume in bundle.recipe.container.volumes)
+    places = "|".join(map(re.escape, ("/root/.cache", "~/.cache", "$HOME/.cache", *_OTHER_MOUNTS, MODELS, *volumes)))
     variables = "|".join([*map(re.escape, bundle.recipe.env), *bundle.recipe.secrets, "HF_TOKEN"])
-    places = "|".join(map(re.escape, mounts))
-    open_to = re.compile(rf"{NAMED.pattern}|\$\{{?(?:{variables})\b|(?<![\w.-])(?:{places})\b|{BESIDE.pattern}", re.M)
+    open_to = re.compile(
+        rf"{NAMED.pattern}|\$\{{?(?:{variables})\b|(?<![\w.-])(?:{places})\b|{BESIDE.pattern}|\s&[\s)]", re.M
+    )
     texts, steps = source.items("pre_exec"), list[Step]()
     if len(texts) <= MOST_STEPS - 2 * MOST_MODS and not any(
         open_to.search(str(text)) or redact(str(text)) != str(text) for text in texts

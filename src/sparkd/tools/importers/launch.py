@@ -103,15 +103,16 @@ def choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engin
     note_condition(launch, engines[0].block)
     is_before = True
     for other in commands:
+        printed = redact(shown(" ".join(other.words)))
         if other is engines[0]:
             is_before = False
         elif is_ray(other.words):
             launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
         elif other.words[0].startswith("-"):
-            text = f"left out: {redact(' '.join(other.words))[:2000]}: the line before it lacks its backslash: add it"
+            text = f"left out: {printed[:2000]}: the line before it lacks its backslash: add it"
             launch.note(launch.line, text, is_missing=True)
         else:
-            text = f"not run: {redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"
+            text = f"not run: {printed[:120]}: do it in an image, and name that under image.ref"
             launch.note(launch.line, text, is_missing=is_before and other.words[0] not in _WITHOUT_EFFECT)
     return _make_engine(launch, engines[0], folder)
 
@@ -184,7 +185,7 @@ def _refuse_unknown(words: Iterable[str], line: int) -> None:
 
 def value_missing(word: str) -> str:
     """What is not known in the word, and how it is given."""
-    missing = unknown(word)
+    missing = redact(unknown(word))
     name = missing.strip("${}<>").removesuffix("[@]")
     hint = f", or give -o {name}=VALUE" if re.fullmatch(r"[\w:./-]+", name) else ""
     return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"

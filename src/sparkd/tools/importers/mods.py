@@ -30,7 +30,7 @@ _ROOTS = (".git", ".sparkrun", "run-recipe.py")
 _STEP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NO_EFFECT = re.compile(r"(?:#.*|set -[a-z]+(?: pipefail)?|echo (?:\"[^\"`$\\]*\"|'[^']*'|[\w .,:=-]*))?")
 _COPY = re.compile(r"cp (?P<file>[\w.-]+\.jinja) \"?\$(?:WORKSPACE_DIR|\{WORKSPACE_DIR\})/(?P<name>[\w.-]+\.jinja)\"?")
-BESIDE = re.compile(r"\bnohup\b|(?<![&>|])&[ \t]*(?:$|#)|\s&[\s)]", re.MULTILINE)
+BESIDE = re.compile(r"\bnohup\b|(?<![&>|])&[ \t]*(?:$|#)", re.MULTILINE)
 
 
 class ModError(Exception):

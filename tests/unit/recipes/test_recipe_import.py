@@ -135,10 +135,11 @@ def test_each_format_reads_braces_by_its_own_rule(tmp_path: Path) -> None:
         (f"{V2}defaults: {{x: '{{y}}', y: '{{x}}'}}\ncommand: vllm serve m --a {{x}}\n", "has no end"),
         (f"{V2}command: vllm serve $M\n", "line 4: command: what $M stands for in $M is not known"),
         (f"{V2}command: vllm serve a; vllm serve b\n", "command: more than one `vllm serve` may run"),
-        (f'{V2}command: "vllm serve m --a \'x"\n', "the quote ' has no end"),
-        (f"{V2}command: python -m other\n", "line 4: command: runs no `vllm serve`"),
+        (f'{V2}command: "vllm serve m --a \'x"\n', "the quote ' has no end: close it"),
+        (f"{V2}command: python -m other\n", "line 4: command: runs no `vllm serve`: write one plainly"),
         (f"{V2}command: vllm serve m -zz 1\n", "the short flag -zz is not known"),
-        (f"{V2}command: vllm serve m --a=1 b\n", "b belongs to no flag"),
+        (f"{V2}command: vllm serve m --a=1 b\n", "b belongs to no flag: remove it"),
+        (f"{V2}command: vllm serve m --a=1 sk-{'x' * 20}\n", "*** belongs to no flag"),
         (f"{V2}command: vllm serve m --config f\n", "--config: a file of flags"),
         (f"{V2}command: vllm serve m --a '{{node.rank}}'\n", "sparkd would put in a value of its own"),
         (f"{V2}defaults: {{data_parallel: 2}}\ncommand: vllm serve m\n", "line 4: defaults.data_parallel"),
@@ -267,7 +268,7 @@ def test_secrets_are_left_out_and_variables_are_those_of_the_tool(tmp_path: Path
         assert recipe.env == {"C": "1", "PATH_X": "a b", "OMP_NUM_THREADS": "4", **more}
         text_and_notes = "\n".join(notes) + (tmp_path / "written.yaml").read_text()
         assert "s3cret" not in text_and_notes
-        assert "env.HF_TOKEN: left out" in text_and_notes
+        assert "env.HF_TOKEN: left out: HF_TOKEN looks like a secret; give its file under secrets" in text_and_notes
         assert recipe.secrets == {"VLLM_API_KEY": "/etc/sparkd/vllm_api_key"}
         assert "env.A: " in text_and_notes
 

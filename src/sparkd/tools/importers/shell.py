@@ -77,7 +77,7 @@ class Script(Struct):
             at = end
         self._end_command()
         if self.array:
-            raise CommandError("a list of words in parentheses has no end")
+            raise CommandError("a list of words in parentheses has no end: close it")
         return self.commands
 
     def _token(self, at: int) -> int:
@@ -107,7 +107,7 @@ class Script(Struct):
         if text in "$`":
             return self._unquoted(at)
         if text == "'":
-            raise CommandError("the quote ' has no end")
+            raise CommandError("the quote ' has no end: close it")
         self._add(text, text)
         return at + len(text)
 
@@ -194,7 +194,7 @@ class Script(Struct):
                 end = next((one.start() for one in re.compile(r"[\"\\$`]").finditer(self.text, at + 1)), len(self.text))
                 self._add(self.text[at:end])
                 at = end
-        raise CommandError('the quote " has no end')
+        raise CommandError('the quote " has no end: close it')
 
     def _add(self, text: str, bare: str = _QUOTED) -> None:
         if self.word is None:

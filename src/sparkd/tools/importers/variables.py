@@ -139,5 +139,5 @@ def _end_of_use(text: str, at: int) -> int:
             elif closing[-1:] == [brace[0]] and closing.pop() and not closing:
                 return brace.end()
     if not end:
-        raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end")
+        raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end: close it")
     return end

@@ -205,9 +205,9 @@ def test_what_is_no_name_of_a_variable_gets_into_no_shell(tmp_path: Path, name: 
 
 
 def test_a_variable_that_is_there_already_is_exported_without_export(tmp_path: Path) -> None:
-    lines = ("A=2", "N=3", "PATH=/x:$PATH", "env C= vllm serve m")
+    lines = ("A=2", "N=3", "declare -x D=4", "PATH=/x:$PATH", "env C= vllm serve m")
     recipe, _ = imported(tmp_path, f"{V2}env: {{A: 1, C: 1}}\ncommand: |\n" + "".join(f"  {line}\n" for line in lines))
-    assert {name: recipe.env.get(name) for name in "ACN"} == {"A": "2", "C": "", "N": None}
+    assert {name: recipe.env.get(name) for name in "ACDN"} == {"A": "2", "C": "", "D": "4", "N": None}
     assert recipe.image.entrypoint[2] == 'export PATH=/x:$PATH; exec vllm serve "$@"'
 
 
@@ -242,6 +242,8 @@ def test_an_override_gives_each_form_that_a_refusal_names(tmp_path: Path, use: s
     [
         ("env -u A vllm serve m", ("env", "-u", "A", "vllm", "serve"), {}),
         ("f() { vllm serve m; }", ("vllm", "serve"), {}),
+        ("function f { vllm serve m; }", ("vllm", "serve"), {}),
+        ("function f() { x; }\n  S=1\n  vllm serve m --seed $S", ("vllm", "serve"), {"seed": 1}),
         ('set -- --seed 1\n  vllm serve m "$@"', ("vllm", "serve"), {"seed": 1}),
         ('L=(m --seed)\n  vllm serve ${L[@]}"1"', ("vllm", "serve"), {"seed": 1}),
         ('vllm serve m --a "${X:-{\\"b\\":[1]}}"', ("vllm", "serve"), {"a": '{"b":[1]}'}),

@@ -28,7 +28,8 @@ _WITH_ESCAPES = re.compile(r"\$'((?:[^'\\]|\\[\s\S])*)'")
 _HOME = re.compile(r"(\w+\+?=)~(?=/|\Z)", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=([\s\S]*)", re.ASCII)
 _DECLARING = ("export", "declare", "readonly", "local", "typeset")
-_OPENING = ("if", "for", "while", "until", "case", "select", "{", "function")
+_EXPORTING = re.compile(r"export|\w+ -[a-z]*x")
+_OPENING = ("if", "for", "while", "until", "case", "select", "{")
 _CLOSING = ("fi", "done", "esac", "}")
 _WITHIN = ("then", "do", "else", "elif", "!", "time")
 _COST = 8
@@ -226,6 +227,7 @@ class Script(Struct):
         self._end_word()
         command, self.now = self.now, Command()
         within = next((n for n, word in enumerate(command.words) if word not in _WITHIN), len(command.words))
+        within += 2 * (command.words[within : within + 1] == ["function"])  # and its name
         del command.words[:within], command.lines[:within]
         if command.words and command.words[0] in _OPENING:
             self.blocks.append(command.lines[0])
@@ -247,7 +249,7 @@ class Script(Struct):
     def _assign(self, command: Command) -> None:
         """Assignments without a program, and `export`, in order; they leave the command empty."""
         is_declared = bool(command.words) and command.words[0] in _DECLARING
-        is_exported = is_declared and command.words[0] == "export"
+        is_exported = is_declared and bool(_EXPORTING.match(" ".join(command.words[:2])))
         words = [word for word in command.words[is_declared:] if not (is_declared and word.startswith("-"))]
         found = [_ASSIGNMENT.fullmatch(word) for word in words]
         if not words or not (is_declared or all(found)):

@@ -69,11 +69,11 @@ profiles:
 """
 
 
-def imported(folder: Path, text: str, measured: str = "") -> tuple[Recipe, convert.Result]:
+def imported(folder: Path, text: str, measured: str = "", **overrides: str) -> tuple[Recipe, convert.Result]:
     (folder / "recipe.yaml").write_text(text)
     if measured:
         (folder / "performance.yaml").write_text(measured)
-    result = convert.import_file(folder / "recipe.yaml", {})
+    result = convert.import_file(folder / "recipe.yaml", overrides)
     (folder / "written.yaml").write_text(result.text)
     return load_recipe(str(folder / "written.yaml"), []).recipe, result
 
@@ -115,6 +115,11 @@ def test_a_cache_that_sparkd_does_not_know_is_kept_and_what_may_surprise_is_note
     assert "min_vidmem_gb: 128" in notes
     assert "runtime.image: r/i:latest: is taken, and not r/i:older of its setup_command" in notes
     assert "--security-opt seccomp=unconfined: left out: docker's own seccomp profile stays" in notes
+
+
+def test_an_override_gives_a_variable_of_the_command(tmp_path: Path) -> None:
+    recipe, _ = imported(tmp_path, PAIR.replace("--host 0.0.0.0", "--host $H"), H="::")
+    assert recipe.args["host"] == "::"
 
 
 def test_without_a_measurement_the_tag_is_named_as_one_that_moves(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def test_the_conservative_reports_flags_are_those_of_the_shipped_recipe(tmp_path
         (f"docker run {IMAGE} python3 -m vllm.entrypoints.openai.api_server --model org/m --seed 1", {"seed": 1}, {}),
         (f"docker run -e S=3 --entrypoint bash {IMAGE} -c 'vllm serve org/m --seed $S'", {"seed": 3}, {}),
         (f"docker run {IMAGE} sh -lc 'exec vllm serve org/m'", {}, {}),
+        (f"docker run {IMAGE} bash -c 'vllm serve \"$@\"' vllm org/m --seed 1", {"seed": 1}, {}),
         (f"docker run {IMAGE} serve org/m --seed 1", {"seed": 1}, {}),
         (f'docker run {IMAGE} bash -c -i "vllm serve \\\n  org/m --seed 1"', {"seed": 1}, {}),
         (f"docker run --privileged --init --memory 100g {IMAGE} --model org/m", {},
@@ -286,6 +287,10 @@ def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> 
     assert imported(tmp_path, text, M="org/m")[0].model.repo == "org/m"
     text = 'read -ra A <<<"$X"\nvllm serve "${A[@]}"'
     assert imported(tmp_path, text, image=IMAGE, A="org/m --seed 1")[0].args == {"seed": 1}
+    text = "bash -c 'vllm serve $M'\n"
+    assert imported(tmp_path, text, image=IMAGE, M="org/m")[0].model.repo == "org/m"
+    text = f"{UNIT}Environment=M=org/other\nExecStart=/usr/bin/docker run {IMAGE} --model ${{M}}\n"
+    assert imported(tmp_path, text, M="org/m")[0].model.repo == "org/m"
     with pytest.raises(ConfigError, match=r"-o N: nothing in .* is filled in by that name"):
         imported(tmp_path, script, N="org/m")
 
@@ -612,7 +617,7 @@ def test_a_word_that_bash_expands_is_not_taken_as_it_is(word: str, tmp_path: Pat
     [
         (f"{LINE} --block-size 16 --seed $(id -u)", r"line 1: --seed: left out: what \$\(id -u\) stands for"),
         (f"{LINE} --seed `id` --block-size 16", "line 1: --seed: left out: what `id` stands for"),
-        (f"if x; then S=1; fi\n{LINE} --block-size 16 --seed=$S", r"line 2: --seed: .* in \$S is .* -o S=VALUE"),
+        (f"if x; then S=1; fi\n{LINE} --block-size 16 --seed=$S", r"line 2: --seed: .* in \$\{S\} is .* -o S=VALUE"),
         (f"{LINE} --seed $1 --block-size 16", r"line 1: --seed: left out: what \$1 stands for"),
         (f"{LINE} --block-size 16 $MORE", r"line 1: left out: what \$MORE stands for"),
         (f"{LINE} $(cat more) --block-size 16", r"line 1: left out: what \$\(cat more\) stands for"),
@@ -794,6 +799,9 @@ def test_a_start_with_thousands_of_options_is_refused(tmp_path: Path) -> None:
     [
         (".env", f"A=x{' ' * 200_000}y"),
         ("unit", f"{UNIT}ExecStartPre={'docker ' * 100_000}\nExecStart={LINE}\n"),
+        ("assigned", f"{'A=1 ' * 250_000}\n{LINE}\n"),
+        ("env", f"{'env ' * 250_000}\n{LINE}\n"),
+        ("marks", f"model: o/m\ncontainer: r/i:1\ncommand: vllm serve o/m {chr(0xFDD0) * 90_000}\n"),
         ("nested", f"X={'${A:-$(' * 60_000}{')}' * 60_000}\n{LINE}\n"),
         ("script", f"docker run {' '.join(f'${{A{n}[@]}}' for n in range(40_000))} {IMAGE} --model org/m\n"),
     ],

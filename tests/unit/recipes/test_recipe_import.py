@@ -135,10 +135,11 @@ def test_each_format_reads_braces_by_its_own_rule(tmp_path: Path) -> None:
         (f"{V2}defaults: {{x: '{{y}}', y: '{{x}}'}}\ncommand: vllm serve m --a {{x}}\n", "has no end"),
         (f"{V2}command: vllm serve $M\n", "line 4: command: what $M stands for in $M is not known"),
         (f"{V2}command: vllm serve a; vllm serve b\n", "command: more than one `vllm serve` may run"),
-        (f'{V2}command: "vllm serve m --a \'x"\n', "the quote ' has no end"),
-        (f"{V2}command: python -m other\n", "line 4: command: runs no `vllm serve`"),
+        (f'{V2}command: "vllm serve m --a \'x"\n', "the quote ' has no end: close it"),
+        (f"{V2}command: python -m other\n", "line 4: command: runs no `vllm serve`: write one plainly"),
         (f"{V2}command: vllm serve m -zz 1\n", "the short flag -zz is not known"),
-        (f"{V2}command: vllm serve m --a=1 b\n", "b belongs to no flag"),
+        (f"{V2}command: vllm serve m --a=1 b\n", "b belongs to no flag: remove it"),
+        (f"{V2}command: vllm serve m --a=1 sk-{'x' * 20}\n", "*** belongs to no flag"),
         (f"{V2}command: vllm serve m --config f\n", "--config: a file of flags"),
         (f"{V2}command: vllm serve m --a '{{node.rank}}'\n", "sparkd would put in a value of its own"),
         (f"{V2}defaults: {{data_parallel: 2}}\ncommand: vllm serve m\n", "line 4: defaults.data_parallel"),
@@ -189,12 +190,70 @@ def test_the_command_is_what_bash_makes_of_it(tmp_path: Path) -> None:
 def test_variables_of_the_image_are_extended_where_the_engine_starts(tmp_path: Path) -> None:
     lines = ("export PATH=/x/bin:$PATH L=/lib:${LD_LIBRARY_PATH:-}", "export U=${PATH}x V=$W", "vllm serve m")
     recipe, notes = imported(tmp_path, f"{V2}command: |\n" + "".join(f"  {line}\n" for line in lines))
-    start = 'export PATH=/x/bin:$PATH; export L=/lib:$LD_LIBRARY_PATH; exec vllm serve "$@"'
+    start = 'export PATH=/x/bin:$PATH L=/lib:$LD_LIBRARY_PATH; exec vllm serve "$@"'
     assert recipe.image.entrypoint == ("bash", "-c", start, "vllm")
     assert not {"PATH", "L", "U", "V"} & recipe.env.keys()
     assert [note.partition("command: ")[2][:14] for note in notes if "command: " in note] == [
         "U: left out: w", "V: left out: w",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["PATH:/x", f"PATH:{'a' * 55}; touch /x #"])
+def test_what_is_no_name_of_a_variable_gets_into_no_shell(tmp_path: Path, name: str) -> None:
+    recipe, _ = imported(tmp_path, f"{V2}command: |\n  export '{name}'\n  vllm serve m\n")
+    assert recipe.image.entrypoint == ("vllm", "serve")
+
+
+def test_a_variable_that_is_there_already_is_exported_without_export(tmp_path: Path) -> None:
+    lines = ("A=2", "N=3", "declare -x D=4", "PATH=/x:$PATH", "env C= vllm serve m")
+    recipe, _ = imported(tmp_path, f"{V2}env: {{A: 1, C: 1}}\ncommand: |\n" + "".join(f"  {line}\n" for line in lines))
+    assert {name: recipe.env.get(name) for name in "ACDN"} == {"A": "2", "C": "", "D": "4", "N": None}
+    assert recipe.image.entrypoint[2] == 'export PATH=/x:$PATH; exec vllm serve "$@"'
+
+
+def test_what_a_condition_extends_is_not_taken_for_the_images_own(tmp_path: Path) -> None:
+    _, notes = imported(tmp_path, f"{V2}command: |\n  if x; then export PATH=/x:$PATH; fi\n  vllm serve m\n")
+    assert any("PATH: left out: what ${PATH} stands for" in note for note in notes)
+
+
+def test_a_secret_gets_into_no_flag_by_its_variable(tmp_path: Path) -> None:
+    text = f"{V2}env: {{A_TOKEN: s3cret}}\ncommand: |\n  B_TOKEN=s3cret\n  vllm serve m --a $A_TOKEN --b $B_TOKEN x\n"
+    _, notes = imported(tmp_path, text)
+    assert "s3cret" not in "\n".join(notes) + (tmp_path / "written.yaml").read_text()
+    assert [note.partition("--")[2][:12] for note in notes if "--" in note] == ["a: left out:", "b: left out:"]
+
+
+def test_a_secret_in_what_only_a_shell_knows_is_in_no_note(tmp_path: Path) -> None:
+    secret = "$(get --token s3cret99x)"
+    text = f"{V2}command: |\n  login {secret}\n  export A={secret}\n  vllm serve m --a {secret}\n"
+    _, notes = imported(tmp_path, text)
+    assert len([note for note in notes if "***" in note]) == 3
+    assert "s3cret" not in "\n".join(notes) + (tmp_path / "written.yaml").read_text()
+
+
+@pytest.mark.parametrize("use", ["${X}", "<X>", "${X:-1}", '"${X[@]}"'])
+def test_an_override_gives_each_form_that_a_refusal_names(tmp_path: Path, use: str) -> None:
+    recipe, _ = imported(tmp_path, f"{V2}command: vllm serve m --seed {use}\n", X="9")
+    assert recipe.args == {"seed": 9}
+
+
+@pytest.mark.parametrize(
+    ("command", "entrypoint", "args"),
+    [
+        ("env -u A vllm serve m", ("env", "-u", "A", "vllm", "serve"), {}),
+        ("f() { vllm serve m; }", ("vllm", "serve"), {}),
+        ("function f { vllm serve m; }", ("vllm", "serve"), {}),
+        ("function f() { x; }\n  S=1\n  vllm serve m --seed $S", ("vllm", "serve"), {"seed": 1}),
+        ('set -- --seed 1\n  vllm serve m "$@"', ("vllm", "serve"), {"seed": 1}),
+        ('L=(m --seed)\n  vllm serve ${L[@]}"1"', ("vllm", "serve"), {"seed": 1}),
+        ('vllm serve m --a "${X:-{\\"b\\":[1]}}"', ("vllm", "serve"), {"a": '{"b":[1]}'}),
+    ],
+)
+def test_a_command_means_what_bash_makes_of_it(
+    tmp_path: Path, command: str, entrypoint: tuple[str, ...], args: dict[str, object]
+) -> None:
+    recipe, _ = imported(tmp_path, f"{V2}command: |\n  {command}\n")
+    assert (recipe.image.entrypoint, recipe.args) == (entrypoint, args)
 
 
 def test_an_override_that_nothing_uses_is_a_fault_with_the_nearest_name(tmp_path: Path) -> None:
@@ -211,7 +270,7 @@ def test_secrets_are_left_out_and_variables_are_those_of_the_tool(tmp_path: Path
         assert recipe.env == {"C": "1", "PATH_X": "a b", "OMP_NUM_THREADS": "4", **more}
         text_and_notes = "\n".join(notes) + (tmp_path / "written.yaml").read_text()
         assert "s3cret" not in text_and_notes
-        assert "env.HF_TOKEN: left out" in text_and_notes
+        assert "env.HF_TOKEN: left out: HF_TOKEN looks like a secret; give its file under secrets" in text_and_notes
         assert recipe.secrets == {"VLLM_API_KEY": "/etc/sparkd/vllm_api_key"}
         assert "env.A: " in text_and_notes
 

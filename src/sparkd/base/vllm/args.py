@@ -55,7 +55,7 @@ LOOPBACK = "127.0.0.1"
 _HOST_NAME = re.compile(r"[A-Za-z0-9.-]+")
 _FLAG = re.compile(r"[a-z][a-z0-9]*(?:-[a-zA-Z0-9]+)*(?:\.[A-Za-z0-9_-]+)*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_SECRET_NAME = re.compile(r"(?:\A|_)(?:API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY)\Z", re.IGNORECASE)
+SECRET_NAME = re.compile(r"(?:\A|_)(?:API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY)\Z", re.IGNORECASE)
 _SHELL_OWNED = frozenset(
     ("_", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD",
      "IFS", "LINENO", "OLDPWD", "OPTIND", "PIPESTATUS", "POSIXLY_CORRECT", "PPID", "PWD", "RANDOM", "SECONDS",
@@ -167,7 +167,7 @@ def parse_variables(raw: Mapping[str, object]) -> dict[str, str | None]:
     variables: dict[str, str | None] = {}
     for key, value in raw.items():
         name = check_variable_name(_key(key))
-        if _SECRET_NAME.search(name):
+        if SECRET_NAME.search(name):
             raise ValueError(f"{name} looks like a secret; give its file under secrets, not its value here")
         checked = check_value(value)
         if isinstance(checked, bool | list | dict):

@@ -36,7 +36,7 @@ def parse_serve(entrypoint: tuple[str, ...], words: list[str]) -> Serve:
         named = [flag.values[0] for flag in flags if flag.name == "model" and any(flag.values)]
         if not named:
             where = ", but a file of flags, --config: write them out" * ("config" in {flag.name for flag in flags})
-            raise CommandError(f"names no model right behind `serve`{where}")
+            raise CommandError(f"names no model right behind `serve`{where or ': write it there'}")
         model = named[-1]
     return Serve(entrypoint, model, tuple(flag for flag in flags if flag.name != "model"))
 
@@ -54,7 +54,7 @@ def _parse_flags(words: list[str]) -> list[Flag]:
             found.append((name, [value] if equals else []))
             closed = bool(equals)
         elif not found or closed:
-            raise CommandError(f"{word[:60]} belongs to no flag")
+            raise CommandError(f"{word[:60]} belongs to no flag: remove it, or put its value in quotes")
         else:
             found[-1][1].append(word)
     return [Flag(name, tuple(values)) for name, values in found]

@@ -24,7 +24,7 @@ from sparkd.tools.importers.forms import Form, combine, read_form
 from sparkd.tools.importers.launch import Engine, choose_engine, inner_commands
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
-from sparkd.tools.importers.options import Launch, LaunchError
+from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.render import render
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
 from sparkd.tools.importers.sparkrun import read_sparkrun
@@ -138,7 +138,7 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
         foreign = next(filter(None, (read(source, overrides) for read in IMPORTERS)))
         engine = _find_engine(source, foreign, overrides)
     except (CommandError, LaunchError) as error:
-        raise Unusable(COMMAND, f"command: {error}") from None
+        raise Unusable(COMMAND, f"command: {redact(str(error))}") from None
     foreign = replace(foreign, env={**foreign.env, **engine.env}, secrets={**foreign.secrets, **engine.secrets})
     return _make(source, name, foreign, engine.serve)
 
@@ -185,7 +185,7 @@ def _find_engine(source: Source, foreign: Foreign, overrides: Overrides) -> Engi
     commands = inner_commands(["bash", "-c", foreign.command], foreign.env, overrides, launch.line)
     engine = choose_engine(launch, commands or [], "")
     if engine is None:
-        raise CommandError("runs no `vllm serve`")
+        raise CommandError("runs no `vllm serve`: write one plainly")
     source.notes += [replace(note, text=f"command: {note.text}") for note in engine.notes]
     return engine
 

@@ -32,17 +32,18 @@ def read_script(text: str, variables: Variables) -> list[Launch]:
     """Raises LaunchError."""
     script = Script(text, variables)
     try:
-        return [launch for command in script.read() for launch in _launches(command)]
+        given = {name: variables.values[name] for name in variables.fixed}
+        return [launch for command in script.read() for launch in _launches(command, given)]
     except CommandError as error:
         raise LaunchError(script.line, str(error)) from None
 
 
-def _launches(command: Command, depth: int = 0) -> Iterator[Launch]:
+def _launches(command: Command, given: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
     """What the command starts, also where it is a shell's own command."""
     words, line = command.words, command.lines[0] if command.lines else 1
     at = next((n for n, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
     verb = [word for word in words[at + 1 : at + 3] if word != "container"][:1] if at >= 0 else []
-    inner = inner_commands(words, {}, {}, line) if depth < 3 else None
+    inner = inner_commands(words, command.env, given, line) if depth < 3 else None
     if verb in (["run"], ["exec"], ["create"]):
         launch = read_docker(words, command.lines, words.index(verb[0], at) + 1, command.env)
         note_condition(launch, command.block)
@@ -50,7 +51,7 @@ def _launches(command: Command, depth: int = 0) -> Iterator[Launch]:
     elif inner is not None:
         for one in inner:
             one.block, one.env = one.block or command.block, {**command.env, **one.env}
-            yield from _launches(one, depth + 1)
+            yield from _launches(one, given, depth + 1)
     elif at < 0 and program(words)[1]:
         launch = Launch(line, words=words, entrypoint=[])
         launch.env = {name: (value, line) for name, value in command.env.items()}
@@ -66,7 +67,9 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
     while at < len(words) and (words[at].startswith("-") or is_unknown(words[at], "[@]}")) and words[at] != "--":
         word, line, at = words[at], lines[at], at + 1
         if is_unknown(word):
-            launch.note(line, f"left out: what {unknown(word)} stands for is not known: write it", is_missing=True)
+            launch.note(
+                line, f"left out: what {redact(unknown(word))} stands for is not known: write it", is_missing=True
+            )
             continue
         options, needs_value = _options(word, line)
         if needs_value:
@@ -131,7 +134,8 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
             if key == "Environment":
                 for word in shlex.split(value):
                     name, _, content = word.partition("=")
-                    env[name] = variables.values[name] = _specifiers(content, variables)
+                    env[name] = _specifiers(content, variables)
+                    variables.assign(name, env[name])
             elif key == "EnvironmentFile":
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
             elif key == "ExecStartPre":
@@ -141,7 +145,7 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                     notes.append(Note(line, text))
             elif key == "ExecStart" and value:
                 words = _exec_words(_specifiers(value.lstrip("-@:+!|"), variables), variables)
-                launches += _launches(Command(words, [line] * len(words), dict(env)))
+                launches += _launches(Command(words, [line] * len(words), dict(env)), {})
         except (CommandError, ValueError, YamlError) as error:
             raise LaunchError(line, f"{key}: {str(error).lower()}") from None
     for launch in launches:

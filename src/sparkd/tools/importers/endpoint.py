@@ -23,6 +23,7 @@ from sparkd.base.vllm.flag import SHIPPED, parse_json
 from sparkd.base.vllm.releases import find_release, minor
 from sparkd.tools.importers.bundle import Bundle, Place, is_published
 from sparkd.tools.importers.mods import (
+    BESIDE,
     CONTAINER_FOLDER,
     SCRIPT,
     File,
@@ -33,6 +34,7 @@ from sparkd.tools.importers.mods import (
     registry_and_path,
     trees,
 )
+from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.source import NAMED, Source, as_mapping, cut
 from sparkd.tools.importers.sparkrun import TABLES
 
@@ -252,16 +254,22 @@ def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
 
 
 def _take_pre_exec(source: Source, bundle: Bundle) -> list[Step]:
-    """All of it, as sparkrun does before mods; none where a command needs a mount or a value of sparkrun's."""
-    mounts = ("/root/.cache", *_OTHER_MOUNTS, MODELS, *(volume.target for volume in bundle.recipe.container.volumes))
-    open_to = re.compile(rf"{NAMED.pattern}|(?<![\w.-])(?:{'|'.join(map(re.escape, mounts))})\b")
+    """All of it, as sparkrun does before mods; none where a command stays, or needs a mount or a container's value."""
+    volumes = (volume.target for volume in bundle.recipe.container.volumes)
+    places = "|".join(map(re.escape, ("/root/.cache", "~/.cache", "$HOME/.cache", *_OTHER_MOUNTS, MODELS, *volumes)))
+    variables = "|".join([*map(re.escape, bundle.recipe.env), *bundle.recipe.secrets, "HF_TOKEN"])
+    open_to = re.compile(
+        rf"{NAMED.pattern}|\$\{{?(?:{variables})\b|(?<![\w.-])(?:{places})\b|{BESIDE.pattern}|\s&[\s)]", re.M
+    )
     texts, steps = source.items("pre_exec"), list[Step]()
-    if len(texts) <= MOST_STEPS - 2 * MOST_MODS and not any(open_to.search(str(text)) for text in texts):
+    if len(texts) <= MOST_STEPS - 2 * MOST_MODS and not any(
+        open_to.search(str(text)) or redact(str(text)) != str(text) for text in texts
+    ):
         with suppress(ValidationError):
             steps = [Step.model_validate({"run": text}) for text in texts]
     done = "done once, to the image" if steps else "not run: do it in an image, or on the node"
     for text in texts:
-        source.note(("pre_exec",), f"pre_exec: {cut(text)}: {done}", is_missing=not steps)
+        source.note(("pre_exec",), f"pre_exec: {redact(cut(text))}: {done}", is_missing=not steps)
     return steps
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from sparkd.base.vllm.args import SECRET_NAME
+from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.shell import commands_in_container
 from sparkd.tools.importers.source import (
     Foreign,
@@ -94,8 +96,8 @@ def _exported(source: Source) -> Mapping[str, str]:
             commands = commands_in_container(f'export {name}="{value}"\nenv', {}, {})
             if len(commands) != 1 or commands[0].env.keys() != {name}:
                 raise CommandError("it is more than one value to bash")
-            if missing := unknown(commands[0].env[name]):
-                raise CommandError(f"what {missing} stands for is not known: write its value")
+            if (missing := unknown(commands[0].env[name])) and not SECRET_NAME.search(name):
+                raise CommandError(f"what {redact(missing)} stands for is not known: write its value")
             found |= commands[0].env
         except CommandError as error:
             source.note(("env", name), f"env.{name}: left out: {error}")

@@ -51,6 +51,7 @@ def program(words: list[str]) -> tuple[tuple[str, ...], int]:
         if word == "serve" and at and "vllm" in words[at - 1].rpartition("/")[2]:
             of_launcher = at - words[at::-1].index("exec") + 1 if "exec" in words[:at] else 0  # such as eugr's
             start = next((n for n in range(of_launcher, at) if words[n] not in _BEFORE and "=" not in words[n]), at)
+            start = of_launcher if words[start].startswith("-") else start  # such as env -u NAME
             return tuple(words[start : at + 1]), at + 1
         if _SERVER.fullmatch(word) and (word.endswith(".py") or words[at - 1 : at] == ["-m"]):
             return VLLM_SERVE, at + 1  # the same server; as a module it ignores a model that is no flag's
@@ -65,14 +66,13 @@ def inner_commands(
     words: list[str], env: Mapping[str, str], given: Mapping[str, str], line: int
 ) -> list[Command] | None:
     """Of `bash -c TEXT`; None for any other command. Raises LaunchError."""
-    while words and words[0] in _BEFORE:
-        words = words[1:]
+    words = words[next((n for n, word in enumerate(words) if word not in _BEFORE), len(words)) :]
     at = next((n for n, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), 0)
-    text = next((word for word in words[at + 1 :] if not word.startswith("-")), "")  # as in bash -c -i TEXT
-    if not at or not _SHELL.fullmatch(words[0]) or not text:
+    end = next((n for n, word in enumerate(words) if n > at and not word.startswith("-")), 0)  # as in bash -c -i TEXT
+    if not at or not end or not _SHELL.fullmatch(words[0]):
         return None
     try:
-        commands = commands_in_container(text, env, given)
+        commands = commands_in_container(words[end], env, given, words[end + 2 :])
     except CommandError as error:
         raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
     for command in commands:
@@ -103,15 +103,16 @@ def choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engin
     note_condition(launch, engines[0].block)
     is_before = True
     for other in commands:
+        printed = redact(shown(" ".join(other.words)))
         if other is engines[0]:
             is_before = False
         elif is_ray(other.words):
             launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
         elif other.words[0].startswith("-"):
-            text = f"left out: {redact(' '.join(other.words))[:2000]}: the line before it lacks its backslash: add it"
+            text = f"left out: {printed[:2000]}: the line before it lacks its backslash: add it"
             launch.note(launch.line, text, is_missing=True)
         else:
-            text = f"not run: {redact(' '.join(other.words))[:120]}: do it in an image, and name that under image.ref"
+            text = f"not run: {printed[:120]}: do it in an image, and name that under image.ref"
             launch.note(launch.line, text, is_missing=is_before and other.words[0] not in _WITHOUT_EFFECT)
     return _make_engine(launch, engines[0], folder)
 
@@ -147,8 +148,8 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
         _refuse_unknown(command.words, launch.line)
         raise LaunchError(launch.line, shown(str(error))) from None
     options = Options(launch, folder)
-    assigned = (word.partition("=")[::2] for word in command.words[:end])
-    env = {**command.env, **{name: value for name, value in assigned if value and name.isidentifier()}}
+    assigned = (word.partition("=") for word in command.words[:end])
+    env = {**command.env, **{name: value for name, equals, value in assigned if equals and name.isidentifier()}}
     options.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _is_kept(flag, options))
     container = options.container(
@@ -164,7 +165,8 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
 
 def _extended(env: Mapping[str, str]) -> dict[str, str]:
     """Variables that a shell in the container makes of the image's."""
-    return {name: shown(text) for name, text in env.items() if unknown(text) and _EXTENDED.fullmatch(shown(text))}
+    open_ones = {name: shown(text) for name, text in env.items() if name.isidentifier() and unknown(text)}
+    return {name: text for name, text in open_ones.items() if _EXTENDED.fullmatch(text)}
 
 
 def _with_shell(launch: Launch, entrypoint: tuple[str, ...], extended: Mapping[str, str]) -> tuple[str, ...]:
@@ -172,8 +174,8 @@ def _with_shell(launch: Launch, entrypoint: tuple[str, ...], extended: Mapping[s
     login = [word for word in given if re.fullmatch(r"-[a-z]*l[a-z]*c", word)]  # the image's profile may set PATH
     if not login and not extended:
         return entrypoint
-    start = "".join(f"export {name}={text}; " for name, text in extended.items())
-    return "bash", (login or ["-c"])[0], f'{start}exec {shlex.join(entrypoint)} "$@"', "vllm"
+    start = " ".join(["export", *(f"{name}={text}" for name, text in extended.items())]) + "; "  # one: all the image's
+    return "bash", (login or ["-c"])[0], f'{start * bool(extended)}exec {shlex.join(entrypoint)} "$@"', "vllm"
 
 
 def _refuse_unknown(words: Iterable[str], line: int) -> None:
@@ -183,7 +185,7 @@ def _refuse_unknown(words: Iterable[str], line: int) -> None:
 
 def value_missing(word: str) -> str:
     """What is not known in the word, and how it is given."""
-    missing = unknown(word)
+    missing = redact(unknown(word))
     name = missing.strip("${}<>").removesuffix("[@]")
     hint = f", or give -o {name}=VALUE" if re.fullmatch(r"[\w:./-]+", name) else ""
     return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"

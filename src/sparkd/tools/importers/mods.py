@@ -30,7 +30,7 @@ _ROOTS = (".git", ".sparkrun", "run-recipe.py")
 _STEP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NO_EFFECT = re.compile(r"(?:#.*|set -[a-z]+(?: pipefail)?|echo (?:\"[^\"`$\\]*\"|'[^']*'|[\w .,:=-]*))?")
 _COPY = re.compile(r"cp (?P<file>[\w.-]+\.jinja) \"?\$(?:WORKSPACE_DIR|\{WORKSPACE_DIR\})/(?P<name>[\w.-]+\.jinja)\"?")
-_BESIDE = re.compile(r"\bnohup\b|(?<![&>|])&[ \t]*(?:$|#)", re.MULTILINE)
+BESIDE = re.compile(r"\bnohup\b|(?<![&>|])&[ \t]*(?:$|#)", re.MULTILINE)
 
 
 class ModError(Exception):
@@ -60,7 +60,7 @@ class Mod(Struct, frozen=True):
 
     def starts_beside(self) -> bool:
         """Whether run.sh seems to leave something running, which a build ends."""
-        return bool(_BESIDE.search(self._script()))
+        return bool(BESIDE.search(self._script()))
 
     def _script(self) -> str:
         return self.files[SCRIPT].content.decode("utf-8", "replace")

@@ -52,7 +52,8 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
         return None
     if source.text("backend") != "vllm":
         raise source.fault(("backend",), source.text("backend"), "sparkd runs vLLM alone")
-    Values({}).check_overrides(overrides)
+    command = str(source.mapping("serve").get("command") or "")
+    Values({}).check_overrides(overrides, command)
     nodes, measured, launch = _count_nodes(source), _read_measurement(source), _read_docker_run(source)
     if not re.match(r"dgx-spark(-|\Z)", source.text("hardware")):
         source.miss(("hardware",), f"hardware: {source.text('hardware')[:60]}: is no DGX Spark: choose another recipe")
@@ -65,7 +66,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
         format="NVIDIA catalogue",
         description=source.text("title"),
         image=_pin_image(source, launch, str(software.get("runtime_revision"))),
-        command=_OF_RANKS.sub(r"\g<1>0", str(source.mapping("serve").get("command") or "")),
+        command=_OF_RANKS.sub(r"\g<1>0", command),
         revision=revision if _REVISION.fullmatch(revision) else "",
         env=_environment(source, launch),
         container=_container(source, launch),

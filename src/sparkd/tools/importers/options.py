@@ -93,7 +93,7 @@ class Options(Struct):
                 if value:
                     self.take_secret(name, line)
             elif missing := unknown(value):
-                text = f"{name}: left out: what {missing} stands for is not known: write its value under env"
+                text = f"{name}: left out: what {redact(missing)} stands for is not known: write its value under env"
                 self.launch.note(line, text, is_missing=name in OF_IMAGE)
             else:
                 self.env[name] = value
@@ -132,7 +132,7 @@ class Options(Struct):
         """The keys, or None and why there are none."""
         name, value = _NAMES.get(option.name, option.name), option.value
         if missing := unknown(value):
-            return None, f"what {missing} stands for is not known"
+            return None, f"what {redact(missing)} stands for is not known"
         if name == "volumes":
             value, reason = self._volume(option)
             if reason:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, field
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.tools.importers.variables import CommandError, Variables, mark, shown
+from sparkd.tools.importers.variables import CommandError, Variables, hide, mark, shown
 
 OF_IMAGE = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
 """Variables with folders, which an image and a node set by themselves."""
@@ -22,13 +22,14 @@ _OUTPUT = re.compile(r"&?>")
 _TO_FILL_IN = re.compile(r"<\w[\w./:-]{0,60}>(?=\s|\Z)")
 """As in <model>, which a person is to fill in."""
 _HERE_DOCUMENT = re.compile(r"[0-9]?<<-?[ \t]*['\"\\]?(\w+)['\"]?")
-_ARRAY = re.compile(r"\"?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\1\[[@*]\]\}\"?)?\})\"?", re.ASCII)
-"""All words of a list; of what a script is given there are none."""
+_ARRAY = re.compile(r"(\")?\$(?:@|\*|\{(\w+)\[[@*]\](?::?\+\"?\$\{\2\[[@*]\]\}\"?)?\})(?(1)\")", re.ASCII)
+"""All words of a list, or of what a script is given."""
 _WITH_ESCAPES = re.compile(r"\$'((?:[^'\\]|\\[\s\S])*)'")
 _HOME = re.compile(r"(\w+\+?=)~(?=/|\Z)", re.ASCII)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=([\s\S]*)", re.ASCII)
 _DECLARING = ("export", "declare", "readonly", "local", "typeset")
-_OPENING = ("if", "for", "while", "until", "case", "select", "{", "function")
+_EXPORTING = re.compile(r"export|\w+ -[a-z]*x")
+_OPENING = ("if", "for", "while", "until", "case", "select", "{")
 _CLOSING = ("fi", "done", "esac", "}")
 _WITHIN = ("then", "do", "else", "elif", "!", "time")
 _COST = 8
@@ -43,6 +44,8 @@ class Command(Struct):
     """Of each word."""
     env: dict[str, str] = field(default_factory=dict)
     """What is exported by then, and what is assigned right before the program."""
+    assigned: int = 0
+    """How many of the words are assignments, or behind `export`."""
     block: int = 0
     """Line where a block begins that decides whether it runs; 0 outside of any."""
 
@@ -61,6 +64,8 @@ class Script(Struct):
     """The word with what is quoted or filled in masked: the part that bash would expand."""
     array: str = ""
     redirected: bool = False
+    inherited: set[str] = field(default_factory=set)
+    """Names that a program gets, from the start or by `export`."""
     here: list[str] = field(default_factory=list)
     line: int = 1
 
@@ -73,7 +78,7 @@ class Script(Struct):
             at = end
         self._end_command()
         if self.array:
-            raise CommandError("a list of words in parentheses has no end")
+            raise CommandError("a list of words in parentheses has no end: close it")
         return self.commands
 
     def _token(self, at: int) -> int:
@@ -103,7 +108,7 @@ class Script(Struct):
         if text in "$`":
             return self._unquoted(at)
         if text == "'":
-            raise CommandError("the quote ' has no end")
+            raise CommandError("the quote ' has no end: close it")
         self._add(text, text)
         return at + len(text)
 
@@ -114,7 +119,7 @@ class Script(Struct):
             return quoted.end()
         if self.text.startswith('$"', at):  # translated, of which a script without a catalogue has nothing
             return at + 1
-        value, end = self.variables.use(self.text, at)
+        value, end = self.variables.use(self.text, at, in_shell=True)
         first, *others = re.split(r"[ \t\n]+", value)
         self._add(first) if first else None
         for other in others:
@@ -140,8 +145,7 @@ class Script(Struct):
             self.redirected = not redirect["to"]
             return redirect.end()
         if array := _ARRAY.match(self.text, at):
-            name = array[1]
-            for value in self._list(name) if name else []:
+            for value in self._list(array[2]) if array[2] else self.arrays.get("@", []):
                 self.variables.spend(len(value) + _COST)
                 self._add(value)
                 self._end_word()
@@ -185,13 +189,13 @@ class Script(Struct):
                 self._add(self.text[at + 1].replace("\n", ""))
                 at += 2
             elif char in "$`":
-                value, at = self.variables.use(self.text, at)
+                value, at = self.variables.use(self.text, at, in_shell=True)
                 self._add(value)
             else:
                 end = next((one.start() for one in re.compile(r"[\"\\$`]").finditer(self.text, at + 1)), len(self.text))
                 self._add(self.text[at:end])
                 at = end
-        raise CommandError('the quote " has no end')
+        raise CommandError('the quote " has no end: close it')
 
     def _add(self, text: str, bare: str = _QUOTED) -> None:
         if self.word is None:
@@ -213,7 +217,8 @@ class Script(Struct):
     def _expand(self, word: str) -> str:
         """What bash makes of the part without quotes: a mark for names of files and for several words."""
         before = self.now.words
-        if _ASSIGNMENT.match(word) and (all(map(_ASSIGNMENT.match, before)) or before[0] in _DECLARING):
+        if _ASSIGNMENT.match(word) and (len(before) == self.now.assigned or before[0] in _DECLARING):
+            self.now.assigned += 1
             home = _HOME.match(self.bare)  # such a value is not expanded otherwise
             return home[1] + self.variables.values.get("HOME", mark("~")) + word[home.end() :] if home else word
         return mark(shown(word)) if re.search(r"[*?]", self.bare) or _is_brace_list(self.bare) else word
@@ -221,14 +226,18 @@ class Script(Struct):
     def _end_command(self) -> None:
         self._end_word()
         command, self.now = self.now, Command()
-        while command.words and command.words[0] in _WITHIN:
-            del command.words[0], command.lines[0]
+        within = next((n for n, word in enumerate(command.words) if word not in _WITHIN), len(command.words))
+        within += 2 * (command.words[within : within + 1] == ["function"])  # and its name
+        del command.words[:within], command.lines[:within]
         if command.words and command.words[0] in _OPENING:
             self.blocks.append(command.lines[0])
         if command.words and command.words[0] in _CLOSING and self.blocks:
             self.blocks.pop()
         command.block = self.blocks[0] if self.blocks else 0
-        if command.words and command.words[0] in ("if", "while", "until", *_CLOSING):
+        if command.words[:2] == ["set", "--"]:
+            self.arrays["@"] = [mark("${@[@]}")] if command.block else command.words[2:]
+            return
+        if command.words and command.words[0] in ("if", "while", "until", "{", *_CLOSING):
             del command.words[0], command.lines[0]
         self._assign(command)
         if command.words:
@@ -240,7 +249,7 @@ class Script(Struct):
     def _assign(self, command: Command) -> None:
         """Assignments without a program, and `export`, in order; they leave the command empty."""
         is_declared = bool(command.words) and command.words[0] in _DECLARING
-        is_exported = is_declared and command.words[0] == "export"
+        is_exported = is_declared and bool(_EXPORTING.match(" ".join(command.words[:2])))
         words = [word for word in command.words[is_declared:] if not (is_declared and word.startswith("-"))]
         found = [_ASSIGNMENT.fullmatch(word) for word in words]
         if not words or not (is_declared or all(found)):
@@ -249,18 +258,20 @@ class Script(Struct):
             name = given[1] if given else word
             if given:
                 self._set(name, given, command.block > 0)
-            if is_exported or name in self.exported:
+            if is_exported or name in self.inherited:
                 self.exported[name] = self.variables.value(name)
+                self.inherited.add(name)
         command.words, command.lines = [], []
 
     def _set(self, name: str, given: re.Match[str], is_decided: bool) -> None:
         before = self.variables.values.get(name, "") if given[2] else ""
-        self.variables.assign(name, mark(f"${name}") if is_decided else before + given[3])
+        self.variables.assign(name, mark(f"${{{name}}}") if is_decided else before + given[3])
 
     def _take_assigned(self, command: Command) -> None:
-        while len(command.words) > 1 and (given := _ASSIGNMENT.fullmatch(command.words[0])):
-            command.env[given[1]] = given[3]
-            del command.words[0], command.lines[0]
+        at = 0
+        while at + 1 < len(command.words) and (given := _ASSIGNMENT.fullmatch(command.words[at])):
+            command.env[given[1]], at = given[3], at + 1
+        del command.words[:at], command.lines[:at]
 
 
 def _is_brace_list(bare: str) -> bool:
@@ -268,7 +279,10 @@ def _is_brace_list(bare: str) -> bool:
     return "," in inner or ".." in inner
 
 
-def commands_in_container(text: str, env: Mapping[str, str], given: Mapping[str, str]) -> list[Command]:
-    """Those of a text for its shell. `given`: what no assignment changes. Raises CommandError."""
-    values = {name: mark(f"${name}") for name in OF_IMAGE} | {**env, **given}
-    return Script(text, Variables(values, frozenset(given))).read()
+def commands_in_container(
+    text: str, env: Mapping[str, str], given: Mapping[str, str], words: Iterable[str] = ()
+) -> list[Command]:
+    """Those of a text for its shell. `given`: what no assignment changes; `words`: its $@. Raises CommandError."""
+    values = {name: mark(f"${name}") for name in OF_IMAGE} | {name: hide(name, env[name]) for name in env} | {**given}
+    inherited = set(values.keys() - given.keys())
+    return Script(text, Variables(values, frozenset(given)), arrays={"@": [*words]}, inherited=inherited).read()

@@ -154,10 +154,10 @@ class Values(Struct):
         self.used.add(name)
         return self.values.get(name)
 
-    def check_overrides(self, overrides: Overrides, command: str = "") -> None:
-        """Raises Unusable for an override that changes nothing, nor is a shell's variable in the command."""
+    def check_overrides(self, overrides: Overrides, command: str) -> None:
+        """Raises Unusable for an override that changes nothing, nor is a shell's variable or a blank in the command."""
         for name in overrides:
-            if name not in self.used and not re.search(rf"\${re.escape(name)}\b", command):
+            if name not in self.used and not re.search(rf"(?:\$\{{?|<){re.escape(name)}\b", command):
                 known = did_you_mean(name, sorted(self.used))
                 raise Unusable((), f"-o {name}: nothing in its command is filled in by that name{known}")
 

@@ -84,7 +84,10 @@ def _values(source: Source, overrides: Overrides) -> Values:
         name: value.replace("{{", "{").replace("}}", "}") if isinstance(value, str) and "{{" in value else value
         for name, value in source.mapping("defaults").items()
     }
-    given = {name: _override(text.strip()) for name, text in overrides.items()}
+    text = source.text("command")
+    of_shell = {name for name in overrides if text.count(f"{{{name}}}") == text.count(f"${{{name}}}") > 0}
+    of_shell -= {*TABLES.defaults, *defaults}
+    given = {name: _override(text.strip()) for name, text in overrides.items() if name not in of_shell}
     place = source.mapping("cluster_config").get("resolved_model_path") or model
     own = {"model": place, "resolved_model_path": place, **({"model_revision": revision} if revision else {})}
     return Values({**TABLES.defaults, **own, **defaults, **given})

@@ -11,6 +11,7 @@ import re
 from msgspec import Struct
 
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.base.vllm.args import SECRET_NAME
 
 
 class CommandError(Exception):
@@ -19,7 +20,7 @@ class CommandError(Exception):
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _NO_BREAK = "\u00a0"
-_MARK = re.compile(f"{_OPEN}+([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
+_MARK = re.compile(f"(?<!{_OPEN}){_OPEN}++([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
 """Also of a mark in a text that is read once more."""
 _USE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
@@ -33,6 +34,11 @@ _MOST_FILLED_IN = 1 << 22
 
 def mark(name: str) -> str:
     return _OPEN + _NO_BREAK.join(name[:60].split()) + _CLOSE  # one word, also where it is unquoted
+
+
+def hide(name: str, value: str) -> str:
+    """A mark in place of a secret, which so gets into no other variable and no flag."""
+    return mark(f"${name}") if value and SECRET_NAME.search(name) else value
 
 
 def unknown(text: str) -> str:
@@ -56,8 +62,8 @@ class Variables(Struct):
     left: int = _MOST_FILLED_IN
 
     def value(self, name: str) -> str:
-        """A mark where it has none."""
-        return self.values.get(name, mark(f"${name}"))
+        """A mark where it has none; what is no name stays."""
+        return self.values.get(name, mark(f"${name}") if name.isidentifier() else name)
 
     def given(self, name: str) -> str:
         """By its user; empty where nothing is."""
@@ -65,7 +71,7 @@ class Variables(Struct):
 
     def assign(self, name: str, value: str) -> None:
         if name not in self.fixed:
-            self.values[name] = value
+            self.values[name] = hide(name, value)
 
     def fill(self, text: str, depth: int = 0) -> str:
         """`text` with each use of a variable, and with $$ as $. Raises CommandError."""
@@ -76,11 +82,13 @@ class Variables(Struct):
             found += value
         return found + text[at:]
 
-    def use(self, text: str, at: int, depth: int = 0) -> tuple[str, int]:
+    def use(self, text: str, at: int, depth: int = 0, *, in_shell: bool = False) -> tuple[str, int]:
         """The value of what stands for one at `at`, and its end. Raises CommandError."""
         use = _USE.match(text, at)
         end = use.end() if use and not use["mode"] else _end_of_use(text, at)
-        found = self._value(use, text[use.end() : end - 1], depth) if use else self._unnamed(text[at:end])
+        other = text[use.end() : end - 1] if use else ""
+        other = re.sub(r'\\(["\\])', r"\1", other) if in_shell else other
+        found = self._value(use, other, depth) if use else self._unnamed(text[at:end])
         self.spend(len(found) if len(found) <= LONGEST else self.left + 1)
         return found, end
 
@@ -131,5 +139,5 @@ def _end_of_use(text: str, at: int) -> int:
             elif closing[-1:] == [brace[0]] and closing.pop() and not closing:
                 return brace.end()
     if not end:
-        raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end")
+        raise CommandError(f"{text[at : at + 20].split(chr(10))[0]} has no end: close it")
     return end

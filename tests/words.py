@@ -1,11 +1,14 @@
-"""The words of this project: python3 -m tests.words [PATH...] reports each one that the field has a plainer word for.
+"""The words of this project: python3 -m tests.words [PATH...] reports each one that the field has a plainer word for,
+and each vague name in a function that lives over more than five lines.
 
 A line that must keep one (a quotation, a name of somebody else's) ends with `words: keep`.
 """
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 REPLACEMENTS = {
@@ -34,6 +37,8 @@ REPLACEMENTS = {
 SUFFIXES = {".py", ".md", ".toml", ".yaml", ".service", ".in", ".sh"}
 SKIPPED = ("CHANGELOG.md", "docs/adr/", "tests/words.py", "tests/machines/answers/", "LICENSE", "requirements.lock")
 KEEP = "words: keep"
+VAGUE = {"one", "found", "seen", "given", "item", "entry", "obj", "data", "thing", "result"}
+MOST_LINES = 5
 
 
 def main(paths: list[str]) -> int:
@@ -45,7 +50,12 @@ def main(paths: list[str]) -> int:
         path = Path(name)
         if path.suffix not in SUFFIXES or name.startswith(SKIPPED) or path.is_symlink() or not path.is_file():
             continue
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        text = path.read_text(encoding="utf-8")
+        if name.startswith("src/") and path.suffix == ".py":
+            for number, vague, lines in find_vague(ast.parse(text)):
+                print(f"{name}:{number}: {vague!r} over {lines} lines: a noun of its subject")
+                found += 1
+        for number, line in enumerate(text.splitlines(), start=1):
             if KEEP in line:
                 continue
             # A name in code is its words: `await_told` holds "told".
@@ -56,6 +66,20 @@ def main(paths: list[str]) -> int:
                     found += 1
     print(f"{found} findings" if found else "words: none to replace")
     return 1 if found else 0
+
+
+def find_vague(tree: ast.AST) -> Iterator[tuple[int, str, int]]:
+    """First line, name, and lines from its first use to its last, of names in a function that live too long."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            uses = dict[str, list[int]]()
+            for node in ast.walk(function):
+                name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
+                if name in VAGUE:
+                    uses.setdefault(name, []).append(getattr(node, "lineno", 0))
+            for name, lines in uses.items():
+                if (length := max(lines) - min(lines) + 1) > MOST_LINES:
+                    yield min(lines), name, length
 
 
 if __name__ == "__main__":

@@ -103,9 +103,9 @@ def _late_error(launch_seconds: float, stage: ReadinessStage, answer: str, step:
     return NotReadyError(reason, hint)
 
 
-def _refuse(result: ProbeResult, served_name: str) -> None:
+def _refuse(probe: ProbeResult, served_name: str) -> None:
     """Raises NotReadyError where waiting cannot help."""
-    if result.failed is ReadinessStage.KEY:
+    if probe.failed is ReadinessStage.KEY:
         raise NotReadyError("the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY")
-    if result.failed is ReadinessStage.MODEL and result.answer:
-        raise NotReadyError(f"the endpoint serves {result.answer}, not {served_name}", "check --served-model-name")
+    if probe.failed is ReadinessStage.MODEL and probe.answer:
+        raise NotReadyError(f"the endpoint serves {probe.answer}, not {served_name}", "check --served-model-name")

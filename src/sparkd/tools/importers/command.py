@@ -46,18 +46,18 @@ def _is_flag(word: str) -> bool:
 
 
 def _parse_flags(words: list[str]) -> list[Flag]:
-    found: list[tuple[str, list[str]]] = []
+    flags: list[tuple[str, list[str]]] = []
     closed = False
     for word in words:
         if _is_flag(word):
             name, equals, value = _split_flag(word)
-            found.append((name, [value] if equals else []))
+            flags.append((name, [value] if equals else []))
             closed = bool(equals)
-        elif not found or closed:
+        elif not flags or closed:
             raise CommandError(f"{word[:60]} belongs to no flag: remove it, or put its value in quotes")
         else:
-            found[-1][1].append(word)
-    return [Flag(name, tuple(values)) for name, values in found]
+            flags[-1][1].append(word)
+    return [Flag(name, tuple(values)) for name, values in flags]
 
 
 def _split_flag(word: str) -> tuple[str, str, str]:

@@ -32,13 +32,13 @@ _OWN = (
 
 def parse_env_file(text: str, variables: Variables) -> dict[str, str]:
     """Raises CommandError."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in text.splitlines():
         if match := _ENV_LINE.fullmatch(line.strip()):
             name, single, double, bare = match.groups()
-            found[name] = single if single is not None else variables.fill(double if double is not None else bare)
-            variables.assign(name, found[name])
-    return found
+            values[name] = single if single is not None else variables.fill(double if double is not None else bare)
+            variables.assign(name, values[name])
+    return values
 
 
 def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping[str, str]) -> list[tuple[str, Launch]]:
@@ -108,11 +108,11 @@ class _Service:
             yield item, (name, f"[{n}]")
 
     def _environment(self, launch: Launch) -> Iterator[tuple[str, tuple[str, int]]]:
-        for item, steps in self._items("env_file"):
-            if str(item) in (".env", "./.env") and self.env_file:
+        for file, steps in self._items("env_file"):
+            if str(file) in (".env", "./.env") and self.env_file:
                 yield from ((name, (value, self._line(*steps))) for name, value in self.env_file.items())
             else:
-                text = f"env_file: {str(item)[:80]}: not read: write its variables under env, secrets under secrets"
+                text = f"env_file: {str(file)[:80]}: not read: write its variables under env, secrets under secrets"
                 launch.note(self._line(*steps), text)
         value = self.data.get("environment")
         if isinstance(value, dict):
@@ -120,8 +120,8 @@ class _Service:
                 text = self.variables.value(name) if one is None else self._text(one, "environment", name)
                 yield name, (text, self._line("environment", name))
         elif isinstance(value, list):
-            for item, steps in self._items("environment"):
-                name, equals, text = self._text(item, *steps).partition("=")
+            for assignment, steps in self._items("environment"):
+                name, equals, text = self._text(assignment, *steps).partition("=")
                 yield name, (text if equals else self.variables.value(name), self._line(*steps))
 
     def _options(self, launch: Launch) -> Iterator[Option]:
@@ -145,13 +145,13 @@ class _Service:
         if not is_switch or text in ("true", "yes", "y", "on"):
             yield Option(_VALUES[name], "true" if is_switch else text, line)
 
-    def _item(self, name: str, item: object, steps: tuple[str, ...]) -> tuple[str, str]:
+    def _item(self, name: str, option: object, steps: tuple[str, ...]) -> tuple[str, str]:
         """An entry in docker's short form."""
-        if not isinstance(item, dict):
-            text = self._text(item, *steps)
+        if not isinstance(option, dict):
+            text = self._text(option, *steps)
             home = self.variables.values.get("HOME", "")
             return _LISTS[name], home + text[1:] if name == "volumes" and text.startswith("~/") else text
-        parts = {key: self._text(one, *steps) for key, one in item.items() if not isinstance(one, dict | list)}
+        parts = {key: self._text(one, *steps) for key, one in option.items() if not isinstance(one, dict | list)}
         if name == "ports":
             address = f"{parts['host_ip']}:" if "host_ip" in parts else ""
             return "publish", f"{address}{parts.get('published', '')}:{parts.get('target', '')}"

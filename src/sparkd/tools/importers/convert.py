@@ -251,7 +251,7 @@ def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]
 
 
 def _convert_environment(source: Source, env: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    kept: dict[str, str] = {}
     for name, text in env.items():
         try:
             parse_variables({name: text})
@@ -260,8 +260,8 @@ def _convert_environment(source: Source, env: Mapping[str, str]) -> dict[str, st
             continue
         if has_placeholder(text):
             raise Unusable(("env", name), f"env.{name}: {text[:60]}: sparkd would put in a value of its own")
-        found[name] = text
-    return found
+        kept[name] = text
+    return kept
 
 
 def _validate(written: Mapping[str, object]) -> Recipe:

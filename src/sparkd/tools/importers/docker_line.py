@@ -38,12 +38,12 @@ def read_script(text: str, variables: Variables) -> list[Launch]:
         raise LaunchError(script.line, str(error)) from None
 
 
-def _launches(command: Command, given: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
+def _launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
     """What the command starts, also where it is a shell's own command."""
     words, line = command.words, command.lines[0] if command.lines else 1
     at = next((n for n, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
     verb = [word for word in words[at + 1 : at + 3] if word != "container"][:1] if at >= 0 else []
-    inner = inner_commands(words, command.env, given, line) if depth < 3 else None
+    inner = inner_commands(words, command.env, overrides, line) if depth < 3 else None
     if verb in (["run"], ["exec"], ["create"]):
         launch = read_docker(words, command.lines, words.index(verb[0], at) + 1, command.env)
         note_condition(launch, command.block)
@@ -51,7 +51,7 @@ def _launches(command: Command, given: Mapping[str, str], depth: int = 0) -> Ite
     elif inner is not None:
         for one in inner:
             one.block, one.env = one.block or command.block, {**command.env, **one.env}
-            yield from _launches(one, given, depth + 1)
+            yield from _launches(one, overrides, depth + 1)
     elif at < 0 and program(words)[1]:
         launch = Launch(line, words=words, entrypoint=[])
         launch.env = {name: (value, line) for name, value in command.env.items()}
@@ -94,16 +94,16 @@ def _options(word: str, line: int) -> tuple[list[Option], bool]:
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
         return [Option(name, value or "true" * (not equals), line)], not equals and name not in _SWITCHES
-    found: list[Option] = []
+    options: list[Option] = []
     for n, letter in enumerate(word[1:], 1):
         name = _LETTERS.get(letter, "")
         if not name:
             raise LaunchError(line, f"docker's option {word[:60]} is not known: write its long form")
         if name not in _SWITCHES:
             value = word[n + 1 :].removeprefix("=")
-            return [*found, Option(name, value, line)], not value
-        found.append(Option(name, "true", line))
-    return found, False
+            return [*options, Option(name, value, line)], not value
+        options.append(Option(name, "true", line))
+    return options, False
 
 
 def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:

@@ -181,9 +181,9 @@ def _read_draft(config: Mapping[str, object]) -> tuple[str, str]:
 
 
 def _find_mods(source: Source, bundle: Bundle, path: Path | None) -> Iterable[Mod]:
-    given = _listed(source, "mods")
+    references = _listed(source, "mods")
     mods: dict[str, Mod] = {}
-    for reference in given[:MOST_MODS]:
+    for reference in references[:MOST_MODS]:
         try:
             mod = find_mod(reference, path, bundle.place.mods)
             if mods.get(mod.name, mod).files != mod.files:
@@ -192,7 +192,7 @@ def _find_mods(source: Source, bundle: Bundle, path: Path | None) -> Iterable[Mo
         except ModError as error:
             shown = " ".join(str(reference).split())[:100]
             source.miss(("mods",), f"mods: {shown}: {error}: left out; {_where_mods_are(str(reference))}")
-    if given[MOST_MODS:]:
+    if references[MOST_MODS:]:
         source.miss(("mods",), f"mods: only the first {MOST_MODS} are taken")
     return mods.values()
 

@@ -78,19 +78,19 @@ def _defaults(source: Source) -> Mapping[str, object]:
 
 def _read_options(overrides: Overrides) -> dict[str, object]:
     """The values as the tool's option parser reads them."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name, text in overrides.items():
         try:
             kind = whole_number if name in _WHOLE else float if name == "gpu_memory_utilization" else str
-            found[name] = kind(text)
+            values[name] = kind(text)
         except ValueError:
             raise Unusable(("defaults", name), f"-o {name}={text}: must be a number") from None
-    return found
+    return values
 
 
 def _exported(source: Source) -> Mapping[str, str]:
     """Variables as bash evaluates the tool's `export NAME="value"`."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name, value in source.mapping("env").items():
         try:
             commands = commands_in_container(f'export {name}="{value}"\nenv', {}, {})
@@ -98,7 +98,7 @@ def _exported(source: Source) -> Mapping[str, str]:
                 raise CommandError("it is more than one value to bash")
             if (missing := unknown(commands[0].env[name])) and not SECRET_NAME.search(name):
                 raise CommandError(f"what {redact(missing)} stands for is not known: write its value")
-            found |= commands[0].env
+            variables |= commands[0].env
         except CommandError as error:
             source.note(("env", name), f"env.{name}: left out: {error}")
-    return found
+    return variables

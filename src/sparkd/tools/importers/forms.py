@@ -124,7 +124,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
 def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
     """Path, name and engine. One without an image runs in the only container that waits for `docker exec`, if any."""
     launches = [(form, name, launch) for form in forms for name, launch in form.launches]
-    found: list[tuple[str, str, Engine]] = []
+    engines: list[tuple[str, str, Engine]] = []
     waiting: list[Launch] = []
     for form, name, launch in sorted(launches, key=lambda entry: not entry[2].image):
         is_bare = not launch.image
@@ -145,8 +145,8 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
         engine.image = image or engine.image
         if not engine.image:
             raise _fault(form.path, engine.line, "names no image to run it in: --image REF names one")
-        found.append((form.path, name, engine))
-    return found
+        engines.append((form.path, name, engine))
+    return engines
 
 
 def _fault(path: str, line: int, reason: str) -> ConfigError:

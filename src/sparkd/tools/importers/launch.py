@@ -63,7 +63,7 @@ def is_ray(words: list[str]) -> bool:
 
 
 def inner_commands(
-    words: list[str], env: Mapping[str, str], given: Mapping[str, str], line: int
+    words: list[str], env: Mapping[str, str], overrides: Mapping[str, str], line: int
 ) -> list[Command] | None:
     """Of `bash -c TEXT`; None for any other command. Raises LaunchError."""
     words = words[next((n for n, word in enumerate(words) if word not in _BEFORE), len(words)) :]
@@ -72,7 +72,7 @@ def inner_commands(
     if not at or not end or not _SHELL.fullmatch(words[0]):
         return None
     try:
-        commands = commands_in_container(words[end], env, given, words[end + 2 :])
+        commands = commands_in_container(words[end], env, overrides, words[end + 2 :])
     except CommandError as error:
         raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
     for command in commands:

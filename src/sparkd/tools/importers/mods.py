@@ -49,14 +49,14 @@ class Mod(Struct, frozen=True):
 
     def templates(self) -> dict[str, str]:
         """File of the mod by the name that it gets beside the engine; empty where run.sh may do anything else."""
-        found: dict[str, str] = {}
+        copies: dict[str, str] = {}
         for line in map(str.strip, self._script().splitlines()):
             copied = _COPY.fullmatch(line)
             if copied and copied["file"] in self.files:
-                found[copied["name"]] = copied["file"]
+                copies[copied["name"]] = copied["file"]
             elif not _NO_EFFECT.fullmatch(line):
                 return {}
-        return found
+        return copies
 
     def starts_beside(self) -> bool:
         """Whether run.sh seems to leave something running, which a build ends."""
@@ -113,13 +113,13 @@ def trees(recipe: Path | None) -> Iterator[Path]:
 
 def _read(folder: Path) -> dict[str, File]:
     """Every file below a mod. Raises ModError: a link could lead to a secret of the reader's."""
-    found: dict[str, File] = {}
+    files: dict[str, File] = {}
     left = MOST_BYTES
     try:
         owners = (folder.stat().st_uid,)
-        for seen, path in enumerate(walk(folder), 1):
+        for count, path in enumerate(walk(folder), 1):
             name = str(path.relative_to(folder))
-            if seen > MOST_FILES:
+            if count > MOST_FILES:
                 raise ModError(f"has over {MOST_FILES} files")
             if path.is_symlink() or not (path.is_dir() or path.is_file()) or not name.isprintable():
                 raise ModError(f"{sanitize(name)} is a link, no file, or has an odd name")
@@ -127,12 +127,12 @@ def _read(folder: Path) -> dict[str, File]:
                 _refuse_others(Files().stat(str(path)), name, owners)
                 continue
             opened = Files().itself(str(path), left)
-            found[name] = File(opened.content, bool(opened.facts.permissions & 0o100))
+            files[name] = File(opened.content, bool(opened.facts.permissions & 0o100))
             left -= len(opened.content)
             _refuse_others(opened.facts, name, owners)  # a folder may become a link while it is read
     except OSError as error:
         raise ModError(f"{sanitize(str(error.filename))} cannot be read: {error.strerror}") from None
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def _refuse_others(facts: FileFacts, name: str, owners: Collection[int]) -> None:

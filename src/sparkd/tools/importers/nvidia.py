@@ -114,15 +114,15 @@ def _read_measurement(source: Source) -> Mapping[str, object]:
 
 def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
     """Tokens a second by the number of parallel requests, as recipes of sparkd have them."""
-    found: dict[str, dict[str, object]] = {}
+    figures: dict[str, dict[str, object]] = {}
     profiles = measured.get("profiles")
     for profile in map(as_mapping, profiles if isinstance(profiles, list) else []):
         parallel, results = as_mapping(profile.get("workload")).get("concurrency"), as_mapping(profile.get("results"))
         for name in ("decode_tokens_per_second", "prefill_tokens_per_second"):
             figure = results.get(f"{name}_mean")
             if isinstance(parallel, int) and isinstance(figure, int | float) and 0 < figure < 1e9:
-                found.setdefault(name, {})[str(parallel)] = figure
-    return dict(found)
+                figures.setdefault(name, {})[str(parallel)] = figure
+    return dict(figures)
 
 
 def _read_docker_run(source: Source) -> Launch:

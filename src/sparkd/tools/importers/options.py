@@ -100,11 +100,11 @@ class Options(Struct):
 
     def container(self, used: Iterable[str], model: str) -> dict[str, object]:
         """Keys of schema 1's `container`. `used`: the values of the engine's flags, which may name files in a mount."""
-        found: dict[str, object] = {}
+        keys: dict[str, object] = {}
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
             if option.name in _OWN or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
-            if found.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
+            if keys.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
                 continue  # it has them all
             converted, reason = self._convert(option)
             if converted is None:
@@ -112,10 +112,10 @@ class Options(Struct):
                 continue
             if converted.get("privileged"):
                 self.launch.note(option.line, "--privileged: kept: root in the container is root on the node")
-            merge_keys(found, converted)
-        if "shm_bytes" in found and "ipc" not in found:
-            found["ipc"] = "private"  # docker's default, and where a size counts
-        return found
+            merge_keys(keys, converted)
+        if "shm_bytes" in keys and "ipc" not in keys:
+            keys["ipc"] = "private"  # docker's default, and where a size counts
+        return keys
 
     def _leave_out(self, option: Option, reason: str, used: Iterable[str], model: str) -> None:
         is_path = option.name in ("volume", "mount", "device")
@@ -179,20 +179,20 @@ class Options(Struct):
         """The port of the node becomes the engine's own, since its network is the node's."""
         if any(option.name in ("net", "network") and option.value == "host" for option in self.launch.options):
             return flags
-        found = flags
+        published = flags
         for option in self.launch.options:
             if option.name != "publish":
                 continue
             port = next((flag.values[-1] for flag in flags if flag.name == "port" and flag.values), _PORT_OF_VLLM)
             match = _PORT.fullmatch(option.value)
-            if match and match[3] == port and found is flags:
-                given = [Flag("port", (match[2],)), *([Flag("host", (match[1].strip("[]"),))] if match[1] else [])]
-                names = [flag.name for flag in given]
-                found = (*(flag for flag in flags if flag.name not in names), *given)
+            if match and match[3] == port and published is flags:
+                address = [Flag("port", (match[2],)), *([Flag("host", (match[1].strip("[]"),))] if match[1] else [])]
+                names = [flag.name for flag in address]
+                published = (*(flag for flag in flags if flag.name not in names), *address)
             else:
                 text = f"--publish {option.value[:60]}: left out: the engine listens on one port, {port}"
                 self.launch.note(option.line, text)
-        return found
+        return published
 
 
 def merge_keys(container: dict[str, object], added: Mapping[str, object]) -> None:

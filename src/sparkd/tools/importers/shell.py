@@ -280,9 +280,10 @@ def _is_brace_list(bare: str) -> bool:
 
 
 def commands_in_container(
-    text: str, env: Mapping[str, str], given: Mapping[str, str], words: Iterable[str] = ()
+    text: str, env: Mapping[str, str], overrides: Mapping[str, str], words: Iterable[str] = ()
 ) -> list[Command]:
-    """Those of a text for its shell. `given`: what no assignment changes; `words`: its $@. Raises CommandError."""
-    values = {name: mark(f"${name}") for name in OF_IMAGE} | {name: hide(name, env[name]) for name in env} | {**given}
-    inherited = set(values.keys() - given.keys())
-    return Script(text, Variables(values, frozenset(given)), arrays={"@": [*words]}, inherited=inherited).read()
+    """Those of a text for its shell. `overrides`: what no assignment changes; `words`: its $@. Raises CommandError."""
+    hidden = {name: hide(name, env[name]) for name in env}
+    values = {name: mark(f"${name}") for name in OF_IMAGE} | hidden | {**overrides}
+    inherited = set(values.keys() - overrides.keys())
+    return Script(text, Variables(values, frozenset(overrides)), arrays={"@": [*words]}, inherited=inherited).read()

@@ -164,13 +164,13 @@ class Values(Struct):
 
 def parse_overrides(words: list[str]) -> Overrides:
     """Raises UsageError."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not name or not equals:
             raise UsageError(f"-o {word}: must be KEY=VALUE, such as -o port=9000")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def whole_number(text: str) -> int:

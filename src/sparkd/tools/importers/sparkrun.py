@@ -163,7 +163,7 @@ def _nodes(source: Source) -> tuple[int, int | None]:
 
 
 def _environment(source: Source) -> Mapping[str, str]:
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name, value in source.mapping("env").items():
         text = str(value)
         if re.search(r"\{(?:config|launch)\.", text):
@@ -172,25 +172,25 @@ def _environment(source: Source) -> Mapping[str, str]:
         if re.search(r"\$(?:\w|\{)", text):
             note = f"env.{name}: {text[:60]} is passed as it stands, as sparkrun does: write its value"
             source.note(("env", name), note)
-        found[name] = text
-    return found
+        variables[name] = text
+    return variables
 
 
 def _container(source: Source) -> Mapping[str, object]:
     """Keys of schema 1's `container`, starting from sparkrun's defaults. Notes options without a counterpart."""
-    found = dict(TABLES.container)
+    keys = dict(TABLES.container)
     for name, value in source.mapping(EXECUTOR).items():
         if value is None:
             continue
         converted = convert_option(name, value)
         try:
             Container.model_validate(converted)
-            found.update(converted or {})
+            keys.update(converted or {})
         except ValidationError as error:
-            found_wrong = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
-            reason = TABLES.unused.get(name) or found_wrong
+            fault = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
+            reason = TABLES.unused.get(name) or fault
             source.note((EXECUTOR, name), f"{EXECUTOR}.{name}: left out: {reason}")
-    return found
+    return keys
 
 
 def convert_option(name: str, value: object) -> dict[str, object] | None:

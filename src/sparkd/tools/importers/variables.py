@@ -75,12 +75,12 @@ class Variables(Struct):
 
     def fill(self, text: str, depth: int = 0) -> str:
         """`text` with each use of a variable, and with $$ as $. Raises CommandError."""
-        found, at = "", 0
+        filled, at = "", 0
         while (use := text.find("$", at)) >= 0:
-            found += text[at:use]
+            filled += text[at:use]
             value, at = ("$", use + 2) if text.startswith("$$", use) else self.use(text, use, depth)
-            found += value
-        return found + text[at:]
+            filled += value
+        return filled + text[at:]
 
     def use(self, text: str, at: int, depth: int = 0, *, in_shell: bool = False) -> tuple[str, int]:
         """The value of what stands for one at `at`, and its end. Raises CommandError."""

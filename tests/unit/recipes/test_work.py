@@ -25,16 +25,29 @@ UNUSED = ("asyncio", "cryptography", "httpx", "importlib.metadata", "ssl", "uvic
         "".join(f"a{number}: 1\n" for number in range(80_000)),
         f"{{{'a: 1, ' * 80_000}}}",
         "a:\n" + "- 1\n" * 160_000,
-        "".join(f"%TAG !{number}! x\n" for number in range(60_000)) + "---\na: 1\n",
+        "a:\n" + "- 1\r" * 160_000,
+        "a:\n" + f"- {'[' * 40}{']' * 40}\n" * 4_000,
+        "a:\n" + f"{'- ' * 40}1\n" * 4_000,
     ],
-    ids=["lines", "braces", "items", "directives"],
+    ids=["lines", "braces", "items", "carriage-returns", "brackets", "dashes"],
 )
-def test_a_file_that_no_recipe_needs_is_refused_before_it_is_parsed(text: str) -> None:
-    refusal = "line 1: has more than 150,000 colons, commas and lines"
+def test_a_file_that_no_recipe_needs_is_refused(text: str) -> None:
+    refusal = "has more than 150,000 keys and values"
     with pytest.raises(YamlError, match=refusal):
         parse_yaml(text, lambda _: False)
     with pytest.raises(YamlError, match=refusal):
         parse_as_pyyaml(text)
+
+
+@pytest.mark.parametrize("start", ["", "\r", "\u2028", "\ufeff"])
+def test_a_directive_that_lengthens_each_tag_is_refused(start: str) -> None:
+    with pytest.raises(YamlError, match="%TAG is not known"):
+        parse_yaml(f"{start}%TAG !a! {'x' * 10_000}\n---\na: [{'!a!b 1, ' * 1_000}]\n", lambda _: False)
+
+
+def test_aliases_of_a_long_text_are_bounded() -> None:
+    with pytest.raises(YamlError, match="its aliases make more than 20000 values"):
+        parse_as_pyyaml(f"a: &a {'x' * 500_000}\nb: [{'*a, ' * 100}]\n", aliases=True)
 
 
 def cpu_seconds(*words: str) -> tuple[float, str]:

@@ -7,10 +7,13 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from time import process_time
 
 import pytest
 
+from sparkd.base.recipes.loader import read_recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml, parse_yaml
+from sparkd.tools.node.recipe_lint import lint
 
 HEAD = "schema: 1\nname: x\nmodel: {path: M}\nimage: {ref: i:1}\n"
 LOOP = "for number in range(10_000_000): str(number)"
@@ -79,6 +82,24 @@ def test_60000_keys_are_judged_in_two_seconds(tmp_path: Path, section: str, entr
         many, unit = min(many, seconds), min(unit, cpu_seconds("-c", LOOP)[0])
     assert many < 8 * few
     assert many < 4 * unit
+
+
+@pytest.mark.parametrize(
+    ("section", "entry"),
+    [("caches:\n", "  A{0}: /x{0}\n"), ("container:\n  devices:\n", "  - /dev/a{}\n")],
+    ids=["wrong-values", "missing-files"],
+)
+def test_work_grows_with_the_number_of_faults(tmp_path: Path, section: str, entry: str) -> None:
+    seconds = []
+    for number in (1_000, 8_000):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(HEAD + section + "".join(entry.format(one) for one in range(number)))
+        start = process_time()
+        loaded, _ = read_recipe(str(file), ())
+        assert loaded
+        lint(loaded)
+        seconds.append(process_time() - start)
+    assert seconds[1] < 20 * seconds[0]
 
 
 def test_short_commands_are_short() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from time import process_time
 
 import pytest
+from tests.unit.commands import sparkd
 
 from sparkd.base.recipes.loader import read_recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml, parse_yaml
@@ -100,6 +102,11 @@ def test_work_grows_with_the_number_of_faults(tmp_path: Path, section: str, entr
         lint(loaded)
         seconds.append(process_time() - start)
     assert seconds[1] < 20 * seconds[0]
+
+
+def test_garbage_is_collected_again_once_a_command_begins() -> None:
+    sparkd("recipe", "list")
+    assert gc.isenabled()
 
 
 def test_short_commands_are_short() -> None:

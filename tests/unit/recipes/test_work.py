@@ -13,7 +13,8 @@ from time import process_time
 import pytest
 from tests.unit.commands import sparkd
 
-from sparkd.base.recipes.loader import read_recipe
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.recipes.loader import load_recipe, read_recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml, parse_yaml
 from sparkd.tools.node.recipe_lint import lint
 
@@ -84,6 +85,14 @@ def test_60000_keys_are_judged_in_two_seconds(tmp_path: Path, section: str, entr
         many, unit = min(many, seconds), min(unit, cpu_seconds("-c", LOOP)[0])
     assert many < 8 * few
     assert many < 4 * unit
+
+
+def test_faults_that_the_agent_logs_are_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(HEAD + "".join(f"key{number}: 1\n" for number in range(200)))
+    with pytest.raises(ConfigError) as fault:
+        load_recipe(str(file), ())
+    assert fault.value.reason.count("there is no such key") == 100
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,9 @@ def test_the_default_file_says_every_default(tmp_path: Path) -> None:
 
 def test_every_key_is_described() -> None:
     for name, section in Settings():
-        for key in type(section).model_fields:
-            assert describe(section, key), f"{name}.{key}"
+        descriptions = [describe(section, key) for key in type(section).model_fields]
+        assert all(descriptions), name
+        assert len({*descriptions}) == len(descriptions), f"{name}: a key has the description of the next one"
 
 
 def test_show_says_what_holds_and_what_set_it(config: Path) -> None:

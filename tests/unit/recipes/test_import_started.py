@@ -335,6 +335,11 @@ volumes: {{hub: {{}}}}
     ]  # fmt: skip
 
 
+def test_an_anchor_of_a_compose_file_may_be_defined_again(tmp_path: Path) -> None:
+    text = COMPOSE + "    environment: {A: &x 1, B: *x, C: &x 2, D: *x}\n"
+    assert imported(tmp_path, text)[0].env == {"A": "1", "B": "1", "C": "2", "D": "2"}
+
+
 def test_one_service_is_named(tmp_path: Path) -> None:
     text = COMPOSE + f"  b:\n    image: {IMAGE}\n    command: --model org/b\n"
     assert imported(tmp_path, text, service="b")[0].model.repo == "org/b"

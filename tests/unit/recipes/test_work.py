@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+from time import process_time
 
 import pytest
+from tests.unit.commands import sparkd
 
-from sparkd.base.recipes.loader import load_recipe, parse_document
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.recipes.loader import load_recipe, parse_document, read_recipe
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml, parse_yaml
+from sparkd.tools.node.recipe_lint import lint
 
 HEAD = "schema: 1\nname: x\nmodel: {path: M}\nimage: {ref: i:1}\n"
 LOOP = "for number in range(10_000_000): str(number)"
@@ -28,16 +33,29 @@ UNUSED = ("asyncio", "cryptography", "httpx", "importlib.metadata", "ssl", "uvic
         "".join(f"a{number}: 1\n" for number in range(80_000)),
         f"{{{'a: 1, ' * 80_000}}}",
         "a:\n" + "- 1\n" * 160_000,
-        "".join(f"%TAG !{number}! x\n" for number in range(60_000)) + "---\na: 1\n",
+        "a:\n" + "- 1\r" * 160_000,
+        "a:\n" + f"- {'[' * 40}{']' * 40}\n" * 4_000,
+        "a:\n" + f"{'- ' * 40}1\n" * 4_000,
     ],
-    ids=["lines", "braces", "items", "directives"],
+    ids=["lines", "braces", "items", "carriage-returns", "brackets", "dashes"],
 )
-def test_a_file_that_no_recipe_needs_is_refused_before_it_is_parsed(text: str) -> None:
-    refusal = "line 1: has more than 150,000 colons, commas and lines"
+def test_a_file_that_no_recipe_needs_is_refused(text: str) -> None:
+    refusal = "has more than 150,000 keys and values"
     with pytest.raises(YamlError, match=refusal):
         parse_yaml(text, lambda _: False)
     with pytest.raises(YamlError, match=refusal):
         parse_as_pyyaml(text)
+
+
+@pytest.mark.parametrize("start", ["", "\r", "\u2028", "\ufeff"])
+def test_a_directive_that_lengthens_each_tag_is_refused(start: str) -> None:
+    with pytest.raises(YamlError, match="%TAG is not known"):
+        parse_yaml(f"{start}%TAG !a! {'x' * 10_000}\n---\na: [{'!a!b 1, ' * 1_000}]\n", lambda _: False)
+
+
+def test_aliases_of_a_long_text_are_bounded() -> None:
+    with pytest.raises(YamlError, match="its aliases make more than 20000 values"):
+        parse_as_pyyaml(f"a: &a {'x' * 500_000}\nb: [{'*a, ' * 100}]\n", aliases=True)
 
 
 def cpu_seconds(*words: str) -> tuple[float, str]:
@@ -69,6 +87,37 @@ def test_60000_keys_are_judged_in_two_seconds(tmp_path: Path, section: str, entr
         many, unit = min(many, seconds), min(unit, cpu_seconds("-c", LOOP)[0])
     assert many < 8 * few
     assert many < 4 * unit
+
+
+def test_faults_that_the_agent_logs_are_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(HEAD + "".join(f"key{number}: 1\n" for number in range(200)))
+    with pytest.raises(ConfigError) as fault:
+        load_recipe(str(file), ())
+    assert fault.value.reason.count("there is no such key") == 100
+
+
+@pytest.mark.parametrize(
+    ("section", "entry"),
+    [("caches:\n", "  A{0}: /x{0}\n"), ("container:\n  devices:\n", "  - /dev/a{}\n")],
+    ids=["wrong-values", "missing-files"],
+)
+def test_work_grows_with_the_number_of_faults(tmp_path: Path, section: str, entry: str) -> None:
+    seconds = []
+    for number in (1_000, 8_000):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(HEAD + section + "".join(entry.format(one) for one in range(number)))
+        start = process_time()
+        loaded, _ = read_recipe(str(file), ())
+        assert loaded
+        lint(loaded)
+        seconds.append(process_time() - start)
+    assert seconds[1] < 20 * seconds[0]
+
+
+def test_garbage_is_collected_again_once_a_command_begins() -> None:
+    sparkd("recipe", "list")
+    assert gc.isenabled()
 
 
 def test_short_commands_are_short() -> None:

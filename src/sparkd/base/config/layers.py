@@ -102,8 +102,8 @@ class Layers(Struct, Generic[Model]):
             self.problems += [self._describe(fault, otherwise) for fault in faults[:MOST_FAULTS]]
             if stand_in is None:
                 return None
-            wrong = [self._key(fault) for fault in faults]
-            left = {key: value for key, value in entries.items() if not any(at[: len(key)] == key for at in wrong)}
+            wrong = {key[:end] for key in map(self._key, faults) for end in range(len(key) + 1)}
+            left = {key: value for key, value in entries.items() if key not in wrong}
             repaired = left | {key: value for key, value in stand_in.items() if key in wrong}
             if repaired == entries:
                 return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from sparkd.base import config
-from sparkd.base.config.layers import Check, Key, Layers
+from sparkd.base.config.layers import MOST_FAULTS, Check, Key, Layers
 from sparkd.base.config.sources import PREFIX
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import AwaitedError, ConfigError
@@ -101,10 +101,10 @@ STAND_IN: Mapping[Key, object] = {("schema",): 1, ("name",): "x", ("model", "pat
 
 
 def load_recipe(name: str, folders: Sequence[Path]) -> Loaded:
-    """Load and validate a recipe by name or absolute path. Raises ConfigError with every fault."""
+    """Load and validate a recipe by name or absolute path. Raises ConfigError with its first faults."""
     loaded, problems = read_recipe(name, folders)
     if problems or loaded is None:
-        raise ConfigError("\n".join(problems), HINT)
+        raise ConfigError("\n".join(problems[:MOST_FAULTS]), HINT)
     return loaded
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
 from yaml import CSafeLoader, MarkedYAMLError, YAMLError
+from yaml.composer import Composer
+from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 Key = tuple[str, ...]
@@ -34,8 +36,8 @@ _WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _LONGEST_NUMBER = 300
 _DEEPEST = 50
 _MOST_VALUES = 20_000
-_MOST_MARKS = 150_000
-"""Colons, commas and ends of lines, one for each key or item at least: 60,000 keys take some 1.5 s."""
+_MOST_NODES = 150_000
+"""Keys and values; 60,000 keys with theirs take some 1.5 s."""
 
 
 class YamlError(Exception):
@@ -69,21 +71,40 @@ def parse_as_pyyaml(text: str, *, aliases: bool = False) -> Document:
     are text (README of yaml.v3, docker's library).
     """
     words = ("yes", "no", "on", "off") if aliases else ()
-    return _parse(text, _Reader, lambda node, _, reader: _old_scalar(node, reader, words), aliases)
+    read = _AliasReader if aliases else _Reader
+    return _parse(text, read, lambda node, _, reader: _old_scalar(node, reader, words), aliases)
 
 
 class _Reader(CSafeLoader):
     """YAML 1.1, as PyYAML reads it. Nodes are composed in C, whose stack has no bound of its own."""
 
-    depth = 0
+    depth = nodes = 0
 
     def descend_resolver(self, parent: Node | None, _index: object) -> None:
         self.depth += 1
+        self.nodes += 1
         if parent and self.depth > _DEEPEST + 2:
             raise YamlError(parent.start_mark.line + 1, "is nested too deep")
+        if parent and self.nodes > _MOST_NODES:
+            raise YamlError(
+                parent.start_mark.line + 1, f"has more than {_MOST_NODES:,} keys and values, which no recipe needs"
+            )
 
     def ascend_resolver(self) -> None:
         self.depth -= 1
+
+
+class _AliasReader(Composer, _Reader):
+    """Composes in Python, where an anchor may be defined again, as YAML has it; PyYAML refuses that."""
+
+    def __init__(self, text: str) -> None:
+        _Reader.__init__(self, text)
+        Composer.__init__(self)
+
+    def compose_node(self, parent: Node | None, index: int) -> Node | None:
+        if not self.check_event(AliasEvent):
+            self.anchors.pop(getattr(self.peek_event(), "anchor", None), None)
+        return super().compose_node(parent, index)
 
 
 class _NewReader(_Reader):
@@ -98,9 +119,9 @@ def _parse(
     text: str, read: type[_Reader], scalar: Callable[[ScalarNode, Key, _Reader], object], aliases: bool = False
 ) -> Document:
     """`scalar` converts a scalar, given its path."""
-    # A directive is compared with all before it.
-    if sum(map(text.count, ":,\n")) > _MOST_MARKS or text.count("%TAG") > 50:
-        raise YamlError(1, f"has more than {_MOST_MARKS:,} colons, commas and lines, which no recipe needs")
+    for number, row in enumerate(text.lstrip("\ufeff").splitlines(), 1):
+        if row.startswith("%TAG"):  # compared with all before it, and its prefix is written out in each tag
+            raise YamlError(number, "%TAG is not known")
     try:
         reader = read(text)
         root = reader.get_single_node()
@@ -108,13 +129,16 @@ def _parse(
         mark = error.problem_mark or error.context_mark
         reason = " ".join(str(part) for part in (error.context, error.problem) if part)
         line = min(mark.line, text.rstrip().count("\n")) if mark else 0  # the end of a text is behind its last line
+        reason = reason.replace("; first occurrence second occurrence", ": give each &name once")
         raise YamlError(line + 1, reason or "is no YAML") from None
-    except (YAMLError, UnicodeEncodeError) as error:
+    except (YAMLError, UnicodeError) as error:
         before = text.encode(errors="replace")[: getattr(error, "position", 0)]
         raise YamlError(before.count(b"\n") + 1, str(error).splitlines()[0]) from None
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
-    builder = _Builder(lambda node, path: scalar(node, path, reader), read is _Reader, _MOST_VALUES if aliases else 0)
+    builder = _Builder(
+        lambda node, path: scalar(node, path, reader), read is not _NewReader, _MOST_VALUES if aliases else 0
+    )
     return Document(builder.mapping(root, ()), builder.lines)
 
 
@@ -159,7 +183,7 @@ class _Builder(Struct):
 
     def value(self, node: Node, path: Key) -> object:
         line = node.start_mark.line + 1
-        self.count += 1
+        self.count += 1 + len(node.value) // 256
         if self.most and self.count > self.most:
             raise YamlError(line, f"its aliases make more than {self.most} values")
         if id(node) in self.seen and not self.most:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
+from itertools import accumulate, chain
 
 from msgspec.structs import replace
 
@@ -23,7 +23,6 @@ from sparkd.base.recipes.loader import Loaded
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Recipe, has_placeholder
 from sparkd.base.vllm.args import command_line
-from sparkd.base.vllm.container_paths import is_below
 from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.predicates import Launch
@@ -96,12 +95,12 @@ def _locate_key(loaded: Loaded, text: str) -> str:
 
 def _find_missing(plan: LaunchPlan) -> Iterator[str]:
     """Files that the recipe names, and that are not on this machine. Models and RDMA devices may come later."""
-    missing = [plan.container.volumes[0].source, VERBS]
+    missing = {plan.container.volumes[0].source, VERBS}
     for file in paths_of_plan(plan):
-        if not any(is_below(file.path, folder) for folder in missing):
+        if missing.isdisjoint(accumulate(file.path.split("/"), "{}/{}".format)):
             with suppress(OSError):  # unreadable for this user
                 if wrong := find_wrong(Files(), file):
-                    missing.append(file.path)
+                    missing.add(file.path)
                     yield f"{file.path} {wrong} on this machine: {file.what} ({file.hint})"
 
 

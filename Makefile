@@ -10,7 +10,7 @@ PYTEST := $(PYTHON) -m pytest
 
 PHASES := check integration packaging booted
 
-.PHONY: fuzz check count mutants test integration packaging booted bed siege gpu demo deb bench generate flags lock audit venv clean
+.PHONY: fuzz check count mutants test integration packaging booted bed siege arm64 gpu demo deb bench generate flags lock audit venv clean
 
 # mypy runs beside the tests; what it finds is shown after them. Each worker loads the tests, which is fast once compiled.
 # Four workers also on two cores: half of the tests' time is spent waiting.
@@ -55,6 +55,11 @@ bed: venv  ## the same with the whole fault table (build/faults.json, build/faul
 
 siege: deb  ## COUNT faults drawn by SEED, or those of LIST, on two nodes; a violation is in build/siege (as root)
 	$(PYTHON) -m tests.siege $(or $(LIST),$(or $(SEED),1) $(or $(COUNT),60) $(MINUTES))
+
+arm64: venv  ## the arm64 .deb from its installation to its purge, on an emulated machine of arm64 (as root)
+	packaging/tools.sh
+	PYTHONPATH=packaging $(PYTHON) -m deb arm64
+	$(PYTHON) -m tests.arm64
 
 gpu: deb  ## bundles for the proof on a machine with a GPU of compute capability CAPABILITY, 9.0, or two with NODES=2 (as root)
 	$(PYTHON) -m tests.gpu bundle $(CAPABILITY)

@@ -22,6 +22,7 @@ DOWNLOADS = {
     "ray": ("Ray", 85),
     "sparkrun": ("sparkrun and what it imports", 5),
     "qemu": ("Debian packages and a kernel", 200),
+    "arm64": ("Debian packages of arm64 and a kernel", 200),
 }
 """What each build downloads, and about how many MB of it. Not beside its recipe: the recipe's text is its key."""
 

@@ -11,10 +11,10 @@ from .sparkd_node import HEAD, SERVING_SECONDS, SparkdNode
 PROMPT = "The quick brown fox"
 
 
-def newest_package(folder: Path) -> Path:
-    """The package that `make deb` has just built for this machine."""
+def newest_package(folder: Path, architecture: str = "") -> Path:
+    """The package that `make deb` has just built for this machine, or for an architecture."""
     command = ["dpkg", "--print-architecture"]
-    architecture = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    architecture = architecture or subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return max(folder.glob(f"sparkd_*_{architecture}.deb"), key=lambda path: path.stat().st_mtime)
 
 

@@ -130,5 +130,5 @@ def test_a_build_that_fails_stops_reporting(capsys: pytest.CaptureFixture[str]) 
 def test_every_build_that_downloads_says_how_much() -> None:
     from tests.bed import nodebase
 
-    others = {"engine", "litellm", "ray", "sparkrun", "qemu"}
+    others = {"engine", "litellm", "ray", "sparkrun", "qemu", "arm64"}
     assert {*(f"node-{suite}" for suite in nodebase.PACKAGES), *others} == set(cache.DOWNLOADS)

@@ -83,19 +83,9 @@ class Machine:
             self._at(end).unlink(missing_ok=True)
 
     def _command(self, image: Path) -> list[str]:
-        machine_id = hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()
-        kernel = (
-            f"root=/dev/vda rw console=ttyS0 quiet panic=-1 net.ifnames=0 TERM=dumb "
-            f"systemd.hostname={self.name} systemd.machine_id={machine_id} systemd.getty_auto=no "
-            f"systemd.default_timeout_start_sec=600 systemd.default_device_timeout_sec=600 {self.kernel_options}"
-        )
         return words([
-            "qemu-system-x86_64", "-nodefaults", "-display", "none", "-machine", "q35", "-accel", "tcg",
-            "-cpu", "Nehalem", "-m", str(MEMORY_MIB), *["-no-reboot"] * self.ends_at_reset,
-            "-kernel", self.base / disk.KERNEL, "-initrd", self.base / disk.RAM_DISK, "-append", kernel,
-            "-drive", f"file={image},format=qcow2,if=virtio",
-            "-device", "pcie-root-port,id=slot2,chassis=2",
-            "-device", f"virtio-rng-pci,id={SPARE},bus=slot2,aer=on",
+            *self._board(image), "-nodefaults", "-display", "none", "-accel", "tcg",
+            *["-no-reboot"] * self.ends_at_reset,
             "-serial", f"file:{self._at('console')}",
             "-qmp", f"unix:{self._at('monitor')},server=on,wait=off",
             "-device", "virtio-serial",
@@ -103,6 +93,25 @@ class Machine:
             "-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
             *self._cables(), *self.options,
         ])  # fmt: skip
+
+    def _board(self, image: Path) -> list[Argument]:
+        """QEMU for the machine's architecture, with kernel and disk."""
+        return [
+            "qemu-system-x86_64", "-machine", "q35", "-cpu", "Nehalem", "-m", str(MEMORY_MIB),
+            "-kernel", self.base / disk.KERNEL, "-initrd", self.base / disk.RAM_DISK,
+            "-append", self._kernel_line("/dev/vda", "ttyS0"),
+            "-drive", f"file={image},format=qcow2,if=virtio",
+            "-device", "pcie-root-port,id=slot2,chassis=2",
+            "-device", f"virtio-rng-pci,id={SPARE},bus=slot2,aer=on",
+        ]  # fmt: skip
+
+    def _kernel_line(self, root: str, console: str) -> str:
+        machine_id = hashlib.md5(self.name.encode(), usedforsecurity=False).hexdigest()
+        return (
+            f"root={root} rw console={console} quiet panic=-1 net.ifnames=0 TERM=dumb "
+            f"systemd.hostname={self.name} systemd.machine_id={machine_id} systemd.getty_auto=no "
+            f"systemd.default_timeout_start_sec=600 systemd.default_device_timeout_sec=600 {self.kernel_options}"
+        )
 
     def _cables(self) -> list[str]:
         """Two, straight to the other machine, each by a PCIe port of its own: eth0 and eth1 there."""

@@ -28,6 +28,8 @@ BACK_SECONDS = 8.0
 """Until the next agent serves, by its report: 2.3 to 7.2 s (one is systemd's; the start shares two cores
 with two engines under load). A look at two nodes then takes up to another 4 s.
 """
+LOOK_SECONDS = 0.5
+"""Pause between two looks, each of which starts six programs on the cores that the agents start on."""
 QUIET_SECONDS = 2.0
 LOG_SECONDS = 20.0
 """For a line to come through docker's pipe, a dockerd that has just started, and the next try to follow the log."""
@@ -235,7 +237,7 @@ def run(crash: Crash, cluster: Cluster) -> tuple[float, list[str]]:
             contact = all(peer.contact.value == "answers" for one in now if one for peer in one.peers)
             return again and new and living and serves and contact
 
-        wait_for(back, crash.back_seconds + 60, f"every agent to be back\n{cluster.describe()}")
+        wait_for(back, crash.back_seconds + 60, f"every agent to be back\n{cluster.describe()}", LOOK_SECONDS)
         looked = time.monotonic() - began
         # By the reports: a look at two nodes takes seconds while engines and clients have both cores.
         reported = [report for rank in crash.ranks if (report := now[rank]) is not None]

@@ -29,6 +29,8 @@ from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import End
 
+T = TypeVar("T")
+
 CONTAINER, IMAGE = "c" * 64, "sha256:" + "d" * 64
 REF = "sparkd-test/vllm-cpu:0.32.0"
 DESCRIPTION = {"Id": IMAGE, "RootFS": {"Layers": ["sha256:1"]}, "Config": {}}
@@ -138,25 +140,33 @@ def open_world(kind: Callable[[Tree, int], W], reply: Callable[[str, str], Reply
 
 def run_agent(world: World, role: str = "head") -> tuple[ExitCode, str]:
     """Run an agent as `sparkd run` does; its exit code, and the journal."""
+
+    def work(loop: MainLoop, notifier: Notifier, journal: Journal) -> ExitCode:
+        agent = build_agent(role, loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
+        try:
+            return run(agent)
+        finally:
+            agent.actions.release()
+
+    code, text = record(work)
+    assert "agent.phase.unexpected" not in text
+    return code, text
+
+
+def record(work: Callable[[MainLoop, Notifier, Journal], T]) -> tuple[T, str]:
+    """Do `work` in a main loop, whose handlers of signals are taken back; its result, and the journal."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with tempfile.TemporaryFile() as file:
-        journal = Journal(file.fileno())
-        notifier = Notifier()
+        journal, notifier = Journal(file.fileno()), Notifier()
         try:
             with MainLoop(notifier, {}) as loop:
-                agent = build_agent(role, loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
-                try:
-                    code = run(agent)
-                finally:
-                    agent.actions.release()
+                result = work(loop, notifier, journal)
         finally:
             journal.close(5)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         file.seek(0)
-        text = io.TextIOWrapper(file).read()
-        assert "agent.phase.unexpected" not in text
-        return code, text
+        return result, io.TextIOWrapper(file).read()
 
 
 def phases(journal: str) -> list[str]:

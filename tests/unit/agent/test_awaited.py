@@ -1,9 +1,6 @@
 """What the configuration names may come late, by a mount or by a person: the agent waits for it in its process."""
 
-import io
 import json
-import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.agent_runs import record
 from tests.unit.cluster_nodes import EventLines, base_under_test, machine
 from tests.unit.nodes import until
 from tests.unit.plans import configured
@@ -60,20 +58,12 @@ class Late:
 
     def start(self) -> str:
         """The journal of a start up to its first step."""
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        with tempfile.TemporaryFile() as file:
-            journal = Journal(file.fileno())
-            notifier = Notifier()
-            try:
-                with MainLoop(notifier, {}) as loop:
-                    log = ProcessLog(journal.put)
-                    build_agent("head", loop, notifier, journal, log, {}, self.tree.root).actions.release()
-            finally:
-                journal.close(5)
-                for number, handler in handlers.items():
-                    signal.signal(number, handler)
-            file.seek(0)
-            return io.TextIOWrapper(file).read()
+
+        def work(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+            log = ProcessLog(journal.put)
+            build_agent("head", loop, notifier, journal, log, {}, self.tree.root).actions.release()
+
+        return record(work)[1]
 
     def appear(self, path: Path, text: str) -> None:
         self.mount.mkdir(exist_ok=True)

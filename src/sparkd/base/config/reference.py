@@ -85,5 +85,5 @@ _read_source = cache(getsource)
 
 def describe(section: BaseModel, key: str) -> str:
     """The text below a key. It is in the source alone: to collect all took 15 ms of each command."""
-    found = re.search(rf'\n    {key}: .*?\n    """(.*?)"""', _read_source(type(section)), re.DOTALL)
-    return " ".join(found[1].split()) if found else ""
+    match = re.search(rf'\n    {key}: .*?\n    """(.*?)"""', _read_source(type(section)), re.DOTALL)
+    return " ".join(match[1].split()) if match else ""

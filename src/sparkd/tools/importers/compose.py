@@ -116,8 +116,8 @@ class _Service:
                 launch.note(self._line(*steps), text)
         value = self.data.get("environment")
         if isinstance(value, dict):
-            for name, one in value.items():
-                text = self.variables.value(name) if one is None else self._text(one, "environment", name)
+            for name, assigned in value.items():
+                text = self.variables.value(name) if assigned is None else self._text(assigned, "environment", name)
                 yield name, (text, self._line("environment", name))
         elif isinstance(value, list):
             for assignment, steps in self._items("environment"):
@@ -151,7 +151,7 @@ class _Service:
             text = self._text(option, *steps)
             home = self.variables.values.get("HOME", "")
             return _LISTS[name], home + text[1:] if name == "volumes" and text.startswith("~/") else text
-        parts = {key: self._text(one, *steps) for key, one in option.items() if not isinstance(one, dict | list)}
+        parts = {key: self._text(part, *steps) for key, part in option.items() if not isinstance(part, dict | list)}
         if name == "ports":
             address = f"{parts['host_ip']}:" if "host_ip" in parts else ""
             return "publish", f"{address}{parts.get('published', '')}:{parts.get('target', '')}"
@@ -161,7 +161,7 @@ class _Service:
     def _ulimits(self) -> Iterator[Option]:
         for name, limit in as_mapping(self.data["ulimits"]).items():
             ends = [limit.get("soft"), limit.get("hard")] if isinstance(limit, dict) else [limit]
-            text = ":".join(self._text(one, "ulimits", name) for one in ends)
+            text = ":".join(self._text(end, "ulimits", name) for end in ends)
             yield Option("ulimit", f"{name}={text}", self._line("ulimits", name))
 
     def _deploy(self, launch: Launch) -> Iterator[Option]:

@@ -49,9 +49,9 @@ def _launches(command: Command, overrides: Mapping[str, str], depth: int = 0) ->
         note_condition(launch, command.block)
         yield launch
     elif inner is not None:
-        for one in inner:
-            one.block, one.env = one.block or command.block, {**command.env, **one.env}
-            yield from _launches(one, overrides, depth + 1)
+        for nested in inner:
+            nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
+            yield from _launches(nested, overrides, depth + 1)
     elif at < 0 and program(words)[1]:
         launch = Launch(line, words=words, entrypoint=[])
         launch.env = {name: (value, line) for name, value in command.env.items()}

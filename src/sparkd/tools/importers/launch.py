@@ -159,8 +159,8 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     notes = [Note(note.line, shown(note.text), note.is_missing) for note in dict.fromkeys(launch.notes)]
     entrypoint = _with_shell(launch, entrypoint, extended)
-    found = Serve(entrypoint, model, (Flag("served-model-name", (serve.model,)), *flags))  # unless one follows
-    return Engine(launch.line, launch.image, found, options.env, options.secrets, container, notes)
+    server = Serve(entrypoint, model, (Flag("served-model-name", (serve.model,)), *flags))  # unless one follows
+    return Engine(launch.line, launch.image, server, options.env, options.secrets, container, notes)
 
 
 def _extended(env: Mapping[str, str]) -> dict[str, str]:

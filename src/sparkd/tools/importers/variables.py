@@ -43,7 +43,7 @@ def hide(name: str, value: str) -> str:
 
 def unknown(text: str) -> str:
     """The first part of the text that is not known; empty if there is none."""
-    return found[1].replace(_NO_BREAK, " ") if (found := _MARK.search(text)) else ""
+    return match[1].replace(_NO_BREAK, " ") if (match := _MARK.search(text)) else ""
 
 
 def is_unknown(word: str, end: str = "") -> bool:
@@ -52,7 +52,7 @@ def is_unknown(word: str, end: str = "") -> bool:
 
 
 def shown(text: str) -> str:
-    return _MARK.sub(lambda found: found[1].replace(_NO_BREAK, " "), text)
+    return _MARK.sub(lambda match: match[1].replace(_NO_BREAK, " "), text)
 
 
 class Variables(Struct):
@@ -88,9 +88,9 @@ class Variables(Struct):
         end = use.end() if use and not use["mode"] else _end_of_use(text, at)
         other = text[use.end() : end - 1] if use else ""
         other = re.sub(r'\\(["\\])', r"\1", other) if in_shell else other
-        found = self._value(use, other, depth) if use else self._unnamed(text[at:end])
-        self.spend(len(found) if len(found) <= LONGEST else self.left + 1)
-        return found, end
+        value = self._value(use, other, depth) if use else self._unnamed(text[at:end])
+        self.spend(len(value) if len(value) <= LONGEST else self.left + 1)
+        return value, end
 
     def spend(self, size: int) -> None:
         """Take it from what may be filled in. Raises CommandError where too little is left."""

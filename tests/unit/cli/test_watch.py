@@ -107,11 +107,11 @@ def test_a_requested_end_gives_the_terminal_back_too(watch: Watch) -> None:
 
 def test_it_is_drawn_again_in_a_terminal_of_another_size(watch: Watch) -> None:
     watch.until("\x1b[H")
-    watch.until("serving for")
+    watch.until("(10.0.0.1)  serving for")
     watch.until("\n")
     watch.resize(120)
     watch.until("\x1b[H")
-    watch.until("serving for")
+    watch.until("(10.0.0.1)  serving for")
     rest = watch.until("\n")
     assert len(COLOURS.sub("", rest).rstrip("\r")) + len("0  spark1 (10.0.0.1)  serving for") == 120
 

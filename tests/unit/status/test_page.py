@@ -156,7 +156,7 @@ def test_which_node_is_the_trouble_and_what_to_do_comes_first() -> None:
 
 def test_each_warning_has_what_to_do_about_it() -> None:
     warnings = texts(page_reports.broken()).partition("Warnings\n")[2]
-    assert "has 41.2 GiB (stop it if it may go: sudo sparkd preflight --fix 4711)" in warnings
+    assert "has 41.2 GiB\non spark2: stop it if it may go: sudo sparkd preflight --fix 4711\n" in warnings
 
 
 @pytest.mark.parametrize("contact", [Contact.REFUSED, Contact.SILENT, Contact.UNSIGNED])

@@ -26,7 +26,8 @@ VIEW = View(NOW, alive=True)
 
 
 def rows(report: NodeReport, view: View = VIEW) -> list[str]:
-    return plain(render(report, view, whole=True)).splitlines()
+    """Those below the headline."""
+    return plain(render(report, view, whole=True)).partition("\n\n")[2].splitlines()
 
 
 def on_terminal(report: NodeReport, columns: int) -> list[str]:
@@ -48,7 +49,8 @@ def test_several_nodes_are_listed_in_rank_order() -> None:
         "",
         [
             "warn        page-cache: 4 GiB of page cache",
-            "block       spark2: memory: 9 GiB available, 96 GiB needed (stop other work)",
+            "block       spark2: memory: 9 GiB available, 96 GiB needed",
+            "hint        on spark2: stop other work",
         ],
     )
 
@@ -111,11 +113,11 @@ def test_a_cause_is_cut_on_a_terminal_and_whole_without_one() -> None:
     assert "x" * 1500 in rows(long)[0]
     lines = on_terminal(long, 80)
     assert max(map(len, lines)) <= 80
-    assert "".join(lines).count("x") < CAUSE_LIMIT
+    assert "".join(lines).count("x") <= CAUSE_LIMIT
 
 
 def test_a_screen_shows_no_rank_before_it_is_known() -> None:
-    assert str(render(replace(HEAD, rank=-1, peers=()), VIEW)[0]).startswith("?  ")
+    assert rows(replace(HEAD, rank=-1, peers=()))[0].startswith("?  ")
 
 
 def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
@@ -127,7 +129,7 @@ def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
         WORKER, node=evil, last_cause=evil, since=evil, findings=findings, engine=engine, memory=memory, message=evil
     )
     shown = plain(render(replace(HEAD, peers=(replace(PEER, address=evil, since=evil, report=report),)), VIEW))
-    assert len(shown.splitlines()) == 7
+    assert len(shown.splitlines()) == 11
     assert all(character == "\n" or character.isprintable() for character in shown)
     alone = plain(render(replace(report, peers=()), VIEW))
     assert "spark9" in alone

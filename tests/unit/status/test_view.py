@@ -10,7 +10,17 @@ from tests.unit.terminal import shown
 from sparkd.base.lib.text import cell_width, plain
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase, RestartReport
-from sparkd.base.status.view import View, activity_figures, bar, gpu_text, memory_share, overview, sparkline
+from sparkd.base.status.view import (
+    Headline,
+    View,
+    activity_figures,
+    bar,
+    gpu_text,
+    headline,
+    memory_share,
+    overview,
+    sparkline,
+)
 from sparkd.tools.cli.status import render
 
 VIEW = View(NOW, alive=True)
@@ -138,8 +148,12 @@ def test_figures_of_a_node_that_does_not_answer_are_not_shown(contact: Contact) 
 
 def test_a_screen_has_all_figures_in_80_columns() -> None:
     busy = replace(HEAD, activity=BUSY, gpu=GPU, memory=USED, last_cause="")
-    lines = plain(render(busy, VIEW)).splitlines()
+    lines = plain(render(busy, VIEW, "http://192.0.2.2:8000/v1  model tiny")).splitlines()
     assert lines == [
+        "serving for 3 min",
+        "http://192.0.2.2:8000/v1  model tiny",
+        "next: nothing is to be done",
+        "",
         "0  spark1 (10.0.0.1)  serving for 3 min  tiny on port 8000",
         "   ████████░░ 32.0 of 128.0 GiB free ▄▄▄▄▄▆▆▆▆▆  2405 MHz 61 W 71 °C 96 %",
         "1  spark2 (10.0.0.2)  loading for 12 s  ████░░░░░░ loading weights 43%",
@@ -149,7 +163,8 @@ def test_a_screen_has_all_figures_in_80_columns() -> None:
         "            3 requests running, 1 requests waiting",
         "caches      41% KV cache used, 87% prefix cache hits, 71% drafts accepted",
         "warn        page-cache: 4 GiB of page cache",
-        "block       spark2: memory: 9 GiB available, 96 GiB needed (stop other work)",
+        "block       spark2: memory: 9 GiB available, 96 GiB needed",
+        "hint        on spark2: stop other work",
     ]
     assert max(map(cell_width, lines)) <= 80
     worker = replace(WORKER, engine=LOADING, memory=USED)
@@ -160,8 +175,8 @@ def test_a_screen_has_all_figures_in_80_columns() -> None:
 
 def test_eight_nodes_fit_24_lines() -> None:
     busy = eight(replace(HEAD, activity=BUSY, gpu=GPU, memory=USED, last_cause="", findings=(), peers=()))
-    lines = shown(render(busy, VIEW), TERM="dumb").splitlines()
-    assert len(lines) == 20
+    lines = shown(render(busy, VIEW, "http://192.0.2.2:8000/v1  model tiny"), TERM="dumb").splitlines()
+    assert len(lines) == 24
     assert max(map(cell_width, lines)) <= 80
 
 
@@ -183,3 +198,78 @@ def test_whatever_a_node_writes_each_line_of_a_screen_stays_one() -> None:
         nodes = shown(render(made, VIEW)[:1], TERM="dumb").splitlines()
         assert len(nodes) <= 8 * 14
         assert max(map(cell_width, nodes)) <= 80
+
+
+HELD = replace(WORKER, phase=Phase.BLOCKED)
+CALM = replace(HEAD, peers=(replace(PEER, report=replace(WORKER, phase=Phase.SERVING)),))
+STILL = replace(CALM, phase=Phase.LOADING, engine=LOADING)
+
+
+def peered(of: NodeReport, **changes: object) -> NodeReport:
+    return replace(of, peers=(replace(PEER, **changes),))
+
+
+@pytest.mark.parametrize(
+    ("report", "level", "text", "todo"),
+    [
+        (ALONE, "ok", "serving for 3 min", "nothing is to be done"),
+        (CALM, "ok", "serving for 3 min", "nothing is to be done"),
+        (STILL, "", "loading: loading weights 31%, about 6 min left", "nothing is to be done; to follow it: sparkd s"),
+        (replace(HEAD, phase=Phase.AWAITING_PEERS, peers=()), "", "not serving yet: awaiting-peers, tiny", "nothing"),
+        (
+            replace(HELD, rank=0, peers=()),
+            "block",
+            "blocked: memory: 9 GiB available, 96 GiB needed",
+            "on spark2 (10.0.0.2): stop other work",
+        ),
+        (
+            peered(STILL, report=HELD),
+            "block",
+            "blocked: spark2 (10.0.0.2): memory: 9 GiB",
+            "on spark2 (10.0.0.2): stop",
+        ),
+        (
+            peered(CALM, contact=Contact.REFUSED),
+            "warn",
+            "degraded: spark2 (10.0.0.2): ",
+            "on spark2 (10.0.0.2): systemctl",
+        ),
+        (peered(CALM, contact=Contact.UNHEARD), "ok", "serving for", "nothing"),
+        (
+            replace(ALONE, phase=Phase.DEGRADED, message="rank 1 is silent"),
+            "warn",
+            "degraded: rank 1 is",
+            "sudo sparkd l",
+        ),
+        (
+            peered(WORKER, address="10.0.0.1", rank=0, contact=Contact.SILENT, report=None),
+            "unknown",
+            "not known: 10.0.0.1: silent for 1 min",
+            "on 10.0.0.1: look at the cable",
+        ),
+    ],
+)
+def test_the_headline_has_the_state_and_what_to_do(report: NodeReport, level: str, text: str, todo: str) -> None:
+    seen = headline(report, VIEW)
+    assert seen.level == level
+    assert seen.text.startswith(text)
+    assert seen.next.startswith(todo)
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (ALONE, Headline("unknown", "not running: its agent is gone", "sudo systemctl start sparkd-head")),
+        (replace(WORKER, phase=Phase.STOPPED), Headline("unknown", "stopped", "sudo systemctl start sparkd-worker")),
+        (
+            replace(ALONE, phase=Phase.FAILED, message="out of tea", action="none"),
+            Headline("block", "failed: out of tea", "nothing is to be done: systemd starts it again"),
+        ),
+        (
+            replace(ALONE, phase=Phase.FAILED, message="out of tea", action="inspect"),
+            Headline("block", "failed: out of tea", "sudo sparkd preflight --dry-run"),
+        ),
+    ],
+)
+def test_the_headline_without_an_agent_has_the_command_that_starts_it(report: NodeReport, expected: Headline) -> None:
+    assert headline(report, View(NOW, alive=False)) == expected

@@ -13,6 +13,7 @@ from sparkd.base.status.view import (
     View,
     activity_figures,
     bounded_share,
+    find_trouble,
     gpu_text,
     memory_share,
     memory_text,
@@ -22,11 +23,6 @@ from sparkd.base.status.view import (
 
 TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "none"}
 PHASE_TONES = {Phase.COOLING.value: "warn", CONTACTS[Contact.UNHEARD]: "wait"}
-ADVICE = {
-    Contact.REFUSED: "on that node: systemctl status sparkd-worker",
-    Contact.SILENT: "look at the cable, the switch and firewalls",
-    Contact.UNSIGNED: "compare /etc/sparkd/cluster.key, cluster.nodes and the version there",
-}
 MOST_LINES = 50
 """Limit of warnings, and of restarts: another node may send many, and each as long as a text can be."""
 SAMPLES = 60
@@ -85,9 +81,7 @@ def _trouble(node: NodeView, report: NodeReport | None, contact: Contact | None)
     if _tone(node) not in ("bad", "warn"):
         return
     yield element("p", "", element("b", "", node.name), f": {node.phase}. {node.cause}")
-    blocking = [finding.hint for finding in report.findings if finding.level in ("block", "unknown")] if report else []
-    hints = (ADVICE.get(contact or Contact.ANSWERS), *blocking, report.last_hint if report else "")
-    if advice := next(filter(None, hints), ""):
+    if advice := find_trouble(report, contact or Contact.ANSWERS)[1]:
         yield element("p", "do", f"To do: {advice}")
 
 

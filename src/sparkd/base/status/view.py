@@ -5,6 +5,7 @@ Texts are one line without control characters, and figures are within their boun
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 
 from msgspec import Struct
@@ -36,6 +37,11 @@ CONTACTS = {
     Contact.SILENT: "silent for {age}",
     Contact.UNSIGNED: "unsigned",
 }
+ADVICE = {
+    Contact.REFUSED: "systemctl status sparkd-worker",
+    Contact.SILENT: "look at the cable, the switch and firewalls",
+    Contact.UNSIGNED: "compare /etc/sparkd/cluster.key, cluster.nodes and the version there",
+}
 DAY_SECONDS = 24 * 3600
 MOST = 1e9
 """Largest figure: larger ones are no measurement."""
@@ -62,6 +68,15 @@ class Note(Struct, frozen=True):
     text: str
 
 
+class Headline(Struct, frozen=True):
+    """The state of the whole cluster, which serves where its head does. `level`: as of a node."""
+
+    level: str
+    text: str
+    next: str
+    """What to do, or that nothing is."""
+
+
 class NodeView(Struct, frozen=True):
     """One node. Figures are None where it does not answer, or reports none."""
 
@@ -84,6 +99,11 @@ class NodeView(Struct, frozen=True):
     activity: ActivityReport | None = None
     gpu: GpuReport | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it has not answered yet, as after a start."""
+        return self.phase.startswith(CONTACTS[Contact.UNHEARD])
+
 
 class Overview(Struct, frozen=True):
     nodes: tuple[NodeView, ...]
@@ -103,6 +123,51 @@ def overview(report: NodeReport, view: View) -> Overview:
     known = [(report, ""), *((peer.report, f"{shorten(peer.report.node)}: ") for peer in report.peers if peer.report)]
     restarts = (f"{prefix}{text}" for node, prefix in known for text in _restarts(node.restarts, view))
     return Overview(tuple(sorted(nodes, key=lambda node: node.rank)), _notes(known), tuple(restarts))
+
+
+NOTHING = "nothing is to be done"
+
+
+def headline(report: NodeReport, view: View) -> Headline:
+    if not view.alive:
+        return _ended(report)
+    nodes, known = overview(report, view).nodes, {peer.rank: peer for peer in report.peers}
+    trouble, todo = "", f"{NOTHING}; to follow it: sparkd status --watch"
+    head, troubled = nodes[0], [node for node in nodes if node.level and node.level != "ok" and not node.is_awaited]
+    for node in troubled[:1]:
+        peer = known.get(node.rank)
+        why, advice = find_trouble(peer.report if peer else report, peer.contact if peer else Contact.ANSWERS)
+        trouble = ": ".join(filter(None, (node.name if known else "", why or node.cause or node.phase)))
+        todo = f"on {node.name}: {advice}" if advice else "sudo sparkd logs --level warning"
+    if head in troubled and head.level == "unknown":
+        return Headline("unknown", f"not known: {trouble}", todo)
+    if head.phase in (Phase.SERVING.value, Phase.DEGRADED.value):
+        if troubled:
+            return Headline("warn", f"degraded: {trouble}", todo)
+        return Headline("ok", f"serving for {head.age}", NOTHING)
+    if troubled:
+        return Headline("block", f"blocked: {trouble}", todo)
+    doing = (progress_text(head.loading), head.left) if head.loading else (head.phase, head.cause)
+    return Headline("", f"{'loading' if head.loading else 'not serving yet'}: {', '.join(filter(None, doing))}", todo)
+
+
+def find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:
+    """What is wrong with a node by its findings, and what to do there by all that is known; each may be empty."""
+    blocking = [finding for finding in report.findings if finding.level in ("block", "unknown")] if report else []
+    hints = (ADVICE.get(contact), *(finding.hint for finding in blocking), report.last_hint if report else "")
+    why = f"{blocking[0].id}: {blocking[0].reason}" if blocking and contact is Contact.ANSWERS else ""
+    return sanitize(why, TEXT_LIMIT), sanitize(next(filter(None, hints), ""), TEXT_LIMIT)
+
+
+def _ended(report: NodeReport) -> Headline:
+    """The headline where no agent runs."""
+    start = f"sudo systemctl start sparkd-{'worker' if report.rank > 0 else 'head'}"
+    if report.phase is not Phase.FAILED:
+        stopped = report.phase is Phase.STOPPED
+        return Headline("unknown", "stopped" if stopped else "not running: its agent is gone", start)
+    needs_person = report.action not in ("", Action.NONE)
+    todo = "sudo sparkd preflight --dry-run" if needs_person else f"{NOTHING}: systemd starts it again"
+    return Headline("block", f"failed: {sanitize(report.message, TEXT_LIMIT)}", todo)
 
 
 def _node(report: NodeReport, view: View) -> NodeView:
@@ -159,15 +224,18 @@ def _with_last(now: str, before: str) -> str:
 
 def _notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
     """Findings that are not good: this node's, then those of the nodes that are known, which are named."""
-    notes = [_note(finding, prefix) for node, prefix in known for finding in node.findings if finding.level != "ok"]
+    notes = (note for node, prefix in known for finding in node.findings for note in _note(finding, prefix, node.node))
     hints = [(prefix, todo) for node, prefix in known if (todo := _todo(node.last_action, node.last_hint))]
     return (*notes, *(Note("hint", f"{prefix}last cause: {todo}") for prefix, todo in hints))
 
 
-def _note(finding: FindingReport, prefix: str) -> Note:
-    todo = _todo(finding.action, finding.hint)
-    reason = sanitize(finding.reason, TEXT_LIMIT) + (f" ({todo})" if todo else "")
-    return Note(shorten(finding.level), f"{prefix}{shorten(finding.id)}: {reason}")
+def _note(finding: FindingReport, prefix: str, node: str) -> Iterator[Note]:
+    """A finding that is not good, and on a line of its own what to do on that node."""
+    if finding.level == "ok":
+        return
+    yield Note(shorten(finding.level), f"{prefix}{shorten(finding.id)}: {sanitize(finding.reason, TEXT_LIMIT)}")
+    if todo := _todo(finding.action, finding.hint):
+        yield Note("hint", f"on {shorten(node)}: {todo}")
 
 
 def _todo(action: str, hint: str) -> str:

@@ -67,7 +67,8 @@ def _show_table(table: Table) -> None:
     for number, (row, level) in enumerate(zip_longest(cells, table.levels)):
         if table.one_line:
             row[-1].truncate(width - fixed_width, overflow="ellipsis")
-        shown.add_row(*row, style="bold" if table.heading and not number else STYLES.get(level, ""))
+        row[0].stylize(STYLES.get(level, ""))
+        shown.add_row(*row, style="bold" if table.heading and not number else "")
     _console(sys.stdout, width).print(shown)
 
 
@@ -101,9 +102,9 @@ class Screen:
             lines[size.height - 1 :] = [(f"… {len(lines) - size.height + 1} more lines: sparkd status", "")]
         if (lines, size) != self._shown:
             self._shown = lines, size
-            texts = (
-                Text(printable(line), STYLES.get(level, ""), no_wrap=True, overflow="ellipsis") for line, level in lines
-            )
+            texts = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line, _ in lines]
+            for text, (_, level) in zip(texts, lines, strict=True):
+                text.stylize(STYLES.get(level, ""), 0, (text.plain.find(GAP) + 1) or None)
             self._live.update(Group(*texts), refresh=True)
 
 

@@ -17,8 +17,8 @@ from sparkd.tools.node.endpoint import (
     Offer,
     State,
     context_tokens,
-    find_address,
     find_key,
+    find_url,
     read_state,
     snippet,
 )
@@ -37,9 +37,7 @@ def show_endpoint(args: argparse.Namespace) -> None:
     host = Host()
     node = membership.resolve_context(load_settings(os.environ), None, host)
     plan, (keyed, key_file) = node.plan, find_key(node)
-    address, note = find_address(plan, host)
-    shown = f"[{address}]" if ":" in address else address
-    url = f"http://{shown}:{plan.api_port}/v1"
+    url, note = find_url(plan, host)
     offer = Offer(url, plan.served_name, context_tokens(plan, host), keyed)
     state = read_state(host)
     if args.client:

@@ -52,12 +52,25 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
 Where root alone may run it from its first line on, `as_root` is why, and what to do.
 """
 
+GROUPS = {
+    "set up": "init deinit recipe model image config tune notify",
+    "serve": "preflight plan use rollback warm reload drill",
+    "look": "status logs history diff endpoint explain capture",
+    "measure": "smoke bench fabric tune-recipe",
+    "plumbing": "units run sweep",
+}
+"""The commands as `--help` shows them, by what a person is about to do."""
 COMPLETE = "__complete"
 SYSTEMCTL = ("start", "stop", "restart", "enable", "disable")
 """Words for which a person wants systemctl: systemd starts and stops the units."""
 HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
-EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner, 11 launch failed, 12 not ready in time,
-13 engine ended, 14 peer lost, 15 engine stalled, 16 memory guard, 17 the node needs a person, 78 wrong configuration"""
+DESCRIPTION = "Node agent of NVIDIA DGX Spark machines: preflight, launch and watch vLLM."
+EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner,
+11 launch failed, 12 not ready in time, 13 engine ended, 14 peer lost,
+15 engine stalled, 16 memory guard, 17 the node needs a person,
+20 on the way and 21 down (of status), 78 wrong configuration
+
+next: sparkd COMMAND --help; to set up this node: sudo sparkd init --plan"""
 
 
 def build_parser(*used: str) -> argparse.ArgumentParser:
@@ -67,7 +80,7 @@ def build_parser(*used: str) -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="sparkd",
-        description="Node agent of NVIDIA DGX Spark machines: preflight, launch and watch a vLLM rank.",
+        description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -78,6 +91,20 @@ def build_parser(*used: str) -> argparse.ArgumentParser:
         if name in used:
             getattr(import_module(f"sparkd.tools.cli.{module}"), f"add_{name.replace('-', '_')}")(sub)
     return parser
+
+
+def overview() -> str:
+    """What `sparkd --help` prints: the commands in groups, within 80 columns."""
+    from textwrap import wrap
+
+    summaries = {name: summary for name, _, summary in COMMANDS}
+    parts = ["usage: sparkd [COMMAND]   without one: as sparkd status", "", DESCRIPTION]
+    for title, names in GROUPS.items():
+        parts += ["", f"{title}:"]
+        for name in names.split():
+            first, *rest = wrap(summaries[name], 65)
+            parts += [f"  {name:<13}{first}", *(f"{'':15}{line}" for line in rest)]
+    return "\n".join([*parts, "", EPILOG])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,8 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except SparkdError as error:
-        for line in str(error).splitlines():
-            print(f"sparkd: {line}", file=sys.stderr)
+        _report(error.reason, error.hint)
         return error.code
     except BrokenPipeError:
         _discard_output()
@@ -103,17 +129,29 @@ def main(argv: list[str] | None = None) -> int:
             raise  # into the journal, with its traceback
         _discard_output()
         reason = (error.strerror or str(error)).lower()
-        hint = f" ({HINTS[error.errno]})" if error.errno in HINTS else ""
-        print(f"sparkd: {': '.join(filter(None, (str(error.filename or ''), reason)))}{hint}", file=sys.stderr)
+        _report(": ".join(filter(None, (str(error.filename or ""), reason))), HINTS.get(error.errno or 0, ""))
         return ExitCode.BUG
     except KeyboardInterrupt:
         return 130
 
 
+def _report(reason: str, hint: str) -> None:
+    """Print what was found, and what to do on lines of their own."""
+    for mark, text in (("sparkd", reason), ("hint", hint)):
+        for line in text.splitlines():
+            print(f"{mark}: {line}", file=sys.stderr)
+
+
 def _run(words: list[str]) -> int:
-    if words == ["--version"]:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if words in (["--version"], ["version"]):
         print(f"sparkd {__version__}")
         return ExitCode.GOOD
+    if words in (["--help"], ["-h"]):
+        print(overview())
+        return ExitCode.GOOD
+    words = words or ["status"]
     if words[:1] == [COMPLETE]:  # of the shells' completions: in no help, and fast
         from sparkd.tools.cli.complete import complete
 
@@ -133,17 +171,17 @@ def _run(words: list[str]) -> int:
 
 def _refuse_unknown(words: list[str]) -> None:
     """Raises UsageError for a command that there is not, with what is meant."""
-    names = [name for name, _, _ in COMMANDS]
-    if not words:
-        raise UsageError("a command is needed", "sparkd --help; to set up this node: sudo sparkd init --plan")
-    (word,) = words
+    names, word = [name for name, _, _ in COMMANDS], "".join(words)
     if word.startswith("-") or word in names:
         return
     from sparkd.base.lib.text import did_you_mean, sanitize
 
-    by_systemd = f"sudo systemctl {word} sparkd-head; on every other node: sparkd-worker"
-    hint = by_systemd if word in SYSTEMCTL else "sparkd --help shows them all"
-    raise UsageError(f"there is no command {sanitize(word, 40)}{did_you_mean(word, names)}", hint)
+    if word in SYSTEMCTL:
+        line = f"sudo systemctl {word} sparkd-"
+        raise UsageError(
+            f"systemd does that: there is no command {word}", f"{line}head\non every other node: {line}worker"
+        )
+    raise UsageError(f"there is no command {sanitize(word, 40)}{did_you_mean(word, names)}", "sparkd --help")
 
 
 def _discard_output() -> None:

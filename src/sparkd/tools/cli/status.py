@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import ConfigError, ExitCode
+from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError
 from sparkd.base.lib.text import Parts, Table, cell_width, pad, sanitize
-from sparkd.base.status.model import PATH, NodeReport, Phase, agent_running, parse, read_report
+from sparkd.base.status.model import PATH, REPORT_SCHEMA, NodeReport, Phase, agent_running, parse, read_report
 from sparkd.base.status.view import (
     TEXT_LIMIT,
     NodeView,
@@ -23,6 +25,7 @@ from sparkd.base.status.view import (
     bar,
     bounded_share,
     gpu_text,
+    headline,
     memory_share,
     memory_text,
     overview,
@@ -32,7 +35,7 @@ from sparkd.base.status.view import (
 from sparkd.tools.cli import console
 
 WATCH_SECONDS = 1.0
-UNREADABLE = f"{PATH} is no report that this version can read: restart the unit after an upgrade"
+UNREADABLE = (f"{PATH} is no report that this version can read", "next: sudo systemctl restart sparkd-head")
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
@@ -78,10 +81,26 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
     alive = report is not None and agent_running(files, report)
     code = exit_code(report, alive=alive)
     if as_json:
-        return [text.strip() or "{}"], code
+        return [text.strip() or json.dumps({"schema": REPORT_SCHEMA})], code
     if report is None:
-        return [UNREADABLE] if text else _before_first(files), code
-    return render(report, View(datetime.now(UTC), alive), whole=not on_terminal), code
+        return UNREADABLE if text else _before_first(files), code
+    served = describe_endpoint(files) if alive else ""
+    return render(report, View(datetime.now(UTC), alive), served, whole=not on_terminal), code
+
+
+@cache
+def describe_endpoint(files: Files) -> str:
+    """URL and model, by the configuration; empty where this user can't read it, or it is wrong."""
+    from sparkd.base.cluster.membership import resolve_context
+    from sparkd.base.config import load_settings
+    from sparkd.base.host import Host
+    from sparkd.tools.node.endpoint import find_url
+
+    with suppress(SparkdError):
+        host = Host(files.root)
+        plan = resolve_context(load_settings(os.environ, Path(files.root)), None, host).plan
+        return f"{find_url(plan, host)[0]}  model {sanitize(plan.served_name)}"
+    return ""
 
 
 def _before_first(files: Files) -> Parts:
@@ -91,14 +110,14 @@ def _before_first(files: Files) -> Parts:
     from sparkd.base.host import Host
     from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
 
-    start = "sudo systemctl start sparkd-head   # on every other node: sparkd-worker"
     with suppress(ConfigError):
         config = load_settings(os.environ, Path(files.root))
         has_plan = config.engine.recipe or config.cluster.follow_head
         if not has_plan and current_switch(config, Host(files.root)) is None:
             return [NOT_SET_UP, f"next: {SET_UP_HINT}"]
-        start = "sudo systemctl start sparkd-worker" if config.cluster.follow_head else start
-    return ["no report: sparkd has not run since boot", f"next: {start}"]
+        start = "head   # on every other node: sparkd-worker" if not config.cluster.follow_head else "worker"
+        return ["not running: sparkd has not run since boot", f"next: sudo systemctl start sparkd-{start}"]
+    return ["not running: the configuration is wrong", "next: sparkd config check"]
 
 
 def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:
@@ -111,15 +130,20 @@ CAUSE_LIMIT = 300
 """Characters of a cause on a terminal, which wraps it."""
 
 
-def render(report: NodeReport, view: View, *, whole: bool = False) -> Parts:
-    """Two lines for each node, in 80 columns unless `whole`, which cuts no cause; then what needs attention."""
+def render(report: NodeReport, view: View, served: str = "", *, whole: bool = False) -> Parts:
+    """The headline, what is served and what to do; two lines for each node, in 80 columns unless `whole`, which cuts
+    no cause; then what needs attention.
+    """
     cluster = overview(report, view)
     width = min(30, max(cell_width(node.name) for node in cluster.nodes))
     limit = 2 * TEXT_LIMIT if whole else CAUSE_LIMIT
     rows = [(row, node.level) for node in cluster.nodes for row in _node_rows(node, width, limit) if row[1]]
     notes = _notes(cluster)
     table = Table([row for row, _ in rows], [level for _, level in rows])
-    return [table, *([""] if notes.rows else []), notes]
+    first = headline(report, view)
+    head = Table([(sanitize(first.text, limit),)], [first.level])
+    todo = f"next: {sanitize(first.next, limit)}"
+    return [head, *([served] if served else []), todo, "", table, *([""] if notes.rows else []), notes]
 
 
 def _node_rows(node: NodeView, width: int, limit: int) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -68,6 +68,12 @@ def read_state(host: Host) -> State:
     return State(head.phase in (Phase.SERVING, Phase.DEGRADED), text)
 
 
+def find_url(plan: LaunchPlan, host: Host) -> tuple[str, str]:
+    """The endpoint's URL, as the clients of OpenAI's API want it, and what there is to know about its address."""
+    address, note = find_address(plan, host)
+    return f"http://{f'[{address}]' if ':' in address else address}:{plan.api_port}/v1", note
+
+
 ANSWER_TOKENS = 8192
 """Room for an answer in the snippets; a quarter of a context that is shorter than four of them."""
 NO_KEY = "none"

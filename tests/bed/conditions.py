@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
             return "a traceback"
         if self.code not in [one.value for one in ExitCode]:
             return f"exit code {self.code}"
-        if self.code == ExitCode.BUG and len(self.err.splitlines()) != 1:
+        if self.code == ExitCode.BUG and self.err.count("sparkd: ") != 1:
             return "exit code 1 without one line that says why"
         if self.code not in SILENT and not text.strip():
             return f"exit code {self.code} without a word"

@@ -69,9 +69,9 @@ def test_what_init_writes_survives_a_power_cut_changes_nothing_again_and_is_take
         ("", "runuser -u nobody -- sparkd init --yes", 2, "only root may set up this node"),
         ("", "runuser -u nobody -- sparkd deinit", 2, "only root may change this node"),
         ("mount --bind /etc/sparkd /etc/sparkd && mount -o remount,ro,bind /etc/sparkd", "sparkd init --yes", 2,
-         f"{OWN} can't be written: Read-only file system (it is mounted read-only"),
+         f"{OWN} can't be written: Read-only file system\nhint: it is mounted read-only"),
         ("mount -t tmpfs -o size=4k none /var/lib/sparkd && ! dd if=/dev/zero of=/var/lib/sparkd/full 2>&1",
-         "sparkd init --yes", 2, "setup.json can't be written: No space left on device (make room"),
+         "sparkd init --yes", 2, "setup.json can't be written: No space left on device\nhint: make room"),
         ("", "echo 10.0.0.9-00000 | sparkd init --yes --join", 2, "this is no join code"),
         ("", "sparkd init --yes --recipe tiny-gpu", 78, "there is no recipe tiny-gpu"),
     ],
@@ -82,7 +82,7 @@ def test_what_stops_it_is_said_in_one_line_and_nothing_is_written(
     before = without_manifest(state(node))
     # In a mount namespace of its own: what is mounted for it is gone with it.
     done = node.run("unshare", "--mount", "sh", "-c", f"{setting or 'true'} && {command} </dev/stdin", check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stdout + done.stderr
+    assert (done.returncode, done.stderr.count("sparkd: ")) == (code, 1), done.stdout + done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert without_manifest(state(node)) == before

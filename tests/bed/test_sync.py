@@ -83,12 +83,12 @@ def test_a_node_that_refuses_the_login_is_reported_in_one_line(pair: Cluster, wh
     address = worker.fabric_address
     unknown = sync(head, *what)
     assert (unknown.returncode, unknown.stderr) == (
-        10, f"sparkd: {address}: its host key is not known here, or has changed (ssh {address} once by hand)\n"
+        10, f"sparkd: {address}: its host key is not known here, or has changed\nhint: ssh {address} once by hand\n"
     )  # fmt: skip
     head.sh(f"mkdir -p /root/.ssh && ssh-keyscan {address} > /root/.ssh/known_hosts")
     keyless = sync(head, *what, "--user", "root")
     head.run("rm", "/root/.ssh/known_hosts")
-    assert keyless.stderr.startswith(f"sparkd: {address}: it takes none of your ssh keys (ssh-copy-id root@{address}")
+    assert keyless.stderr.startswith(f"sparkd: {address}: it takes none of your ssh keys\nhint: ssh-copy-id root@{address}")
 
 
 def test_a_model_whose_copy_is_cut_is_gone_on_with(acquainted: Cluster) -> None:

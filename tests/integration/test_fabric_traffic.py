@@ -157,5 +157,5 @@ def test_without_iperf3_the_command_to_install_it_is_named() -> None:
     """)
     assert found == [
         10,
-        "sparkd: iperf3 is not on this node: all nodes need it, to measure TCP (sudo apt install iperf3)\n",
+        "sparkd: iperf3 is not on this node: all nodes need it, to measure TCP\nhint: sudo apt install iperf3\n",
     ]

@@ -151,7 +151,7 @@ def test_a_hub_that_goes_away_is_one_line(machine: Machine, hub: Hub, tmp_path: 
         with machine.start(REPO) as one, other.start(REPO) as another:
             for its, process in ((hub, one), (other_hub, another)):
                 done = ended(process)
-                assert (done.returncode, done.stderr.count("\n")) == (10, 1), done.stderr
+                assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1), done.stderr
                 assert f"{its.endpoint} can't be reached, or broke off" in done.stderr
 
 
@@ -246,7 +246,7 @@ def test_files_may_be_left_out(machine: Machine) -> None:
 def test_a_file_outside_of_the_folder_is_refused(machine: Machine, hub: Hub) -> None:
     hub.files["a/../../evil"] = b"x"
     done = machine.pull(REPO)
-    assert (done.returncode, done.stderr.count("\n")) == (10, 1)
+    assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1)
     assert "outside of the model's folder" in done.stderr
     assert not machine.models.exists()
 
@@ -271,7 +271,7 @@ def test_what_the_disk_has_no_room_for_beside_a_spare_gib_is_not_begun(machine: 
 def test_a_token_comes_from_a_private_file_alone(machine: Machine, hub: Hub, tmp_path: Path) -> None:
     hub.token = "hf_secret"
     closed = machine.pull(REPO)
-    assert (closed.returncode, closed.stderr.count("\n")) == (10, 1)
+    assert (closed.returncode, closed.stderr.count("sparkd: ")) == (10, 1)
     assert f"accept them at {hub.endpoint}/{REPO}" in closed.stderr
     file = tmp_path / "token"
     file.write_text("hf_secret\n")
@@ -311,7 +311,7 @@ def test_a_token_does_not_go_to_where_the_hub_stores_its_files(machine: Machine,
 def test_a_hub_out_of_reach_is_one_line(machine: Machine, port: int, name: str, value: str, text: str) -> None:
     machine.env[name] = value.format(port=port)
     done = ended(machine.start(REPO))
-    assert (done.returncode, done.stderr.count("\n")) == (10, 1), done.stderr
+    assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1), done.stderr
     assert text.format(port=port) in done.stderr
     assert not machine.models.exists()
 
@@ -336,7 +336,7 @@ def test_each_refusal_is_one_line(
     machine: Machine, words: list[str], env: dict[str, str], code: int, text: str
 ) -> None:
     done = machine.pull(*words, **env)
-    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+    assert (done.returncode, done.stderr.count("sparkd: ")) == (code, 1), done.stderr
     assert text in done.stderr
     assert not machine.models.exists()
 

@@ -244,4 +244,4 @@ def test_an_image_that_save_and_load_can_not_bring_by_name_is_refused(
     monkeypatch.setenv("SPARKD_ENGINE__RECIPE", "tiny-cpu")
     monkeypatch.setenv("SPARKD_ENGINE__IMAGE", "busybox@sha256:" + "0" * 64)
     assert main.main(["image", "sync", "--to", "a", "--", ref]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err.count("\n") == 2

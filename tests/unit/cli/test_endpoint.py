@@ -116,6 +116,6 @@ def test_a_key_is_needed_also_where_its_file_is_on_the_head(file: str) -> None:
     assert find_key(NodeContext(plans.plan(HEAD), settings, plans.recipe(**KEYED), settings))[0]
 
 
-def test_a_wrong_configuration_is_one_line_and_78() -> None:
+def test_a_wrong_configuration_is_a_reason_with_a_hint_and_78() -> None:
     done = sparkd("endpoint", SPARKD_ENGINE__RECIPE="none-such")
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (78, "", 1)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (78, "", 2)

@@ -1,4 +1,4 @@
-"""Output that can't be written: one line says why, and a reader that leaves is no error."""
+"""Output that can't be written: a line says why, and one what shows it, and a reader that leaves is no error."""
 
 import subprocess
 import sys
@@ -15,9 +15,9 @@ def ran(line: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_full_disk_is_said_in_one_line(command: str) -> None:
+def test_a_full_disk_is_reported_with_what_shows_it(command: str) -> None:
     done = ran(f"{SPARKD} {command} >/dev/full")
-    assert (done.returncode, done.stderr) == (1, "sparkd: no space left on device (df -h)\n")
+    assert (done.returncode, done.stderr) == (1, "sparkd: no space left on device\nhint: df -h\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

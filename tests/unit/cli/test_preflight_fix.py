@@ -164,4 +164,4 @@ def test_only_root_may_also_on_a_node_without_a_configuration() -> None:
     with as_nobody():
         done = sparkd("preflight", "--fix", "1")
     assert done.returncode == 2
-    assert "only root may change this node (sudo sparkd preflight --fix 1, or only look" in done.stderr
+    assert "only root may change this node\nhint: sudo sparkd preflight --fix 1, or only look" in done.stderr

@@ -100,7 +100,7 @@ def test_check_says_good_or_all_that_is_wrong(config: Path) -> None:
     assert f"settings are good ({config})" in good.stdout
     bad = sparkd("config", "check", config=config, SPARKD_FABRIC__MTU="1", SPARKD_X="1")
     assert bad.returncode == 78
-    assert len(bad.stderr.splitlines()) == 2
+    assert len(bad.stderr.splitlines()) == 3
     bad = sparkd("config", "check", config=config, SPARKD_ENGINE__RECIPE="tiny-gpu")
     assert (bad.returncode, bad.stderr.count("there is no recipe tiny-gpu")) == (78, 1)
     assert sparkd("config").returncode == 2

@@ -139,6 +139,12 @@ class SparkdError(Exception):
     def __str__(self) -> str:
         return f"{self.reason} ({self.hint})" if self.hint else self.reason
 
+    @property
+    def lines(self) -> str:
+        """For a terminal: what to do stands on lines of its own."""
+        marked = (("sparkd", self.reason), ("hint", self.hint))
+        return "\n".join(f"{mark}: {line}" for mark, text in marked for line in text.splitlines())
+
 
 class UsageError(SparkdError):
     code = ExitCode.USAGE

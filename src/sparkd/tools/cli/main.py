@@ -119,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except SparkdError as error:
-        _report(error.reason, error.hint)
+        print(error.lines, file=sys.stderr)
         return error.code
     except BrokenPipeError:
         _discard_output()
@@ -129,17 +129,11 @@ def main(argv: list[str] | None = None) -> int:
             raise  # into the journal, with its traceback
         _discard_output()
         reason = (error.strerror or str(error)).lower()
-        _report(": ".join(filter(None, (str(error.filename or ""), reason))), HINTS.get(error.errno or 0, ""))
+        shown = SparkdError(": ".join(filter(None, (str(error.filename or ""), reason))), HINTS.get(error.errno or 0, ""))
+        print(shown.lines, file=sys.stderr)
         return ExitCode.BUG
     except KeyboardInterrupt:
         return 130
-
-
-def _report(reason: str, hint: str) -> None:
-    """Print what was found, and what to do on lines of their own."""
-    for mark, text in (("sparkd", reason), ("hint", hint)):
-        for line in text.splitlines():
-            print(f"{mark}: {line}", file=sys.stderr)
 
 
 def _run(words: list[str]) -> int:

@@ -141,9 +141,9 @@ def render(report: NodeReport, view: View, served: str = "", *, whole: bool = Fa
     notes = _notes(cluster)
     table = Table([row for row, _ in rows], [level for _, level in rows])
     first = headline(report, view)
-    head = Table([(sanitize(first.text, limit),)], [first.level])
-    todo = f"next: {sanitize(first.next, limit)}"
-    return [head, *([served] if served else []), todo, "", table, *([""] if notes.rows else []), notes]
+    lines = (sanitize(first.text, limit), served, f"next: {sanitize(first.next, limit)}")
+    head = Table([(line,) for line in lines if line], [first.level])
+    return [head, "", table, *([""] if notes.rows else []), notes]
 
 
 def _node_rows(node: NodeView, width: int, limit: int) -> tuple[tuple[str, str], tuple[str, str]]:

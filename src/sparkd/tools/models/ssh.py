@@ -262,7 +262,7 @@ def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> Exi
         try:
             act(peer)
         except SparkdError as error:
-            print(f"sparkd: {error}", file=sys.stderr, flush=True)
+            print(error.lines, file=sys.stderr, flush=True)
             code = ExitCode.BLOCKED
     return code
 

@@ -96,8 +96,8 @@ def parts(shown: Shown, *, every: bool = False) -> Parts:
     """
     lines: list[str | Table] = [str(shown.owner), ""] if shown.owner else []
     if shown.before:
-        lines += ["before:", _table(shown.before, every), ""]
-    table = _table(shown.findings, every)
+        lines += ["before:", _table(shown.before, every, shown.node), ""]
+    table = _table(shown.findings, every, shown.node)
     if table.rows:
         lines += [*(["after:"] if shown.before else []), table, ""]
     for state in shown.fixes:
@@ -119,13 +119,16 @@ def _summary(findings: Sequence[Finding]) -> str:
     return ", ".join(f"{counts[level]} {words.get(level, level.value)}" for level in Level if counts[level])
 
 
-def _table(findings: Sequence[Finding], every: bool) -> Table:
+def _table(findings: Sequence[Finding], every: bool, node: str) -> Table:
     if not every:
         shown = (finding for finding in findings if finding.verdict.level not in (Level.OK, Level.SKIPPED))
         findings = sorted(shown, key=lambda finding: finding.verdict.level.severity)
-    rows = []
+    rows, levels = list[tuple[str, ...]](), list[str]()
     for finding in findings:
         verdict = finding.verdict
-        hint = f" -> {verdict.hint}" if verdict.hint and verdict.level is not Level.OK else ""
-        rows.append((f"{verdict.level.value.upper():8}{finding.id}", f"{verdict.reason}{hint}"))
-    return Table(rows, levels=[finding.verdict.level.value for finding in findings])
+        rows.append((f"{verdict.level.value.upper():8}{finding.id}", verdict.reason))
+        levels.append(verdict.level.value)
+        if verdict.hint and verdict.level is not Level.OK:
+            rows.append(("", f"on {node}: {verdict.hint}"))
+            levels.append("")
+    return Table(rows, levels=levels)

@@ -88,7 +88,9 @@ def test_a_node_that_refuses_the_login_is_reported_in_one_line(pair: Cluster, wh
     head.sh(f"mkdir -p /root/.ssh && ssh-keyscan {address} > /root/.ssh/known_hosts")
     keyless = sync(head, *what, "--user", "root")
     head.run("rm", "/root/.ssh/known_hosts")
-    assert keyless.stderr.startswith(f"sparkd: {address}: it takes none of your ssh keys\nhint: ssh-copy-id root@{address}")
+    assert keyless.stderr.startswith(
+        f"sparkd: {address}: it takes none of your ssh keys\nhint: ssh-copy-id root@{address}"
+    )
 
 
 def test_a_model_whose_copy_is_cut_is_gone_on_with(acquainted: Cluster) -> None:

@@ -67,7 +67,11 @@ def test_what_needs_none_says_it_last(command: str, code: int) -> None:
     ("command", "code", "to_do"),
     [
         ("", 21, f"next: {TO_DO}"),
-        ("start", 2, r"hint: sudo systemctl start sparkd-head\nhint: on every other node: sudo .* start sparkd-worker$"),
+        (
+            "start",
+            2,
+            r"hint: sudo systemctl start sparkd-head\nhint: on every other node: sudo .* start sparkd-worker$",
+        ),
         ("stauts", 2, r"did you mean status\?\nhint: sparkd --help"),
         ("help me", 2, r"no command me\nhint: sparkd --help"),
         ("fabric test", 2, r"a fabric joins two nodes"),

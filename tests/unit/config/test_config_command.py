@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -113,6 +114,54 @@ def test_check_names_a_power_command_that_would_not_be_run(config: Path, tmp_pat
     assert f"supervise.power_command would not be run: {plug} can't be read: No such file" in bad.stderr
     bad = sparkd("config", "check", config=config, SPARKD_SUPERVISE__POWER_COMMAND="plug,cycle")
     assert (bad.returncode, "its first word must be an absolute path" in bad.stderr) == (78, True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of root")
+@pytest.mark.parametrize(
+    ("setting", "content", "mode", "reason"),
+    [
+        ("OBSERVE__TOKEN_FILE", None, 0o600, "does not exist"),
+        ("OBSERVE__TOKEN_FILE", "x" * 32, 0o644, "has mode 0644, needed is 0600\nhint: chmod 600 "),
+        ("OBSERVE__TOKEN_FILE", "abc", 0o600, "has no token, which is one line of 16 to 512"),
+        ("NOTIFY__WEBHOOK_FILE", "example.com/hook", 0o600, "is no URL of https://"),
+        ("NOTIFY__COMMAND", "#!/bin/sh", 0o600, "notify.command would not be run: "),
+        ("ENGINE__SECRETS__VLLM_API_KEY", None, 0o600, "secret VLLM_API_KEY can't be read from "),
+        ("ENGINE__SCRIPT", None, 0o600, "engine.script "),
+    ],
+)
+def test_check_reads_each_file_that_is_named(
+    config: Path, tmp_path: Path, setting: str, content: str | None, mode: int, reason: str
+) -> None:
+    named = tmp_path / "named"
+    if content is not None:
+        named.write_text(content)
+        named.chmod(mode)
+    bad = sparkd("config", "check", config=config, **{f"SPARKD_{setting}": str(named)})
+    assert (bad.returncode, reason in bad.stderr) == (78, True), bad.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of root")
+def test_check_warns_of_a_key_that_others_can_read(config: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("sk-0123456789")
+    for mode, warned in ((0o644, True), (0o600, False)):
+        key.chmod(mode)
+        good = sparkd("config", "check", config=config, SPARKD_ENGINE__SECRETS__VLLM_API_KEY=str(key))
+        assert (good.returncode, f"hint: chmod 600 {key}" in good.stdout) == (0, warned), good
+
+
+def test_check_judges_flags_as_recipe_check_does(config: Path) -> None:
+    bad = sparkd("config", "check", config=config, SPARKD_ENGINE__RECIPE=str(_misspelt(config.parent)))
+    assert (bad.returncode, "--max-model-len is" in bad.stderr) == (78, True), bad
+    env = {"SPARKD_ENGINE__RECIPE": str(config.parent / "mine.yaml"), "SPARKD_PREFLIGHT__SKIP": "plan-lint"}
+    passed = sparkd("config", "check", config=config, **env)
+    assert (passed.returncode, "warning: " in passed.stdout) == (0, True), passed
+
+
+def _misspelt(folder: Path) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text("schema: 1\nname: mine\nextends: tiny-cpu\nargs: {max-model-lenn: 512}\n")
+    return path
 
 
 def test_check_refuses_what_no_start_would_take(config: Path) -> None:

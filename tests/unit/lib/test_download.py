@@ -163,3 +163,15 @@ def test_a_url_is_read_as_a_file_is_and_alone(site: Site, capsys: pytest.Capture
     assert "repo: o/b" in shown and "ref: r/i:2" in shown
     assert main.main([*words, words[-1]]) == 2, "the second would be lost"
     assert main.main(["recipe", "import", f"{site.url}/x.yaml", "--image", "r/i:2"]) == 2
+
+
+def test_a_page_of_github_is_answered_with_the_command_for_its_file() -> None:
+    with pytest.raises(ConfigError) as refused:
+        download_text("https://github.com/org/repo/blob/main/a b.yaml")
+    assert refused.value.hint == "sparkd recipe import 'https://raw.githubusercontent.com/org/repo/main/a b.yaml'"
+
+
+def test_without_a_network_the_way_by_a_proxy_and_by_a_file_is_named() -> None:
+    with pytest.raises(ConfigError, match="the network up.*save the file") as refused:
+        download_text("https://127.0.0.1:1/x.yaml")
+    assert "[Errno" not in str(refused.value)

@@ -50,10 +50,11 @@ def deliver(files: Files, settings: Notify, way: str, notice: Notice, owner_uid:
         _run(files, settings.command, notice, owner_uid)
     else:
         body = render(settings.template, notice)
-        post(_read_url(files, settings.webhook_file, owner_uid), body.content, body.headers)
+        post(read_url(files, settings.webhook_file, owner_uid), body.content, body.headers)
 
 
-def _read_url(files: Files, path: str, owner_uid: int) -> str:
+def read_url(files: Files, path: str, owner_uid: int = 0) -> str:
+    """Raises LaunchError, without the URL."""
     try:
         opened = read_private(files, path, 4096, owner_uid)
     except FileNotFoundError:

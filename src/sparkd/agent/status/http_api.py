@@ -171,10 +171,7 @@ class TokenFile:
         """The present token."""
         token, trouble, hint = b"", "", ""
         try:
-            opened = read_private(self._files, self._path, TOKEN_LIMIT_BYTES, self._owner_uid)
-            token = _parse(opened.content, self._path)
-        except FileNotFoundError:
-            trouble, hint = f"{self._path} does not exist", _HOW.format(path=self._path)
+            token = read_token(self._files, self._path, self._owner_uid)
         except ConfigError as error:
             trouble, hint = error.reason, error.hint
         if trouble not in ("", self._trouble):
@@ -183,8 +180,12 @@ class TokenFile:
         return token
 
 
-def _parse(content: bytes, path: str) -> bytes:
-    token = content.strip()
+def read_token(files: Files, path: str, owner_uid: int = 0) -> bytes:
+    """Raises ConfigError where there is none, or others may read it."""
+    try:
+        token = read_private(files, path, TOKEN_LIMIT_BYTES, owner_uid).content.strip()
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist", _HOW.format(path=path)) from None
     if not _TOKEN.fullmatch(token):
         reason = f"{path}: has no token, which is one line of 16 to 512 printable ASCII characters without blanks"
         raise ConfigError(reason, _HOW.format(path=path))

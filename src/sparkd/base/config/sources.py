@@ -79,7 +79,7 @@ def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
         layers.add(source(), partial(_origin, source.__name__))
     settings = layers.validate(partial(_origin, "default"))
     if layers.problems or settings is None:
-        raise ConfigError("\n".join(layers.problems), "`sparkd config show --default` lists every key")
+        raise ConfigError("\n".join(dict.fromkeys(layers.problems)), "`sparkd config show --default` lists every key")
     return Loaded(settings, layers.origins(), tuple(Path(file.__name__) for file in files))
 
 
@@ -145,7 +145,7 @@ def _files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[
         except ConfigError as error:
             problems.append(error.reason)
         except (ValueError, RecursionError) as error:
-            problems.append(f"{path}: is no TOML: {error}")
+            problems.append(f'{path}: is no TOML: {error}; a text stands in quotes, as in recipe = "NAME"')
 
 
 def in_order(main: Path, drop_ins: Iterable[Path]) -> list[Path]:

@@ -85,6 +85,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     moved = [name for name in words if name.rpartition(".")[2] == last]
     if len(moved) == 1:
         return f"; did you mean {moved[0]}?"
+    begun = [name for name in words if len(word) > 2 and name.startswith(word)]
+    if len(begun) == 1:
+        return f"; did you mean {begun[0]}?"
     for similar in get_close_matches(word, words, n=1):
         # Half of the letters may be a common ending: then the beginning must be the same, or two letters be swapped.
         near = similar[:3] == word[:3] or sorted(similar) == sorted(word)
@@ -111,7 +114,11 @@ def parse_json(text: str | bytes) -> object:
 
 
 def validator_message(message: str) -> str:
-    readable = message.removeprefix("Value error, ").replace("Input should be", "must be")
+    readable = (
+        message.removeprefix("Value error, ")
+        .replace("Input should be", "must be")
+        .replace("a valid string", "text in quotes")
+    )
     return readable.replace("a valid tuple", "a list in brackets")
 
 

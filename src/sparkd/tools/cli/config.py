@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
 from msgspec.structs import replace
 
+from sparkd.agent.daemon.notify import read_url
 from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.hooks import check_program
+from sparkd.agent.status.http_api import read_token
 from sparkd.base.cluster import auth, following, membership
 from sparkd.base.config import Settings, load_settings, load_with_origins, reference
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.host.ownership import read_private
+from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
 from sparkd.base.lib.text import size
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.compile_jobs import CompileRoom, read_room
+from sparkd.base.plan.fingerprint import hash_user_script, read_secrets
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import MemorySum, read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import COMPILE_JOBS, HCAS, INTERFACE
-from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT, load_recipe, recipe_folders
+from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT, Loaded, load_recipe, recipe_folders
 from sparkd.base.state.shared_config import overridden_keys
+from sparkd.base.state.vllm_tables import find_table
 from sparkd.base.status.model import FindingReport
+from sparkd.tools.node.recipe_lint import lint
 from sparkd.tools.node.trial import plan_as_json
 
 
@@ -59,38 +65,85 @@ def show_settings(args: argparse.Namespace) -> None:
 
 
 def check_settings(_args: argparse.Namespace) -> None:
-    """Check all that would end a start with 78, except what depends on the node's state. Raises ConfigError."""
+    """Check all that would end a start with 78, each file that is named, and what `recipe check` judges.
+
+    Raises ConfigError. Left out is what depends on the node's state.
+    """
     from sparkd.agent.preflight.runner import check_ids
 
     host, own = Host(), load_with_origins(os.environ)
     settings = own.settings
-    several, path = len(settings.cluster.nodes) > 1, settings.cluster.key_file
-    key = (partial(auth.read_keys, host.files, path),) if several and not os.geteuid() else ()
     recipe = partial(load_recipe, settings.engine.recipe, recipe_folders())
     context = partial(membership.make_context, settings, host)
     # The recipe by itself too: where the node's place is wrong, no plan would read it.
     of_file = () if settings.cluster.follow_head else (recipe,)
     unset = not (settings.engine.recipe or settings.cluster.follow_head)
     planned = (partial(membership.find_place, settings, host),) if unset else (*of_file, context)
-    _raise_all(partial(check_ids, settings.preflight), *planned, *key, partial(_check_program, settings, host))
+    private = _private_files(settings, host)
+    readable = private.values() if not os.geteuid() else ()
+    _raise_all(partial(check_ids, settings.preflight), *planned, *readable, *_programs(settings, host))
+    if not unset:
+        node = context()
+        readers = () if os.geteuid() else (partial(read_secrets, node.plan), partial(hash_user_script, host, node.plan))
+        _raise_all(*readers, *([] if node.followed else [partial(_lint, recipe(), settings, host)]))
     print(f"settings are good ({', '.join(str(path) for path in own.files) or 'no file'})")
     if unset:
         print(f"{NOT_SET_UP}\nnext: {SET_UP_HINT}")
         return
-    node = context()
     where = recipe().files[0] if node.followed is None else f"of the head {node.plan.node.head_address}"
     print(f"recipe {node.recipe.name} is good ({where})")
     for name in overridden_keys(own.origins) if node.followed else ():
         print(f"{name} in {own.origins[name]} has no effect, the head decides it: take it out")
-    if several and not key:
-        print(f"{path} was not looked at: only root can read it")
+    _warn_of_open(node.plan, host)
+    if os.geteuid() and (names := [*private, *(secret.file for secret in node.plan.secrets)]):
+        print(f"not looked at, since only root can read them: {', '.join(names)}\nnext: sudo sparkd config check")
 
 
-def _check_program(settings: Settings, host: Host) -> None:
-    """Check the power command, which a start does without. Raises ConfigError."""
+def _warn_of_open(plan: LaunchPlan, host: Host) -> None:
+    """Print which secrets others than root may read: an engine starts with them all the same."""
+    for secret in () if os.geteuid() else plan.secrets:
+        try:
+            read_private(host.files, secret.file, 64 << 10)
+        except ConfigError as error:
+            print(f"warning: secret {secret.name}: {error.reason}\nhint: {error.hint}")
+
+
+def _private_files(settings: Settings, host: Host) -> dict[str, Callable[[], object]]:
+    """The files that root alone may read, each with what reads it as the agent does."""
+    readers: dict[str, Callable[[], object]] = {}
+    if len(settings.cluster.nodes) > 1:
+        readers[settings.cluster.key_file] = partial(auth.read_keys, host.files, settings.cluster.key_file)
+    if path := settings.observe.token_file:
+        readers[path] = partial(read_token, host.files, path)
+    if path := settings.notify.webhook_file:
+        readers[path] = partial(read_url, host.files, path)
+    return readers
+
+
+def _programs(settings: Settings, host: Host) -> Iterator[Callable[[], None]]:
+    """Checks of the programs that root runs, which a start does without."""
     for path in settings.supervise.power_command[:1]:
-        if (program := check_program(host.files, path)).problem:
-            raise ConfigError(f"supervise.power_command would not be run: {program.problem}", program.hint)
+        yield partial(_check_program, "supervise.power_command", path, host)
+    if settings.notify.command:
+        yield partial(_check_program, "notify.command", settings.notify.command, host)
+
+
+def _check_program(key: str, path: str, host: Host) -> None:
+    """Raises ConfigError."""
+    if (program := check_program(host.files, path)).problem:
+        raise ConfigError(f"{key} would not be run: {program.problem}", program.hint)
+
+
+def _lint(loaded: Loaded, settings: Settings, host: Host) -> None:
+    """Judge the recipe as `recipe check` does. Raises ConfigError unless the settings let its faults pass."""
+    vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
+    errors, warnings = lint(loaded, host=host, vllm=vllm)
+    if "plan-lint" in (*settings.preflight.skip, *settings.preflight.downgrade):
+        errors, warnings = [], [*errors, *warnings]
+    for warning in warnings:
+        print(f"warning: {warning}")
+    if errors:
+        raise ConfigError("\n".join(errors))
 
 
 def _raise_all(*steps: Callable[[], object]) -> None:
@@ -99,12 +152,12 @@ def _raise_all(*steps: Callable[[], object]) -> None:
     for step in steps:
         try:
             step()
-        except ConfigError as error:
+        except SparkdError as error:
             reasons[error.reason] = None
             if error.hint:
                 hints[error.hint] = None
     if reasons:
-        raise ConfigError("\n".join(reasons), "; ".join(hints))
+        raise ConfigError("\n".join(reasons), "\n".join(hints))
 
 
 def show_plan(args: argparse.Namespace) -> None:

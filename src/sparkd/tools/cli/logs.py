@@ -107,7 +107,7 @@ def _level(entry: Entry) -> str:
 
 def parse_since(text: str, now: datetime) -> datetime:
     """Parse `10m` before now, a time of today, or a date with or without one; local time. Raises UsageError."""
-    if text[-1:].isalpha():
+    if text[:1].isdigit() and text[-1:].isalpha():
         return now - timedelta(seconds=parse_time("--since", text, 0, 366 * 86400))
     with suppress(ValueError, OverflowError):
         if "-" in text:

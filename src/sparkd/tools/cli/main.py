@@ -129,7 +129,9 @@ def main(argv: list[str] | None = None) -> int:
             raise  # into the journal, with its traceback
         _discard_output()
         reason = (error.strerror or str(error)).lower()
-        shown = SparkdError(": ".join(filter(None, (str(error.filename or ""), reason))), HINTS.get(error.errno or 0, ""))
+        shown = SparkdError(
+            ": ".join(filter(None, (str(error.filename or ""), reason))), HINTS.get(error.errno or 0, "")
+        )
         print(shown.lines, file=sys.stderr)
         return ExitCode.BUG
     except KeyboardInterrupt:

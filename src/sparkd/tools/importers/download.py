@@ -6,6 +6,8 @@ No cookie, no password of a URL or of ~/.netrc is sent; a proxy and SSL_CERT_FIL
 from __future__ import annotations
 
 import asyncio
+import re
+from shlex import quote
 from urllib.parse import urlsplit
 
 from sparkd.base.lib import without
@@ -30,7 +32,9 @@ def download_text(url: str, total_seconds: float = TOTAL_SECONDS) -> str:
     except TimeoutError:
         raise ConfigError(f"{shown}: took longer than {total_seconds:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, ValueError) as error:
-        raise ConfigError(f"{shown}: {sanitize(str(error)) or type(error).__name__}") from None
+        reason = re.sub(r"^\[Errno -?\d+\] ", "", sanitize(str(error))) or type(error).__name__
+        offline = "is the network up? HTTPS_PROXY names a proxy; or save the file, and import that"
+        raise ConfigError(f"{shown}: {reason}", offline if isinstance(error, httpx.TransportError) else "") from None
 
 
 async def _follow(url: str, shown: str) -> str:
@@ -49,6 +53,9 @@ def _check(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise ConfigError(f"{sanitize(url)}: only https is used")
+    if parts.hostname == "github.com" and "/blob/" in parts.path:
+        raw = f"https://raw.githubusercontent.com{parts.path.replace('/blob/', '/', 1)}"
+        raise ConfigError(f"{sanitize(url)}: is a page about the file", f"sparkd recipe import {quote(raw)}")
     if parts.username or parts.password:
         raise ConfigError("a URL with a name or a password is not used")
 

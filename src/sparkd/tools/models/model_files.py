@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from sparkd.base.host.disks import Room, read_rooms
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.ownership import ROOT, read_private
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
-from sparkd.base.lib.text import sanitize, size
-from sparkd.base.recipes.loader import SUFFIX, load_recipe, recipe_folders
+from sparkd.base.lib.text import did_you_mean, sanitize, size
+from sparkd.base.recipes.loader import SUFFIX, find_recipes, load_recipe, recipe_folders
 from sparkd.base.recipes.schema import REPO, Model
 from sparkd.tools.models.hub import Repo
 from sparkd.tools.models.ssh import NOT_FOUND, SshHost, require_room
@@ -113,11 +113,26 @@ def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
     else:
         recipe = word or settings.engine.recipe
         recipe = os.path.abspath(recipe) if word and "/" in word else recipe  # noqa: PTH100 - links stay as they are
-        model = load_recipe(recipe, recipe_folders()).recipe.model
+        model = _load_model(recipe)
     if not model.repo:
         hint = "name it: sparkd model pull ORGANISATION/NAME"
         raise UsageError(f"recipe {recipe} does not say where its model is published", hint)
     return Published(model.repo, model)
+
+
+def _load_model(recipe: str) -> Model:
+    """The recipe's model. Raises ConfigError, for what may be a model's name with what is published under it."""
+    known = find_recipes(recipe_folders())
+    if recipe and "/" not in recipe and recipe not in known:
+        repos = dict.fromkeys(repo for name in known for repo in _published(name) if repo.endswith(f"/{recipe}"))
+        reason = f"there is no recipe {sanitize(recipe, 60)}{did_you_mean(recipe, known)}"
+        raise ConfigError(reason, f"by the model's name: sparkd model pull {next(iter(repos), 'ORGANISATION/NAME')}")
+    return load_recipe(recipe, recipe_folders()).recipe.model
+
+
+def _published(recipe: str) -> Iterator[str]:
+    with suppress(ConfigError):
+        yield load_recipe(recipe, recipe_folders()).recipe.model.repo
 
 
 def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int, Room]:

@@ -60,7 +60,7 @@ def test_the_last_column_wraps_below_itself() -> None:
 
 def test_the_shipped_recipes_are_listed_in_80_columns() -> None:
     with terminal(TERM="dumb") as received:
-        list_recipes(Namespace())
+        list_recipes(Namespace(json=False))
     lines = received.text.splitlines()
     assert len(lines) == 1 + len(find_recipes(recipe_folders()))
     assert max(map(len, lines)) <= 80

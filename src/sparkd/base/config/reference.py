@@ -54,7 +54,7 @@ def show(loaded: Loaded) -> str:
 
 def show_json(loaded: Loaded) -> str:
     """What holds, as one object: section, key, then `value` and `origin`; a table has an origin for each entry."""
-    document = {
+    document: dict[str, object] = {"schema": 1} | {
         name: {
             key: {"value": value, "origin": _origin(loaded, f"{name}.{key}", value)}
             for key, value in section.model_dump(mode="json").items()

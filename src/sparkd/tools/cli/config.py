@@ -15,6 +15,8 @@ from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.agent.status.http_api import read_token
 from sparkd.base.cluster import auth, following, membership
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.config import Loaded as LoadedSettings
 from sparkd.base.config import Settings, load_settings, load_with_origins, reference
 from sparkd.base.host import Host
 from sparkd.base.host.ownership import read_private
@@ -31,6 +33,7 @@ from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT, Loaded, load_rec
 from sparkd.base.state.shared_config import overridden_keys
 from sparkd.base.state.vllm_tables import find_table
 from sparkd.base.status.model import FindingReport
+from sparkd.tools.cli import console
 from sparkd.tools.node.recipe_lint import lint
 from sparkd.tools.node.trial import plan_as_json
 
@@ -46,6 +49,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         "check", help="say what is wrong with the settings, their recipe and its plan, or that they are good"
     )
     check.set_defaults(run=check_settings)
+    console.add_json(check)
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -64,48 +68,67 @@ def show_settings(args: argparse.Namespace) -> None:
         print(reference.show_json(loaded) if args.json else reference.show(loaded))
 
 
-def check_settings(_args: argparse.Namespace) -> None:
+def check_settings(args: argparse.Namespace) -> None:
     """Check all that would end a start with 78, each file that is named, and what `recipe check` judges.
 
     Raises ConfigError. Left out is what depends on the node's state.
     """
+    lines = list(_check_all(Host(), load_with_origins(os.environ)))
+    if args.json:
+        console.show_json(lines=lines)
+    else:
+        print("\n".join(lines))
+
+
+def _check_all(host: Host, own: LoadedSettings) -> Iterator[str]:
+    """What is good, with warnings. Raises ConfigError."""
     from sparkd.agent.preflight.runner import check_ids
 
-    host, own = Host(), load_with_origins(os.environ)
-    settings = own.settings
+    settings, is_root = own.settings, not os.geteuid()
     recipe = partial(load_recipe, settings.engine.recipe, recipe_folders())
-    context = partial(membership.make_context, settings, host)
     # The recipe by itself too: where the node's place is wrong, no plan would read it.
-    of_file = () if settings.cluster.follow_head else (recipe,)
+    planned = [] if settings.cluster.follow_head else [recipe]
     unset = not (settings.engine.recipe or settings.cluster.follow_head)
-    planned = (partial(membership.find_place, settings, host),) if unset else (*of_file, context)
+    context = partial(membership.make_context, settings, host)
     private = _private_files(settings, host)
-    readable = private.values() if not os.geteuid() else ()
-    _raise_all(partial(check_ids, settings.preflight), *planned, *readable, *_programs(settings, host))
-    if not unset:
-        node = context()
-        readers = () if os.geteuid() else (partial(read_secrets, node.plan), partial(hash_user_script, host, node.plan))
-        _raise_all(*readers, *([] if node.followed else [partial(_lint, recipe(), settings, host)]))
-    print(f"settings are good ({', '.join(str(path) for path in own.files) or 'no file'})")
-    if unset:
-        print(f"{NOT_SET_UP}\nnext: {SET_UP_HINT}")
+    readable = private.values() if is_root else ()
+    steps = [partial(membership.find_place, settings, host)] if unset else [*planned, context]
+    _raise_all(partial(check_ids, settings.preflight), *steps, *readable, *_programs(settings, host))
+    node = None if unset else context()
+    warnings = [] if node is None else _check_plan(node, recipe, host)
+    yield f"settings are good ({', '.join(str(path) for path in own.files) or 'no file'})"
+    if node is None:
+        yield f"{NOT_SET_UP}\nnext: {SET_UP_HINT}"
         return
     where = recipe().files[0] if node.followed is None else f"of the head {node.plan.node.head_address}"
-    print(f"recipe {node.recipe.name} is good ({where})")
+    yield f"recipe {node.recipe.name} is good ({where})"
+    yield from warnings
     for name in overridden_keys(own.origins) if node.followed else ():
-        print(f"{name} in {own.origins[name]} has no effect, the head decides it: take it out")
-    _warn_of_open(node.plan, host)
-    if os.geteuid() and (names := [*private, *(secret.file for secret in node.plan.secrets)]):
-        print(f"not looked at, since only root can read them: {', '.join(names)}\nnext: sudo sparkd config check")
+        yield f"{name} in {own.origins[name]} has no effect, the head decides it: take it out"
+    names = [*private, *(secret.file for secret in node.plan.secrets)]
+    if names and not is_root:
+        yield f"not looked at, since only root can read them: {', '.join(names)}\nnext: sudo sparkd config check"
 
 
-def _warn_of_open(plan: LaunchPlan, host: Host) -> None:
-    """Print which secrets others than root may read: an engine starts with them all the same."""
-    for secret in () if os.geteuid() else plan.secrets:
+def _check_plan(node: NodeContext, recipe: Callable[[], Loaded], host: Host) -> list[str]:
+    """Warnings of what the plan names and of its recipe. Raises ConfigError."""
+    warnings = list[str]()
+    steps: list[Callable[[], object]] = []
+    if node.followed is None:
+        steps.append(lambda: warnings.extend(_lint(recipe(), node.settings, host)))
+    if not os.geteuid():
+        steps += [partial(read_secrets, node.plan), partial(hash_user_script, host, node.plan)]
+    _raise_all(*steps)
+    return [*warnings, *([] if os.geteuid() else _find_open(node.plan, host))]
+
+
+def _find_open(plan: LaunchPlan, host: Host) -> Iterator[str]:
+    """Secrets that others than root may read: an engine starts with them all the same."""
+    for secret in plan.secrets:
         try:
             read_private(host.files, secret.file, 64 << 10)
         except ConfigError as error:
-            print(f"warning: secret {secret.name}: {error.reason}\nhint: {error.hint}")
+            yield f"warning: secret {secret.name}: {error.reason}\nhint: {error.hint}"
 
 
 def _private_files(settings: Settings, host: Host) -> dict[str, Callable[[], object]]:
@@ -134,16 +157,13 @@ def _check_program(key: str, path: str, host: Host) -> None:
         raise ConfigError(f"{key} would not be run: {program.problem}", program.hint)
 
 
-def _lint(loaded: Loaded, settings: Settings, host: Host) -> None:
-    """Judge the recipe as `recipe check` does. Raises ConfigError unless the settings let its faults pass."""
+def _lint(loaded: Loaded, settings: Settings, host: Host) -> list[str]:
+    """Warnings, as of `recipe check`. Raises ConfigError for its errors, unless the settings let them pass."""
     vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
     errors, warnings = lint(loaded, host=host, vllm=vllm)
-    if "plan-lint" in (*settings.preflight.skip, *settings.preflight.downgrade):
-        errors, warnings = [], [*errors, *warnings]
-    for warning in warnings:
-        print(f"warning: {warning}")
-    if errors:
+    if errors and "plan-lint" not in (*settings.preflight.skip, *settings.preflight.downgrade):
         raise ConfigError("\n".join(errors))
+    return [f"warning: {warning}" for warning in (*errors, *warnings)]
 
 
 def _raise_all(*steps: Callable[[], object]) -> None:

@@ -5,6 +5,8 @@ Nothing is read as rich's markup: every cell is a Text, in which a control chara
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import shutil
 import sys
@@ -40,6 +42,15 @@ def show(parts: Parts) -> None:
             print(part, flush=True)
         elif part.rows:
             _show_table(part)
+
+
+def show_json(**fields: object) -> None:
+    """Print one object, whose `schema` is 1 until a key changes its meaning."""
+    print(json.dumps({"schema": 1, **fields}, indent=1, ensure_ascii=False), flush=True)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _console(file: TextIO, columns: int | None = None) -> Console:

@@ -121,23 +121,36 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "line", nargs="?", default="-", metavar="LINE|-", help="one line, or - (default) for a log on stdin"
     )
+    console.add_json(parser)
     parser.epilog = "such as: journalctl -b -u sparkd-head | sparkd explain; or: journalctl -k | sparkd explain"
     parser.set_defaults(run=show_explanations)
 
 
 def show_explanations(args: argparse.Namespace) -> None:
     lines = _stdin_lines() if args.line == "-" else [args.line]
-    console.show(list(render_explanations(lines)) or ["no error that sparkd knows; it may still be one"])
+    known = find_known(lines)
+    if args.json:
+        shown = [
+            {"line": sanitize(line.strip()), "lines": count, "meaning": error.meaning, "remedy": error.remedy}
+            for error, (line, count) in known
+        ]
+        console.show_json(known=shown)
+        return
+    console.show(list(render_explanations(known)) or ["no error that sparkd knows; it may still be one"])
 
 
-def render_explanations(lines: Iterable[str]) -> Iterator[str]:
-    """Each known error once, at its first line, with a count of its lines."""
+def find_known(lines: Iterable[str]) -> list[tuple[KnownError, tuple[str, int]]]:
+    """Each known error once, with its first line and a count of its lines."""
     known_errors: dict[KnownError, tuple[str, int]] = {}
     for line in lines:
         if (known := _explain_kernel(line) or explain(line)) is not None:
             first, count = known_errors.get(known, (line, 0))
             known_errors[known] = first, count + 1
-    for known, (line, count) in known_errors.items():
+    return list(known_errors.items())
+
+
+def render_explanations(known_errors: Iterable[tuple[KnownError, tuple[str, int]]]) -> Iterator[str]:
+    for known, (line, count) in known_errors:
         times = f" ({count} lines)" if count > 1 else ""
         yield f"{sanitize(line.strip(), 200)}{times}"
         yield f"  means: {known.meaning}\n  do:    {known.remedy}\n  known: {known.source}"

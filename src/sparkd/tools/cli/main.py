@@ -120,6 +120,10 @@ def main(argv: list[str] | None = None) -> int:
             sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except SparkdError as error:
         print(error.lines, file=sys.stderr)
+        if "--json" in words:
+            from sparkd.tools.cli.console import show_json
+
+            show_json(error={"code": error.code, "cause": error.cause, "reason": error.reason, "hint": error.hint})
         return error.code
     except BrokenPipeError:
         _discard_output()

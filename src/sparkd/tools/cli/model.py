@@ -50,6 +50,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     check.set_defaults(run=check_model)
     check.add_argument("model", nargs="?", help=_MODEL)
+    console.add_json(check)
     check.add_argument("--quick", action="store_true", help="names and sizes alone, as preflight does")
     pull = actions.add_parser(
         "pull",
@@ -84,7 +85,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def check_model(args: argparse.Namespace) -> None:
     host = Host()
     folder = find_folder(args.model, host)
-    print(describe_files(folder, host))
+    described = describe_files(folder, host)
+    if args.json:
+        compared = 0 if args.quick else _compare_hashes(folder, host.files)
+        console.show_json(folder=folder, text=described, hashes_compared=compared)
+        return
+    print(described)
     if not args.quick:
         _check_hashes(folder, host.files)
 
@@ -96,13 +102,20 @@ def _warn_if_loading(folder: str, host: Host) -> None:
 
 def _check_hashes(folder: str, files: Files) -> None:
     """Raises BlockedError (10) where a file is another than was downloaded."""
+    if count := _compare_hashes(folder, files):
+        print(f"as they were downloaded, by SHA-256: {count} of its files")
+    else:
+        print("no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir")
+
+
+def _compare_hashes(folder: str, files: Files) -> int:
+    """How many files were compared. Raises BlockedError (10)."""
     wanted = weights.recorded_hashes(files, folder, files.names(folder))
     if not wanted:
-        print("no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir")
-        return
+        return 0
     with Progress(len(wanted), sum(files.stat(f"{folder}/{name}").size_bytes for name in wanted)) as progress:
         refuse_changed(folder, wanted, files, progress.next, progress.done)
-    print(f"as they were downloaded, by SHA-256: {len(wanted)} of its files")
+    return len(wanted)
 
 
 def pull_model(args: argparse.Namespace) -> None:

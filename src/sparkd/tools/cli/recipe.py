@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from sparkd.base import config
 from sparkd.base.host import CachedHost, Host, docker
 from sparkd.base.host.docker_image import read_built, read_image
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.errors import ConfigError, ExitCode
 from sparkd.base.lib.text import Table, printable, sanitize
 from sparkd.base.recipes.loader import (
     SUFFIX,
@@ -39,7 +41,9 @@ HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("list", help="name every recipe").set_defaults(run=list_recipes)
+    listed = actions.add_parser("list", help="name every recipe")
+    listed.set_defaults(run=list_recipes)
+    console.add_json(listed)
     show = actions.add_parser("show", help="print what would be launched, each value with who says it and where")
     show.set_defaults(run=show_recipe)
     show.add_argument("--json", action="store_true", help="print the recipe alone, as one JSON object")
@@ -48,9 +52,11 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     diff.set_defaults(run=diff_recipes)
     diff.add_argument("left", metavar="recipe", help="name or file")
     diff.add_argument("right", metavar="other", help="name or file")
+    console.add_json(diff)
     check = actions.add_parser("check", help="say what is wrong with recipes")
     check.set_defaults(run=check_recipes)
     check.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
+    console.add_json(check)
     check.add_argument(
         "--memory", type=_gigabytes, metavar="GB", help="memory of a node that it is judged for: 128, or what is given"
     )
@@ -80,8 +86,14 @@ def _gigabytes(text: str) -> int:
     return GB10_BYTES * number // 128
 
 
-def list_recipes(_args: argparse.Namespace) -> None:
-    console.show([Table([HEADINGS, *_rows()], heading=True, one_line=True)])
+def list_recipes(args: argparse.Namespace) -> None:
+    if args.json:
+        keys = [
+            heading.lower().replace("/", "_per_").replace("tokens_per_s", "tokens_per_second") for heading in HEADINGS
+        ]
+        console.show_json(recipes=[dict(zip(keys, row, strict=True)) for row in _rows()])
+    else:
+        console.show([Table([HEADINGS, *_rows()], heading=True, one_line=True)])
 
 
 def _rows() -> Iterator[tuple[str, ...]]:
@@ -145,6 +157,9 @@ def _settings() -> config.Loaded | None:
 
 def diff_recipes(args: argparse.Namespace) -> None:
     differences = compare_recipes(_load(args.left).recipe, _load(args.right).recipe)
+    if args.json:
+        console.show_json(differences=[asdict(difference) for difference in differences])
+        return
     rows = [(difference.key, difference.left or "-", difference.right or "-") for difference in differences]
     table = Table([("", args.left, args.right), *rows], heading=True, flexible=2)
     console.show([table if differences else f"{args.left} and {args.right} mean the same"])
@@ -160,16 +175,17 @@ def _locate(word: str) -> str:
     return str(Path(word).absolute()) if is_path else word
 
 
-def check_recipes(args: argparse.Namespace) -> None:
+def check_recipes(args: argparse.Namespace) -> ExitCode:
     """Print what is good and what could be better. Raises ConfigError with all that is wrong."""
     gc.disable()  # what a file of 60,000 keys makes is needed until the end: a third of the time
     faults, host = list[str](), CachedHost(Host())  # recipes have models in common
-    judges = dict[str, None]()
+    judges, checked = dict[str, None](), list[dict[str, object]]()
     for word in args.recipes or find_recipes(recipe_folders()):
         try:
             loaded, problems = read_recipe(_locate(word), recipe_folders())
         except ConfigError as error:
             faults.append(str(error))
+            checked.append({"recipe": word, "files": [], "errors": str(error).splitlines(), "warnings": []})
             continue
         memory_bytes, whole = args.memory or GB10_BYTES, not problems
         errors, warnings = list[str](), list[str]()
@@ -179,15 +195,21 @@ def check_recipes(args: argparse.Namespace) -> None:
             errors, warnings = lint(loaded, whole=whole, memory_bytes=memory_bytes, host=host, vllm=vllm)
         errors = [*problems, *errors]
         faults += errors
-        for warning in warnings:
+        files = [str(path) for path in loaded.files] if loaded else []
+        checked.append({"recipe": word, "files": files, "errors": errors, "warnings": warnings})
+        for warning in () if args.json else warnings:
             print(f"warning: {warning}")
-        if loaded and not errors:
+        if loaded and not errors and not args.json:
             but = f", with {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
-            print(f"{loaded.recipe.name} is good{but} ({', '.join(str(path) for path in loaded.files)})")
+            print(f"{loaded.recipe.name} is good{but} ({', '.join(files)})")
+    if args.json:
+        console.show_json(recipes=checked, judged_by=list(judges))
+        return ExitCode.CONFIG if faults else ExitCode.GOOD
     for judge in judges:
         print(*map(printable, judge.splitlines()), sep="\n")
     if faults:
         raise ConfigError("\n".join(faults))
+    return ExitCode.GOOD
 
 
 def import_recipes(args: argparse.Namespace) -> int:

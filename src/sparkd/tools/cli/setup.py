@@ -12,13 +12,15 @@ from sparkd.base.config import load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.kernel import read_recovery
-from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.lib.text import Table
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.cli import console
 from sparkd.tools.setup.machine_watchdog import PANIC, apply_watchdog, revert_watchdog, with_panic
 from sparkd.tools.setup.system_config import HEADER, PATH, SysctlManager, UnitFiles
 
+KEYS = ("setting", "now", "proposed", "before_sparkd")
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
 
 
@@ -27,20 +29,25 @@ def add_units(parser: argparse.ArgumentParser) -> None:
     render = actions.add_parser("render", help="print the units, and the drop-ins that the configuration needs")
     render.add_argument("--role", choices=units.ROLES, help="of one role only")
     actions.add_parser("install", help="write the drop-ins that the configuration needs, remove those it does not")
-    actions.add_parser("check", help="say what differs from the configuration (exit code 78)")
+    check = actions.add_parser("check", help="say what differs from the configuration (exit code 78)")
+    console.add_json(check)
     actions.add_parser("remove", help="remove the drop-ins that `install` wrote")
     parser.set_defaults(run=manage_units)
 
 
-def manage_units(args: argparse.Namespace) -> None:
+def manage_units(args: argparse.Namespace) -> ExitCode:
     if args.action == "remove":
         print("\n".join(UnitFiles().remove()) or "nothing to change")
-        return
+        return ExitCode.GOOD
     wanted = units.dropins(load_settings(os.environ))
     if args.action == "install":
         print("\n".join(UnitFiles().install(wanted)) or "nothing to change")
     elif args.action == "check":
-        if differences := units.drift(wanted, Files()):
+        differences = units.drift(wanted, Files())
+        if args.json:
+            console.show_json(differences=differences)
+            return ExitCode.CONFIG if differences else ExitCode.GOOD
+        if differences:
             raise ConfigError("\n".join(differences))
         print("what systemd runs matches the configuration")
     else:
@@ -48,11 +55,12 @@ def manage_units(args: argparse.Namespace) -> None:
         for path, text in texts.items():
             if text and (args.role is None or units.unit_name(args.role) in path):
                 print(f"# {path}\n{text}")
+    return ExitCode.GOOD
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("show", help="print what is set, what is proposed and why")
+    console.add_json(actions.add_parser("show", help="print what is set, what is proposed and why"))
     apply = actions.add_parser("apply", help="set what is proposed, now and at each boot")
     frozen = "also have a machine that freezes or panics reset itself, by its watchdog and kernel.panic"
     apply.add_argument("--watchdog", action="store_true", help=frozen)
@@ -63,6 +71,11 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
+    if args.action == "show" and args.json:
+        manager, recipe = SysctlManager(Path("/")), _recipe_in_use()
+        settings = [dict(zip(KEYS, row, strict=True)) for row in list_settings(manager, recipe)]
+        console.show_json(settings=settings, source=_source(recipe), recovery=read_recovery(Files()).text)
+        return
     chosen = args.action == "apply" and args.watchdog
     for line in tuned(args.action, Path("/"), _recipe_in_use, watchdog=chosen):
         print(line, flush=True)
@@ -97,14 +110,19 @@ def _recipe_in_use() -> Recipe:
 
 
 def show_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
-    manager.file_content()  # one not written by sparkd is an error here too
-    proposed, before = recipe.host.sysctls, manager.saved()
-    names = sorted({*proposed, *before})
-    if names:
-        cells = ((name, manager.current(name), proposed.get(name), before.get(name)) for name in names)
-        yield str(Table([HEADINGS, *(tuple(cell or "-" for cell in row) for row in cells)]))
+    if rows := list_settings(manager, recipe):
+        yield str(Table([HEADINGS, *(tuple(cell or "-" for cell in row) for row in rows)]))
         yield ""
     yield _source(recipe)
+
+
+def list_settings(manager: SysctlManager, recipe: Recipe) -> list[tuple[str | None, ...]]:
+    """Name, value now, proposed value, and the one before sparkd."""
+    manager.file_content()  # one not written by sparkd is an error here too
+    proposed, before = recipe.host.sysctls, manager.saved()
+    return [
+        (name, manager.current(name), proposed.get(name), before.get(name)) for name in sorted({*proposed, *before})
+    ]
 
 
 def apply_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:

@@ -61,6 +61,7 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", nargs="?", default="", help="how the digest of a plan begins, as --list shows it")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the plans that are known good, the last one first")
+    console.add_json(parser)
     form.add_argument("--end", action="store_true", help="let the configuration hold again from the next start on")
     parser.set_defaults(run=rollback)
 
@@ -93,7 +94,12 @@ def rollback(args: argparse.Namespace) -> None:
         raise UsageError("a plan is named to go back to it, without --list and --end")
     config, host = load_settings(os.environ), Host()
     if args.list:
-        print(listed(read_known_good(host), config, host))
+        rows = listed(read_known_good(host), config, host)
+        if args.json:
+            keys = ("plan", "recipe", "since", "until", "image", "marks")
+            console.show_json(known_good=[dict(zip(keys, row, strict=True)) for row in rows])
+        else:
+            print(Table([HEADINGS, *rows]) if rows else _none_yet(config))
         return
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", "sudo sparkd rollback")
@@ -105,15 +111,13 @@ def rollback(args: argparse.Namespace) -> None:
         print(line, flush=True)  # a look at a model's dead disk, further on, hides no line of what was done
 
 
-def listed(known: Sequence[Entry], config: Settings, host: Host) -> str:
-    """A table of the plans, one line each."""
-    if not known:
-        return _none_yet(config)
+def listed(known: Sequence[Entry], config: Settings, host: Host) -> list[tuple[str, ...]]:
+    """A row for each plan."""
     plan, back = configured_plan(config, host), None
     with suppress(ConfigError):
         switch = membership.resolve_context(config, None, host).switch
         back = switch.chosen if switch is not None else None
-    rows: list[tuple[str, ...]] = [HEADINGS]
+    rows = list[tuple[str, ...]]()
     for entry in known:
         image = entry.image_id.removeprefix("sha256:")[:DIGITS]
         cells = (entry.plan[:DIGITS], entry.name, format_utc(entry.since), format_utc(entry.until), image)
@@ -121,13 +125,14 @@ def listed(known: Sequence[Entry], config: Settings, host: Host) -> str:
         if back is not None and back.plan == entry.plan and back.image_id in ("", entry.image_id):
             marks.append("rolled back to")  # also once it has proven itself again, at another time
         rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
-    return str(Table(rows))
+    return rows
 
 
 def add_use(parser: argparse.ArgumentParser) -> None:
     named = "name of a recipe, or the absolute path of its file"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="", help=named)
     form = parser.add_mutually_exclusive_group()
+    console.add_json(parser)
     form.add_argument("--list", action="store_true", help="print which recipes could be used now, and why others not")
     form.add_argument("--end", action="store_true", help="go back to what is configured")
     form.add_argument("--image", metavar="REF", default="", help="try another image for the recipe in force")
@@ -147,7 +152,11 @@ def use(args: argparse.Namespace) -> int:
     if not config.engine.recipe and membership.current_switch(config, host) is None:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if args.list:
-        console.show([list_usable(config, host)])
+        rows = list(list_usable(config, host))
+        if args.json:
+            console.show_json(recipes=[dict(zip(("recipe", "now", "reason"), row, strict=True)) for row in rows])
+        else:
+            console.show([Table([("RECIPE", "NOW", ""), *rows], heading=True)])
         return ExitCode.GOOD
     before = read_choice(host)
     to = choose_recipe(args.recipe, span, config, host) if args.recipe else None

@@ -46,7 +46,7 @@ def try_recipe(recipe: Recipe, settings: Settings | None = None, size: int | Non
 
 def plan_as_json(plan: LaunchPlan) -> str:
     values = to_builtins(plan, enc_hook=_dump_model)
-    return json.dumps({**values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
+    return json.dumps({"schema": 1, **values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
 
 
 def _dump_model(value: Container | Lines) -> dict[str, object]:

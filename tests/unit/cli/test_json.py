@@ -1,0 +1,75 @@
+"""What reads prints one JSON object where that is wanted, also where it fails."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.unit.commands import sparkd
+
+BROKEN = "schema: 1\nname: mine\nextends: tiny-cpu\nargs: {max-model-lenn: 512}\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "sparkd.toml"
+    path.write_text('[engine]\nrecipe = "tiny-cpu"\n')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "keys"),
+    [
+        ("config show", 0, {"engine", "observe"}),
+        ("config check", 0, {"lines"}),
+        ("diff", 0, {"known_good", "differences"}),
+        ("endpoint", 0, {"url", "clients"}),
+        ("explain CUDA", 0, {"known"}),
+        ("history", 0, {"launches"}),
+        ("plan", 0, {"argv", "digest"}),
+        ("recipe check tiny-cpu", 0, {"recipes", "judged_by"}),
+        ("recipe diff tiny-cpu tiny-cpu-pair", 0, {"differences"}),
+        ("recipe list", 0, {"recipes"}),
+        ("recipe show tiny-cpu", 0, {"name", "args"}),
+        ("rollback --list", 0, {"known_good"}),
+        ("status", 21, set()),
+        ("tune show", 0, {"settings", "source"}),
+        ("units check", 78, {"differences"}),
+        *([] if os.geteuid() else [("use --list", 0, {"recipes"})]),
+        ("model check /nowhere", 10, {"error"}),
+        ("recipe show none-such", 78, {"error"}),
+        ("smoke", 2 if os.geteuid() else 10, {"error"}),
+    ],
+)
+def test_what_reads_prints_one_object_with_its_schema(config: Path, command: str, code: int, keys: set[str]) -> None:
+    done = sparkd(*command.split(), "--json", config=config)
+    shown = json.loads(done.stdout)
+    assert (done.returncode, shown["schema"], keys - shown.keys()) == (code, 1, set()), done
+
+
+def test_an_error_is_an_object_with_what_a_program_needs(config: Path) -> None:
+    done = sparkd("plan", "--json", config=config, SPARKD_ENGINE__RECIPE="none-such")
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], error["cause"], "no recipe" in error["reason"]) == (78, "configuration", True)
+    assert error["hint"] in done.stderr, "and for a person as ever"
+
+
+def test_recipe_check_has_the_faults_of_each_recipe(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(BROKEN)
+    done = sparkd("recipe", "check", "--json", "tiny-cpu", str(tmp_path / "mine.yaml"), str(tmp_path / "none.yaml"))
+    good, wrong, missing = json.loads(done.stdout)["recipes"]
+    assert (done.returncode, good["errors"], len(wrong["errors"]), len(missing["errors"])) == (78, [], 1, 1)
+    assert wrong["files"][0] == str(tmp_path / "mine.yaml")
+
+
+def test_recipe_list_has_a_key_for_each_column() -> None:
+    (tiny,) = [
+        one for one in json.loads(sparkd("recipe", "list", "--json").stdout)["recipes"] if one["name"] == "tiny-cpu"
+    ]
+    assert tiny == {
+        "name": "tiny-cpu",
+        "nodes": "1",
+        "context": "512",
+        "tokens_per_second": "-",
+        "model": "you build its image; tiny",
+    }

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from argparse import Namespace
 
 import pytest
@@ -11,7 +12,7 @@ from tests.unit.terminal import shown, terminal
 
 from sparkd.base.lib.text import Parts, Table, cell_width, plain
 from sparkd.base.recipes.loader import find_recipes, recipe_folders
-from sparkd.tools.cli.console import Progress, Screen, on_terminal, show
+from sparkd.tools.cli.console import Progress, Screen, Ticker, on_terminal, show
 from sparkd.tools.cli.recipe import list_recipes
 
 LEVELS = Table([("WARN    a", "cache [red]full[/red]"), ("BLOCK   long-id", "x")], ["warn", "block"])
@@ -139,3 +140,23 @@ def test_an_error_ends_progress_too() -> None:
     with pytest.raises(ValueError, match="broken"), terminal() as received, Progress(1, 1):
         raise ValueError("broken")
     assert "\x1b[?25h" in received.text
+
+
+def test_without_a_terminal_long_work_prints_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(2, 4 << 30, every_seconds=0.05) as one:
+        one.next(f"a{EVIL}")
+        one.done(1 << 30)
+        time.sleep(0.3)
+    printed = capsys.readouterr().err
+    lines = printed.splitlines()
+    assert len(lines) >= 2
+    assert re.fullmatch(r"1/2 a.*: for 0 s, 1\.0 GiB of 4\.0 GiB, 25%", lines[0])
+    assert printed.replace("\n", "").isprintable()
+    time.sleep(0.2)
+    assert capsys.readouterr().err == "", "and none once it is done"
+
+
+def test_on_a_terminal_there_is_no_such_line() -> None:
+    with terminal() as received, Ticker("works", every_seconds=0.02):
+        time.sleep(0.1)
+    assert "works" not in received.text

@@ -72,8 +72,10 @@ def bench(args: argparse.Namespace) -> int:
         catch_ends()
         wanted = choose_lengths(options, served)
         if soak_seconds:
-            return soak(served, wanted, soak_seconds, as_json=args.json)
-        benchmark = run(served, wanted, warms=True)
+            with console.Ticker("sends requests"):
+                return soak(served, wanted, soak_seconds, as_json=args.json)
+        with console.Ticker("measures the endpoint"):
+            benchmark = run(served, wanted, warms=True)
     report(args, benchmark, served)
     if benchmark.interrupted:
         return 130
@@ -214,7 +216,8 @@ def warm_endpoint(args: argparse.Namespace) -> int:
     with open_endpoint(MOST_TO_WARM) as served, only_one():
         catch_ends()
         try:
-            progress = asyncio.run(warm(served, seconds))
+            with console.Ticker("warms the endpoint"):
+                progress = asyncio.run(warm(served, seconds))
         except ValueError as error:
             raise EngineEndedError(f"the engine can't be warmed: {error}", "sparkd status") from None
         if progress.lost:

@@ -10,12 +10,15 @@ import json
 import os
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Self, TextIO
 
+from sparkd.base.lib import start_thread
 from sparkd.base.lib.errors import UsageError
-from sparkd.base.lib.text import GAP, Parts, Table, plain, printable, sanitize
+from sparkd.base.lib.text import GAP, Parts, Table, plain, printable, sanitize, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,14 +129,44 @@ def _lines(part: str | Table) -> Iterable[tuple[str, str]]:
     return zip_longest(str(part).splitlines(), part.levels, fillvalue="") if part.rows else ()
 
 
-class Progress:
-    """A bar on stderr where that is a terminal, over the bytes of some files. Any thread may call it.
+TICK_SECONDS = 30.0
+
+
+class Ticker:
+    """A line on stderr each 30 s while work lasts, where that is no terminal, as in a log or through ssh.
+
+    A context manager. `text`: what is done now; any thread may change it.
+    """
+
+    def __init__(self, text: str, every_seconds: float = TICK_SECONDS) -> None:
+        self.text, self._every_seconds = text, every_seconds
+        self._began, self._ended = time.monotonic(), threading.Event()
+
+    def __enter__(self) -> Self:
+        if not sys.stderr.isatty():
+            start_thread(threading.Thread(target=self._tick, name="ticker", daemon=True))
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+
+    def line(self) -> str:
+        return f"{self.text}: for {time.monotonic() - self._began:.0f} s"
+
+    def _tick(self) -> None:
+        while not self._ended.wait(self._every_seconds):
+            print(printable(self.line()), file=sys.stderr, flush=True)
+
+
+class Progress(Ticker):
+    """A bar on stderr, or a ticker's lines, over the bytes of some files. Any thread may call it.
 
     A context manager, since it hides the cursor.
     """
 
-    def __init__(self, files: int, total_bytes: int) -> None:
-        self._files, self._number = files, 0
+    def __init__(self, files: int, total_bytes: int, every_seconds: float = TICK_SECONDS) -> None:
+        super().__init__("", every_seconds)
+        self._files, self._number, self._total_bytes, self._done_bytes = files, 0, total_bytes, 0
         self._bar = None
         if not sys.stderr.isatty():
             return
@@ -152,23 +185,30 @@ class Progress:
         )
         self._task = self._bar.add_task("", total=total_bytes)
 
+    def line(self) -> str:
+        share = min(1.0, self._done_bytes / self._total_bytes) if self._total_bytes else 1.0
+        return f"{super().line()}, {size(self._done_bytes)} of {size(self._total_bytes)}, {share:.0%}"
+
     def __enter__(self) -> Self:
         if self._bar:
             self._bar.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *_error: object) -> None:
+        super().__exit__()
         if self._bar:
             self._bar.stop()
 
     def next(self, name: str) -> None:
         self._number += 1
+        self.text = sanitize(f"{self._number}/{self._files} {name}")
         if self._bar:
             room = max(8, self._bar.console.width - BAR_WIDTH - FIGURES_WIDTH)
             self._bar.update(self._task, description=sanitize(f"{self._number}/{self._files} {name}", room))
 
     def done(self, size_bytes: int) -> None:
         """Count so many bytes more; a number below zero takes some back."""
+        self._done_bytes += size_bytes
         if self._bar:
             self._bar.update(self._task, advance=size_bytes)
 

@@ -33,7 +33,8 @@ def add_fabric(parser: argparse.ArgumentParser) -> None:
 
 
 def run_test(args: argparse.Namespace) -> int:
-    results = measure_all(load_settings(os.environ), Host())
+    with console.Ticker("measures the ports"):
+        results = measure_all(load_settings(os.environ), Host())
     for test in results:
         print(as_json(test)) if args.json else console.show(render(test))
     slow = any(judge(pair, test.ceiling_gbps).outcome == SLOW for test in results for pair in test.pairs)

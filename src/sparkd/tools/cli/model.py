@@ -19,7 +19,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import console
-from sparkd.tools.cli.console import Progress
+from sparkd.tools.cli.console import Progress, Ticker
 from sparkd.tools.models import hub, image_build
 from sparkd.tools.models.image_copy import Image, find_image, send_image
 from sparkd.tools.models.model_files import (
@@ -161,7 +161,8 @@ def sync_model(args: argparse.Namespace) -> int:
     folder = find_folder(args.model, host)
     print(describe_files(folder, host))
     _warn_if_loading(folder, host)
-    return run_on_each(peers, partial(send_model, folder, partial(print, flush=True), quick=args.quick))
+    with Ticker(f"copies {folder}"):
+        return run_on_each(peers, partial(send_model, folder, partial(print, flush=True), quick=args.quick))
 
 
 def add_image(parser: argparse.ArgumentParser) -> None:
@@ -205,8 +206,8 @@ def build_image(args: argparse.Namespace) -> None:
     if not (args.yes or console.confirm("build it? [y/N] ")):
         show("nothing is built; nothing is to be done")
         return
-    progress = show if console.on_terminal() else lambda _line: None
-    with explain_interrupt(args.recipe):
+    with explain_interrupt(args.recipe), Ticker("builds") as ticker:
+        progress = show if console.on_terminal() else partial(setattr, ticker, "text")
         image = image_build.build(sources, base, memory_bytes, cached=not args.no_cache, show=progress)
         image_build.check(sources, image)
     show("\n".join(image_build.give_name(sources, image, replaced)))
@@ -229,7 +230,8 @@ def explain_interrupt(recipe: str) -> Iterator[None]:
 def sync_image(args: argparse.Namespace) -> int:
     host, configured = Host(), load_settings(os.environ)
     peers = choose_peers(args.to, args.user, configured, host)
-    return send_image(find_image(args.ref, configured, host), peers, host, _save, partial(print, flush=True))
+    with Ticker("copies the image"):
+        return send_image(find_image(args.ref, configured, host), peers, host, _save, partial(print, flush=True))
 
 
 def _save(image: Image) -> None:

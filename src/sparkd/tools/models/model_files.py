@@ -175,7 +175,11 @@ def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick
         show(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")
         return
     if ended.code:
-        lines = ended.trouble.strip().splitlines()
-        raise BlockedError(where + (sanitize(lines[-1], 400) if lines else f"ended with {ended.code}"))
+        marked = [line.partition(": ") for line in ended.trouble.splitlines()]
+        reasons, hints = ([text for mark, _, text in marked if mark == wanted] for wanted in ("sparkd", "hint"))
+        said = reasons or ended.trouble.strip().splitlines()[-1:] or [f"ended with {ended.code}"]
+        raise BlockedError(
+            where + sanitize(said[-1], 400), sanitize(": ".join(["there", *hints]), 400) if hints else ""
+        )
     for line in ended.answer.splitlines():
         show(f"{where}{sanitize(line, 400)}")

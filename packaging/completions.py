@@ -9,6 +9,7 @@ import shtab
 from manuals import leaves, whole_parser
 from sparkd.agent.preflight.runner import CHECKS
 from sparkd.tools.cli.main import COMPLETE
+from sparkd.tools.measure.ladder import BOUNDS
 
 FILES = {
     "bash": "usr/share/bash-completion/completions/sparkd",
@@ -19,7 +20,9 @@ FILES = {
 
 
 def _words(kind: str) -> Mapping[str, object]:
-    return shtab.cmd(f"sparkd {COMPLETE} {kind} 2>/dev/null")
+    """In zsh a colon ends a part of _arguments' specification, also one of an image's name or of an IPv6 address."""
+    command = f"sparkd {COMPLETE} {kind} 2>/dev/null"
+    return {**shtab.cmd(command), "zsh": f"($({command} | sed 's/:/\\\\:/g'))"}
 
 
 COMPLETERS = {
@@ -27,6 +30,12 @@ COMPLETERS = {
     "OTHER": _words("recipes"),
     "MODEL": _words("models"),
     "ADDRESS": _words("nodes"),
+    "HOST": _words("nodes"),
+    "RANK": _words("ranks"),
+    "PLAN": _words("plans"),
+    "REF": _words("images"),
+    "IMAGE": _words("images"),
+    "CONTAINER": _words("containers"),
     "FILE": shtab.FILE,
     "FILE|DIR|URL": shtab.FILE,
     "FOLDER": shtab.DIRECTORY,
@@ -48,6 +57,8 @@ def render(shell: str) -> str:
             completer = next((COMPLETERS[name] for name in names if name in COMPLETERS), None)
             if "ID" in names:
                 action.choices = [check.id for check in CHECKS]
+            elif "KNOB" in names:
+                action.choices = [f"{name}=" for name in BOUNDS]
             elif completer and action.nargs != 0:
                 action.complete = completer  # type: ignore[attr-defined]  # shtab reads it
     return str(shtab.complete(parser, shell=shell))

@@ -27,6 +27,11 @@ LINES = (
     ("sparkd model check My-M", "My-Model"),
     ("sparkd model sync --to 10.0.0.", "10.0.0.2"),
     ("sparkd endpoint --client open-w", "open-webui"),
+    ("sparkd drill ra", "rank"),
+    ("sparkd image sync vllm/vllm-o", "vllm/vllm-openai:v1"),
+    ("sparkd use --image vllm/vllm-o", "vllm/vllm-openai:v1"),
+    ("sparkd recipe import --container my-v", "my-vllm"),
+    ("sparkd tune-recipe --knob max-num-s", "max-num-seqs="),
 )
 STARTS = {"bash": ("bash", "--noprofile", "--norc", "-i"), "zsh": ("zsh", "-f", "-i")}
 PREPARATIONS = {
@@ -57,6 +62,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     )
     (folder / "bin").mkdir()
     (folder / "bin/sparkd").symlink_to(Path(sys.executable).parent / "sparkd")
+    docker = folder / "bin/docker"
+    docker.write_text(
+        '#!/bin/sh\n[ "$1" = ps ] && echo my-vllm || printf "%s\\n" vllm/vllm-openai:v1 "a\\$(touch owned)"\n'
+    )
+    docker.chmod(0o755)
     path = f"{folder}/bin:/usr/bin:/bin"
     return {"PATH": path, "HOME": str(folder), "SPARKD_CONFIG": str(folder / "sparkd.toml"), "TERM": "dumb"}
 

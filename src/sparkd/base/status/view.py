@@ -131,24 +131,27 @@ NOTHING = "nothing is to be done"
 def headline(report: NodeReport, view: View) -> Headline:
     if not view.alive:
         return _ended(report)
-    nodes, known = overview(report, view).nodes, {peer.rank: peer for peer in report.peers}
-    trouble, todo = "", f"{NOTHING}; to follow it: sparkd status --watch"
-    head, troubled = nodes[0], [node for node in nodes if node.level and node.level != "ok" and not node.is_awaited]
-    for node in troubled[:1]:
-        peer = known.get(node.rank)
-        why, advice = find_trouble(peer.report if peer else report, peer.contact if peer else Contact.ANSWERS)
-        trouble = ": ".join(filter(None, (node.name if known else "", why or node.cause or node.phase)))
-        todo = f"on {node.name}: {advice}" if advice else "sudo sparkd logs --level warning"
-    if head in troubled and head.level == "unknown":
-        return Headline("unknown", f"not known: {trouble}", todo)
-    if head.phase in (Phase.SERVING.value, Phase.DEGRADED.value):
-        if troubled:
-            return Headline("warn", f"degraded: {trouble}", todo)
-        return Headline("ok", f"serving for {head.age}", NOTHING)
+    nodes = overview(report, view).nodes
+    head, troubled = nodes[0], [node for node in nodes if node.level not in ("", "ok") and not node.is_awaited]
     if troubled:
-        return Headline("block", f"blocked: {trouble}", todo)
+        return _troubled(report, head, troubled[0])
+    if head.phase == Phase.SERVING.value:
+        return Headline("ok", f"serving for {head.age}", NOTHING)
     doing = (progress_text(head.loading), head.left) if head.loading else (head.phase, head.cause)
-    return Headline("", f"{'loading' if head.loading else 'not serving yet'}: {', '.join(filter(None, doing))}", todo)
+    what = f"{'loading' if head.loading else 'not serving yet'}: {', '.join(filter(None, doing))}"
+    return Headline("", what, f"{NOTHING}; to follow it: sparkd status --watch")
+
+
+def _troubled(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
+    """The headline where a node needs attention; `node`: the first of them."""
+    peer = next((peer for peer in report.peers if peer.rank == node.rank), None)
+    why, advice = find_trouble(peer.report if peer else report, peer.contact if peer else Contact.ANSWERS)
+    what = ": ".join(filter(None, (node.name if report.peers else "", why or node.cause or node.phase)))
+    todo = f"on {node.name}: {advice}" if advice else "sudo sparkd logs --level warning"
+    if head is node and head.level == "unknown":
+        return Headline("unknown", f"not known: {what}", todo)
+    serves = head.phase in (Phase.SERVING.value, Phase.DEGRADED.value)
+    return Headline("warn" if serves else "block", f"{'degraded' if serves else 'blocked'}: {what}", todo)
 
 
 def find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""`sparkd __complete KIND`: words for the shells' completions, one a line, from files alone.
+"""`sparkd __complete KIND`: words for the shells' completions, one a line, from files and from docker's client.
 
 Runs at each press of TAB, for any user: it imports the standard library only, since the settings' own reader takes
 0.2 s. Where something can't be read there are no words.
@@ -21,6 +21,9 @@ FIRST = "conf.d/10-init.toml"
 """Beside SETTINGS, and read before it."""
 MODELS = "/srv/models"
 """Default of engine.models_dir."""
+KNOWN_GOOD = Path("/var/lib/sparkd/known-good.json")
+"""Of root: others get no word."""
+DOCKER_SECONDS = 2.0
 LIMIT_BYTES, MOST_ENTRIES = 1 << 20, 1000
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/:@+-]*")
 """bash expands the words of a completion: one with $( ) in it would run."""
@@ -44,7 +47,27 @@ def _find(kind: str) -> Iterable[str]:
             case "nodes":
                 nodes = _setting("cluster", "nodes")
                 return [str(node) for node in nodes] if isinstance(nodes, list) else []
+            case "ranks":
+                return [str(rank) for rank, _ in enumerate(_find("nodes"))] or ["0"]
+            case "plans":
+                return re.findall(r'"plan": *"([0-9a-f]{12})', KNOWN_GOOD.read_text())
+            case "images":
+                return _ask_docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}")
+            case "containers":
+                return _ask_docker("ps", "--format", "{{.Names}}")
     return []
+
+
+def _ask_docker(*words: str) -> list[str]:
+    """Raises OSError where it is away, or does not answer this user in time."""
+    from subprocess import SubprocessError, run
+
+    try:
+        return run(
+            ("docker", *words), capture_output=True, text=True, timeout=DOCKER_SECONDS, check=True
+        ).stdout.split()
+    except SubprocessError as error:
+        raise OSError from error
 
 
 def _listed(folder: Path, pattern: str) -> list[Path]:

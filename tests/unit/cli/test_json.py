@@ -27,7 +27,7 @@ def config(tmp_path: Path) -> Path:
         ("explain CUDA", 0, {"known"}),
         ("history", 0, {"launches"}),
         ("plan", 0, {"argv", "digest"}),
-        ("recipe check tiny-cpu", 0, {"recipes", "judged_by"}),
+        ("recipe check tiny-cpu", 0, {"recipes"}),
         ("recipe diff tiny-cpu tiny-cpu-pair", 0, {"differences"}),
         ("recipe list", 0, {"recipes"}),
         ("recipe show tiny-cpu", 0, {"name", "args"}),

@@ -101,10 +101,10 @@ def _check_all(host: Host, own: LoadedSettings) -> Iterator[str]:
         yield f"{NOT_SET_UP}\nnext: {SET_UP_HINT}"
         return
     where = recipe().files[0] if node.followed is None else f"of the head {node.plan.node.head_address}"
+    overridden = overridden_keys(own.origins) if node.followed else ()
     yield f"recipe {node.recipe.name} is good ({where})"
     yield from warnings
-    for name in overridden_keys(own.origins) if node.followed else ():
-        yield f"{name} in {own.origins[name]} has no effect, the head decides it: take it out"
+    yield from (f"{name} in {own.origins[name]} has no effect, the head decides it: take it out" for name in overridden)
     names = [*private, *(secret.file for secret in node.plan.secrets)]
     if names and not is_root:
         yield f"not looked at, since only root can read them: {', '.join(names)}\nnext: sudo sparkd config check"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import asdict
 
@@ -175,41 +176,54 @@ def _locate(word: str) -> str:
     return str(Path(word).absolute()) if is_path else word
 
 
+class Checked(NamedTuple):
+    recipe: str
+    files: list[str]
+    errors: list[str]
+    warnings: list[str]
+    judged_by: str = ""
+
+
 def check_recipes(args: argparse.Namespace) -> ExitCode:
     """Print what is good and what could be better. Raises ConfigError with all that is wrong."""
     gc.disable()  # what a file of 60,000 keys makes is needed until the end: a third of the time
-    faults, host = list[str](), CachedHost(Host())  # recipes have models in common
-    judges, checked = dict[str, None](), list[dict[str, object]]()
+    host = CachedHost(Host())  # recipes have models in common
+    checked = list[Checked]()
     for word in args.recipes or find_recipes(recipe_folders()):
-        try:
-            loaded, problems = read_recipe(_locate(word), recipe_folders())
-        except ConfigError as error:
-            faults.append(str(error))
-            checked.append({"recipe": word, "files": [], "errors": str(error).splitlines(), "warnings": []})
-            continue
-        memory_bytes, whole = args.memory or GB10_BYTES, not problems
-        errors, warnings = list[str](), list[str]()
-        if loaded:
-            vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
-            judges[vllm.judge] = None
-            errors, warnings = lint(loaded, whole=whole, memory_bytes=memory_bytes, host=host, vllm=vllm)
-        errors = [*problems, *errors]
-        faults += errors
-        files = [str(path) for path in loaded.files] if loaded else []
-        checked.append({"recipe": word, "files": files, "errors": errors, "warnings": warnings})
-        for warning in () if args.json else warnings:
-            print(f"warning: {warning}")
-        if loaded and not errors and not args.json:
-            but = f", with {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
-            print(f"{loaded.recipe.name} is good{but} ({', '.join(files)})")
+        checked.append(recipe := _check(word, args.memory or GB10_BYTES, host))
+        for line in () if args.json else _describe(recipe):
+            print(line)
+    faults = [error for recipe in checked for error in recipe.errors]
     if args.json:
-        console.show_json(recipes=checked, judged_by=list(judges))
+        console.show_json(recipes=[recipe._asdict() for recipe in checked])
         return ExitCode.CONFIG if faults else ExitCode.GOOD
-    for judge in judges:
-        print(*map(printable, judge.splitlines()), sep="\n")
+    for judge in dict.fromkeys(recipe.judged_by for recipe in checked):
+        for line in judge.splitlines():
+            print(printable(line))
     if faults:
         raise ConfigError("\n".join(faults))
     return ExitCode.GOOD
+
+
+def _check(word: str, memory_bytes: int, host: Host) -> Checked:
+    try:
+        loaded, problems = read_recipe(_locate(word), recipe_folders())
+    except ConfigError as error:
+        return Checked(word, [], [str(error)], [])
+    if not loaded:
+        return Checked(word, [], [*problems], [])
+    vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
+    errors, warnings = lint(loaded, whole=not problems, memory_bytes=memory_bytes, host=host, vllm=vllm)
+    files = [str(path) for path in loaded.files]
+    return Checked(loaded.recipe.name, files, [*problems, *errors], warnings, vllm.judge)
+
+
+def _describe(recipe: Checked) -> Iterator[str]:
+    yield from (f"warning: {warning}" for warning in recipe.warnings)
+    if not recipe.errors:
+        count = len(recipe.warnings)
+        but = f", with {count} warning{'s' * (count > 1)}" if count else ""
+        yield f"{recipe.recipe} is good{but} ({', '.join(recipe.files)})"
 
 
 def import_recipes(args: argparse.Namespace) -> int:

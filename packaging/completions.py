@@ -19,10 +19,20 @@ FILES = {
 """Where each shell of Debian and Ubuntu looks."""
 
 
+def _command(command: str) -> Mapping[str, object]:
+    """In zsh a colon ends a part of _arguments' specification; shtab puts fish's words into double quotes."""
+    quoted = command.replace('"', '\\"')
+    return {**shtab.cmd(command), "zsh": f"($({command} | sed 's/:/\\\\:/g'))", "fish": f"({quoted})"}
+
+
 def _words(kind: str) -> Mapping[str, object]:
-    """In zsh a colon ends a part of _arguments' specification, also one of an image's name or of an IPv6 address."""
-    command = f"sparkd {COMPLETE} {kind} 2>/dev/null"
-    return {**shtab.cmd(command), "zsh": f"($({command} | sed 's/:/\\\\:/g'))"}
+    return _command(f"sparkd {COMPLETE} {kind} 2>/dev/null")
+
+
+def _docker(words: str, field: str) -> Mapping[str, object]:
+    """What docker lists for this user. Shells expand the words: one with $( ) in it would run."""
+    shown = 'grep -xE "[A-Za-z0-9][A-Za-z0-9._/:-]*"'
+    return _command(f'timeout 2 docker {words} --format "{field}" 2>/dev/null | {shown}')
 
 
 COMPLETERS = {
@@ -33,9 +43,9 @@ COMPLETERS = {
     "HOST": _words("nodes"),
     "RANK": _words("ranks"),
     "PLAN": _words("plans"),
-    "REF": _words("images"),
-    "IMAGE": _words("images"),
-    "CONTAINER": _words("containers"),
+    "REF": (IMAGES := _docker("image ls", "{{.Repository}}:{{.Tag}}")),
+    "IMAGE": IMAGES,
+    "CONTAINER": _docker("ps", "{{.Names}}"),
     "FILE": shtab.FILE,
     "FILE|DIR|URL": shtab.FILE,
     "FOLDER": shtab.DIRECTORY,

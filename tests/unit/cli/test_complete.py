@@ -57,19 +57,6 @@ def test_ranks_are_those_of_the_nodes(config: Path) -> None:
     assert words("ranks", config) == ["0", "1"]
 
 
-@pytest.mark.parametrize(("ends", "images"), [(0, ["vllm/vllm-openai:v1"]), (1, [])])
-def test_images_are_those_that_docker_lists_for_this_user(
-    config: Path, monkeypatch: pytest.MonkeyPatch, ends: int, images: list[str]
-) -> None:
-    docker = config.parent / "docker"
-    docker.write_text(f"#!/bin/sh\necho vllm/vllm-openai:v1 '<none>:$(reboot)'\nexit {ends}\n")
-    docker.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{config.parent}:/usr/bin:/bin")
-    assert words("images", config) == images
-    docker.unlink()
-    assert words("containers", config) == []
-
-
 def test_the_models_folder_is_that_of_the_settings_by_default() -> None:
     assert Settings().engine.models_dir == MODELS
 

@@ -1,4 +1,4 @@
-"""`sparkd __complete KIND`: words for the shells' completions, one a line, from files and from docker's client.
+"""`sparkd __complete KIND`: words for the shells' completions, one a line, from files alone.
 
 Runs at each press of TAB, for any user: it imports the standard library only, since the settings' own reader takes
 0.2 s. Where something can't be read there are no words.
@@ -23,7 +23,6 @@ MODELS = "/srv/models"
 """Default of engine.models_dir."""
 KNOWN_GOOD = Path("/var/lib/sparkd/known-good.json")
 """Of root: others get no word."""
-DOCKER_SECONDS = 2.0
 LIMIT_BYTES, MOST_ENTRIES = 1 << 20, 1000
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/:@+-]*")
 """bash expands the words of a completion: one with $( ) in it would run."""
@@ -51,23 +50,7 @@ def _find(kind: str) -> Iterable[str]:
                 return [str(rank) for rank, _ in enumerate(_find("nodes"))] or ["0"]
             case "plans":
                 return re.findall(r'"plan": *"([0-9a-f]{12})', KNOWN_GOOD.read_text())
-            case "images":
-                return _ask_docker("image", "ls", "--format", "{{.Repository}}:{{.Tag}}")
-            case "containers":
-                return _ask_docker("ps", "--format", "{{.Names}}")
     return []
-
-
-def _ask_docker(*words: str) -> list[str]:
-    """Raises OSError where it is away, or does not answer this user in time."""
-    from subprocess import SubprocessError, run
-
-    try:
-        return run(
-            ("docker", *words), capture_output=True, text=True, timeout=DOCKER_SECONDS, check=True
-        ).stdout.split()
-    except SubprocessError as error:
-        raise OSError from error
 
 
 def _listed(folder: Path, pattern: str) -> list[Path]:

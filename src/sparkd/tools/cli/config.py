@@ -93,7 +93,7 @@ def _check_all(host: Host, own: LoadedSettings) -> Iterator[str]:
     private = _private_files(settings, host)
     readable = private.values() if is_root else ()
     steps = [partial(membership.find_place, settings, host)] if unset else [*planned, context]
-    _raise_all(partial(check_ids, settings.preflight), *steps, *readable, *_programs(settings, host))
+    _raise_all(partial(check_ids, settings.preflight), *steps, *readable, partial(_check_programs, settings, host))
     node = None if unset else context()
     warnings = [] if node is None else _check_plan(node, recipe, host)
     yield f"settings are good ({', '.join(str(path) for path in own.files) or 'no file'})"
@@ -133,28 +133,21 @@ def _find_open(plan: LaunchPlan, host: Host) -> Iterator[str]:
 
 def _private_files(settings: Settings, host: Host) -> dict[str, Callable[[], object]]:
     """The files that root alone may read, each with what reads it as the agent does."""
-    readers: dict[str, Callable[[], object]] = {}
-    if len(settings.cluster.nodes) > 1:
-        readers[settings.cluster.key_file] = partial(auth.read_keys, host.files, settings.cluster.key_file)
-    if path := settings.observe.token_file:
-        readers[path] = partial(read_token, host.files, path)
-    if path := settings.notify.webhook_file:
-        readers[path] = partial(read_url, host.files, path)
-    return readers
+    key_file = settings.cluster.key_file if len(settings.cluster.nodes) > 1 else ""
+    named = (
+        (key_file, auth.read_keys),
+        (settings.observe.token_file, read_token),
+        (settings.notify.webhook_file, read_url),
+    )
+    return {path: partial(reader, host.files, path) for path, reader in named if path}
 
 
-def _programs(settings: Settings, host: Host) -> Iterator[Callable[[], None]]:
-    """Checks of the programs that root runs, which a start does without."""
-    for path in settings.supervise.power_command[:1]:
-        yield partial(_check_program, "supervise.power_command", path, host)
-    if settings.notify.command:
-        yield partial(_check_program, "notify.command", settings.notify.command, host)
-
-
-def _check_program(key: str, path: str, host: Host) -> None:
-    """Raises ConfigError."""
-    if (program := check_program(host.files, path)).problem:
-        raise ConfigError(f"{key} would not be run: {program.problem}", program.hint)
+def _check_programs(settings: Settings, host: Host) -> None:
+    """Judge what root runs, and a start does without. Raises ConfigError."""
+    power = next(iter(settings.supervise.power_command), "")
+    for key, path in (("supervise.power_command", power), ("notify.command", settings.notify.command)):
+        if path and (program := check_program(host.files, path)).problem:
+            raise ConfigError(f"{key} would not be run: {program.problem}", program.hint)
 
 
 def _lint(loaded: Loaded, settings: Settings, host: Host) -> list[str]:

@@ -78,12 +78,7 @@ def build_parser(*used: str) -> argparse.ArgumentParser:
     import argparse
     from importlib import import_module
 
-    parser = argparse.ArgumentParser(
-        prog="sparkd",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="sparkd")
     parser.add_argument("--version", action="version", version=f"sparkd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module, summary in COMMANDS:

@@ -121,7 +121,7 @@ def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
 
 
 def _load_model(recipe: str) -> Model:
-    """The recipe's model. Raises ConfigError, for what may be a model's name with what is published under it."""
+    """The recipe's model. Raises ConfigError, which names what is published under a name that may be a model's."""
     known = find_recipes(recipe_folders())
     if recipe and "/" not in recipe and recipe not in known:
         repos = dict.fromkeys(repo for name in known for repo in _published(name) if repo.endswith(f"/{recipe}"))

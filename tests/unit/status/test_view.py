@@ -220,7 +220,7 @@ def peered(of: NodeReport, **changes: object) -> NodeReport:
             replace(HELD, rank=0, peers=()),
             "block",
             "blocked: memory: 9 GiB available, 96 GiB needed",
-            "on spark2 (10.0.0.2): stop other work",
+            "stop other work",
         ),
         (
             peered(STILL, report=HELD),

@@ -89,8 +89,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if len(begun) == 1:
         return f"; did you mean {begun[0]}?"
     for similar in get_close_matches(word, words, n=1):
-        # Half of the letters may be a common ending: then the beginning must be the same, or two letters be swapped.
-        near = similar[:3] == word[:3] or sorted(similar) == sorted(word)
+        # Half of the letters may be a common ending: then the beginning must be the same, one letter be replaced, or
+        # two be swapped.
+        replaced = len(similar) == len(word) > 3 and sum(map(str.__ne__, similar, word)) == 1
+        near = replaced or similar[:3] == word[:3] or sorted(similar) == sorted(word)
         if near or SequenceMatcher(None, similar, word).ratio() >= 0.85:
             return f"; did you mean {similar}?"
     return ""

@@ -146,8 +146,9 @@ def _troubled(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
     """The headline where a node needs attention; `node`: the first of them."""
     peer = next((peer for peer in report.peers if peer.rank == node.rank), None)
     why, advice = find_trouble(peer.report if peer else report, peer.contact if peer else Contact.ANSWERS)
-    what = ": ".join(filter(None, (node.name if report.peers else "", why or node.cause or node.phase)))
-    todo = f"on {node.name}: {advice}" if advice else "sudo sparkd logs --level warning"
+    name = node.name if report.peers else ""  # a command for a node alone is there to be pasted
+    what = ": ".join(filter(None, (name, why or node.cause or node.phase)))
+    todo = f"{name and f'on {name}: '}{advice}" if advice else "sudo sparkd logs --level warning"
     if head is node and head.level == "unknown":
         return Headline("unknown", f"not known: {what}", todo)
     serves = head.phase in (Phase.SERVING.value, Phase.DEGRADED.value)

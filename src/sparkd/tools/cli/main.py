@@ -64,7 +64,6 @@ COMPLETE = "__complete"
 SYSTEMCTL = ("start", "stop", "restart", "enable", "disable")
 """Words for which a person wants systemctl: systemd starts and stops the units."""
 HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
-DESCRIPTION = "Node agent of NVIDIA DGX Spark machines: preflight, launch and watch vLLM."
 EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner,
 11 launch failed, 12 not ready in time, 13 engine ended, 14 peer lost,
 15 engine stalled, 16 memory guard, 17 the node needs a person,
@@ -93,7 +92,11 @@ def overview() -> str:
     from textwrap import wrap
 
     summaries = {name: summary for name, _, summary in COMMANDS}
-    parts = ["usage: sparkd [COMMAND]   without one: as sparkd status", "", DESCRIPTION]
+    parts = [
+        "usage: sparkd [COMMAND]   without one: as sparkd status",
+        "",
+        "Node agent of NVIDIA DGX Spark machines: preflight, launch and watch vLLM.",
+    ]
     for title, names in GROUPS.items():
         parts += ["", f"{title}:"]
         for name in names.split():

@@ -85,14 +85,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def check_model(args: argparse.Namespace) -> None:
     host = Host()
     folder = find_folder(args.model, host)
-    described = describe_files(folder, host)
-    if args.json:
-        compared = 0 if args.quick else _compare_hashes(folder, host.files)
-        console.show_json(folder=folder, text=described, hashes_compared=compared)
-        return
-    print(described)
+    show = (lambda _line: None) if args.json else print
+    show(described := describe_files(folder, host))
     if not args.quick:
-        _check_hashes(folder, host.files)
+        show(compared := _check_hashes(folder, host.files))
+    if args.json:
+        console.show_json(folder=folder, files=described, hashes="" if args.quick else compared)
 
 
 def _warn_if_loading(folder: str, host: Host) -> None:
@@ -100,22 +98,14 @@ def _warn_if_loading(folder: str, host: Host) -> None:
         print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
 
 
-def _check_hashes(folder: str, files: Files) -> None:
-    """Raises BlockedError (10) where a file is another than was downloaded."""
-    if count := _compare_hashes(folder, files):
-        print(f"as they were downloaded, by SHA-256: {count} of its files")
-    else:
-        print("no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir")
-
-
-def _compare_hashes(folder: str, files: Files) -> int:
-    """How many files were compared. Raises BlockedError (10)."""
+def _check_hashes(folder: str, files: Files) -> str:
+    """How many are as they were downloaded. Raises BlockedError (10) where a file is another one."""
     wanted = weights.recorded_hashes(files, folder, files.names(folder))
     if not wanted:
-        return 0
+        return "no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir"
     with Progress(len(wanted), sum(files.stat(f"{folder}/{name}").size_bytes for name in wanted)) as progress:
         refuse_changed(folder, wanted, files, progress.next, progress.done)
-    return len(wanted)
+    return f"as they were downloaded, by SHA-256: {len(wanted)} of its files"
 
 
 def pull_model(args: argparse.Namespace) -> None:
@@ -136,7 +126,7 @@ def pull_model(args: argparse.Namespace) -> None:
         progress.next(repo.name)
         hub.download(repo, Path(folder), token, progress.done)
     print(describe_files(folder, host))
-    _check_hashes(folder, host.files)
+    print(_check_hashes(folder, host.files))
 
 
 @contextmanager

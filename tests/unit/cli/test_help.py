@@ -1,0 +1,41 @@
+"""What a person sees who does not know the commands yet."""
+
+import pytest
+from tests.unit.commands import sparkd
+
+from sparkd import __version__
+from sparkd.tools.cli.main import COMMANDS, GROUPS
+
+
+def test_each_command_is_in_one_group_of_the_help_within_80_columns() -> None:
+    grouped = [name for names in GROUPS.values() for name in names.split()]
+    assert sorted(grouped) == sorted(name for name, _, _ in COMMANDS)
+    shown = sparkd("--help")
+    lines = shown.stdout.splitlines()
+    assert (shown.returncode, [line for line in lines if len(line) > 80]) == (0, [])
+    assert [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "] == grouped
+
+
+@pytest.mark.parametrize(
+    ("words", "same"), [("help", "--help"), ("-h", "--help"), ("help recipe list", "recipe list -h")]
+)
+def test_help_is_a_word_too(words: str, same: str) -> None:
+    assert sparkd(*words.split()) == sparkd(*same.split())
+
+
+def test_version_is_a_word_too() -> None:
+    assert sparkd("version").stdout == sparkd("--version").stdout == f"sparkd {__version__}\n"
+
+
+@pytest.mark.parametrize("word", ["start", "stop", "restart"])
+def test_what_systemd_does_is_answered_with_its_lines(word: str) -> None:
+    done = sparkd(word)
+    assert (done.returncode, "did you mean" in done.stderr) == (2, False)
+    assert done.stderr.splitlines()[1:] == [
+        f"hint: sudo systemctl {word} sparkd-head",
+        f"hint: on every other node: sudo systemctl {word} sparkd-worker",
+    ]
+
+
+def test_without_a_command_it_is_status() -> None:
+    assert sparkd() == sparkd("status")

@@ -18,7 +18,7 @@ from sparkd.base.status.model import (
     dump,
     parse,
 )
-from sparkd.tools.cli.status import UNREADABLE, exit_code, render_report
+from sparkd.tools.cli.status import UNREADABLE, describe_endpoint, exit_code, render_report
 
 REPORT = NodeReport(
     node="spark1",
@@ -93,6 +93,15 @@ def test_an_agents_report_is_shown_and_good_while_it_runs(tree: Tree) -> None:
     assert code is ExitCode.GOOD
     assert text.startswith("serving for ")
     assert "\n0  spark1  serving for " in text
+
+
+def test_url_and_model_stand_below_the_headline_where_the_configuration_can_be_read(tree: Tree) -> None:
+    assert shown_in(tree, REPORT)[0].splitlines()[1] == "next: nothing is to be done"
+    describe_endpoint.cache_clear()
+    tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\n')
+    _, served, todo, *_ = shown_in(tree, REPORT)[0].splitlines()
+    assert re.fullmatch(r"http://[0-9.]+:8000/v1  model tiny", served)
+    assert todo == "next: nothing is to be done"
 
 
 def test_json_is_the_report_as_it_stands(tree: Tree) -> None:

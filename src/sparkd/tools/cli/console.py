@@ -49,7 +49,7 @@ def show(parts: Parts) -> None:
 
 def show_json(**fields: object) -> None:
     """Print one object, whose `schema` is 1 until a key changes its meaning."""
-    print(json.dumps({"schema": 1, **fields}, indent=1, ensure_ascii=False), flush=True)
+    print(json.dumps({"schema": 1, **fields}, indent=1), flush=True)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ import signal
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 from sparkd.base.host.files import Files
@@ -84,19 +84,19 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
         return [text.strip() or json.dumps({"schema": REPORT_SCHEMA})], code
     if report is None:
         return UNREADABLE if text else _before_first(files), code
-    served = describe_endpoint(files) if alive else ""
+    served = describe_endpoint(files, report.plan_digest) if alive else ""
     return render(report, View(datetime.now(UTC), alive), served, whole=not on_terminal), code
 
 
-@cache
-def describe_endpoint(files: Files) -> str:
+@lru_cache(1)
+def describe_endpoint(files: Files, _plan_digest: str) -> str:
     """URL and model, by the configuration; empty where this user can't read it, or it is wrong."""
     from sparkd.base.cluster.membership import resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host
     from sparkd.tools.node.endpoint import find_url
 
-    with suppress(SparkdError):
+    with suppress(SparkdError, OSError, ValueError):
         host = Host(files.root)
         plan = resolve_context(load_settings(os.environ, Path(files.root)), None, host).plan
         return f"{find_url(plan, host)[0]}  model {sanitize(plan.served_name)}"

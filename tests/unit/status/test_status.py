@@ -1,3 +1,4 @@
+import re
 from datetime import UTC, datetime
 
 import pytest

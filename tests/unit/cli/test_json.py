@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> Path:
         ("rollback --list", 0, {"known_good"}),
         ("status", 21, set()),
         ("tune show", 0, {"settings", "source"}),
-        ("units check", 78, {"differences"}),
+        ("units check", 78, {"error"}),
         *([] if os.geteuid() else [("use --list", 0, {"recipes"})]),
         ("model check /nowhere", 10, {"error"}),
         ("recipe show none-such", 78, {"error"}),

@@ -63,13 +63,13 @@ GROUPS = {
 COMPLETE = "__complete"
 SYSTEMCTL = ("start", "stop", "restart", "enable", "disable")
 """Words for which a person wants systemctl: systemd starts and stops the units."""
-HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
 EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner,
 11 launch failed, 12 not ready in time, 13 engine ended, 14 peer lost,
 15 engine stalled, 16 memory guard, 17 the node needs a person,
 20 on the way and 21 down (of status), 78 wrong configuration
 
 next: sparkd COMMAND --help; to set up this node: sudo sparkd init --plan"""
+HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
 
 
 def build_parser(*used: str) -> argparse.ArgumentParser:

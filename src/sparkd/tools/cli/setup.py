@@ -12,7 +12,7 @@ from sparkd.base.config import load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.host.kernel import read_recovery
-from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
+from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import Table
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
@@ -35,27 +35,23 @@ def add_units(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=manage_units)
 
 
-def manage_units(args: argparse.Namespace) -> ExitCode:
+def manage_units(args: argparse.Namespace) -> None:
     if args.action == "remove":
         print("\n".join(UnitFiles().remove()) or "nothing to change")
-        return ExitCode.GOOD
+        return
     wanted = units.dropins(load_settings(os.environ))
     if args.action == "install":
         print("\n".join(UnitFiles().install(wanted)) or "nothing to change")
     elif args.action == "check":
-        differences = units.drift(wanted, Files())
-        if args.json:
-            console.show_json(differences=differences)
-            return ExitCode.CONFIG if differences else ExitCode.GOOD
-        if differences:
+        if differences := units.drift(wanted, Files()):
             raise ConfigError("\n".join(differences))
-        print("what systemd runs matches the configuration")
+        good = "what systemd runs matches the configuration"
+        console.show_json(text=good) if args.json else print(good)
     else:
         texts = units.package_units() | {dropin.path: dropin.text for dropin in wanted}
         for path, text in texts.items():
             if text and (args.role is None or units.unit_name(args.role) in path):
                 print(f"# {path}\n{text}")
-    return ExitCode.GOOD
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:

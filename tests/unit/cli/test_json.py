@@ -33,7 +33,7 @@ def config(tmp_path: Path) -> Path:
         ("recipe show tiny-cpu", 0, {"name", "args"}),
         ("rollback --list", 0, {"known_good"}),
         ("status", 21, set()),
-        ("tune show", 0, {"settings", "source"}),
+        ("tune show", 0, {"settings"}),
         ("units check", 78, {"error"}),
         *([] if os.geteuid() else [("use --list", 0, {"recipes"})]),
         ("model check /nowhere", 10, {"error"}),
@@ -70,6 +70,6 @@ def test_recipe_list_has_a_key_for_each_column() -> None:
         "name": "tiny-cpu",
         "nodes": "1",
         "context": "512",
-        "tokens_per_second": "-",
+        "tokens_s": "-",
         "model": "you build its image; tiny",
     }

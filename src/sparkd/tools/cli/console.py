@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -50,6 +51,16 @@ def show(parts: Parts) -> None:
 def show_json(**fields: object) -> None:
     """Print one object, whose `schema` is 1 until a key changes its meaning."""
     print(json.dumps({"schema": 1, **fields}, indent=1), flush=True)
+
+
+def show_table(table: Table, json_key: str = "") -> None:
+    """A table with a heading; with a key, as JSON instead: an object for each row, by the heading's words."""
+    headings, *rows = table.rows
+    names = [re.sub(r"\W+", "_", heading.lower()) or "note" for heading in headings]
+    if json_key:
+        show_json(**{json_key: [dict(zip(names, row, strict=True)) for row in rows]})
+    else:
+        show([table])
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -88,13 +88,7 @@ def _gigabytes(text: str) -> int:
 
 
 def list_recipes(args: argparse.Namespace) -> None:
-    if args.json:
-        keys = [
-            heading.lower().replace("/", "_per_").replace("tokens_per_s", "tokens_per_second") for heading in HEADINGS
-        ]
-        console.show_json(recipes=[dict(zip(keys, row, strict=True)) for row in _rows()])
-    else:
-        console.show([Table([HEADINGS, *_rows()], heading=True, one_line=True)])
+    console.show_table(Table([HEADINGS, *_rows()], heading=True, one_line=True), "recipes" * args.json)
 
 
 def _rows() -> Iterator[tuple[str, ...]]:

@@ -20,7 +20,6 @@ from sparkd.tools.cli import console
 from sparkd.tools.setup.machine_watchdog import PANIC, apply_watchdog, revert_watchdog, with_panic
 from sparkd.tools.setup.system_config import HEADER, PATH, SysctlManager, UnitFiles
 
-KEYS = ("setting", "now", "proposed", "before_sparkd")
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
 
 
@@ -68,9 +67,7 @@ def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
     if args.action == "show" and args.json:
-        manager, recipe = SysctlManager(Path("/")), _recipe_in_use()
-        settings = [dict(zip(KEYS, row, strict=True)) for row in list_settings(manager, recipe)]
-        console.show_json(settings=settings, source=_source(recipe), recovery=read_recovery(Files()).text)
+        console.show_table(list_settings(SysctlManager(Path("/")), _recipe_in_use()), "settings")
         return
     chosen = args.action == "apply" and args.watchdog
     for line in tuned(args.action, Path("/"), _recipe_in_use, watchdog=chosen):
@@ -106,19 +103,17 @@ def _recipe_in_use() -> Recipe:
 
 
 def show_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
-    if rows := list_settings(manager, recipe):
-        yield str(Table([HEADINGS, *(tuple(cell or "-" for cell in row) for row in rows)]))
-        yield ""
+    table = list_settings(manager, recipe)
+    yield from (str(table), "") if table.rows[1:] else ()
     yield _source(recipe)
 
 
-def list_settings(manager: SysctlManager, recipe: Recipe) -> list[tuple[str | None, ...]]:
-    """Name, value now, proposed value, and the one before sparkd."""
+def list_settings(manager: SysctlManager, recipe: Recipe) -> Table:
     manager.file_content()  # one not written by sparkd is an error here too
     proposed, before = recipe.host.sysctls, manager.saved()
-    return [
-        (name, manager.current(name), proposed.get(name), before.get(name)) for name in sorted({*proposed, *before})
-    ]
+    names = sorted({*proposed, *before})
+    cells = ((name, manager.current(name), proposed.get(name), before.get(name)) for name in names)
+    return Table([HEADINGS, *(tuple(cell or "-" for cell in row) for row in cells)])
 
 
 def apply_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:

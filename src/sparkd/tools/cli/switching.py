@@ -94,12 +94,11 @@ def rollback(args: argparse.Namespace) -> None:
         raise UsageError("a plan is named to go back to it, without --list and --end")
     config, host = load_settings(os.environ), Host()
     if args.list:
-        rows = listed(read_known_good(host), config, host)
-        if args.json:
-            keys = ("plan", "recipe", "since", "until", "image", "marks")
-            console.show_json(known_good=[dict(zip(keys, row, strict=True)) for row in rows])
+        known = read_known_good(host)
+        if known or args.json:
+            console.show_table(listed(known, config, host), "known_good" * args.json)
         else:
-            print(Table([HEADINGS, *rows]) if rows else _none_yet(config))
+            print(_none_yet(config))
         return
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", "sudo sparkd rollback")
@@ -111,13 +110,13 @@ def rollback(args: argparse.Namespace) -> None:
         print(line, flush=True)  # a look at a model's dead disk, further on, hides no line of what was done
 
 
-def listed(known: Sequence[Entry], config: Settings, host: Host) -> list[tuple[str, ...]]:
+def listed(known: Sequence[Entry], config: Settings, host: Host) -> Table:
     """A row for each plan."""
     plan, back = configured_plan(config, host), None
     with suppress(ConfigError):
         switch = membership.resolve_context(config, None, host).switch
         back = switch.chosen if switch is not None else None
-    rows = list[tuple[str, ...]]()
+    rows: list[tuple[str, ...]] = [HEADINGS]
     for entry in known:
         image = entry.image_id.removeprefix("sha256:")[:DIGITS]
         cells = (entry.plan[:DIGITS], entry.name, format_utc(entry.since), format_utc(entry.until), image)
@@ -125,7 +124,7 @@ def listed(known: Sequence[Entry], config: Settings, host: Host) -> list[tuple[s
         if back is not None and back.plan == entry.plan and back.image_id in ("", entry.image_id):
             marks.append("rolled back to")  # also once it has proven itself again, at another time
         rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
-    return rows
+    return Table(rows)
 
 
 def add_use(parser: argparse.ArgumentParser) -> None:
@@ -152,11 +151,7 @@ def use(args: argparse.Namespace) -> int:
     if not config.engine.recipe and membership.current_switch(config, host) is None:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if args.list:
-        rows = list(list_usable(config, host))
-        if args.json:
-            console.show_json(recipes=[dict(zip(("recipe", "now", "reason"), row, strict=True)) for row in rows])
-        else:
-            console.show([Table([("RECIPE", "NOW", ""), *rows], heading=True)])
+        console.show_table(list_usable(config, host), "recipes" * args.json)
         return ExitCode.GOOD
     before = read_choice(host)
     to = choose_recipe(args.recipe, span, config, host) if args.recipe else None

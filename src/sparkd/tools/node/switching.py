@@ -25,7 +25,7 @@ from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, NotReadyError, UsageError
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
 from sparkd.base.state import known_good, launch_history
 from sparkd.base.state.launch_history import End
@@ -179,15 +179,17 @@ def plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chos
     return (back.to,) if back is not None and back.to is not None else before
 
 
-def list_usable(config: Settings, host: Host) -> Iterator[tuple[str, str, str]]:
-    """A row for each recipe: whether it could be used now, or why not."""
+def list_usable(config: Settings, host: Host) -> Table:
+    """A line for each recipe: whether it could be used now, or why not."""
     now, cached, nodes = membership.current_switch(config, host), NextStart(host), request_inventories(config, host)
     in_force = now.chosen if now is not None else None
     name = in_force.recipe.name if in_force is not None else config.engine.recipe
     chosen = "in force" if now is None or now.stage is Stage.IN_FORCE else "on the way"
+    rows = [("RECIPE", "NOW", "")]
     for recipe in find_recipes(recipe_folders(Path(host.files.root))):
         reason = _why_not(recipe, config, cached, nodes)
-        yield recipe, chosen if recipe == name else "no" if reason else "yes", sanitize(reason)
+        rows.append((recipe, chosen if recipe == name else "no" if reason else "yes", sanitize(reason)))
+    return Table(rows, heading=True)
 
 
 def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str:

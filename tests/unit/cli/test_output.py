@@ -27,3 +27,8 @@ def test_a_reader_that_leaves_and_a_closed_output_are_no_errors(command: str) ->
     assert (int(done.stdout) in (0, wanted), done.stderr) == (True, "")
     done = ran(f"{SPARKD} {command} >&- <&-")
     assert (done.returncode, done.stderr) == (wanted, "")
+
+
+def test_watch_without_a_terminal_prints_only_what_has_changed() -> None:
+    done = ran(f"timeout 3 {SPARKD} status --watch </dev/null")
+    assert (done.returncode, done.stdout.count("next: ")) == (124, 1), done

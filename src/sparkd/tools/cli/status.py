@@ -51,9 +51,11 @@ def show_status(args: argparse.Namespace) -> int:
     files, on_terminal = Files(), console.on_terminal() and not args.json
     if args.watch and on_terminal:
         return watch(files)
+    before: Parts = ()
     while True:
         shown, code = render_report(files, as_json=args.json, on_terminal=on_terminal)
-        console.show(shown)
+        if shown != before:
+            console.show(before := shown)
         if not args.watch:
             return code
         time.sleep(WATCH_SECONDS)

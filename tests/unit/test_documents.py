@@ -25,7 +25,7 @@ def test_each_link_of_a_document_leads_to_a_file_and_a_heading(path: Path) -> No
 
 def test_the_readme_is_read_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 9000
-    assert len((ROOT / "docs/sparkd.8.md").read_text().splitlines()) <= 300
+    assert len((ROOT / "docs/sparkd.8.md").read_text().splitlines()) <= 320
 
 
 def test_each_page_of_the_docs_is_named_by_the_readme_or_a_page_that_it_names() -> None:

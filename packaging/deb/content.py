@@ -17,10 +17,15 @@ from deb.targets import Architecture
 from deb.tree import Tree
 from deb.vendor import Vendored
 from sparkd.base.config import units
+from sparkd.base.lib.text import reflow
 
 DOC = "usr/share/doc/sparkd"
 _CODE_FONT = re.compile(rb"\\fC|\\f\(C[RW]")
 """No terminal has it; manual pages show code in bold."""
+_TEXT = re.compile(r"(?<=^```text\n)(?s:.*?)(?=^```$)", re.MULTILINE)
+"""man(1) breaks no line of a block."""
+MAN_COLUMNS = 72
+"""Of a terminal's 80, behind the margin."""
 
 
 def fill(tree: Tree, source: Source, vendored: Vendored, architecture: Architecture) -> None:
@@ -66,7 +71,7 @@ def _system(tree: Tree, source: Source) -> None:
 
 
 def _documentation(tree: Tree, source: Source) -> None:
-    pages = set((source.root / "docs").glob("*.[1-9].md"))
+    pages = set((source.root / "docs").rglob("*.[1-9].md"))
     for page in sorted(pages):
         name, section = page.name.removesuffix(".md").rsplit(".", 1)
         tree.add(f"usr/share/man/man{section}/{name}.{section}.gz", _gzip(_roff(page, name, section, source)))
@@ -98,10 +103,10 @@ def _roff(page: Path, name: str, section: str, source: Source) -> bytes:
         "-Tman",
         "--out-no-smarty",
         *(f"-m{key}:{value}" for key, value in metadata.items()),
-        str(page),
     ]
+    narrow = _TEXT.sub(lambda block: f"{reflow(block[0], MAN_COLUMNS)}\n", page.read_text())
     try:
-        text = subprocess.run(command, capture_output=True, check=True).stdout
+        text = subprocess.run(command, input=narrow.encode(), capture_output=True, check=True).stdout
     except FileNotFoundError:
         raise BuildError("lowdown is missing, which makes the manual pages: packaging/tools.sh as root") from None
     return _CODE_FONT.sub(rb"\\fB", text)

@@ -16,6 +16,7 @@ import completions
 from deb import lock
 from deb.targets import ARCHITECTURES, PYTHONS
 from sparkd.base.config import units
+from sparkd.tools.cli.main import COMMANDS
 
 CHECKOUT = Path(__file__).parents[2]
 ELF_MACHINE = {"amd64": 62, "arm64": 183}
@@ -163,15 +164,27 @@ def test_manual_pages_name_the_program_and_this_version(unpacked: Path, package:
     assert field(package, "Version").partition("~")[0] in roff
 
 
-@pytest.mark.parametrize("name", ["sparkd.8", "sparkd.toml.5", "sparkd-recipe.5", "sparkd-checks.7"])
-def test_manual_pages_render_without_a_warning_and_are_found_by_name(unpacked: Path, name: str, tmp_path: Path) -> None:
+PAGES = sorted(path.name.removesuffix(".md") for path in (CHECKOUT / "docs").rglob("*.[1-9].md"))
+
+
+def test_each_command_has_a_manual_page(unpacked: Path) -> None:
+    pages = {path.name for path in (unpacked / "usr/share/man/man8").iterdir()}
+    assert pages == {"sparkd.8.gz", *(f"sparkd-{name}.8.gz" for name, *_ in COMMANDS)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_manual_pages_render_within_80_columns_without_a_warning_and_are_found_by_name(
+    unpacked: Path, name: str, tmp_path: Path
+) -> None:
     page = unpacked / f"usr/share/man/man{name[-1]}/{name}.gz"
-    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "100"}
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "80"}
     shown = subprocess.run(
         ["man", "--warnings=w", "--local-file", str(page)], capture_output=True, text=True, check=True, env=env
     )
     assert shown.stderr == ""
-    assert len(shown.stdout.splitlines()) > 100
+    lines = shown.stdout.splitlines()
+    assert len(lines) > 15
+    assert [line for line in lines if len(line) > 80] == []
     (tmp_path / name).write_bytes(gzip.decompress(page.read_bytes()))
     listed = subprocess.run(["lexgrog", str(tmp_path / name)], capture_output=True, text=True, check=True).stdout
     assert f'"{name[:-2]} - ' in listed

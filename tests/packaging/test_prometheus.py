@@ -79,8 +79,8 @@ def expressions() -> list[str]:
 
 
 def scrape_config() -> dict[str, Any]:
-    """As the README has it."""
-    section = (CHECKOUT / "README.md").read_text().partition("\n## Metrics\n")[2]
+    """As docs/howto.md has it."""
+    section = (CHECKOUT / "docs/howto.md").read_text().partition("\n## Prometheus and Grafana\n")[2]
     found = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)
     assert found
     config: dict[str, Any] = yaml.safe_load(found[1])

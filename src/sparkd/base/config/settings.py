@@ -170,12 +170,13 @@ class Supervise(t.Section):
     """A plan that has served for this long has proven itself: failed launches before it are forgiven, and it is kept as
     the last known good one, for `sparkd diff` and `sparkd rollback`."""
     reboot: bool = False
-    """Reboot this node where its own checks prove that only this helps (action `reboot` of sparkd(8)): once in six
-    hours at most, and not while somebody is logged in. No head decides it for another node."""
+    """Reboot this node where its own checks prove that only this helps (action `reboot` of sparkd-events(7)): once in
+    six hours at most, and not while somebody is logged in. No head decides it for another node."""
     power_command: t.Command = ()
     """A program of root's, by its absolute path, and its arguments, that cuts another node's power and gives it back,
     as by a smart plug. It is run as root, without a shell, within the unit's bounds, for 30 s at most, with that node's
-    address of cluster.nodes as SILENT_NODE. When: sparkd(8), A NODE THAT HANGS. No head decides it. Empty: never."""
+    address of cluster.nodes as SILENT_NODE. When: sparkd.toml(5), A NODE THAT HANGS. No head decides it.
+    Empty: never."""
     power_after_minutes: int = Field(10, ge=5, le=1440)
     """How long the other node must have been silent: longer than it takes to boot. No head decides it."""
 

@@ -226,8 +226,9 @@ def test_all_data_of_the_source_are_where_the_program_reads_them(unpacked: Path)
     assert (unpacked / "usr/lib/sparkd/app/sparkd/data").resolve() == (unpacked / "usr/share/sparkd").resolve()
 
 
-def test_alerts_and_dashboard_are_where_the_readme_has_them(unpacked: Path) -> None:
-    for name in ("alerts.yaml", "sparkd.json"):
-        assert (unpacked / f"usr/share/sparkd/grafana/{name}").read_bytes() == (
-            CHECKOUT / "config/grafana" / name
-        ).read_bytes()
+def test_what_prometheus_and_grafana_read_is_where_the_manual_has_it(unpacked: Path) -> None:
+    files = {file.name: file.read_bytes() for file in (CHECKOUT / "config/grafana").iterdir()}
+    assert {"alerts.yaml", "dashboards.yaml", "datasource.yaml", "prometheus.yml", "sparkd.json"} == set(files)
+    assert {file.name: file.read_bytes() for file in (unpacked / "usr/share/sparkd/grafana").iterdir()} == files
+    manual = (unpacked / "usr/share/doc/sparkd/monitoring.md").read_text()
+    assert all(f"`{name}`" in manual for name in files)

@@ -26,7 +26,6 @@ from sparkd.base.lib.text import Table, parse_time, sanitize
 from sparkd.base.vllm.known_errors import KnownError, explain
 from sparkd.base.vllm.log_lines import LineSplitter
 from sparkd.tools.cli import console
-from sparkd.tools.support.capture_collector import Collector, summarize
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
@@ -169,6 +168,8 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def capture(args: argparse.Namespace) -> None:
+    from sparkd.tools.support.capture_collector import Collector, summarize  # it can act; `explain` can't
+
     collector = Collector(Host())
     if args.issue:
         print(collector.redact(summarize(collector.settings, collector.host)), end="")

@@ -46,6 +46,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("notify", "notify", "send messages to people, or try whether they arrive"),
     ("init", "init", "set up this node: recipe, settings, the cluster's key; invite other nodes, or join them"),
     ("deinit", "init", "take back what `init` wrote"),
+    ("demo", "demo", "show status, preflight, explain and the page on example nodes, without a Spark"),
 )
 """Name, module and summary; the module's `add_NAME` declares the options and the function that runs.
 

@@ -273,5 +273,7 @@ def test_a_prompt_that_is_one_step_of_many_minutes_is_not_ended_while_the_gpu_co
     assert watch(replace(step, computes=lambda now: now < 1100), 1200).ended is None
     # NVML's figure is of the last moment.
     assert watch(replace(step, computes=lambda now: now % 25 < 3), 1200).ended is None
+    unseen = Situation(counters=lambda _: None, canary=never)  # nothing but a canary, which waits behind the prompt
+    assert watch(replace(unseen, computes=lambda _: True), 1200).ended is None
     broken_off = watch(replace(step, computes=lambda now: now < 700), 1200).ended
     assert broken_off is not None and 725 <= broken_off[0] <= 735

@@ -16,7 +16,7 @@ from release import Publisher
 
 CHECKOUT = Path(__file__).parents[2]
 URL = "https://example.org/apt"
-SCREEN_LINES = 50
+SCREEN_LINES, SCREEN_COLUMNS = 50, 80
 INDEXES = "apt/dists/stable"
 
 
@@ -127,6 +127,7 @@ def test_the_script_is_one_screen_of_clean_shell_with_the_key_in_it(released: Pa
     script = released / "install.sh"
     text = script.read_text()
     assert len(text.splitlines()) <= SCREEN_LINES
+    assert max(map(len, text.splitlines())) <= SCREEN_COLUMNS
     assert (released / "sparkd.asc").read_text() in text
     assert f"URIs: {URL}\n" in text
     assert signing_key in text

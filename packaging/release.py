@@ -1,14 +1,6 @@
 """`python -m release`: all that a release publishes, in dist/release.
 
-A commit always gives the same bytes, except signatures.
-
-| file | what it is |
-|---|---|
-| `sparkd_VERSION_ARCHITECTURE.deb`, `.cdx.json` | a package, and its bill of materials |
-| `apt` | a repository with these packages, and those of earlier releases |
-| `install.sh`, `sparkd.asc` | adds the repository to a machine; the public key |
-| `NOTES.md` | the version's section of CHANGELOG.md |
-| `SHA256SUMS`, `SHA256SUMS.asc` | of all that is not a signature; their signature |
+docs/releasing.md has its files. A commit always gives the same bytes, except signatures.
 """
 
 from __future__ import annotations
@@ -110,14 +102,8 @@ def _index(apt: Path, epoch: int) -> Path:
         folder.mkdir(parents=True)
         words = (*_SHA256_ALONE, "--arch", architecture.debian, "packages", "pool")
         (folder / "Packages").write_text(_run("apt-ftparchive", *words, folder=apt), encoding="utf-8")
-    fields = {
-        "Origin": "sparkd",
-        "Label": "sparkd",
-        "Suite": _SUITE,
-        "Codename": _SUITE,
-        "Architectures": " ".join(one.debian for one in ARCHITECTURES),
-        "Components": "main",
-    }
+    fields = {"Origin": "sparkd", "Label": "sparkd", "Suite": _SUITE, "Codename": _SUITE, "Components": "main"}
+    fields["Architectures"] = " ".join(one.debian for one in ARCHITECTURES)
     options = [f"--option=APT::FTPArchive::Release::{name}={value}" for name, value in fields.items()]
     text = _run("apt-ftparchive", *_SHA256_ALONE, *options, "release", ".", folder=dists)
     # apt-ftparchive 2.6 takes the clock's time, whatever SOURCE_DATE_EPOCH says.

@@ -75,7 +75,7 @@ def _documentation(tree: Tree, source: Source) -> None:
     for page in sorted(pages):
         name, section = page.name.removesuffix(".md").rsplit(".", 1)
         tree.add(f"usr/share/man/man{section}/{name}.{section}.gz", _gzip(_roff(page, name, section, source)))
-    of_the_source = {source.root / "docs/architecture.md"}  # its links lead into the checkout
+    of_the_source = {source.root / "docs/architecture.md", source.root / "docs/releasing.md"}  # their links lead there
     for paper in sorted({*(source.root / "docs").glob("*.md")} - pages - of_the_source):
         tree.add(f"{DOC}/{paper.name}", paper.read_bytes())
     for example in sorted((source.root / "config").glob("*.toml")):
@@ -89,7 +89,7 @@ def _papers(tree: Tree, source: Source, vendored: Vendored, architecture: Archit
     notices = components.read(source.text("packaging/debian/notices.toml"))
     texts = {file.stem: file.read_text("utf-8") for file in (source.root / "packaging/debian/licences").glob("*.txt")}
     tree.add(f"{DOC}/copyright", papers.copyright_text(own, vendored, notices, texts).encode())
-    tree.add(f"{DOC}/sbom/sparkd.cdx.json", papers.sbom(source.version, architecture, vendored))
+    tree.add(f"{DOC}/sbom/sparkd.cdx.json", papers.sbom(source.version, architecture, vendored, notices))
     for one in vendored.sboms:
         tree.add(f"{DOC}/sbom/{one.name}.json", one.content)
 

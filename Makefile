@@ -10,7 +10,7 @@ PYTEST := $(PYTHON) -m pytest
 
 PHASES := check integration packaging booted
 
-.PHONY: fuzz check count mutants test integration packaging booted bed siege arm64 gpu demo deb bench generate flags lock audit venv clean
+.PHONY: fuzz check count mutants test integration packaging booted bed siege arm64 gpu demo deb release bench generate flags lock audit venv clean
 
 # mypy runs beside the tests; what it finds is shown after them. Each worker loads the tests, which is fast once compiled.
 # Four workers also on two cores: half of the tests' time is spent waiting.
@@ -40,7 +40,7 @@ integration: venv  ## this machine's kernel, real docker
 	$(PYTEST) tests/integration -m "not whole"
 
 packaging: venv  ## the .deb: content, reproducible build; the page in a browser, /metrics in Prometheus
-	packaging/tools.sh chromium
+	packaging/tools.sh chromium shellcheck
 	packaging/unpack.sh prometheus
 	$(PYTEST) tests/packaging
 
@@ -80,6 +80,11 @@ mutants: venv  ## COUNT small faults a package, drawn by SEED: which of them the
 deb: venv  ## dist/sparkd_VERSION_{amd64,arm64}.deb
 	packaging/tools.sh
 	PYTHONPATH=packaging $(PYTHON) -m deb
+
+release: venv  ## dist/release, signed by KEY, to be served at URL (UNSIGNED=1: neither); VERSION= must be its tag, EARLIER= has old .debs
+	packaging/tools.sh
+	PYTHONPATH=packaging $(PYTHON) -m release $(if $(KEY),--key '$(KEY)') $(if $(URL),--url '$(URL)') $(if $(UNSIGNED),--unsigned) \
+	  $(if $(VERSION),--version '$(VERSION)') $(if $(EARLIER),--earlier '$(EARLIER)')
 
 bench: deb  ## figures: build/bench.json and a table; BASE=REV measures that commit first and says what became worse (as root)
 	$(PYTHON) -m tests.bench $(if $(BASE),--base $(BASE))

@@ -1,4 +1,4 @@
-"""The generated parts of the manuals: options, settings, keys of recipes, and what known errors mean."""
+"""The generated parts of the manuals: commands, options, settings, keys of recipes, and what known errors mean."""
 
 from __future__ import annotations
 
@@ -42,18 +42,40 @@ def leaves(
         yield words, parser
 
 
-def options() -> str:
-    """Of sparkd(8): what `--help` prints of each command."""
+def commands() -> str:
+    """Of sparkd(8): the pages of the commands."""
+    return "\n".join(f"- sparkd-{name}(8): {_summary(one)}" for name, one in inner_parsers(whole_parser()).items())
+
+
+def head(name: str) -> str:
+    """Of a command's page: its name and synopsis."""
+    command = inner_parsers(whole_parser())[name]
+    parts = [f"sparkd-{name} - {_summary(command)}\n", "# SYNOPSIS\n"]
+    for words, parser in leaves(command, (name,)):
+        actions = [one for one in parser._actions if one.dest != "help"]
+        options = [" \\[*options*\\]"] if any(one.option_strings for one in actions) else []
+        arguments = [f" {_value(one)}" for one in actions if not one.option_strings]
+        parts.append(f"`sparkd {' '.join(words)}`{''.join(options + arguments)}\n")
+    return "\n".join(parts)
+
+
+def options(name: str) -> str:
+    """Of a command's page: what `--help` prints of it, or of each of its actions."""
     parts = []
-    for words, parser in leaves(whole_parser()):
+    for words, parser in leaves(inner_parsers(whole_parser())[name], (name,)):
         shown = [one for one in parser._actions if one.help not in (None, argparse.SUPPRESS) and one.dest != "help"]
-        if shown:
+        if shown and len(words) > 1:
             parts.append(f"## sparkd {' '.join(words)}\n")
         for one in shown:
             names = ", ".join(f"`{name}`" for name in one.option_strings)
             text = _escape(parser._get_formatter()._expand_help(one))
             parts.append(f"{names} {_value(one)}".strip() + f"\n: {text}{' (required)' * one.required * bool(names)}\n")
     return "\n".join(parts)
+
+
+def _summary(command: argparse.ArgumentParser) -> str:
+    text = (command.description or "").partition(". ")[0].rstrip(".")
+    return text[:1].lower() + text[1:]
 
 
 def _value(action: argparse.Action) -> str:

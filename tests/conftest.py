@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,18 @@ def packages(package: Path) -> dict[str, Path]:
     others = [one for one in ARCHITECTURES if one != native()]
     built = build(package.parent, others)
     return {native().debian: package} | {one.debian: file for one, file in zip(others, built, strict=True)}
+
+
+@pytest.fixture(scope="session")
+def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Fingerprint of a throw-away key, in a home of gpg's that GNUPGHOME names from here on."""
+    from release import find_key
+
+    home = tmp_path_factory.mktemp("gnupg")
+    home.chmod(0o700)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GNUPGHOME", str(home))
+        made = ("gpg", "--batch", "--passphrase", "", "--quick-generate-key", "throw-away", "ed25519", "sign", "never")
+        subprocess.run(made, capture_output=True, check=True)
+        yield find_key("throw-away")
+        subprocess.run(["gpgconf", "--kill", "all"], check=True)

@@ -7,6 +7,8 @@ import textwrap
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
+from deb.errors import BuildError
+
 MAINTAINER = "sparkd maintainers <maintainers@sparkd.invalid>"
 
 _SECTION = re.compile(r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?$")
@@ -20,6 +22,17 @@ def debian(markdown: str, version: str, epoch: int) -> str:
         when = datetime.fromisoformat(f"{date}T00:00:00+00:00") if date and entries else now
         entries.append(_entry(name if entries else version, when, bullets))
     return "\n".join(entries) or _entry(version, now, ["Work in progress."])
+
+
+def notes(markdown: str, version: str) -> str:
+    """The version's section as it stands; of a commit without a release tag, what is unreleased."""
+    name = "Unreleased" if "~git" in version else version
+    _, heading, rest = markdown.partition(f"\n## [{name}]")
+    if not heading:
+        raise BuildError(
+            f"CHANGELOG.md has no section for it; begin one below Unreleased:\n## [{version}] - YYYY-MM-DD"
+        )
+    return rest.partition("\n")[2].partition("\n## [")[0].strip() + "\n"
 
 
 def _entry(version: str, when: datetime, bullets: list[str]) -> str:

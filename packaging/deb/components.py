@@ -26,6 +26,7 @@ class Component:
     """SPDX expression."""
     source: str = ""
     author: str = ""
+    purl: str = ""
     copyright: tuple[str, ...] = ()
     """As its licence has them."""
     holder: str = ""
@@ -143,7 +144,7 @@ def _of_sbom(sbom: Sbom) -> Iterator[Component]:
         raise BuildError(f"{sbom.name}: {error}. packaging/deb/components.py has to learn to read it") from None
     for entry in document.components:
         terms = [choice.expression or choice.license.id or choice.license.name for choice in entry.licenses]
-        yield Component(entry.name, entry.version, " AND ".join(terms), _source(entry), entry.author)
+        yield Component(entry.name, entry.version, " AND ".join(terms), _source(entry), entry.author, entry.purl)
 
 
 def _source(entry: _Entry) -> str:
@@ -162,4 +163,5 @@ def _joined(listed: Component, notice: Component | None) -> Component | None:
         licence=notice.licence or listed.licence,
         source=notice.source or listed.source,
         author=listed.author or f"the authors of {listed.name}",
+        purl=listed.purl,
     )

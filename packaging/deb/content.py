@@ -17,10 +17,15 @@ from deb.targets import Architecture
 from deb.tree import Tree
 from deb.vendor import Vendored
 from sparkd.base.config import units
+from sparkd.base.lib.text import reflow
 
 DOC = "usr/share/doc/sparkd"
 _CODE_FONT = re.compile(rb"\\fC|\\f\(C[RW]")
 """No terminal has it; manual pages show code in bold."""
+_TEXT = re.compile(r"(?<=^```text\n)(?s:.*?)(?=^```$)", re.MULTILINE)
+"""man(1) breaks no line of a block."""
+MAN_COLUMNS = 72
+"""Of a terminal's 80, behind the margin."""
 
 
 def fill(tree: Tree, source: Source, vendored: Vendored, architecture: Architecture) -> None:
@@ -66,11 +71,11 @@ def _system(tree: Tree, source: Source) -> None:
 
 
 def _documentation(tree: Tree, source: Source) -> None:
-    pages = set((source.root / "docs").glob("*.[1-9].md"))
+    pages = set((source.root / "docs").rglob("*.[1-9].md"))
     for page in sorted(pages):
         name, section = page.name.removesuffix(".md").rsplit(".", 1)
         tree.add(f"usr/share/man/man{section}/{name}.{section}.gz", _gzip(_roff(page, name, section, source)))
-    of_the_source = {source.root / "docs/architecture.md"}  # its links lead into the checkout
+    of_the_source = {source.root / "docs/architecture.md", source.root / "docs/releasing.md"}  # their links lead there
     for paper in sorted({*(source.root / "docs").glob("*.md")} - pages - of_the_source):
         tree.add(f"{DOC}/{paper.name}", paper.read_bytes())
     for example in sorted((source.root / "config").glob("*.toml")):
@@ -84,7 +89,7 @@ def _papers(tree: Tree, source: Source, vendored: Vendored, architecture: Archit
     notices = components.read(source.text("packaging/debian/notices.toml"))
     texts = {file.stem: file.read_text("utf-8") for file in (source.root / "packaging/debian/licences").glob("*.txt")}
     tree.add(f"{DOC}/copyright", papers.copyright_text(own, vendored, notices, texts).encode())
-    tree.add(f"{DOC}/sbom/sparkd.cdx.json", papers.sbom(source.version, architecture, vendored))
+    tree.add(f"{DOC}/sbom/sparkd.cdx.json", papers.sbom(source.version, architecture, vendored, notices))
     for one in vendored.sboms:
         tree.add(f"{DOC}/sbom/{one.name}.json", one.content)
 
@@ -98,10 +103,10 @@ def _roff(page: Path, name: str, section: str, source: Source) -> bytes:
         "-Tman",
         "--out-no-smarty",
         *(f"-m{key}:{value}" for key, value in metadata.items()),
-        str(page),
     ]
+    narrow = _TEXT.sub(lambda block: f"{reflow(block[0], MAN_COLUMNS)}\n", page.read_text())
     try:
-        text = subprocess.run(command, capture_output=True, check=True).stdout
+        text = subprocess.run(command, input=narrow.encode(), capture_output=True, check=True).stdout
     except FileNotFoundError:
         raise BuildError("lowdown is missing, which makes the manual pages: packaging/tools.sh as root") from None
     return _CODE_FONT.sub(rb"\\fB", text)

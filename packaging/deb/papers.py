@@ -38,8 +38,9 @@ def copyright_text(own: str, vendored: Vendored, notices: Notices, stored: Mappi
     return "\n".join(parts)
 
 
-def sbom(version: str, architecture: Architecture, vendored: Vendored) -> bytes:
-    """CycloneDX 1.6: what the package carries."""
+def sbom(version: str, architecture: Architecture, vendored: Vendored, notices: Notices) -> bytes:
+    """CycloneDX 1.6: the libraries that the package carries, each with what is compiled into it."""
+    compiled = compiled_in(vendored.libraries, notices)
     components = [
         {
             "type": "library",
@@ -47,6 +48,7 @@ def sbom(version: str, architecture: Architecture, vendored: Vendored) -> bytes:
             "version": library.version,
             "purl": f"pkg:pypi/{library.name}@{library.version}",
             "licenses": [{"license": {"name": _licence_name(library.metadata)}}],
+            "components": [_entry(component) for component in compiled[library.name]],
         }
         for library in vendored.libraries
     ]
@@ -61,6 +63,17 @@ def sbom(version: str, architecture: Architecture, vendored: Vendored) -> bytes:
         "components": components,
     }
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _entry(component: Component) -> dict[str, object]:
+    return {
+        "type": "library",
+        "name": component.name,
+        "version": component.version,
+        "licenses": [{"expression": component.licence}],
+        "externalReferences": [{"type": "website", "url": component.source}],
+        **({"purl": component.purl} if component.purl else {}),
+    }
 
 
 def _paragraph(library: Library) -> str:

@@ -48,17 +48,17 @@ def read(root: Path) -> Source:
     if not match:
         raise BuildError("src/sparkd/__init__.py has no __version__")
     version = match[1]
-    commit = _git(root, "log", "-1", "--format=%ct %h", "--abbrev=9")
+    commit = git(root, "log", "-1", "--format=%ct %h", "--abbrev=9")
     if not commit:
         newest = max(int(file.stat().st_mtime) for file in (root / "src").rglob("*.py"))
         return Source(root, version, int(os.environ.get("SOURCE_DATE_EPOCH", newest)))
     seconds, short = commit.split()
-    if f"v{version}" not in _git(root, "tag", "--points-at", "HEAD").split():
+    if f"v{version}" not in git(root, "tag", "--points-at", "HEAD").split():
         version += f"~git{datetime.fromtimestamp(int(seconds), UTC):%Y%m%d%H%M%S}.{short}"
     return Source(root, version, int(os.environ.get("SOURCE_DATE_EPOCH", seconds)))
 
 
-def _git(root: Path, *words: str) -> str:
+def git(root: Path, *words: str) -> str:
     """Empty where there is no repository, or no git. Root may build what belongs to somebody else."""
     command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *words]
     try:

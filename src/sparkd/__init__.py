@@ -1,3 +1,3 @@
 """sparkd: the node agent of NVIDIA DGX Spark machines."""
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"

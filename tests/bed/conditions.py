@@ -43,6 +43,7 @@ ARGUMENTS = {
     "init": "--plan",
     "use": "--list",
     "rollback": "--list",
+    "demo": "--once",
 }
 """Else none: where a command needs one, its usage is what it says."""
 TABLES = ("status", "endpoint", "use", "preflight", "explain", "recipe list")

@@ -15,7 +15,7 @@ from .sparkd_node import SERVING_SECONDS
 from .terminal import Session
 
 README = Path(__file__).parents[2] / "README.md"
-ONE, SEVERAL = "On a Spark", "On several Sparks"
+INSTALL, ONE, SEVERAL = "Install", "Three commands to a token", "On several Sparks"
 BLOCK = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 NOT_RUN = ("sudo docker pull ", "sudo sparkd model pull", "journalctl -f", "sparkd status --watch")
 """A node has no internet: its image and model are there. The last ones follow without end."""
@@ -96,11 +96,11 @@ def prepare(node: Node, package: Path) -> None:
 
 
 def walk(node: Node, package: Path) -> Walk:
-    """Every command of the section, on a node with a recipe of its own; at the end a dry run, beside the agent."""
+    """Every command of the two sections, on a node with a recipe of its own; at the end a dry run, beside the agent."""
     prepare(node, package)
     node.write("/etc/sparkd/recipes/my-model.yaml", RECIPE)
     done, took = [], []
-    for command in (*(step.command for step in steps(ONE)), "sparkd preflight --dry-run"):
+    for command in (*(step.command for step in (*steps(INSTALL), *steps(ONE))), "sparkd preflight --dry-run"):
         if not command.startswith(NOT_RUN):
             started = time.monotonic()
             done.append((command, node.sh(f"cd /root && {command}", check=False, timeout=SERVING_SECONDS)))
@@ -127,7 +127,7 @@ def walk_several(nodes: Sequence[Node], package: Path) -> Walk:
     head.write("/etc/sparkd/recipes/deepseek-v4-flash-balanced.yaml", RECIPE_OF_SEVERAL)
     for node in others:
         node.sh("rm -r /srv/models/tiny")
-    (install,) = (step for step in steps(ONE) if step.command.startswith("sudo apt install"))
+    (install,) = steps(INSTALL)
     began = time.monotonic()
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda node: node.sh(f"cd /root && {install.command}", timeout=STEP_SECONDS), nodes))

@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,51 @@ def test_a_failing_step_shows_its_last_lines_and_nothing_gets_the_name(installed
     assert "\x1b" not in output
     assert SECRET not in output.partition("line 90")[2]
     assert (image_id(installed), containers(installed)) == (made, "")
+
+
+FILL = "fallocate -l 1000M /most\ncat /dev/zero >/rest"
+
+
+def free_bytes(node: Node) -> int:
+    return int(node.run("stat", "--file-system", "--format", "%f", "/").stdout) * 4096
+
+
+@pytest.fixture
+def nearly_full(installed: Node, made: str) -> Iterator[str]:
+    """The disk has little more than a build must find there, and `made` was built before."""
+    room = free_bytes(installed) - (1150 << 20)
+    installed.run("fallocate", "--length", str(room), "/root/full")
+    yield made
+    installed.run("rm", "-f", "/root/full")
+
+
+@pytest.mark.parametrize(
+    ("fill", "failed"),
+    [
+        pytest.param(FILL, "returned a non-zero code: 1", id="the step's program"),
+        pytest.param(f"{FILL} || true", "", id="docker, after a program that ignores it"),
+    ],
+)
+def test_a_disk_that_becomes_full_in_a_step_is_named_and_the_next_build_works(
+    installed: Node, nearly_full: str, fill: str, failed: str
+) -> None:
+    images, free = all_images(installed), free_bytes(installed)
+    code, output = build(installed, [*STEPS, {"run": fill}, {"run": "touch /more"}])
+    assert code == 10
+    assert "step 4 (run fallocate -l 1000M /most cat /dev/zero >/rest" in output
+    assert failed in output
+    assert re.search(r"no space left on /, .*: 1\.1 GiB was free .*\(1\.1 GiB is free now\)", output), output
+    assert "sudo docker system df" in output
+    assert (image_id(installed), all_images(installed), containers(installed)) == (nearly_full, images, "")
+    assert abs(free - free_bytes(installed)) < 64 << 20, "no layer is left behind"
+    installed.run("rm", "/root/full")
+    code, output = build(installed, [*STEPS, {"run": "fallocate -l 1200M /most"}, {"run": "touch /more"}])
+    assert (code, image_id(installed) != nearly_full) == (0, True), output
+
+
+def all_images(node: Node) -> list[str]:
+    """Layers of builds, too."""
+    return sorted(node.run("docker", "image", "ls", "--all", "--quiet").stdout.split())
 
 
 def test_an_image_that_fails_its_asserts_gets_no_name(installed: Node, made: str) -> None:

@@ -597,3 +597,44 @@ def test_an_engine_that_hangs_under_a_request_is_a_stall_once_no_compiler_runs(i
     finally:
         load.end(impatient.node)  # or the next engine would meet it too, and is to be idle
         impatient.stop()
+
+
+PIECES = """\
+import time
+from vllm.v1.core.sched.scheduler import Scheduler
+class Slow(Scheduler):
+    def schedule(self, *args, **kwargs):
+        end = time.monotonic() + 1.6 * any(request.num_prompt_tokens > 100 for request in self.requests.values())
+        while time.monotonic() < end:
+            pass
+        return super().schedule(*args, **kwargs)
+"""
+"""Each piece of a long prompt takes as long as on a slow machine."""
+SLOW = """\
+schema: 1
+name: slow
+extends: tiny-cpu
+args: {max-num-batched-tokens: 32, max-num-seqs: 4, scheduler-cls: pieces.Slow, async-scheduling: false}
+env: {PYTHONPATH: /pieces}
+container: {volumes: ["/srv/pieces:/pieces:ro"]}
+"""
+
+
+@pytest.mark.whole
+def test_a_prompt_that_takes_longer_than_the_limit_is_no_stall_while_its_pieces_end(spark: SparkdNode) -> None:
+    """By the counters of a real vLLM, which are of a piece's end: tokens count at the prompt's."""
+    spark.stop()
+    spark.forget_failures()
+    spark.node.write("/srv/pieces/pieces.py", PIECES)
+    spark.node.write("/etc/sparkd/recipes/slow.yaml", SLOW)
+    spark.configure(CONFIGURATION.replace("tiny-cpu", "slow") + IMPATIENT)
+    spark.start()
+    cursor, old = spark.cursor(), spark.main_pid()
+    prompt = [100 + number % 90 for number in range(400)]
+    began = time.monotonic()
+    answer = spark.node.post(8000, "/v1/completions", {"model": "tiny", "prompt": prompt, "max_tokens": 1}, 90)
+    took = time.monotonic() - began
+    print(f"answered after {took:.1f} s")
+    assert (answer.status, spark.main_pid()) == (200, old), answer.body
+    assert took > 1.5 * 10, "longer than the limit"
+    assert "phase=degraded" not in spark.journal_since(cursor)

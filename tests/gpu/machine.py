@@ -221,7 +221,7 @@ def write_configuration(extra: str = "", env: Mapping[str, str] | None = None, n
         recipe["env"] = {"TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     else:
         recipe |= {"model": {"path": "tiny", "served_name": "tiny", "random_weights": True}}
-        recipe |= {"nodes": {"min": nodes, "max": nodes}, "container": {"gpus": "all", **container}}
+        recipe |= {"nodes": {"min": nodes, "max": nodes, "gpus": ranks}, "container": {"gpus": "all", **container}}
         recipe["args"] = {
             "host": "0.0.0.0", "port": 8000, "max-model-len": 4096, "gpu-memory-utilization": 0.5, "max-num-seqs": 64,
             "tensor-parallel-size": ranks if nodes == 1 else "{cluster.size}",

@@ -16,6 +16,7 @@ import completions
 from deb import lock
 from deb.targets import ARCHITECTURES, PYTHONS
 from sparkd.base.config import units
+from sparkd.tools.cli.main import COMMANDS
 
 CHECKOUT = Path(__file__).parents[2]
 ELF_MACHINE = {"amd64": 62, "arm64": 183}
@@ -163,15 +164,27 @@ def test_manual_pages_name_the_program_and_this_version(unpacked: Path, package:
     assert field(package, "Version").partition("~")[0] in roff
 
 
-@pytest.mark.parametrize("name", ["sparkd.8", "sparkd.toml.5", "sparkd-recipe.5", "sparkd-checks.7"])
-def test_manual_pages_render_without_a_warning_and_are_found_by_name(unpacked: Path, name: str, tmp_path: Path) -> None:
+PAGES = sorted(path.name.removesuffix(".md") for path in (CHECKOUT / "docs").rglob("*.[1-9].md"))
+
+
+def test_each_command_has_a_manual_page(unpacked: Path) -> None:
+    pages = {path.name for path in (unpacked / "usr/share/man/man8").iterdir()}
+    assert pages == {"sparkd.8.gz", *(f"sparkd-{name}.8.gz" for name, *_ in COMMANDS)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_manual_pages_render_within_80_columns_without_a_warning_and_are_found_by_name(
+    unpacked: Path, name: str, tmp_path: Path
+) -> None:
     page = unpacked / f"usr/share/man/man{name[-1]}/{name}.gz"
-    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "100"}
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "80"}
     shown = subprocess.run(
         ["man", "--warnings=w", "--local-file", str(page)], capture_output=True, text=True, check=True, env=env
     )
     assert shown.stderr == ""
-    assert len(shown.stdout.splitlines()) > 100
+    lines = shown.stdout.splitlines()
+    assert len(lines) > 15
+    assert [line for line in lines if len(line) > 80] == []
     (tmp_path / name).write_bytes(gzip.decompress(page.read_bytes()))
     listed = subprocess.run(["lexgrog", str(tmp_path / name)], capture_output=True, text=True, check=True).stdout
     assert f'"{name[:-2]} - ' in listed
@@ -213,8 +226,9 @@ def test_all_data_of_the_source_are_where_the_program_reads_them(unpacked: Path)
     assert (unpacked / "usr/lib/sparkd/app/sparkd/data").resolve() == (unpacked / "usr/share/sparkd").resolve()
 
 
-def test_alerts_and_dashboard_are_where_the_readme_has_them(unpacked: Path) -> None:
-    for name in ("alerts.yaml", "sparkd.json"):
-        assert (unpacked / f"usr/share/sparkd/grafana/{name}").read_bytes() == (
-            CHECKOUT / "config/grafana" / name
-        ).read_bytes()
+def test_what_prometheus_and_grafana_read_is_where_the_manual_has_it(unpacked: Path) -> None:
+    files = {file.name: file.read_bytes() for file in (CHECKOUT / "config/grafana").iterdir()}
+    assert {"alerts.yaml", "dashboards.yaml", "datasource.yaml", "prometheus.yml", "sparkd.json"} == set(files)
+    assert {file.name: file.read_bytes() for file in (unpacked / "usr/share/sparkd/grafana").iterdir()} == files
+    manual = (unpacked / "usr/share/doc/sparkd/monitoring.md").read_text()
+    assert all(f"`{name}`" in manual for name in files)

@@ -103,6 +103,8 @@ def test_every_component_of_every_bill_of_materials_has_a_paragraph(
     labels = {(entry["name"], entry["version"]) for entry in entries}
     assert {("pyo3", "0.29.2"), ("openssl", "4.0.3")} & labels
     assert len(labels) > 100
+    libraries = json.loads(content(archive, f"{DOC}/sbom/sparkd.cdx.json"))["components"]
+    assert labels <= {(one["name"], one["version"]) for library in libraries for one in library["components"]}
     for entry in entries:
         fields = of_component(paragraphs, entry["name"], entry["version"])
         assert len(fields["License"].splitlines()) >= 4

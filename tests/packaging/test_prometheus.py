@@ -1,4 +1,4 @@
-"""/metrics, the alert rules and the dashboard in real Prometheus, which scrapes the real server."""
+"""/metrics, the alert rules and the dashboard in real Prometheus, which scrapes the real server and pages of vLLM's."""
 
 import json
 import os
@@ -16,19 +16,22 @@ import yaml
 from msgspec.structs import replace
 from tests.packaging.prometheus import Prometheus, promtool
 from tests.unit import page_reports
+from tests.unit.engine.engine_pages import RECORDED
 from tests.unit.nodes import network
 
 from sparkd.agent.status.http_api import TokenFile, make_handler
 from sparkd.agent.status.metrics import render_metrics
 from sparkd.base.host.files import Files
+from sparkd.base.lib.http_connection import Handler, Request, Response
 from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.status.figures import HealthReport
 from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, Phase
 from sparkd.base.status.publisher import Published
 
 CHECKOUT = Path(__file__).parents[2]
-ALERTS, DASHBOARD = CHECKOUT / "config/grafana/alerts.yaml", CHECKOUT / "config/grafana/sparkd.json"
-RULES = {one["alert"]: one for one in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]}
+GRAFANA = CHECKOUT / "config/grafana"
+ALERTS, DASHBOARD, EXAMPLE = GRAFANA / "alerts.yaml", GRAFANA / "sparkd.json", GRAFANA / "prometheus.yml"
+RULES = {one["alert"]: one for group in yaml.safe_load(ALERTS.read_text())["groups"] for one in group["rules"]}
 TOKEN = "0123456789abcdef" * 2
 GIB = 1 << 30
 PATIENCE_SECONDS = 30.0
@@ -52,6 +55,15 @@ FAULTS = {
     "kv": replace(HEALTHY, activity=replace(HEALTHY.activity, kv_cache_use=0.98, waiting=3)),
     "gpu": replace(HEALTHY, findings=(FindingReport("gpu-clocks", "warn", "", ""),)),
 }
+SAMPLE = re.compile(r"^(vllm:\w+)(\{.*\}) (\S+)$", re.MULTILINE)
+ENGINE_FAULTS: dict[str, Callable[[str, str], bool]] = {
+    "healthy": lambda name, labels: False,
+    "late": lambda name, labels: name.startswith("vllm:time_to_first_token") and "+Inf" not in labels,
+    "queue": lambda name, labels: name.startswith("vllm:request_queue_time") and "+Inf" not in labels,
+    "slow": lambda name, labels: name.startswith("vllm:inter_token_latency") and "+Inf" not in labels,
+    "drafts": lambda name, labels: name.startswith("vllm:spec_decode_num_accepted"),
+}
+"""Series of vLLM's that stay at 0 in a fault: buckets, but the last, of requests that all take longer than any."""
 CAUSED = {
     "SparkdAgentGone": {"gone"},
     "SparkdNeedsPerson": {"person", "person-there"},
@@ -68,6 +80,12 @@ CAUSED = {
     "SparkdSmokeFailed": {"smoke"},
     "SparkdKvCacheFull": {"kv"},
     "SparkdGpuSlow": {"gpu"},
+    "VllmMetricsGone": {"unread"},
+    "VllmFirstTokenSlow": {"late"},
+    "VllmQueueLong": {"queue"},
+    "VllmTokensSlow": {"slow"},
+    "VllmPreempts": {"preempts"},
+    "VllmDraftsRejected": {"drafts"},
 }
 
 
@@ -79,12 +97,28 @@ def expressions() -> list[str]:
 
 
 def scrape_config() -> dict[str, Any]:
-    """As the README has it."""
-    section = (CHECKOUT / "README.md").read_text().partition("\n## Metrics\n")[2]
-    found = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)
-    assert found
-    config: dict[str, Any] = yaml.safe_load(found[1])
+    """The example of the package, with the token that its comment speaks of."""
+    config: dict[str, Any] = yaml.safe_load(re.sub(r"^    # (auth|  cred)", r"    \1", EXAMPLE.read_text(), flags=re.M))
     return config
+
+
+def engine(fault: str) -> Handler:
+    """vLLM's recorded page, with counters that grow from scrape to scrape."""
+    scrapes = count(1)
+
+    async def answer(request: Request) -> Response:
+        number = next(scrapes)
+
+        def grown(sample: re.Match[str]) -> str:
+            name, labels, value = sample.groups()
+            grows = 0 if ENGINE_FAULTS.get(fault, ENGINE_FAULTS["healthy"])(name, labels) else number
+            by_time = name.endswith(("_total", "_bucket", "_count", "_sum"))
+            before = 20.0 if (fault, name) == ("preempts", "vllm:num_preemptions_total") else float(value)
+            return f"{name}{labels} {before * grows if by_time else before}"
+
+        return Response(200, SAMPLE.sub(grown, RECORDED).encode(), "text/plain; version=0.0.4")
+
+    return answer
 
 
 @pytest.fixture(scope="module")
@@ -101,25 +135,30 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         return lambda: Published(report, "")
 
     served = {"healthy": show(HEALTHY), **{name: show(report) for name, report in FAULTS.items()}}
-    served["restarts"] = lambda: Published(replace(HEALTHY, start_time=next(begun) * 100), "")
+    served |= {
+        "restarts": lambda: Published(replace(HEALTHY, start_time=next(begun) * 100), ""),
+        "unread": show(HEALTHY),
+    }
     with ExitStack() as stack:
         loop = stack.enter_context(network())
-        targets = {"gone": "127.0.0.1:1"}
-        for name, published in served.items():
-            server = HttpServer("127.0.0.1", 0, make_handler(published, lambda: 0.0, admits))
+        agents, engines = {"gone": "127.0.0.1:1"}, {"unread": "127.0.0.1:1"}
+        pages = [(agents, name, make_handler(published, lambda: 0.0, admits)) for name, published in served.items()]
+        pages += [(engines, name, engine(name)) for name in (*ENGINE_FAULTS, "preempts")]
+        for targets, name, handle in pages:
+            server = HttpServer("127.0.0.1", 0, handle)
             loop.spawn(server.serve())
             targets[name] = f"127.0.0.1:{server.port}"
         config = scrape_config()
-        (job,) = config["scrape_configs"]
-        job["authorization"]["credentials_file"] = str(token)
-        # A name for the fault instead of address and port.
-        job["static_configs"] = [{"targets": [at], "labels": {"instance": name}} for name, at in targets.items()]
+        own, theirs = config["scrape_configs"]
+        own["authorization"]["credentials_file"] = str(token)
+        for job, targets in ((own, agents), (theirs, engines)):  # a name for the fault as the instance
+            job["static_configs"] = [{"targets": [at], "labels": {"instance": name}} for name, at in targets.items()]
         config |= {"rule_files": [str(ALERTS)], "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}}
         (folder / "prometheus.yml").write_text(json.dumps(config))
         promtool("check", "config", str(folder / "prometheus.yml"))
         running = stack.enter_context(Prometheus(folder / "prometheus.yml", folder / "data"))
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while len(running.query("count_over_time(up[1h]) > 6")) < len(targets):
+        while len(running.query("count_over_time(up[1h]) > 6")) < len(agents) + len(engines):
             assert time.monotonic() < deadline, "Prometheus scrapes"
             time.sleep(0.3)
         yield running
@@ -133,7 +172,14 @@ def test_a_page_follows_the_conventions() -> None:
 
 def test_each_node_is_scraped_by_its_token_except_the_one_that_is_gone(prometheus: Prometheus) -> None:
     targets = prometheus.get("targets")["activeTargets"]
-    assert {one["labels"]["instance"] for one in targets if one["health"] != "up"} == {"gone"}
+    down = {(one["labels"]["job"], one["labels"]["instance"]) for one in targets if one["health"] != "up"}
+    assert down == {("sparkd", "gone"), ("vllm", "unread")}
+
+
+def test_the_example_is_a_configuration_of_prometheus_as_it_stands(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text().replace("/usr/share/sparkd/grafana/", f"{GRAFANA}/")
+    (tmp_path / "prometheus.yml").write_text(text)
+    assert "21 rules" in promtool("check", "config", str(tmp_path / "prometheus.yml"))
 
 
 @pytest.mark.parametrize("alert", RULES)
@@ -162,8 +208,8 @@ def test_a_panel_has_figures(prometheus: Prometheus, expression: str) -> None:
 
 def test_dashboard_and_alerts_name_only_metrics_that_a_page_has(prometheus: Prometheus) -> None:
     text = " ".join((*expressions(), *(one["expr"] for one in RULES.values())))
-    there = {one["__name__"] for one in prometheus.query('count by (__name__) ({__name__=~"sparkd_.+"})')}
-    assert set(re.findall(r"\bsparkd_\w+", text)) <= there
+    there = {one["__name__"] for one in prometheus.query('count by (__name__) ({__name__=~"(sparkd_|vllm:).+"})')}
+    assert set(re.findall(r"\b(?:sparkd_|vllm:)\w+", text)) <= there
 
 
 SERIES = {
@@ -247,6 +293,46 @@ def test_an_alert_comes_after_its_delay_and_not_before(tmp_path: Path, alert: st
             "alertname": name,
             "exp_alerts": [{"exp_labels": labels, "exp_annotations": annotations}],
         },
+    ]
+    file = tmp_path / "test.yaml"
+    suite = {"interval": "1m", "input_series": named, "alert_rule_test": tests}
+    file.write_text(json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [suite]}))
+    promtool("test", "rules", str(file))
+
+
+GROWS, STAYS = "0x9 0+60x200", "0x210"
+ENGINE_SERIES = {
+    "VllmMetricsGone": {'up{job="vllm"}': "1x9 0x200", 'sparkd_phase{job="sparkd",phase="serving"}': "1x210"},
+    "VllmFirstTokenSlow": {'vllm:time_to_first_token_seconds_bucket{le="40.0"}': STAYS},
+    "VllmQueueLong": {'vllm:request_queue_time_seconds_bucket{le="15.0"}': STAYS},
+    "VllmTokensSlow": {'vllm:inter_token_latency_seconds_bucket{le="2.5"}': STAYS},
+    "VllmPreempts": {"vllm:num_preemptions_total": GROWS},
+    "VllmDraftsRejected": {
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0"}': STAYS,
+        "vllm:spec_decode_num_drafts_total": GROWS,
+    },
+}
+"""For each alert its series, a minute a value. The fault begins after ten minutes."""
+
+
+@pytest.mark.parametrize("alert", ENGINE_SERIES)
+def test_an_alert_of_the_engine_comes_after_its_delay_and_not_before(tmp_path: Path, alert: str) -> None:
+    series = dict(ENGINE_SERIES[alert])
+    if (bucket := next(iter(series))).partition("{")[0].endswith("_bucket"):
+        series[re.sub(r'le="[^"]*"', 'le="+Inf"', bucket)] = GROWS
+    rule, own = RULES[alert], {"job": "vllm", "instance": "spark1"}
+    named = []
+    for name, values in series.items():
+        metric, _, labels = name.rstrip("}").partition("{")
+        known = ([labels] if labels else []) + ([] if "job=" in labels else ['job="vllm"'])
+        labels = ",".join([*known, 'instance="spark1"'])
+        named.append({"series": f"{metric}{{{labels}}}", "values": values})
+    summary = rule["annotations"]["summary"].replace("{{ $labels.instance }}", "spark1")
+    firing = {"exp_labels": {**rule["labels"], **own}, "exp_annotations": {**rule["annotations"], "summary": summary}}
+    due = 10 + (alert != "VllmMetricsGone") + int(rule.get("for", "0m").removesuffix("m"))
+    tests = [
+        {"eval_time": f"{due - 1}m", "alertname": alert, "exp_alerts": []},
+        {"eval_time": f"{due}m", "alertname": alert, "exp_alerts": [firing]},
     ]
     file = tmp_path / "test.yaml"
     suite = {"interval": "1m", "input_series": named, "alert_rule_test": tests}

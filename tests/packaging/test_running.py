@@ -97,6 +97,25 @@ def test_a_node_joins_with_what_the_package_carries(unpacked: Path, interpreter:
     assert (done.returncode, done.stdout, done.stderr) == (0, "('127.0.0.2', '127.0.0.1')\n", "")
 
 
+DEMO = """
+import os, time
+os.environ.clear()
+from sparkd.tools.cli.main import main
+assert main(["demo"]) == 0
+print(f"{time.process_time():.1f} s")
+"""
+DEMO_SECONDS = 5.0
+"""Of a processor, without the byte code that an installation makes."""
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
+def test_the_demo_needs_the_package_alone_and_five_seconds(unpacked: Path, interpreter: str) -> None:
+    done = run(unpacked, interpreter, DEMO)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "BLOCK   unified-memory" in done.stdout
+    assert float(done.stdout.split()[-2]) < DEMO_SECONDS
+
+
 def test_launcher_looks_where_the_package_lies(unpacked: Path) -> None:
     text = (unpacked / "usr/bin/sparkd").read_text()
     assert text.startswith("#!/usr/bin/python3 -IBS\n")

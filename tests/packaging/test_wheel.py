@@ -22,7 +22,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     quiet = ("-q", "--disable-pip-version-check", "--no-deps")
     subprocess.run([sys.executable, "-m", "pip", "wheel", *quiet, "-w", folder, CHECKOUT], check=True)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    (wheel,) = folder.glob("sparkd-*.whl")
+    (wheel,) = folder.glob("sparkd_agent-*.whl")
     subprocess.run([folder / "venv/bin/pip", "install", *quiet, wheel], check=True)
     # A line of a .pth file only adds a folder: this environment's own .pth files, and so the checkout, stay outside.
     (site,) = (folder / "venv").glob("lib/python*/site-packages")

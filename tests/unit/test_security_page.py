@@ -14,7 +14,7 @@ def test_each_test_that_the_page_names_is_there() -> None:
 
 
 def test_each_event_and_file_that_the_page_names_is_in_the_manual() -> None:
-    manual = (ROOT / "docs/sparkd.8.md").read_text()
+    manual = (ROOT / "docs/sparkd.8.md").read_text() + (ROOT / "docs/sparkd-events.7.md").read_text()
     named = re.findall(r"`([a-z]+\.[a-z]+\.foreign|/run/sparkd/[\w/]+|[\w-]+\.json)`", PAGE)
     assert len(named) > 3
     assert [name for name in named if name not in manual] == []

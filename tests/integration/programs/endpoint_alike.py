@@ -6,10 +6,13 @@ the first once it gets SIGUSR1.
 python -I -S endpoint_alike.py PORT serving compiling FOLDER: it computes in batches, and compiles a kernel for each new
 number of requests, of splits by its tokens, and way of sampling, as one that is kept in FOLDER says. SIGUSR1: it closes
 its port, and ends later.
+python -I -S endpoint_alike.py PORT serving prefill: a child of it, VLLM::EngineCor, processes prompts `WAY SECONDS`
+alone, one after the other: it sleeps, burns CPU, or does that in pieces of two seconds that fill the KV cache.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -23,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 LOADS = "(EngineCore pid=9) INFO 01-01 00:00:00 [gpu_model_runner.py:1] Starting to load model tiny...\n"
 STARTED = "(APIServer pid=1) INFO:     Application startup complete.\n"
 BOOM = "(EngineCore pid=9) ERROR 01-01 00:00:00 [core.py:1] RuntimeError: boom\n"
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 COUNTERS = (
     "num_requests_running",
     "num_requests_waiting",
@@ -103,8 +107,49 @@ class Engine:
             write(JIT.format(kernel))
 
 
+class Prefill:
+    """An engine whose core is a process of its own, and whose metrics change at the end of a step."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.running, self.pieces = 0, 0
+        self.sent, self.answers = os.pipe(), os.pipe()
+        if not os.fork():
+            prctl = ctypes.CDLL(None).prctl
+            prctl(PR_SET_NAME, b"VLLM::EngineCor", 0, 0, 0)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            self.compute()
+
+    def compute(self) -> None:
+        while words := os.read(self.sent[0], 100).split():
+            way, seconds = words[0], float(words[1])
+            end = time.monotonic() + seconds
+            if way == b"sleep":
+                time.sleep(seconds)
+            while (left := end - time.monotonic()) > 0:
+                if way == b"pieces" and int(left + 2) // 2 != int(left - 0.01 + 2) // 2:
+                    os.write(self.answers[1], b".")
+                    time.sleep(0.02)
+            os.write(self.answers[1], b"!")
+
+    def answer(self, prompt: str) -> None:
+        if prompt.partition(" ")[0] not in ("sleep", "burn", "pieces"):
+            prompt = "sleep 0.01"
+        with self.lock:
+            self.running = 1
+            os.write(self.sent[1], prompt.encode())
+            while os.read(self.answers[0], 1) == b".":
+                self.pieces += 1
+            self.running = 0
+
+    def metrics(self) -> str:
+        page = BODIES["GET /metrics"].replace("requests_running 0", f"requests_running {self.running}")
+        return f"{page}vllm:kv_cache_usage_perc {self.pieces / 1000}\n"
+
+
 class Handler(BaseHTTPRequestHandler):
     engine: Engine | None = None
+    prefill: Prefill | None = None
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16  # head and body are one segment
 
@@ -114,6 +159,10 @@ class Handler(BaseHTTPRequestHandler):
         body = {**BODIES, **COMPILING}.get(call) if self.engine else BODIES.get(call)
         if self.engine and call == "POST /v1/completions":
             self.engine.answer(json.loads(sent))
+        if self.prefill and call == "POST /v1/completions":
+            self.prefill.answer(json.loads(sent)["prompt"])
+        if self.prefill and call == "GET /metrics":
+            body = self.prefill.metrics()
         self.send_response(404 if body is None else 200)
         self.send_header("Content-Length", str(len(body or "")))
         self.end_headers()
@@ -171,6 +220,8 @@ def main(port: int, *words: str) -> None:
     if "compiling" in words:
         write(LOADS.replace("EngineCore", "Worker_TP0"))
         Handler.engine = Engine(words[-1])
+    if "prefill" in words:
+        Handler.prefill = Prefill()
     if "serving" in words:
         server = ThreadingHTTPServer(("0.0.0.0", port), Handler)
         server.daemon_threads, server.request_queue_size = True, 64

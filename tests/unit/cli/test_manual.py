@@ -1,8 +1,11 @@
-"""sparkd(8) has every command, action, argument and option of the command line, and no other."""
+"""Each command has a page with its actions, options and examples; each command line that the documents print parses."""
 
 import argparse
+import contextlib
+import io
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,10 @@ import pytest
 from sparkd.base.recipes.schema import json_schema
 from sparkd.tools.cli import main
 
-DOCS = Path(__file__).parents[3] / "docs"
-MANUAL = (DOCS / "sparkd.8.md").read_text()
-COMMANDS = MANUAL.partition("# COMMANDS\n")[2].partition("\n# ")[0]
-HEADS = [head.replace("\\", "") for head in re.findall(r"^(`.+)\n: ", COMMANDS, re.MULTILINE)]
+CHECKOUT = Path(__file__).parents[3]
+DOCS = CHECKOUT / "docs"
+BLOCK = re.compile(r"^```(text)?.*\n((?s:.*?))^```|((?:^    .*\n)+)", re.MULTILINE)
+"""Fenced or indented; in one that is marked as text stands prose."""
 
 
 def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
@@ -30,21 +33,70 @@ def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...]) -> Iterator[
 
 
 def command_line() -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    for command, _, _ in main.COMMANDS:
+    for command, *_ in main.COMMANDS:
         (commands,) = (
             one for one in main.build_parser(command)._actions if isinstance(one, argparse._SubParsersAction)
         )
         yield from leaves(commands.choices[command], (command,))
 
 
-@pytest.mark.parametrize("words", [words for words, _ in command_line()])
-def test_the_manual_describes_each_command_once(words: tuple[str, ...]) -> None:
-    pattern = " ".join((rf"`{words[0]}`", *(rf"(?:`[a-z]+`\|)*`{word}`(?:\|`[a-z]+`)*" for word in words[1:])))
-    assert len([head for head in HEADS if re.fullmatch(pattern, head)]) == 1
+COMMAND_LINE = list(command_line())
 
 
-def test_the_manual_has_no_other_command() -> None:
-    assert {head.split("`")[1] for head in HEADS} == {command for command, _, _ in main.COMMANDS}
+def page(command: str) -> str:
+    return (DOCS / f"commands/sparkd-{command}.8.md").read_text()
+
+
+def section(text: str, title: str) -> str:
+    return text.partition(f"\n# {title}\n")[2].partition("\n# ")[0]
+
+
+def printed_commands(path: Path) -> Iterator[str]:
+    """The lines of its blocks that begin with sparkd, each without its comment and what a shell does with it."""
+    for text, *block in BLOCK.findall(path.read_text()):
+        for line in re.sub(r"\\\n\s*", "", "" if text else "".join(block)).splitlines():
+            command = re.match(r"\s*(?:.* \| )?(?:sudo )?(sparkd .*)", line.partition(" # ")[0])
+            if command:
+                yield re.split(r" [|>]|; ", command[1])[0].strip()
+
+
+DOCUMENTS = sorted({CHECKOUT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("commands/*.md")})
+PRINTED = [(path.name, line) for path in DOCUMENTS for line in printed_commands(path)]
+
+
+@pytest.mark.parametrize(("name", "line"), PRINTED)
+def test_each_command_line_in_a_document_parses(name: str, line: str) -> None:
+    words = shlex.split(line)[1:]
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        try:
+            main.build_parser(words[0]).parse_args(words)
+        except SystemExit:
+            pytest.fail(f"{name}: {line}: {errors.getvalue()}")
+
+
+def test_the_documents_print_many_command_lines() -> None:
+    assert len(PRINTED) > 100
+    assert {"README.md", "howto.md", "sparkd-init.8.md"} <= {name for name, _ in PRINTED}
+
+
+@pytest.mark.parametrize("words", [words for words, _ in COMMAND_LINE], ids=" ".join)
+def test_each_command_is_described_once_and_has_an_example(words: tuple[str, ...]) -> None:
+    text = page(words[0])
+    described = section(text, "DESCRIPTION")
+    if len(words) == 1:
+        assert len(described) > 20
+    else:
+        heads = ", ".join(re.findall(r"^## (.+)$", described, re.MULTILINE)).split(", ")
+        assert heads.count(words[1]) == 1
+    examples = (shlex.split(line)[1:] for line in printed_commands(DOCS / f"commands/sparkd-{words[0]}.8.md"))
+    by_systemd = words[0] in ("run", "reload") and "systemctl" in section(text, "EXAMPLES")
+    assert by_systemd or words in [tuple(example[: len(words)]) for example in examples]
+
+
+def test_no_other_command_has_a_page() -> None:
+    named = {path.name for path in (DOCS / "commands").iterdir()}
+    assert named == {f"sparkd-{words[0]}.8.md" for words, _ in COMMAND_LINE}
 
 
 def recipe_keys(form: dict[str, Any], forms: dict[str, Any], prefix: str) -> Iterator[str]:
@@ -65,7 +117,9 @@ def test_the_manual_of_recipes_has_every_key_that_a_recipe_may_have() -> None:
 
 
 def test_every_option_has_a_help_text_which_is_its_description_in_the_manual() -> None:
-    for words, options in command_line():
-        section = MANUAL.partition(f"\n## sparkd {' '.join(words)}\n")[2].partition("\n#")[0]
-        described = re.findall(r"^(`-.+)\n: \S", section, re.MULTILINE)
-        assert sorted(re.findall(r"`(--?[a-zA-Z-]+)`", head)[-1] for head in described) == options
+    for words, options in COMMAND_LINE:
+        shown = section(page(words[0]), "OPTIONS")
+        if len(words) > 1:
+            shown = shown.partition(f"\n## sparkd {' '.join(words)}\n")[2].partition("\n#")[0]
+        described = re.findall(r"^(`-.+)\n: \S", shown, re.MULTILINE)
+        assert sorted(re.findall(r"`(--?[a-zA-Z-]+)`", head)[-1] for head in described) == options, words

@@ -225,6 +225,24 @@ def test_of_a_workers_exit_codes_signal_9_and_an_unread_one_mean_a_kill(code: st
     assert advance_progress(LoadProgress(), line, 0.0).killed(0.0) is killed
 
 
+BROKEN_SHARING = "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:455 'invalid argument'"
+UNREAD = "Worker proc VllmWorker-1 died unexpectedly (exit code: None), shutting down executor."
+GRAPHS = "Capturing CUDA graphs (FULL): 100%|##########| 11/11 [00:00<00:00, 52.12it/s]"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (GRAPHS, BROKEN_SHARING, GRAPHS, BROKEN_SHARING, f"{CORE}{UNREAD}", f"{FAILED} {{}}"),
+        (GRAPHS, BROKEN_SHARING, GRAPHS, f"{CORE}{UNREAD}", f"{FAILED} {{}}"),
+    ],
+    ids=["both ranks print it", "the other rank has loaded on"],
+)
+def test_a_rank_that_printed_why_it_exits_was_not_killed(lines: tuple[str, ...]) -> None:
+    progress = follow(list(lines))[-1]
+    assert (progress.root_cause(0.0), progress.killed(0.0)) == (BROKEN_SHARING, False)
+
+
 ENGINE = "reading arguments, reading the model's configuration, starting the engine core, "
 LOADING = "waiting for all ranks, building process groups, loading weights, profiling memory, "
 RAY = "starting Ray, waiting for the engine, "

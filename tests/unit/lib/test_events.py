@@ -329,14 +329,14 @@ def test_the_agents_log_does_without_rich() -> None:
 def test_the_manual_lists_every_event_of_the_source() -> None:
     sources = (path.read_text() for path in (REPOSITORY / "src/sparkd").rglob("*.py"))
     named = {name for text in sources for name in re.findall(r'"([a-z_]+\.[a-z_]+\.[a-z_]+)"', text)}
-    section = (REPOSITORY / "docs/sparkd.8.md").read_text().partition("# JOURNAL EVENTS")[2].partition("\n# ")[0]
-    listed = set(re.findall(r"^    (\S+)", section, re.MULTILINE))
+    section = (REPOSITORY / "docs/sparkd-events.7.md").read_text().partition("# JOURNAL EVENTS")[2].partition("\n# ")[0]
+    listed = set(re.findall(r"^`(\S+)`\n: \S", section, re.MULTILINE))
     made_of_a_state = {"preflight.fix.applied"}
     others = {"sparkd.service.in", *(name for name in named if name.startswith("vllm."))}  # modules in its image
     assert listed == (named - others) | made_of_a_state
 
 
 def test_the_manual_lists_every_cause() -> None:
-    section = (REPOSITORY / "docs/sparkd.8.md").read_text().partition("# CAUSES")[2].partition("\n# ")[0]
-    rows = re.findall(r"^    ((?:[a-z-]+, )?[a-z-]+)  ", section, re.MULTILINE)
-    assert sorted(name for row in rows for name in row.split(", ")) == sorted(Cause)
+    section = (REPOSITORY / "docs/sparkd-events.7.md").read_text().partition("# CAUSES")[2].partition("\n# ")[0]
+    heads = re.findall(r"^(`.+`)\n: \S", section, re.MULTILINE)
+    assert sorted(name for head in heads for name in re.findall(r"`([a-z-]+)`", head)) == sorted(Cause)

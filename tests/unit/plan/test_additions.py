@@ -123,6 +123,8 @@ def test_the_allocator_grows_its_segments_where_nothing_speaks_against_it(node: 
     for args in ({"kv-transfer-config": {"kv_connector": "NixlConnector"}}, {"kv-transfer-config.kv_connector": "X"},
                  {"kv-offloading-size": 8}, {"ec-transfer-config": "{}"}):  # fmt: skip
         assert ALLOCATOR not in dict(plan(node, args=args).env), "vLLM 0.32 refuses a connector beside it"
+    two = {"args": {"tensor-parallel-size": 2, "pipeline-parallel-size": node.cluster_size}, "nodes": {"gpus": 2}}
+    assert ALLOCATOR not in dict(plan(node, **two).env), "ranks of one node share graph buffers"
 
 
 def test_files_have_a_limit_of_their_own_unless_the_recipe_gives_one() -> None:

@@ -43,6 +43,8 @@ def checker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Checker:
         ({TP: "{cluster.size}"}, {"min": 1, "max": 4}),
         ({TP: "{cluster.size}", "port": 9000}, {"min": 1, "max": 64}),
         ({CP: 2}, {"min": 2, "max": 2}),
+        ({TP: 2}, {"max": 1, "gpus": 2}),
+        ({TP: 2, PP: "{cluster.size}"}, {"min": 1, "max": 2, "gpus": 2}),
     ],
 )
 def test_a_recipe_that_some_nodes_can_serve_is_good(checker: Checker, args: Table, nodes: Table) -> None:
@@ -79,6 +81,8 @@ def test_compilers_beside_the_weights_are_counted(checker: Checker, jobs: str | 
         ({TP: 2, DP: 2}, {"min": 2, "max": 2}, f"args.{TP} 2 x args.{DP} 2 makes 4 rank(s)"),
         ({TP: 2, PP: 2, DP: 2}, {"min": 4, "max": 4}, "makes 8 rank(s)"),
         ({TP: "{cluster.size}", DP: 2}, {"min": 1, "max": 8}, "makes 16 rank(s)"),
+        ({TP: 2}, {"max": 1}, "where a node has several GPUs, nodes.gpus says how many"),
+        ({TP: 2}, {"min": 2, "max": 2, "gpus": 2}, f"2 node(s) have 2 GPUs each (nodes.gpus) (set args.{TP} to 4, or"),
         ({DP: 0}, {}, f"args.{DP} is 0: a number from 1"),
         ({DP: "two"}, {}, f"args.{DP} is 'two': a number from 1"),
         ({TP: 0}, {}, f"args.{TP} is 0: a number from 1"),

@@ -19,15 +19,24 @@ from tests.unit.node_reports import HEAD
 from sparkd.agent.actions import image_build as dockers
 from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host
+from sparkd.base.host.disks import Room
 from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, find_built, read_built
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.base.lib.errors import BlockedError, ConfigError, LaunchError, SparkdError, UsageError
 from sparkd.base.lib.text import GIB, MIB
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.cli.model import explain_interrupt
-from sparkd.tools.models.image_build import Sources, find_memory, find_remedy, find_store, read_sources
+from sparkd.tools.models.image_build import (
+    Sources,
+    explain_full_disk,
+    find_memory,
+    find_remedy,
+    find_store,
+    read_sources,
+)
 
+ROOM = Room(9 * GIB, 2 * GIB, None, path="/data/docker", mount="/data", read_only=False)
 BASE = Image("sha256:" + "1" * 64, "arm64", "linux", "", 1000, "", (), (), ())
 
 
@@ -206,12 +215,40 @@ def test_nothing_is_built_while_an_engine_takes_its_memory(tree: Tree, phase: Ph
             "g++: fatal error: Killed signal terminated program cc1plus\nreturned a non-zero code: 1",
             "5.0 GiB of memory",
         ),
-        ("write /x: no space left on device", "docker system df"),
         ("Skilled\nreturned a non-zero code: 1", "correct the recipe's step"),
     ],
 )
 def test_a_failed_step_says_what_helps(output: str, needle: str) -> None:
     assert needle in find_remedy(output, 5 * GIB)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BlockedError(
+            "  cat: write error: No space left on device\nstep 4 (run x) failed: non-zero code: 1", "correct it"
+        ),
+        BlockedError("docker names no image: write /a: no space left on device", "systemctl status docker"),
+        LaunchError("container sparkd-build-1 can't be made: mkdir /a: no space left on device"),
+    ],
+)
+def test_a_full_disk_is_named_with_its_room_before_and_now_wherever_it_shows(tree: Tree, error: SparkdError) -> None:
+    counts = {"total_bytes": 9 * GIB, "free_bytes": 3 * GIB, "free_inodes": None}
+    tree.file("/.sparkd/disks.json", json.dumps({"/data": counts}))
+    with pytest.raises(BlockedError) as caught, explain_full_disk(ROOM, Host(tree.root)):
+        raise error
+    assert caught.value.reason == (
+        f"{error.reason}\nno space left on /data, where docker builds: 2.0 GiB was free when it began, and it needs "
+        "more (3.0 GiB is free now); no image has got or lost a name: make room, and build again"
+    )
+    assert caught.value.hint == "sudo docker system df"
+
+
+def test_what_fails_with_room_left_keeps_its_own_words(tree: Tree) -> None:
+    wrong = BlockedError("step 1 (run false) failed", "correct the recipe's step")
+    with pytest.raises(BlockedError) as caught, explain_full_disk(ROOM, Host(tree.root)):
+        raise wrong
+    assert caught.value is wrong
 
 
 @pytest.mark.parametrize(

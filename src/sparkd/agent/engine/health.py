@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.engine.hang import IDLE_SECONDS
 from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.agent.engine.readiness import MAX_EXTENSION
 from sparkd.base.config.settings import Supervise
 from sparkd.base.host.sockets import Unanswered
 from sparkd.base.lib.errors import EngineDeadError, StalledError
@@ -86,6 +87,8 @@ class HealthState(Struct, frozen=True):
     canary_failed: str = ""
     compiling_since: float | None = None
     """Requests have waited for a compiler since then."""
+    computed_at: float = float("-inf")
+    """Last time that the GPU was known to be at work."""
 
     @property
     def troubled(self) -> bool:
@@ -121,7 +124,9 @@ def decide(before: HealthState, probe: Observation, limits: Supervise) -> Contin
     no_token = f"requests run and no token came for {still:.0f} s"
     if silent >= limits.stall_seconds:
         return StalledError(no_answer)
-    if still >= limits.stall_seconds:
+    # A prompt that is one step counts nothing before its end: ended here, it would come again, and end the next engine.
+    computing = probe.at - state.computed_at < IDLE_SECONDS
+    if still >= limits.stall_seconds * (1 + MAX_EXTENSION * computing):
         return StalledError(no_token)
     # An API server that is silent to the agent proves nothing: an engine without requests is idle.
     if probe.idle and not probe.compiles and still >= IDLE_SECONDS:
@@ -144,6 +149,8 @@ def _update(last: HealthState, probe: Observation) -> HealthState:
     moved, state = work != last.work, replace(last, probed_at=probe.at, work=work)
     if probe.health is not None:
         state = replace(state, answered_at=probe.at)
+    if probe.computes:
+        state = replace(state, computed_at=probe.at)
     if moved and last.work is not None:
         state = replace(state, proven_at=probe.at, excused_at=max(last.probed_at, last.excused_at), canary_failed="")
     # Without statistics only a failed canary shows that the engine hangs.

@@ -250,6 +250,8 @@ def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:
         after = replace(before, cause="", symptom=symptom, failing_since=now, blamed=_blamed(before))
     if _WORKER_DIED.match(text):
         after = replace(after, worker_died=True)
+        if "(exit code: None)" in text and not before.serving:  # unread: its own error, if any, says more
+            text = after.blamed or text
     if after.cause:
         return after
     if not _SECOND_HAND.search(text):

@@ -154,9 +154,10 @@ class Supervise(t.Section):
     """The watch over a serving engine."""
 
     stall_seconds: int = Field(360, ge=10, le=86400)
-    """Requests running and no progress for this long is a stall, which ends the engine; not while a compiler of a rank
-    runs, for up to 30 minutes. A hang that is proven does not wait for it: a process stopped or frozen for 20 s, or no
-    rank at work for 30 s. vLLM's own limit, 300, is 1800 here unless the recipe names another."""
+    """Requests running and no progress for this long is a stall, which ends the engine; up to three times as long while
+    the head's GPU computes (a GB10 that draws over 30 W), as for a long prompt that is one step; not while a compiler
+    of a rank runs, for up to 30 minutes. A hang that is proven does not wait for it: a process stopped or frozen for
+    20 s, or no rank at work for 30 s. vLLM's own limit, 300, is 1800 here unless the recipe names another."""
     canary_seconds: int = Field(300, ge=0, le=86400)
     """After this long without a request, request one token; at once where a request seems to hang that the engine does
     not report. 0: never, and then a hang that begins while the engine is idle goes unseen."""
@@ -170,12 +171,13 @@ class Supervise(t.Section):
     """A plan that has served for this long has proven itself: failed launches before it are forgiven, and it is kept as
     the last known good one, for `sparkd diff` and `sparkd rollback`."""
     reboot: bool = False
-    """Reboot this node where its own checks prove that only this helps (action `reboot` of sparkd(8)): once in six
-    hours at most, and not while somebody is logged in. No head decides it for another node."""
+    """Reboot this node where its own checks prove that only this helps (action `reboot` of sparkd-events(7)): once in
+    six hours at most, and not while somebody is logged in. No head decides it for another node."""
     power_command: t.Command = ()
     """A program of root's, by its absolute path, and its arguments, that cuts another node's power and gives it back,
     as by a smart plug. It is run as root, without a shell, within the unit's bounds, for 30 s at most, with that node's
-    address of cluster.nodes as SILENT_NODE. When: sparkd(8), A NODE THAT HANGS. No head decides it. Empty: never."""
+    address of cluster.nodes as SILENT_NODE. When: sparkd.toml(5), A NODE THAT HANGS. No head decides it.
+    Empty: never."""
     power_after_minutes: int = Field(10, ge=5, le=1440)
     """How long the other node must have been silent: longer than it takes to boot. No head decides it."""
 

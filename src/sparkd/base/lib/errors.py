@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 
 
 class Cause(StrEnum):
-    """What ended a run, for programs. sparkd(8) explains them."""
+    """What ended a run, for programs. sparkd-events(7) explains them."""
 
     BUG = "bug"
     USAGE = "usage"

@@ -58,6 +58,34 @@ def pad(text: str, width: int) -> str:
     return text + " " * (width - cell_width(text))
 
 
+def reflow(text: str, width: int, filled: int = 120) -> str:
+    """Prose that was broken at `filled` columns, broken at `width` instead.
+
+    A line continues the one above, which has no room for its first word, where it begins below that one's text: that is
+    behind a `- ` or a gap of two spaces, as in `  warn   text`. Every other end of a line stays.
+    """
+    import textwrap
+
+    items: list[tuple[str, int]] = []
+    above, hang = filled + 1, 0
+    for line in text.splitlines():
+        words = line.lstrip()
+        indent = len(line) - len(words)
+        if indent == hang and above <= filled < above + 1 + len(words.partition(" ")[0]):
+            items[-1] = f"{items[-1][0]} {words}", hang
+        else:
+            hang = line.rfind("  ") + 2 if "  " in line else indent
+            hang += 2 * line.startswith("- ", hang)
+            items.append((line, hang))
+        above = len(line)
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    lines: list[str] = []
+    for item, hang in items:
+        wrapper.subsequent_indent = " " * min(hang, width // 2)
+        lines += wrapper.wrap(item) or [""]
+    return "\n".join(lines)
+
+
 def size(size_bytes: int) -> str:
     """`96.0 GiB`, or `512 MiB` below one GiB."""
     return f"{size_bytes / GIB:.1f} GiB" if abs(size_bytes) >= GIB else f"{round(size_bytes / MIB)} MiB"

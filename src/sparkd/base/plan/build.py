@@ -61,7 +61,8 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     env = tuple((key, _fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
     host, port = api_host(recipe.name, args.get("host")), api_port(recipe.name, args, dict(env), settings)
     share = memory_share(recipe.name, args.get("gpu-memory-utilization"))
-    check_ranks(recipe.name, args, node.cluster_size, recipe.container.gpus)  # last: the rest holds for any size
+    gpus = recipe.nodes.gpus if recipe.container.gpus == "all" else 0
+    check_ranks(recipe.name, args, node.cluster_size, gpus)  # last: the rest holds for any number of ranks
     command = (
         *recipe.image.entrypoint,
         engine.model_target,
@@ -98,6 +99,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         memory_bytes=recipe.memory_bytes,
         gpu_memory_utilization=share,
         shared=shared,
+        gpus=recipe.nodes.gpus,
         digest=agreement.compute_digest(shared),
         sysctls=tuple(sorted(recipe.host.sysctls.items())),
         kv_cache_tokens=_expected_tokens(recipe, settings),

@@ -77,6 +77,11 @@ class CheckInputs(Struct, frozen=True):
         return self.made_plan is None or self.made_plan.container.gpus == "all"
 
     @property
+    def gpus(self) -> int:
+        """GPUs that the node must have: without a plan one, 0 where the plan uses none."""
+        return (self.made_plan.gpus if self.made_plan else 1) if self.uses_gpu else 0
+
+    @property
     def host_ipc(self) -> bool:
         return self.plan.container.ipc == "host"
 

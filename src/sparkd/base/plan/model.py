@@ -106,6 +106,8 @@ class LaunchPlan(Struct, frozen=True):
     """Whether recipe or settings name the node's RDMA devices; those that sparkd adds only help NCCL to choose."""
     hosts: tuple[tuple[str, str], ...] = ()
     """Address and name of each of several nodes, for /etc/hosts in the container."""
+    gpus: int = 1
+    """GPUs that this node must have, one for each of its ranks, where the container sees GPUs at all."""
     image_id: str = ""
     """Id of the image that a rollback restores; empty: run `image`."""
 

@@ -98,7 +98,8 @@ def added_env(recipe: Recipe, settings: Settings, nodes: int) -> dict[str, str]:
     if on_gpu:
         added |= {MAX_JOBS: COMPILE_JOBS, NVCC_THREADS: "1"}
         fixed = any(value for flag, value in args.items() if flag.partition(".")[0] in (*OWN_POOLS, *CONNECTORS))
-        if NEWER_ALLOCATOR not in env and not fixed:
+        shared = recipe.nodes.gpus > 1  # its ranks' custom all-reduce can't share them: vllm-project/vllm#42609
+        if NEWER_ALLOCATOR not in env and not fixed and not shared:
             added[ALLOCATOR] = "expandable_segments:True"
     if nodes > 1:
         added |= {**(RAY_ENV if recipe.executor == RAY else {}), **BETWEEN_NODES, **(BETWEEN_GPUS if on_gpu else {})}

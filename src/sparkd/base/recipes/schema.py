@@ -173,6 +173,9 @@ class Nodes(Section):
 
     min: int = Field(1, ge=1, le=64, description="Fewest nodes.")
     max: int = Field(64, ge=1, le=64, description="Most nodes.")
+    gpus: int = Field(
+        1, ge=1, le=16, description="GPUs of each node, and so the ranks that run on it. A Spark has one."
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Nodes:

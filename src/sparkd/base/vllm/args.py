@@ -236,21 +236,27 @@ def rank_flags(args: Mapping[str, JsonValue]) -> tuple[str, ...]:
     return SIZES if any(args.get(flag) is not None for flag in STARTED_APART) else (*SIZES, DATA_SIZE)
 
 
-def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: str) -> None:
-    """Raises ConfigError unless the flags (placeholders filled) give one rank per node, because a Spark has one GPU.
+def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: int) -> None:
+    """Raises ConfigError unless the flags (placeholders filled) give one rank for each of the nodes' `gpus`.
 
-    Without GPUs a single node may run several ranks, as processes of one container.
+    Without GPUs, 0, a single node may run any number, and each of several nodes one.
     """
     sizes = {flag: _parse_size(recipe, flag, args[flag]) for flag in rank_flags(args) if args.get(flag) is not None}
     ranks = prod(sizes.values())
-    if ranks == nodes or (nodes == 1 and gpus == "none"):
+    if ranks == nodes * (gpus or 1) or (nodes == 1 and gpus == 0):
         return
-    given = " x ".join(f"args.{flag} {size}" for flag, size in sizes.items()) or f"no args.{SIZES[0]}"
+    product = " x ".join(f"args.{flag} {size}" for flag, size in sizes.items()) or f"no args.{SIZES[0]}"
     above = [flag for flag, size in sizes.items() if size > 1] or SIZES[:2]
+    flags = " x ".join(f"args.{flag}" for flag in above)
+    if gpus > 1:
+        raise ConfigError(
+            f"recipe {recipe}: {product} makes {ranks} rank(s), and {nodes} node(s) have {gpus} GPUs each (nodes.gpus)",
+            f"set {flags} to {nodes * gpus}, or nodes.gpus to the GPUs of each node",
+        )
     raise ConfigError(
-        f"recipe {recipe}: {given} makes {ranks} rank(s) of one node each, and the nodes are {nodes}",
-        f"set {' x '.join(f'args.{flag}' for flag in above)} to {nodes}, or name {ranks} node(s) in cluster.nodes, "
-        "as nodes.min and nodes.max must allow",
+        f"recipe {recipe}: {product} makes {ranks} rank(s) of one node each, and the nodes are {nodes}",
+        f"set {flags} to {nodes}, or name {ranks} node(s) in cluster.nodes, as nodes.min and nodes.max must allow; "
+        "where a node has several GPUs, nodes.gpus says how many",
     )
 
 

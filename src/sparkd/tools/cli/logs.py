@@ -26,7 +26,6 @@ from sparkd.base.lib.text import Table, parse_time, sanitize
 from sparkd.base.vllm.known_errors import KnownError, explain
 from sparkd.base.vllm.log_lines import LineSplitter
 from sparkd.tools.cli import console
-from sparkd.tools.support.capture_collector import Collector, summarize
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
@@ -128,29 +127,28 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 def show_explanations(args: argparse.Namespace) -> None:
     lines = _stdin_lines() if args.line == "-" else [args.line]
-    known = find_known(lines)
     if args.json:
         shown = [
             {"line": sanitize(line.strip()), "lines": count, "meaning": error.meaning, "remedy": error.remedy}
-            for error, (line, count) in known
+            for error, (line, count) in find_known(lines).items()
         ]
         console.show_json(known=shown)
         return
-    console.show(list(render_explanations(known)) or ["no error that sparkd knows; it may still be one"])
+    console.show(list(render_explanations(lines)) or ["no error that sparkd knows; it may still be one"])
 
 
-def find_known(lines: Iterable[str]) -> list[tuple[KnownError, tuple[str, int]]]:
+def find_known(lines: Iterable[str]) -> dict[KnownError, tuple[str, int]]:
     """Each known error once, with its first line and a count of its lines."""
     known_errors: dict[KnownError, tuple[str, int]] = {}
     for line in lines:
         if (known := _explain_kernel(line) or explain(line)) is not None:
             first, count = known_errors.get(known, (line, 0))
             known_errors[known] = first, count + 1
-    return list(known_errors.items())
+    return known_errors
 
 
-def render_explanations(known_errors: Iterable[tuple[KnownError, tuple[str, int]]]) -> Iterator[str]:
-    for known, (line, count) in known_errors:
+def render_explanations(lines: Iterable[str]) -> Iterator[str]:
+    for known, (line, count) in find_known(lines).items():
         times = f" ({count} lines)" if count > 1 else ""
         yield f"{sanitize(line.strip(), 200)}{times}"
         yield f"  means: {known.meaning}\n  do:    {known.remedy}\n  known: {known.source}"
@@ -182,6 +180,8 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def capture(args: argparse.Namespace) -> None:
+    from sparkd.tools.support.capture_collector import Collector, summarize  # it can act; `explain` can't
+
     collector = Collector(Host())
     if args.issue:
         print(collector.redact(summarize(collector.settings, collector.host)), end="")

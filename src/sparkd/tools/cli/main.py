@@ -46,6 +46,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("notify", "notify", "send messages to people, or try whether they arrive"),
     ("init", "init", "set up this node: recipe, settings, the cluster's key; invite other nodes, or join them"),
     ("deinit", "init", "take back what `init` wrote"),
+    ("demo", "demo", "show status, preflight, explain and the page on example nodes, without a Spark"),
 )
 """Name, module and summary; the module's `add_NAME` declares the options and the function that runs.
 
@@ -55,7 +56,7 @@ Where root alone may run it from its first line on, `as_root` is why, and what t
 GROUPS = {
     "set up": "init deinit recipe model image config tune notify",
     "serve": "preflight plan use rollback warm reload drill",
-    "look": "status logs history diff endpoint explain capture",
+    "look": "status logs history diff endpoint explain capture demo",
     "measure": "smoke bench fabric tune-recipe",
     "plumbing": "units run sweep",
 }

@@ -184,7 +184,7 @@ def build_image(args: argparse.Namespace) -> None:
     word = os.path.abspath(args.recipe) if "/" in args.recipe else args.recipe  # noqa: PTH100 - as choose_repo
     sources = image_build.read_sources(word, host)
     show("\n".join(sources.describe()))
-    base, replaced, (name, before) = image_build.find_images(sources, host)
+    base, replaced, (name, before), room = image_build.find_images(sources, host)
     memory_bytes = image_build.find_memory(host, load_settings(os.environ).memory)
     show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
     for change in sources.built_from(base).changes(before) if before else ():
@@ -196,11 +196,12 @@ def build_image(args: argparse.Namespace) -> None:
     if not (args.yes or console.confirm("build it? [y/N] ")):
         show("nothing is built; nothing is to be done")
         return
-    with explain_interrupt(args.recipe), Ticker("builds") as ticker:
+    with explain_interrupt(args.recipe), Ticker("builds") as ticker, image_build.explain_full_disk(room, host):
         progress = show if console.on_terminal() else partial(setattr, ticker, "text")
         image = image_build.build(sources, base, memory_bytes, cached=not args.no_cache, show=progress)
         image_build.check(sources, image)
-    show("\n".join(image_build.give_name(sources, image, replaced)))
+        named = tuple(image_build.give_name(sources, image, replaced))
+    show("\n".join(named))
     if sources.recipe.nodes.max > 1:
         show(f"sparkd image sync {sources.recipe.image.ref}   # to the other nodes, if any")
     show("sudo sparkd preflight --dry-run   # says what is left to do")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -131,10 +132,10 @@ def _fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
 def _page(check_id: str) -> str:
     from sparkd.agent.preflight.runner import IDS
     from sparkd.base.lib import read_data
-    from sparkd.base.lib.text import did_you_mean
+    from sparkd.base.lib.text import did_you_mean, reflow
 
     if check_id not in IDS:
         raise UsageError(f"no check {check_id!r}{did_you_mean(check_id, IDS)}", f"checks: {', '.join(IDS)}")
     _, _, section = read_data("sparkd-checks.7.md").decode().partition(f"\n## {check_id}\n")
     page = section.partition("\n```text\n")[2].partition("\n```\n")[0]
-    return f"{check_id}\n\n{page}"
+    return f"{check_id}\n\n{reflow(page, shutil.get_terminal_size().columns)}"

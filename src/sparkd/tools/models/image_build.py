@@ -7,6 +7,7 @@ import re
 import tarfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from shlex import quote
@@ -18,12 +19,12 @@ from sparkd.agent.actions import image_build
 from sparkd.agent.actions.kept_images import image_name
 from sparkd.base.config.settings import Memory
 from sparkd.base.host import Host, docker
-from sparkd.base.host.disks import read_rooms
+from sparkd.base.host.disks import Room, read_rooms
 from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, find_built, read_image
 from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.base.lib.errors import BlockedError, ConfigError, LaunchError, UsageError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import GIB, MIB, printable, sanitize, size
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
@@ -37,6 +38,7 @@ LEAST_MEMORY = 2 * GIB
 """The least for a step. A choice: less is too little for one compiler of a GPU's kernels beside pip."""
 STOP = "sudo systemctl stop sparkd-head sparkd-worker"
 _KILLED = re.compile(r"non-zero code: 137\b|\bKilled\b|\bOut of memory\b|\bMemoryError\b")
+_FULL = re.compile("no space left on device", re.IGNORECASE)
 _STEP = re.compile(r"Step (\d{1,3})/(\d{1,3}) : ")
 
 
@@ -134,8 +136,8 @@ def _title(step: Step) -> str:
     return sanitize(" ".join(str(step).split()), 160)
 
 
-def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, BuiltFrom | None]]:
-    """The image below; the id of the one that has the name, or empty; as `find_built`.
+def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, BuiltFrom | None], Room]:
+    """The image below; the id of the one that has the name, or empty; as `find_built`; the room where docker builds.
 
     Raises BlockedError, also where there is no room for half of what is below: compilers' files and a second torch.
     """
@@ -155,7 +157,7 @@ def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, Bu
         raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
     (room,) = read_rooms(host, (find_store(info),))
     require_room(room, below.size_bytes // 2, f" to build from {base}", "; docker system df", None)
-    return below, before.id if before else "", built
+    return below, before.id if before else "", built, room
 
 
 def find_store(info: object) -> str:
@@ -218,11 +220,27 @@ def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, sho
 
 def find_remedy(output: str, memory_bytes: int) -> str:
     """What to do after a step that failed with this output."""
-    if "no space left" in output:
-        return "make room: docker system df"
     if _KILLED.search(output):
         return f"it may have needed more than its {size(memory_bytes)} of memory: fewer compilers at once, or {STOP}"
     return "correct the recipe's step"
+
+
+@contextmanager
+def explain_full_disk(room: Room, host: Host) -> Iterator[None]:
+    """Name the file system that has become full in a step, the check or the naming. `room`: as the build began.
+
+    Raises BlockedError. What the step wrote is gone by then, and so is the shortage.
+    """
+    try:
+        yield
+    except (BlockedError, LaunchError) as error:
+        if not _FULL.search(error.reason):
+            raise
+        now = "".join(f" ({size(rest.free_bytes)} is free now)" for rest in read_rooms(host, (room.path,)))
+        free = f"{size(room.free_bytes)} was free when it began, and it needs more{now}"
+        stays = "no image has got or lost a name: make room, and build again"
+        reason = f"{error.reason}\nno space left on {room.mount}, where docker builds: {free}; {stays}"
+        raise BlockedError(reason, "sudo docker system df") from None
 
 
 def check(sources: Sources, image: str) -> None:

@@ -48,6 +48,13 @@ def test_a_gpu_that_answers_is_needed(facts: GpuCheckFacts, level: Level, needs_
     expect(Gpu().judge(facts), level, said=words, needs_person=needs_person, awaits=awaits, required=required)
 
 
+@pytest.mark.parametrize(("names", "level"), [(("A", "B"), Level.OK), (("A",), Level.BLOCK)])
+def test_a_node_has_as_many_gpus_as_the_recipe_says(names: tuple[str, ...], level: Level) -> None:
+    words = "1 GPU(s) are seen, and the recipe's nodes.gpus is 2" if level.blocks else ""
+    required = "inspect" if level.blocks else ""
+    expect(Gpu(gpus=2).judge(replace(GOOD, names=names)), level, said=words, required=required)
+
+
 def test_preflight_waits_for_a_driver_that_does_not_answer(tree: Tree) -> None:
     tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
     tree.file("/proc/uptime", "1000.00 2000.00\n")
@@ -87,7 +94,7 @@ def test_a_machine_without_driver_or_answer_has_no_gpu(tree: Tree) -> None:
 
 
 def test_a_plan_without_gpus_leaves_the_driver_alone(tree: Tree) -> None:
-    assert Gpu(uses_gpu=False).run(Host(tree.root, gpu=never_queried))[1].level is Level.OK
+    assert Gpu(gpus=0).run(Host(tree.root, gpu=never_queried))[1].level is Level.OK
 
 
 def test_each_examination_queries_the_driver_once(tree: Tree) -> None:

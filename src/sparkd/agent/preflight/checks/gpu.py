@@ -35,12 +35,13 @@ class GpuCheckFacts(Struct, frozen=True):
 
 
 class Gpu(Check[GpuCheckFacts], frozen=True):
-    uses_gpu: bool = True
+    gpus: int = 1
+    """Those that the plan needs; 0: the driver is not queried."""
     id = "gpu"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     def probe(self, host: Host) -> GpuCheckFacts:
-        if not self.uses_gpu:
+        if not self.gpus:
             return GpuCheckFacts(asked=False)  # words: keep
         gpu = host.gpu()
         module = kernel.nvidia_module(host.files)
@@ -61,6 +62,11 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
             return _troubled(facts.trouble, f"the GPU's driver can't be queried: {facts.error}")
         if not facts.names:
             return _unseen(facts)
+        if len(facts.names) < self.gpus:
+            reason = f"{len(facts.names)} GPU(s) are seen, and the recipe's nodes.gpus is {self.gpus}"
+            return block(
+                reason, "look at: nvidia-smi -L; set nodes.gpus of the recipe, and its ranks, to what is there"
+            )
         bad = find_known_bad(facts.driver, DRIVERS) if any(GB10 in name for name in facts.names) else None
         if bad:
             reason = f"driver {facts.driver} was reported as bad on GB10: {bad.trouble} ({bad.source})"

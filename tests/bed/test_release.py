@@ -1,0 +1,120 @@
+"""A release on a booted node, by the node's own apt: installed from its repository, upgraded, taken back, removed."""
+
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.node import Node
+from tests.bed.processes import wait_for
+from tests.siege.package import renamed
+
+import release
+from deb import source
+from sparkd import __version__
+
+CHECKOUT = Path(__file__).parents[2]
+PORT = 8099
+URL = f"http://127.0.0.1:{PORT}"
+SERVED = "/srv/apt"
+INDEX = f"{SERVED}/dists/stable"
+OLD = "0.1.0~git20261120101010.0123abcde"
+KEPT = "/etc/sparkd/sparkd.toml"
+
+
+@pytest.fixture(scope="module", params=["bookworm", pytest.param("trixie", marks=pytest.mark.whole)])
+def node(
+    request: pytest.FixtureRequest,
+    make_node: MakeNode,
+    package: Path,
+    signing_key: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Node:
+    """Serves the repository of an earlier release to itself; the next one's, which has both, lies beside it."""
+    folder = tmp_path_factory.mktemp("release")
+    node, architecture = make_node(request.param), package.stem.rpartition("_")[2]
+    earlier = renamed(package, folder, OLD).rename(folder / f"sparkd_{OLD}_{architecture}.deb")
+    publisher = release.Publisher(signing_key, URL)
+    for name, packages, before in (("old", [earlier], []), ("new", [package], [earlier])):
+        release.make(source.read(CHECKOUT), packages, before, publisher, folder / name)
+        node.put(folder / name / "apt", f"/srv/{name}")
+    node.put(folder / "old/install.sh", "/root/install.sh")
+    # Its suite's mirror, which it can't reach.
+    node.sh("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*")
+    publish(node, "old")
+    serve(node)
+    return node
+
+
+def publish(node: Node, name: str) -> None:
+    node.sh(f"rm -rf {SERVED} && cp -r /srv/{name} {SERVED}")
+
+
+def serve(node: Node) -> None:
+    server = ("python3", "-m", "http.server", "--bind=127.0.0.1", f"--directory={SERVED}", str(PORT))
+    node.run("systemd-run", "--unit=repository", *server)
+    wait_for(lambda: node.run("curl", "--silent", URL, check=False).returncode == 0, 20, "the repository")
+
+
+def apt(node: Node, *words: str, check: bool = True) -> tuple[int, str]:
+    done = node.run("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", *words, check=check, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def installed(node: Node) -> str:
+    """What dpkg calls the version, and what the program does."""
+    return node.sh("dpkg-query --show --showformat='${Version}, ' sparkd && sparkd --version").stdout.strip()
+
+
+def test_apt_installs_upgrades_goes_back_removes_and_purges(node: Node, package: Path) -> None:
+    node.run("systemctl", "stop", "repository")
+    assert node.run("sh", "/root/install.sh", check=False).returncode == 100, "out of reach"
+    serve(node)
+    said = node.sh("sh /root/install.sh").stdout
+    assert said.splitlines()[-1] == "sudo apt-get install sparkd"
+    apt(node, "install", "sparkd")
+    assert installed(node) == f"{OLD}, sparkd {OLD}"
+    node.write(KEPT, '[engine]\nrecipe = "tiny-cpu"\n')
+
+    publish(node, "new")
+    apt(node, "update")
+    apt(node, "upgrade")
+    assert installed(node) == f"{package.name.split('_')[1]}, sparkd {__version__}"
+
+    apt(node, "install", "--allow-downgrades", f"sparkd={OLD}")
+    assert installed(node) == f"{OLD}, sparkd {OLD}"
+
+    apt(node, "remove", "sparkd")
+    node.sh(f"test ! -e /usr/bin/sparkd && test -s {KEPT}")
+    apt(node, "purge", "sparkd")
+    node.sh(f"test ! -e {KEPT} && ! dpkg-query --status sparkd 2>&1 >/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "refusal"),
+    [
+        (f"sed -i 's/^Priority: optional/Priority: required/' {INDEX}/main/binary-*/Packages", "Hash Sum mismatch"),
+        (f"sed -i 's/^Label: sparkd/Label: others/' {INDEX}/InRelease", "signature"),
+        (f"cp {INDEX}/Release {INDEX}/InRelease", "signed"),
+        (f"rm {INDEX}/InRelease", "not signed"),
+    ],
+    ids=["packages", "changed", "clear", "unsigned"],
+)
+def test_apt_refuses_what_was_not_signed(node: Node, spoil: str, refusal: str) -> None:
+    publish(node, "new")
+    node.sh(f"sh /root/install.sh && rm -rf /var/lib/apt/lists/* && {spoil}")
+    code, said = apt(node, "update", check=False)
+    assert (code, refusal in said) == (100, True), said
+    code, said = apt(node, "install", "sparkd", check=False)
+    assert code == 100, said
+    node.sh("test ! -e /usr/bin/sparkd")
+
+
+def test_apt_refuses_a_package_that_was_exchanged(node: Node) -> None:
+    publish(node, "new")
+    node.sh(
+        f"sh /root/install.sh && apt-get clean && for deb in {SERVED}/pool/main/s/sparkd/*.deb; do echo x >>$deb; done"
+    )
+    code, said = apt(node, "install", "sparkd", check=False)
+    assert code == 100, said
+    assert "Hash Sum mismatch" in said or "unexpected size" in said, said
+    node.sh("test ! -e /usr/bin/sparkd")

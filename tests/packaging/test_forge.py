@@ -1,0 +1,51 @@
+"""Files for the forge: workflows run commands that are here, and the form for issues needs output that a command prints."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from sparkd.tools.cli.main import build_parser
+
+CHECKOUT = Path(__file__).parents[2]
+FORGE = CHECKOUT / ".github"
+
+
+def steps(name: str) -> str:
+    """All that the workflow runs."""
+    jobs = yaml.safe_load((FORGE / "workflows" / name).read_text())["jobs"].values()
+    return "\n".join(step["run"] for job in jobs for step in job["steps"] if "run" in step)
+
+
+def test_workflows_run_what_a_checkout_runs() -> None:
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
+    script = CHECKOUT / ".ci/run"
+    assert script.stat().st_mode & 0o111
+    assert "make test" in script.read_text()
+    assert {"make check", "sudo .ci/run"} == set(steps("ci.yml").splitlines())
+    made = re.findall(r"^\s*make (\w+)", steps("release.yml"), re.MULTILINE)
+    assert set(made) == {"release"}
+    assert {"check", "test", *made} <= set(targets.split())
+
+
+def test_a_release_is_published_with_files_that_a_release_has() -> None:
+    makes = (CHECKOUT / "packaging/release.py").read_text()
+    published = steps("release.yml").partition("gh release create")[2]
+    for name in ("NOTES.md", "sparkd.asc", "install.sh", "SHA256SUMS", "SHA256SUMS.asc"):
+        assert name in published
+        assert f'"{name}"' in makes
+
+
+def test_an_issue_brings_the_output_of_commands_that_exist() -> None:
+    form = yaml.safe_load((FORGE / "ISSUE_TEMPLATE/bug.yml").read_text())
+    fields = {one["id"]: one for one in form["body"] if "id" in one}
+    assert fields["summary"]["validations"]["required"]
+    for name in ("summary", "log"):
+        (command,) = re.findall(r"`sudo sparkd ([^`]+)`", fields[name]["attributes"]["label"])
+        words = command.split()
+        build_parser(words[0]).parse_args(words)
+
+
+def test_no_address_is_invented() -> None:
+    texts = [(CHECKOUT / "SECURITY.md").read_text(), *(file.read_text() for file in FORGE.rglob("*.yml"))]
+    assert not [text for text in texts if re.search(r"\w@\w+\.\w|https?://(?!\$)", text)]

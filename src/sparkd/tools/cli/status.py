@@ -91,10 +91,9 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
 @cache
 def describe_endpoint(files: Files) -> str:
     """URL and model, by the configuration; empty where this user can't read it, or it is wrong."""
-    from sparkd.base.cluster.membership import resolve_context
+    from sparkd.base.cluster.membership import find_url, resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host
-    from sparkd.tools.node.endpoint import find_url
 
     with suppress(SparkdError):
         host = Host(files.root)

@@ -30,8 +30,9 @@ observe.token_file = "/etc/sparkd/token"
 """
 SCRAPE = f"""\
 from urllib.request import Request, urlopen
-request = Request("http://127.0.0.1:29511/metrics", headers={{"Authorization": "Bearer {TOKEN}"}})
-print(urlopen(request, timeout=20).read().decode())
+for path in ("metrics", ""):
+    request = Request(f"http://127.0.0.1:29511/{{path}}", headers={{"Authorization": "Bearer {TOKEN}"}})
+    print(urlopen(request, timeout=20).read().decode())
 """
 SERVE_SECONDS, END_SECONDS = 7.0, 60.0
 """Longer than the pause between two looks at a serving engine."""
@@ -54,7 +55,9 @@ def trace(pair: bool, end: str) -> list[str]:
             node.lead_peer()
         node.await_phase("serving")
         scraped = node.run(sys.executable, "-I", "-S", "-c", SCRAPE, stdout=subprocess.PIPE)
-        assert b"sparkd_" in scraped.communicate()[0]
+        answers = scraped.communicate()[0]
+        assert b"sparkd_" in answers
+        assert b"The last 24 hours" in answers
         time.sleep(SERVE_SECONDS)
         if end == "stop":
             os.kill(child_of(node.agent_pid), signal.SIGTERM)

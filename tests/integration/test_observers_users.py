@@ -9,6 +9,7 @@ from tests.unit.node_reports import ALONE
 from tests.unit.nodes import network
 
 from sparkd.agent.cluster.service import start_status_server
+from sparkd.agent.status.kept import Kept
 from sparkd.base.config.settings import Observe
 from sparkd.base.host.files import Files
 from sparkd.base.lib.log import ProcessLog
@@ -43,7 +44,13 @@ def test_a_user_who_takes_all_that_he_can_get_keeps_no_other_from_an_answer() ->
     events = ProcessLog(lambda *_: None).events(Redaction())
     with network() as loop:
         start_status_server(
-            Observe(listen=f"127.0.0.1:{port}"), Files(), lambda: make_public(ALONE), lambda: 0.0, loop.spawn, events
+            Observe(listen=f"127.0.0.1:{port}"),
+            Files(),
+            lambda: make_public(ALONE),
+            lambda: 0.0,
+            loop.spawn,
+            events,
+            Kept(),
         )
         with Stranger(GREEDY, str(port)) as stranger:
             assert stranger.wait_for("429")

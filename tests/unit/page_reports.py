@@ -4,8 +4,14 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from msgspec import Raw
 from msgspec.structs import replace
 
+from sparkd.agent.status.kept import Disk, Kept
+from sparkd.base.host.journal import Line
+from sparkd.base.state.history import Bench, Launch, Row, Smoke
+from sparkd.base.state.known_good import Facts
+from sparkd.base.state.launch_history import End
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 from sparkd.base.status.model import (
     Contact,
@@ -79,13 +85,19 @@ def node(rank: int, phase: Phase, seconds: float, **changes: object) -> NodeRepo
 
 
 def serving() -> NodeReport:
-    activity = ActivityReport(6, 1, 1840.0, 96.4, 0.41, 0.62, 0.71)
+    activity = ActivityReport(6, 1, 1840.0, 96.4, 0.41, 0.62, 0.71, 0.83)
     head = node(
         0,
         Phase.SERVING,
         6 * 3600 + 2400,
         message="deepseek-v4-flash on port 8000",
-        engine=EngineReport(container_id="c" * 64, kv_cache_tokens=524288),
+        engine=EngineReport(
+            container_id="c" * 64,
+            kv_cache_tokens=524288,
+            url="http://192.168.1.20:8000/v1",
+            model="deepseek-v4-flash",
+            keyed=True,
+        ),
         activity=activity,
         health=HealthReport(0.0, 0.412, time.time() - 40, 8, 1),
         smoke_passed=True,
@@ -165,14 +177,14 @@ def hostile() -> NodeReport:
         transport=EVIL,
         versions={EVIL: EVIL},
         findings=(FindingReport(EVIL, EVIL, EVIL, EVIL), FindingReport(EVIL, "block", EVIL * 20, "x" * 900)),
-        engine=EngineReport(EVIL, EVIL, EVIL, float("nan"), -1e300, 1 << 62, -1, EVIL, float("inf"), EVIL),
+        engine=EngineReport(EVIL, EVIL, EVIL, float("nan"), -1e300, 1 << 62, -1, EVIL, url=EVIL, model=EVIL),
         memory=MemoryReport(0, -5, (-(1 << 60), 1 << 60, 0) * 40, -1, EVIL, -(1 << 60)),
         health=HealthReport(float("nan"), float("inf"), -1e300, -1, 1 << 62),
         launches=-1,
         ends={EVIL: 1 << 62},
         phase_seconds={EVIL: float("inf"), "degraded": -1.0},
         cause=EVIL,
-        activity=ActivityReport(-1, 1 << 62, float("nan"), float("inf"), -4.0, 9e99, float("nan")),
+        activity=ActivityReport(-1, 1 << 62, float("nan"), float("inf"), -4.0, 9e99, float("nan"), float("inf")),
         gpu=GpuReport(EVIL, -1, 1 << 62, -300, 1 << 60),
         restarts=(RestartReport(EVIL, 1 << 62, EVIL, EVIL),),
     )
@@ -181,3 +193,56 @@ def hostile() -> NodeReport:
         PeerStatus(EVIL, 2, Contact.SILENT, EVIL, report, EVIL),
     )
     return replace(report, peers=peers)
+
+
+def row(at: float, load: float | None, end: float | None, cause: str = "") -> Launch:
+    """A launch, by seconds before now."""
+    ended = None if end is None else End("it ended", at=ago(end), cause=cause)
+    return Launch(f"l{at}", ago(at), 0, "p", "deepseek-v4-flash", Facts({}, {}, {}), load_seconds=load, end=ended)
+
+
+def line(seconds: float, text: str) -> Line:
+    return Line(round((time.time() - seconds) * 1e6), "i=1", 4, text)
+
+
+def disk() -> Disk:
+    levels = (
+        b'{"levels":[{"concurrency":1,"output_tokens_per_second":{"median":38.2},"first_token_seconds":{"median":0.41}}'
+    )
+    levels += b',{"concurrency":4,"output_tokens_per_second":{"median":96.4},'
+    levels += b'"first_token_seconds":{"median":0.62}},{"concurrency":8}]}'
+    rows: tuple[Row, ...] = (
+        row(20 * 3600, 470, 7 * 3600, "peer-lost"),
+        row(7 * 3600 - 60, 520, None),
+        Smoke("s", ago(6.8 * 3600), "l", "deepseek-v4-flash", 0),
+        Bench("b", ago(5.5 * 3600), "l", "deepseek-v4-flash", Raw(levels)),
+    )
+    lost = line(7 * 3600, 'agent.run.failed reason="node spark2 (10.0.0.2) was lost: silent for 20 s" exit=14')
+    return Disk(rows, (line(900, 'gpu.throttle.detected reason="the GPU is slow: 702 MHz"'), lost))
+
+
+def kept(report: NodeReport, found: Disk | None = None) -> Kept:
+    """An hour in which the figures rose and fell, with a gap of some minutes."""
+    made = Kept(lambda: disk() if found is None else found)
+    for sample in range(366):
+        wave = 0.5 + (sample * 37 % 100) / 200 + sample / 720
+        activity = report.activity and replace(
+            report.activity,
+            running=int(6 * wave),
+            output_tokens_per_second=report.activity.output_tokens_per_second * wave,
+            first_token_seconds=None if report.activity.first_token_seconds is None else 0.83 / wave,
+        )
+        free = report.memory and replace(report.memory, available_bytes=int(report.memory.available_bytes * wave))
+        made.sample(replace(report, activity=None if 200 < sample < 240 else activity, memory=free))
+    return made
+
+
+def unreachable() -> NodeReport:
+    """A head that serves, and whose worker is silent."""
+    head = replace(serving(), phase=Phase.DEGRADED, message="node spark2 (10.0.0.2) is silent for 9 s", last_hint="old")
+    return replace(head, peers=(replace(head.peers[0], contact=Contact.SILENT, said="no answer in 5 s"),))
+
+
+def idle() -> NodeReport:
+    """One node that has just begun."""
+    return replace(node(0, Phase.PREFLIGHT, 4, address="", transport="", gpu=None, memory=None), message="memory")

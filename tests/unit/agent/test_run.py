@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 
 import pytest
@@ -16,6 +17,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
 from sparkd.base.state.launch_history import STOPPED, End
+from sparkd.base.status.model import parse
 
 
 def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said) -> None:
@@ -34,6 +36,10 @@ def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said
     assert "engine| " in journal
     assert world.last_exit == End(STOPPED, ExitCode.GOOD, at=world.last_exit.at, cause="stop-requested")
     assert world.phase == "stopped"
+    report = parse((world.tree.root / "run/sparkd/report.json").read_text())
+    assert report is not None
+    assert (report.engine.model, report.engine.keyed) == ("tiny", False)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", report.engine.url)
     script = world.tree.root / "run/sparkd/private/launch.sh"
     assert "vllm serve" in script.read_text()
     assert (script.parent.stat().st_mode & 0o777, script.stat().st_mode & 0o777) == (0o700, 0o644)

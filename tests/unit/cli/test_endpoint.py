@@ -10,12 +10,12 @@ from tests.unit.commands import sparkd
 from tests.unit.nodes import report
 from tests.unit.plans import HEAD, WORKER, configured
 
-from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.cluster.membership import NodeContext, find_address, find_key
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.plan.model import Node
 from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase, dump
-from sparkd.tools.node.endpoint import context_tokens, find_address, find_key, read_state
+from sparkd.tools.node.endpoint import context_tokens, read_state
 
 KEYED = {"secrets": {"VLLM_API_KEY": "/etc/sparkd/api.key"}}
 

@@ -34,6 +34,19 @@ def test_rates_are_of_the_last_seconds_and_shares_of_the_last_minutes() -> None:
     assert meter.advance(110 + WINDOW_SECONDS + 1, LATER) == ActivityReport(2, 1, 0.0, 0.0, 0.25, None, None)
 
 
+def test_the_time_to_first_token_is_that_of_the_last_minutes_requests() -> None:
+    meter = ActivityMeter()
+    times = []
+    for at, tokens, seconds in ((100, 0, 0.0), (105, 4, 2.0), (110, 4, 2.0), (150, 6, 8.0), (250, 6, 8.0)):
+        activity = meter.advance(at, replace(IDLE, first_tokens=tokens, first_token_seconds=seconds))
+        assert activity is not None
+        times.append(activity.first_token_seconds)
+    assert times == [None, 0.5, 0.5, 1.333, None]
+    wild = meter.advance(255, replace(IDLE, first_tokens=7, first_token_seconds=1e300))
+    assert wild is not None
+    assert bounded(wild) == wild
+
+
 def test_a_probe_shortly_after_another_one_keeps_the_rates() -> None:
     meter = ActivityMeter()
     meter.advance(100, IDLE)

@@ -140,6 +140,8 @@ def test_counters_are_read_off_a_real_page() -> None:
     assert found is not None
     assert found.work == (6.0, 32.0, 32.0, 0.0, 0.0, 0.0)
     assert (found.prefix_queries, found.prefix_hits, found.drafted) == (6.0, 0.0, 0.0)
+    assert found.first_tokens == 2
+    assert 0 < found.first_token_seconds < 60
     assert not found.busy
 
 

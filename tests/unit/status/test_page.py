@@ -5,13 +5,16 @@ import hashlib
 import http.client
 import json
 import re
+import shlex
 import time
 from base64 import b64encode
 from collections.abc import Callable
 from contextlib import closing
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 from tests.unit import page_reports
 from tests.unit.node_reports import HEAD
@@ -19,16 +22,18 @@ from tests.unit.nodes import network
 
 from sparkd.agent.status import page
 from sparkd.agent.status.http_api import make_handler
+from sparkd.agent.status.kept import Disk, Kept
 from sparkd.base.lib.http_connection import Limits, Request, Response
 from sparkd.base.lib.http_server import HttpServer
-from sparkd.base.status.model import Contact, FindingReport, NodeReport, Phase
+from sparkd.base.state.history import Bench
+from sparkd.base.status.model import Contact, FindingReport, NodeReport, PeerStatus, Phase
 from sparkd.base.status.publisher import Published
 
 VOID = ("meta", "link", "br", "img", "input")
 
 
-def fetch(report: NodeReport, path: str = "/", beat_age: float = 0.1) -> Response:
-    handle = make_handler(lambda: Published(report, ""), lambda: beat_age)
+def fetch(report: NodeReport, path: str = "/", beat_age: float = 0.1, kept: Kept | None = None) -> Response:
+    handle = make_handler(lambda: Published(report, ""), lambda: beat_age, kept=kept)
     return asyncio.run(handle(Request("127.0.0.1", path, {"host": "localhost"})))
 
 
@@ -62,18 +67,18 @@ class Reader(HTMLParser):
             self.open[-1][2].append(data)  # type: ignore[attr-defined]  # the children
 
 
-def parsed(report: NodeReport) -> Reader:
+def parsed(report: NodeReport, kept: Kept | None = None, beat_age: float = 0.1) -> Reader:
     reader = Reader()
-    reader.feed(fetch(report).body.decode())
+    reader.feed(fetch(report, beat_age=beat_age, kept=kept).body.decode())
     return reader
 
 
-def texts(report: NodeReport) -> str:
+def texts(report: NodeReport, kept: Kept | None = None, beat_age: float = 0.1) -> str:
     def walk(node: list[object]) -> list[str]:
         children: list[list[object] | str] = node[2]  # type: ignore[assignment]  # tag, attributes, children
         return [text for one in children for text in ([one] if isinstance(one, str) else walk(one))]
 
-    main = parsed(report).main
+    main = parsed(report, kept, beat_age).main
     assert main is not None
     return "\n".join(walk(main))
 
@@ -133,7 +138,7 @@ def test_the_policy_admits_the_one_script_and_the_one_style_of_the_page_and_noth
 def test_the_first_words_are_whether_it_serves(report: NodeReport, tone: str, headline: str) -> None:
     main = parsed(report).main
     assert main is not None
-    _, attributes, (heading, *_) = main[2][0]  # type: ignore[index]  # the first child
+    _, attributes, ((_, _, (heading,)), *_) = main[2][0]  # type: ignore[index]  # the first child
     assert (attributes["class"], heading[2]) == (f"state {tone}", [headline])
     assert f"<title>{headline}: spark1</title>" in fetch(report).body.decode()
 
@@ -142,21 +147,64 @@ def test_a_page_of_a_worker_says_what_the_head_does() -> None:
     head, worker = page_reports.serving(), page_reports.serving().peers[0].report
     assert worker is not None
     peer = replace(page_reports.serving().peers[0], address="10.0.0.1", rank=0, report=replace(head, peers=()))
-    assert texts(replace(worker, peers=(peer,))).startswith("Serving\ndeepseek-v4-flash on port 8000\nserving for 6 h")
+    assert texts(replace(worker, peers=(peer,))).startswith("Serving\ndeepseek-v4-flash\n, serving for 6 h")
     lost = replace(worker, peers=(replace(peer, contact=Contact.SILENT),))
     assert texts(lost).startswith("Not known: no news of the head")
 
 
-def test_which_node_is_the_trouble_and_what_to_do_comes_first() -> None:
-    first = texts(page_reports.broken()).partition("Nodes\n")[0]
-    assert "spark2 (10.0.0.2)" in first
-    assert "62.0 GiB available, 96.0 GiB needed" in first
-    assert "To do: stop it if it may go: sudo sparkd preflight --fix 4711" in first
+def test_which_node_is_the_trouble_and_what_to_do_comes_first_and_once() -> None:
+    shown = texts(page_reports.broken())
+    first = shown.partition("Nodes\n")[0]
+    assert "spark2 (10.0.0.2)\n: blocked. unified-memory: 62.0 GiB available, 96.0 GiB needed; pid 4711" in first
+    assert "To do on spark2: stop it if it may go\nsudo sparkd preflight --fix 4711\n" in first
+    for text in ("pid 4711 (python3) of alice", "sudo sparkd preflight --fix 4711", "To do on"):
+        assert shown.count(text) == 1
+    assert "spark2: last cause: lower gpu_memory_utilization" in shown.partition("Warnings\n")[2]
 
 
-def test_each_warning_has_what_to_do_about_it() -> None:
-    warnings = texts(page_reports.broken()).partition("Warnings\n")[2]
-    assert "has 41.2 GiB\non spark2: stop it if it may go: sudo sparkd preflight --fix 4711\n" in warnings
+def test_a_head_that_is_degraded_by_another_node_names_that_node_alone() -> None:
+    first = texts(page_reports.unreachable()).partition("Nodes\n")[0]
+    assert first.count("To do on") == 1
+    assert "To do on spark2: look at the cable" in first
+
+
+@pytest.mark.parametrize(
+    ("hint", "command"),
+    [
+        ("free it: sudo sparkd preflight --fix 4711", "sudo sparkd preflight --fix 4711"),
+        ("sparkd history", "sparkd history"),
+        ("end it: sudo rm -rf /", None),
+        ("end it: sparkd logs; rm -rf /", None),
+        ("end it: sparkd logs $(reboot)", None),
+        ("end it: sudo sparkd logs `reboot`", None),
+        ("end it: sudo sparkd logs | sh", None),
+        ("lower gpu_memory_utilization", None),
+    ],
+)
+def test_a_hint_ends_with_a_line_to_copy_where_it_is_one_plain_command(hint: str, command: str | None) -> None:
+    finding = FindingReport("memory", "block", "too little", hint)
+    report = replace(page_reports.broken(), phase=Phase.BLOCKED, findings=(finding,), peers=())
+    copied = re.findall(r'<code class="copy" tabindex="0">(.*?)</code>', fetch(report).body.decode())
+    assert (copied[0] if command else [text for text in copied if "rm" in text or "reboot" in text]) == (command or [])
+    assert hint.rpartition(": ")[2] in texts(report)
+
+
+@pytest.mark.parametrize("name", ["m", "deepseek v4", "x'; touch /tmp/evil; '", "$(reboot)", "`reboot`", "a\nb", "ö"])
+def test_the_request_to_copy_is_one_command_of_the_shell_whatever_the_model_is_called(name: str) -> None:
+    head = page_reports.serving()
+    named = replace(head, engine=replace(head.engine, model=name, url="http://[fd00::1]:8000/v1"))
+    copied = re.findall(r'<code class="copy" tabindex="0">(.*?)</code>', fetch(named).body.decode())
+    assert unescape(copied[0]) == "http://[fd00::1]:8000/v1"
+    words = shlex.split(unescape(copied[1]))
+    assert words[:2] == ["curl", "http://[fd00::1]:8000/v1/chat/completions"]
+    assert words[2:6] == ["-H", "Authorization: Bearer $SPARK_API_KEY", "-H", "Content-Type: application/json"]
+    assert words[6] == "-d"
+    assert json.loads(words[7])["model"] == name
+    assert len(words) == 8
+
+
+def test_a_node_that_does_not_serve_has_no_address_to_copy() -> None:
+    assert "curl" not in texts(replace(page_reports.serving(), phase=Phase.STOPPING))
 
 
 @pytest.mark.parametrize("contact", [Contact.REFUSED, Contact.SILENT, Contact.UNSIGNED])
@@ -164,26 +212,77 @@ def test_a_node_that_does_not_answer_is_a_trouble_with_an_advice(contact: Contac
     peer = replace(page_reports.serving().peers[0], contact=contact)
     first = texts(replace(page_reports.serving(), phase=Phase.DEGRADED, peers=(peer,))).partition("Nodes\n")[0]
     assert "spark2 (10.0.0.2)" in first
-    assert "To do: " in first
+    assert "To do on spark2:" in first
 
 
 def test_a_hanging_agent_is_not_shown_as_serving() -> None:
-    assert b"<h1>Not known" in fetch(page_reports.serving(), beat_age=31).body
+    assert texts(page_reports.serving(), beat_age=31).startswith("Not known")
 
 
 def test_figures_of_all_nodes_are_shown() -> None:
     found = texts(page_reports.serving())
-    for needle in ("96", "1,840", "41%", "62%", "71%", "22.4 of 119.7 GiB free", "2418 MHz", "page-cache", "peer-lost"):
+    for needle in (
+        "96",
+        "1,840",
+        "41%",
+        "62%",
+        "71%",
+        "22.4 of 119.7 GiB free",
+        "2418 MHz",
+        "66 °C",
+        "page-cache",
+        "peer-lost",
+    ):
         assert needle in found
     assert "loading weights 43%" in texts(page_reports.loading())
     assert "about 6 min left" in texts(page_reports.loading())
 
 
-def test_findings_without_end_do_not_make_the_page_large() -> None:
-    many = tuple(FindingReport(f"id-{number}", "warn", "<" * 1000, "") for number in range(1000))
-    answer = fetch(replace(page_reports.serving(), findings=many))
-    assert len(answer.body) < 300_000
-    assert "and 950 more" in answer.body.decode()
+@pytest.mark.parametrize(
+    ("figures", "text"),
+    [
+        (b'{"levels":[{"concurrency":1,"output_tokens_per_second":{"median":38},"first_token_seconds":{"median":0.4}}]}',
+         "38.0 tokens/s, first token 0.40 s (1 at once)"),
+        (b'{"levels":[{"concurrency":1,"output_tokens_per_second":null}]}', "see sparkd history"),
+        (b'{"levels":[{"concurrency":"x","output_tokens_per_second":1}]}', "see sparkd history"),
+        (b'{"levels":{"a":1}}', "see sparkd history"),
+        (b"[1]", "see sparkd history"),
+        (b"{}", "see sparkd history"),
+        (b"null", "see sparkd history"),
+    ],
+)  # fmt: skip
+def test_a_bench_of_another_version_is_none_that_the_page_shows(figures: bytes, text: str) -> None:
+    disk = Disk((Bench("b", page_reports.ago(60), "l", "r", Raw(figures)),))
+    assert f"Last bench, 1 min ago: {text}\n" in texts(page_reports.serving(), page_reports.kept(HEAD, disk))
+
+
+def test_the_page_shows_an_hour_a_day_and_the_log() -> None:
+    report = page_reports.serving()
+    shown = texts(report, page_reports.kept(report))
+    for text in ("tokens/s out", "requests", "time to first token", "memory in use", "60 min ago", "24 h ago"):
+        assert text in shown
+    assert "serving 19 h 42 min, loading 16 min, down 4 h 0 min" in shown
+    assert "15 min ago: gpu.throttle.detected" in shown
+    assert "No smoke yet: \nsudo sparkd smoke\nNo bench yet: \nsudo sparkd bench" in texts(report)
+    empty = texts(page_reports.loading())
+    assert "yet" not in empty
+    assert "24 h" not in empty, "nothing is known, and it was not down"
+
+
+def test_a_page_of_eight_nodes_has_a_bounded_size() -> None:
+    """With all lists at their ends, and all texts as long as another node's may be."""
+    long = tuple(FindingReport(f"id-{number}", "warn", "<" * 1000, "") for number in range(100))
+    last = replace(page_reports.serving(), findings=long, last_cause="<" * 1000, message="<" * 1000, peers=())
+    peers = (PeerStatus(f"10.0.0.{rank}", rank, Contact.ANSWERS, last.since, last) for rank in range(1, 8))
+    report = replace(last, peers=tuple(peers))
+    lines = tuple(page_reports.line(60, "<" * 16_000) for _ in range(8))
+    loads = tuple(page_reports.row(80000 - 1000 * number, 100, 79500 - 1000 * number) for number in range(30))
+    kept = page_reports.kept(report, Disk(loads, lines))
+    answer = fetch(report, kept=kept)
+    assert "and 750 more" in answer.body.decode()
+    assert len(answer.body) < 420_000
+    usual = page_reports.serving()
+    assert len(fetch(usual, kept=page_reports.kept(usual)).body) < 20_000
 
 
 def test_news_are_held_back_until_there_are_some() -> None:
@@ -218,12 +317,10 @@ def test_however_many_read_it_the_page_is_made_once_a_second() -> None:
         made.append(time.monotonic())
         return "t", [page.element("p", "", str(len(made)))]
 
-    one = page.Page(make)
+    one = page.Page(make, Kept().refresh)
 
     async def read() -> None:
-        await asyncio.gather(*(one.news("") for _ in range(100)))
-        for _ in range(100):
-            one.document()
+        await asyncio.gather(*(one.answer(path, "") for path in ("/", "/page") * 100))
 
     asyncio.run(read())
     assert len(made) == 1

@@ -25,6 +25,7 @@ from sparkd.agent.cluster import inventory, logs
 from sparkd.agent.cluster.client import PeerReader, Source
 from sparkd.agent.status import http_api
 from sparkd.agent.status.http_api import TokenFile
+from sparkd.agent.status.kept import Kept
 from sparkd.base.cluster import auth, head_key
 from sparkd.base.cluster.membership import Peer, peers_of
 from sparkd.base.config import Settings
@@ -224,6 +225,7 @@ def start_status_server(
     keepalive_age: Callable[[], float],
     spawn: Spawn,
     events: Events,
+    kept: Kept,
 ) -> None:
     """Start the server of people and monitors. A failure is only logged, and the address tried again: no engine depends
     on it.
@@ -239,7 +241,7 @@ def start_status_server(
         events.warning("status.token.unusable", reason=trouble, hint=hint)
 
     token = TokenFile(files, observe.token_file, on_bad_token) if observe.token_file else None
-    handle = http_api.make_handler(published, keepalive_age, token.admits if token else None)
+    handle = http_api.make_handler(published, keepalive_age, token.admits if token else None, kept)
 
     async def serve() -> None:
         reported = ""
@@ -256,6 +258,7 @@ def start_status_server(
                 await server.serve()
 
     spawn(serve())
+    spawn(kept.follow(published))
 
 
 def _find_user(connection: socket.socket) -> str:

@@ -17,12 +17,13 @@ from sparkd.agent.daemon.admission import Admission, Backoff
 from sparkd.agent.daemon.agreed import Agreed, PlanDifferences
 from sparkd.agent.daemon.context import Agent, Base, Context, OwnRank, PhaseReport
 from sparkd.agent.daemon.head_config import HeadFollower
-from sparkd.agent.daemon.history import LaunchRow
+from sparkd.agent.daemon.history import LaunchRow, read_disk
 from sparkd.agent.daemon.proving import ProvingPeriod
 from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.daemon.switching import Switching
 from sparkd.agent.daemon.taking_over import LeftRank, first_report
+from sparkd.agent.status.kept import Kept
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.host import Host, network
 from sparkd.base.host.processes import read_process
@@ -137,6 +138,7 @@ def serve_observers(base: Base, reporter: Reporter, events: Events) -> None:
         keepalive_age=base.loop.keepalive_age,
         spawn=base.loop.spawn,
         events=events,
+        kept=Kept(partial(read_disk, base.host.files)),
     )
 
 

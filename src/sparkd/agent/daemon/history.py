@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
@@ -19,19 +20,26 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.agreed import Agreed
 from sparkd.agent.daemon.context import Agent, Context
 from sparkd.agent.engine.rank import Running
+from sparkd.agent.status.kept import Disk
+from sparkd.base.host.files import Files
+from sparkd.base.host.journal import Line, read_warnings
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, describe_slower_load, last_load
+from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import KILLED, End
 from sparkd.base.status.figures import ActivityReport
 from sparkd.base.status.model import FindingReport, seconds_since, utc_now
+from sparkd.base.status.publisher import LIKELY
 
 COLD_START_SECONDS = "cold_start_seconds"
 """In a recipe's `expect`: its source's time from the start to the first completion."""
 MOST_LOAD_SECONDS = 1 << 20
 """Twelve days: a longer time in a recipe is no estimate."""
 WAIT_SECONDS = 0.5
+MOST_LAUNCHES, MOST_WARNINGS = 20, 8
+"""What the page shows of the disk."""
 ID, HINT = "history", "sparkd history"
 
 
@@ -182,6 +190,21 @@ def _close(last: End | None) -> End:
     if last is None:
         return killed
     return replace(killed, reason=last.reason)  # it may be known how its machine ended
+
+
+def read_disk(files: Files) -> Disk:
+    """What the page shows of the disk; nothing of what can't be read. Takes time."""
+    from sparkd.agent.actions import history
+
+    rows, warnings = tuple[Row, ...](), tuple[Line, ...]()
+    with suppress(OSError):
+        bare = {"facts": Facts({}, {}, {}), "phases": {}}  # a launch's facts take a hundred times the room of the rest
+        rows = tuple(
+            replace(row, **bare) if isinstance(row, Launch) else row for row in history.read(files, MOST_LAUNCHES)
+        )
+    with suppress(OSError):
+        warnings = read_warnings(files, MOST_WARNINGS)
+    return Disk(rows, tuple(replace(line, text=LIKELY(line.text)) for line in warnings))
 
 
 def expected_load(agent: Agent) -> tuple[float | None, str]:

@@ -29,6 +29,7 @@ from sparkd.agent.engine.load_monitor import LoadMonitor, pace_seconds
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.engine.readiness import ReadinessStage
+from sparkd.base.cluster.membership import with_endpoint
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.status.figures import ActivityReport, GpuReport
@@ -97,6 +98,7 @@ def _prune(agent: Agent, image_id: str) -> None:
 
 def serve(agent: Agent, running: Running) -> NoReturn:
     served, gpu = f"{agent.plan.served_name} on port {agent.plan.api_port}", _gpu_watch(agent)
+    agent.reporter.update(engine=with_endpoint(agent.reporter.report.engine, agent.context, agent.host))
     agent.phase.enter(Phase.SERVING, served)
     agent.proving.begin(again=running.taken_over)
     watch_hang(agent, running, gpu)
@@ -119,13 +121,12 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         report_smoke_test()
         watch_page_cache(_is_idle(activity))
 
-    limits, completion_seconds = agent.settings.supervise, agent.settings.readiness.completion_timeout_seconds
     monitor = HealthMonitor(
         agent.loop,
         endpoint,
         lambda: running.log.progress,
-        limits,
-        completion_seconds,
+        agent.settings.supervise,
+        agent.settings.readiness.completion_timeout_seconds,
         on_check,
         partial(agent.host.unanswered_requests, agent.plan.api_port),
         gpu.computes if gpu is not None else bool,

@@ -21,9 +21,11 @@ RATE_SECONDS = 4.0
 """Tokens a second are measured over at least this long: a troubled engine is probed more often."""
 WINDOW_SECONDS = 600.0
 """Span of the shares: of the prefix cache, and of the tokens that a drafter proposed."""
+RECENT_SECONDS = 60.0
+"""Span of the time to first token."""
 MOST_TOKENS = 1e9
 """Limit of tokens a second. A larger figure is no engine's, and would make the report unreadable for other nodes."""
-MOST_REQUESTS = 1e6
+MOST_REQUESTS, MOST_SECONDS = 1e6, 1e6
 
 
 class Reading(NamedTuple):
@@ -56,6 +58,9 @@ class ActivityMeter:
         while at - readings[0].at > WINDOW_SECONDS:
             readings.popleft()
         oldest = readings[0].counters
+        recent = next(reading.counters for reading in readings if at - reading.at <= RECENT_SECONDS)
+        first_tokens = counters.first_tokens - recent.first_tokens
+        waited_seconds = counters.first_token_seconds - recent.first_token_seconds
         return ActivityReport(
             running=int(min(counters.running, MOST_REQUESTS)),
             waiting=int(min(counters.waiting, MOST_REQUESTS)),
@@ -66,6 +71,9 @@ class ActivityMeter:
                 counters.prefix_hits - oldest.prefix_hits, counters.prefix_queries - oldest.prefix_queries
             ),
             draft_acceptance=_share(counters.accepted - oldest.accepted, counters.drafted - oldest.drafted),
+            first_token_seconds=round(min(max(0.0, waited_seconds / first_tokens), MOST_SECONDS), 3)
+            if first_tokens > 0
+            else None,
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from sparkd.agent.status.kept import Kept
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import read_private
 from sparkd.base.lib.errors import ConfigError
@@ -45,12 +46,15 @@ def make_handler(
     published: Callable[[], Published],
     beat_age: Callable[[], float],
     admits: Callable[[str], Awaitable[bool]] | None = None,
+    kept: Kept | None = None,
 ) -> Handler:
     """Answers in the loop's thread.
 
     `beat_age`: seconds since the agent's main loop last turned. `admits`: whether an Authorization header has the
     token; None where none is needed.
     """
+
+    shown = kept or Kept()
 
     @cache
     def page() -> Page:
@@ -59,7 +63,10 @@ def make_handler(
         from sparkd.agent.status.page_content import make
         from sparkd.base.status.view import View
 
-        return Page(lambda: make(published().report, View(datetime.now(UTC), alive=beat_age() <= BEAT_LIMIT_SECONDS)))
+        def view() -> View:
+            return View(datetime.now(UTC), alive=beat_age() <= BEAT_LIMIT_SECONDS)
+
+        return Page(lambda: make(published().report, view(), shown), shown.refresh)
 
     async def handle(request: Request) -> Response:
         (path, _, query), (known, text) = request.path.partition("?"), published()
@@ -72,8 +79,8 @@ def make_handler(
                 return _answer(401, "the token of observe.token_file is needed\n")._replace(headers=(CHALLENGE,))
             probed = answer(path, replace(known, message=""), "")
             return probed._replace(headers=(*probed.headers, ("Connection", "close")))  # a stranger keeps no place
-        if path == "/page":
-            return await page().news(query.removeprefix("known="))
+        if path in ("/", "/page"):
+            return await page().answer(path, query.removeprefix("known="))
         return answer(path, known, text)
 
     def answer(path: str, known: NodeReport, text: str) -> Response:
@@ -81,8 +88,6 @@ def make_handler(
         if path in PROBES and age > BEAT_LIMIT_SECONDS:  # the phase is as old as the beat
             return _answer(503, f"the agent's main loop has not turned for {age:.0f} s\n", retry_seconds=RETRY_SECONDS)
         match path:
-            case "/":
-                return page().document()
             case "/livez":
                 return _answer(200, "ok\n")
             case "/readyz":

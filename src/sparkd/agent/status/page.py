@@ -12,7 +12,7 @@ import hashlib
 import re
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -86,21 +86,23 @@ class Made(NamedTuple):
 
 
 class Page:
-    """Belongs to the loop's thread. `make` returns title and content of the page now."""
+    """Belongs to the loop's thread. `make` returns title and content of the page now; `refresh` is awaited before."""
 
-    def __init__(self, make: Callable[[], tuple[str, list[Element]]]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], tuple[str, list[Element]]], refresh: Callable[[], Awaitable[None]]) -> None:
+        self._make, self._refresh = make, refresh
         self._made: Made | None = None
 
-    def document(self) -> Response:
-        headers = (*_HEADERS, ("Content-Security-Policy", read_template().policy))
-        return Response(200, self._current().document, "text/html; charset=utf-8", headers)
-
-    async def news(self, known: str) -> Response:
-        """The page as soon as it is another one than that with the digest `known`."""
+    async def answer(self, path: str, known: str) -> Response:
+        """`/`: for a browser. Else for its script, as soon as it is another page than that with the digest `known`."""
         end = time.monotonic() + HOLD_SECONDS
-        while (made := self._current()).digest == known and time.monotonic() < end:
+        await self._refresh()
+        made = self._current()
+        if path == "/":
+            headers = (*_HEADERS, ("Content-Security-Policy", read_template().policy))
+            return Response(200, made.document, "text/html; charset=utf-8", headers)
+        while made.digest == known and time.monotonic() < end:
             await asyncio.sleep(PACE_SECONDS)
+            made = self._current()
         return Response(200, made.news, headers=_HEADERS)
 
     def _current(self) -> Made:

@@ -18,6 +18,9 @@ from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, HeadAwaitedError, UsageError
 from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.vllm.args import API_KEY, LOOPBACK
+from sparkd.base.vllm.flag import first_values
 
 if TYPE_CHECKING:
     from sparkd.base.plan.inputs import CheckInputs
@@ -217,3 +220,37 @@ def _own_rank(nodes: tuple[str, ...], host: Host) -> int:
             "ip -brief address",
         )
     return ranks[0]
+
+
+def is_local(plan: LaunchPlan) -> bool:
+    """Whether only the head itself reaches the API."""
+    return first_values(plan.argv).get("host") in (LOOPBACK, "localhost", "::1")
+
+
+def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
+    """Where clients reach the head, and what there is to know about that."""
+    if is_local(plan) or plan.api_host != LOOPBACK:
+        note = "only the head itself reaches it: args.host of the recipe is that address"
+        return plan.api_host, note if is_local(plan) else ""
+    if plan.node.rank:
+        return plan.node.head_address, "the head's address on the fabric; for that on your network, run this there"
+    if outward := network.source_address(host.files):
+        return outward, ""
+    return plan.node.address, "this node has no route to other networks: take the address that your clients reach"
+
+
+def find_url(plan: LaunchPlan, host: Host) -> tuple[str, str]:
+    """The endpoint's URL, as the clients of OpenAI's API want it, and what there is to know about its address."""
+    address, note = find_address(plan, host)
+    return f"http://{f'[{address}]' if ':' in address else address}:{plan.api_port}/v1", note
+
+
+def find_key(node: NodeContext) -> tuple[bool, str]:
+    """Whether clients need a key, and the file that has it: a worker that follows its head knows of none."""
+    files = {**node.recipe.secrets, **node.settings.engine.secrets}
+    return API_KEY in files, files.get(API_KEY, "")
+
+
+def with_endpoint(engine: EngineReport, node: NodeContext, host: Host) -> EngineReport:
+    """The report of a head's engine that serves, with what its clients need."""
+    return replace(engine, url=find_url(node.plan, host)[0], model=node.plan.served_name, keyed=find_key(node)[0])

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
@@ -79,6 +80,23 @@ def read_journal(query: Query, matches: Sequence[str] = (), seconds: float = REA
     options += matches or [f"--unit={unit}" for unit in OWN_UNITS]
     lines, whole = _run(options, lambda printed: take(printed, query), seconds)
     return Lines(tuple(reversed(lines)), cut=not whole)
+
+
+def read_warnings(files: Files, most: int) -> tuple[Line, ...]:
+    """The agent's own of the last day, newest first, and no line of its engine: those have what clients send.
+
+    Raises OSError as `read_journal`.
+    """
+    if files.root != "/":
+        return ()
+    redact = Redactor()
+
+    def collect(printed: Iterable[bytes]) -> tuple[list[Line], bool]:
+        lines = (parse_line(document, redact) for document in islice(printed, MOST_LINES))
+        return list(islice((line for line in lines if line and not line.text.startswith(ENGINE)), most)), False
+
+    options = ["--output-fields=MESSAGE,PRIORITY", "--priority=4", "--since=-1d"]
+    return tuple(_run([*options, *(f"--unit={unit}" for unit in OWN_UNITS)], collect)[0])
 
 
 def _run(

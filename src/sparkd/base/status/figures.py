@@ -47,6 +47,12 @@ class EngineReport(Figures, frozen=True):
     expected_by: str = ""
     works: bool = False
     """A load that is watched and works."""
+    url: str = ""
+    """Where clients reach the API, with /v1: of a head that serves, as are `model` and `keyed`."""
+    model: str = ""
+    """Its name for clients."""
+    keyed: bool = False
+    """Whether requests need a key."""
     compilers: int = 0
     """Compilers of kernels below the rank: they run or are held back."""
     kernels_compiled: int = 0
@@ -81,6 +87,8 @@ class ActivityReport(Figures, frozen=True):
     kv_cache_use: float
     prefix_hit_rate: float | None = None
     draft_acceptance: float | None = None
+    first_token_seconds: float | None = None
+    """Mean of the requests whose first token came in the last minute; vLLM's own metrics have all of them."""
     metrics = (
         Metric("running", "requests_running", "Requests that the engine works on."),
         Metric("waiting", "requests_waiting", "Requests in the engine's queue."),

@@ -38,7 +38,7 @@ CONTACTS = {
     Contact.UNSIGNED: "unsigned",
 }
 ADVICE = {
-    Contact.REFUSED: "systemctl status sparkd-worker",
+    Contact.REFUSED: "systemctl status 'sparkd-*'",
     Contact.SILENT: "look at the cable, the switch and firewalls",
     Contact.UNSIGNED: "compare /etc/sparkd/cluster.key, cluster.nodes and the version there",
 }

@@ -30,8 +30,10 @@ _OPTIONAL = {
     "prefix_hits": b"vllm:prefix_cache_hits_total",
     "drafted": b"vllm:spec_decode_num_draft_tokens_total",
     "accepted": b"vllm:spec_decode_num_accepted_tokens_total",
+    "first_tokens": b"vllm:time_to_first_token_seconds_count",
+    "first_token_seconds": b"vllm:time_to_first_token_seconds_sum",
 }
-"""Counters of tokens. The last two are there with a drafter only."""
+"""Those of drafts are there with a drafter only."""
 _KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
 """The second is its name before vLLM 0.10."""
 _NAMES = (*_COUNTERS.values(), *_OPTIONAL.values(), *_KV_USAGE)
@@ -64,6 +66,9 @@ class Counters(Struct, frozen=True):
     prefix_hits: float = 0.0
     drafted: float = 0.0
     accepted: float = 0.0
+    first_tokens: float = 0.0
+    first_token_seconds: float = 0.0
+    """Sum of the times to them."""
 
     @property
     def values(self) -> tuple[float, ...]:

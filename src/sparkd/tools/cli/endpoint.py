@@ -17,8 +17,6 @@ from sparkd.tools.node.endpoint import (
     Offer,
     State,
     context_tokens,
-    find_key,
-    find_url,
     read_state,
     snippet,
 )
@@ -36,8 +34,8 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
 def show_endpoint(args: argparse.Namespace) -> None:
     host = Host()
     node = membership.resolve_context(load_settings(os.environ), None, host)
-    plan, (keyed, key_file) = node.plan, find_key(node)
-    url, note = find_url(plan, host)
+    plan, (keyed, key_file) = node.plan, membership.find_key(node)
+    url, note = membership.find_url(plan, host)
     offer = Offer(url, plan.served_name, context_tokens(plan, host), keyed)
     state = read_state(host)
     if args.client:

@@ -93,10 +93,9 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
 @lru_cache(1)
 def describe_endpoint(files: Files, _plan_digest: str) -> str:
     """URL and model, by the configuration; empty where this user can't read it, or it is wrong."""
-    from sparkd.base.cluster.membership import resolve_context
+    from sparkd.base.cluster.membership import find_url, resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host
-    from sparkd.tools.node.endpoint import find_url
 
     with suppress(SparkdError, OSError, ValueError):
         host = Host(files.root)

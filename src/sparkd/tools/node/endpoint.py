@@ -9,13 +9,11 @@ from typing import NamedTuple
 
 from msgspec import Struct, toml
 
-from sparkd.base.cluster.membership import NodeContext
-from sparkd.base.host import Host, network, weights
+from sparkd.base.host import Host, weights
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.model import Phase, read_living_report
-from sparkd.base.vllm.args import API_KEY, LOOPBACK
 from sparkd.base.vllm.flag import first_values, parse_amount
 from sparkd.base.vllm.lint.predicates import parse_limits
 
@@ -29,32 +27,12 @@ class State(NamedTuple):
     text: str
 
 
-def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
-    """Where clients reach the head, and what there is to know about that."""
-    host_address = plan.api_host
-    wildcard = host_address == LOOPBACK and first_values(plan.argv).get("host") not in (LOOPBACK, "localhost")
-    if not wildcard:
-        local = host_address in (LOOPBACK, "localhost", "::1")
-        return host_address, "only the head itself reaches it: args.host of the recipe is that address" if local else ""
-    if plan.node.rank:
-        return plan.node.head_address, "the head's address on the fabric; for that on your network, run this there"
-    if outward := network.source_address(host.files):
-        return outward, ""
-    return plan.node.address, "this node has no route to other networks: take the address that your clients reach"
-
-
 def context_tokens(plan: LaunchPlan, host: Host) -> int | None:
     """The context's length; None where a script of the user's own decides, or neither flag nor model names it."""
     if plan.user_script:
         return None
     flag = first_values(plan.argv).get("max-model-len")
     return parse_amount(flag) if flag else parse_limits(weights.read_config(host.files, plan.model_path)).max_length
-
-
-def find_key(node: NodeContext) -> tuple[bool, str]:
-    """Whether clients need a key, and the file that has it: a worker that follows its head knows of none."""
-    files = {**node.recipe.secrets, **node.settings.engine.secrets}
-    return API_KEY in files, files.get(API_KEY, "")
 
 
 def read_state(host: Host) -> State:
@@ -66,12 +44,6 @@ def read_state(host: Host) -> State:
         return State(False, "the head does not answer: sparkd status")
     text = sanitize(": ".join(filter(None, (head.phase.value, head.message))), TEXT_LIMIT)
     return State(head.phase in (Phase.SERVING, Phase.DEGRADED), text)
-
-
-def find_url(plan: LaunchPlan, host: Host) -> tuple[str, str]:
-    """The endpoint's URL, as the clients of OpenAI's API want it, and what there is to know about its address."""
-    address, note = find_address(plan, host)
-    return f"http://{f'[{address}]' if ':' in address else address}:{plan.api_port}/v1", note
 
 
 ANSWER_TOKENS = 8192

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.cluster.inventory import Inventories, find_missing_elsewhere
+from sparkd.agent.cluster.inventory_comparison import Inventories, find_missing_elsewhere
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.runner import blocking
 from sparkd.base.cluster import head_key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from itertools import zip_longest
 
 from sparkd.base.cluster import membership
 from sparkd.base.config import load_settings
@@ -19,7 +20,9 @@ from sparkd.tools.node.endpoint import (
     context_tokens,
     find_address,
     find_key,
+    format_url,
     read_state,
+    request_lines,
     snippet,
 )
 
@@ -38,9 +41,7 @@ def show_endpoint(args: argparse.Namespace) -> None:
     node = membership.resolve_context(load_settings(os.environ), None, host)
     plan, (keyed, key_file) = node.plan, find_key(node)
     address, note = find_address(plan, host)
-    shown = f"[{address}]" if ":" in address else address
-    url = f"http://{shown}:{plan.api_port}/v1"
-    offer = Offer(url, plan.served_name, context_tokens(plan, host), keyed)
+    offer = Offer(format_url(address, plan), plan.served_name, context_tokens(plan, host), keyed)
     state = read_state(host)
     if args.client:
         if keyed:
@@ -61,12 +62,14 @@ def _rows(offer: Offer, state: State, note: str, key_file: str) -> list[tuple[st
     if whole:
         context = f"{whole:,} tokens, prompt and answer together: beside an answer of {answer:,} (max_tokens) at most "
         context += f"{prompt:,} of prompt; where that is longer, the answer is cut, by older vLLM refused (HTTP 400)"
+    tries = request_lines(offer.url, key_file) if key_file or not offer.keyed else (AT_HEAD,)
     rows = [
         ("url", offer.url),
         *([("", note)] if note else []),
         ("model", sanitize(offer.model)),
         ("context", context),
         ("key", key_file or (AT_HEAD if offer.keyed else "none: every client that reaches the port is answered")),
+        *zip_longest(("try",), tries, fillvalue=""),
         ("serving", f"{'yes' if state.serving else 'no'}: {state.text}"),
         *((f"--client {name}", f"{client.title}; limited by {client.limited_by}") for name, client in CLIENTS.items()),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from string import Template
 from typing import NamedTuple
 
@@ -29,18 +30,32 @@ class State(NamedTuple):
     text: str
 
 
+def is_local(plan: LaunchPlan) -> bool:
+    """Whether only the head itself reaches the API."""
+    return first_values(plan.argv).get("host") in (LOOPBACK, "localhost", "::1")
+
+
 def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
     """Where clients reach the head, and what there is to know about that."""
-    host_address = plan.api_host
-    wildcard = host_address == LOOPBACK and first_values(plan.argv).get("host") not in (LOOPBACK, "localhost")
-    if not wildcard:
-        local = host_address in (LOOPBACK, "localhost", "::1")
-        return host_address, "only the head itself reaches it: args.host of the recipe is that address" if local else ""
+    if is_local(plan) or plan.api_host != LOOPBACK:
+        note = "only the head itself reaches it: args.host of the recipe is that address"
+        return plan.api_host, note if is_local(plan) else ""
     if plan.node.rank:
         return plan.node.head_address, "the head's address on the fabric; for that on your network, run this there"
     if outward := network.source_address(host.files):
         return outward, ""
     return plan.node.address, "this node has no route to other networks: take the address that your clients reach"
+
+
+def format_url(address: str, plan: LaunchPlan) -> str:
+    return f"http://{f'[{address}]' if ':' in address else address}:{plan.api_port}/v1"
+
+
+def request_lines(url: str, key_file: str) -> Iterator[str]:
+    """Commands that request the list of models on the head. An argument has no key: every user can read those."""
+    if key_file:
+        yield f"sudo sed 's/^/Authorization: Bearer /' {shlex.quote(key_file)} |"
+    yield f"curl {'-H @- ' * bool(key_file)}{shlex.quote(f'{url}/models')}"
 
 
 def context_tokens(plan: LaunchPlan, host: Host) -> int | None:

@@ -21,6 +21,8 @@ NOT_RUN = ("sudo docker pull ", "sudo sparkd model pull", "journalctl -f", "spar
 """A node has no internet: its image and model are there. The last ones follow without end."""
 CODE = r"10\.0\.0\.\d+(?:-[0-9A-Z]{5}){4}"
 CONFIRM, ENTER_CODE = "[Y/n]", "join code:"
+OFFERS = {"/etc/sparkd/api.key? [Y/n]": "n", "Discord [none]:": ""}
+"""What the head offers to a person; README's requests are without a key."""
 STEP_SECONDS = 120.0
 RECIPE = """\
 schema: 1
@@ -142,7 +144,7 @@ def walk_several(nodes: Sequence[Node], package: Path) -> Walk:
                 continue
             if step.command == "sudo sparkd init":
                 inviting = sessions.enter_context(Session(head, step.command + more))
-                code = inviting.await_text(CODE, {CONFIRM: "y"}, STEP_SECONDS)
+                code = inviting.await_text(CODE, {**OFFERS, CONFIRM: "y"}, STEP_SECONDS)
             elif step.command == "sudo sparkd init --join":
                 answers = {ENTER_CODE: code, CONFIRM: "y"}
                 for node in others:

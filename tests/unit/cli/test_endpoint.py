@@ -1,6 +1,7 @@
 """`sparkd endpoint`: the address that clients reach, the length of context, the key's file, and whether it serves."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.plan.model import Node
 from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase, dump
-from sparkd.tools.node.endpoint import context_tokens, read_state
+from sparkd.tools.node.endpoint import context_tokens, read_state, request_lines
 
 KEYED = {"secrets": {"VLLM_API_KEY": "/etc/sparkd/api.key"}}
 
@@ -103,6 +104,7 @@ def test_the_key_is_named_by_its_file_and_never_read(tmp_path: Path) -> None:
     assert shown["prompt_tokens"] + shown["answer_tokens"] == shown["context_tokens"] == 512
     assert "at most 384 of prompt" in texts
     assert f"{tmp_path}/api.key" in texts
+    assert f"sudo sed 's/^/Authorization: Bearer /' {tmp_path}/api.key |" in texts
     assert "sk-very-secret" not in texts + json.dumps(shown)
 
 
@@ -119,3 +121,21 @@ def test_a_key_is_needed_also_where_its_file_is_on_the_head(file: str) -> None:
 def test_a_wrong_configuration_is_a_reason_with_a_hint_and_78() -> None:
     done = sparkd("endpoint", SPARKD_ENGINE__RECIPE="none-such")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (78, "", 2)
+
+
+@pytest.mark.parametrize(("key", "end"), [("sk-x", ""), ("sk-x", "\n"), ("", "")])
+def test_the_request_that_is_shown_works_and_no_process_has_the_key_as_an_argument(
+    tmp_path: Path, key: str, end: str
+) -> None:
+    file = tmp_path / "a 'key'"
+    file.write_text(key + end)
+    curl, arguments, stdin = (tmp_path / name for name in ("curl", "arguments", "stdin"))
+    (tmp_path / "sudo").write_text('#!/bin/sh\nexec "$@"\n')
+    curl.write_text(f'#!/bin/sh\necho "$@" >{arguments}\ncat >{stdin}\n')
+    for program in (curl, tmp_path / "sudo"):
+        program.chmod(0o755)
+    command = "\n".join(request_lines("http://192.168.1.7:8000/v1", str(file) if key else ""))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["/bin/sh", "-c", command], env=env, stdin=subprocess.DEVNULL, check=True)
+    assert stdin.read_text() == (f"Authorization: Bearer {key}{end}" if key else "")
+    assert arguments.read_text() == f"{'-H @- ' if key else ''}http://192.168.1.7:8000/v1/models\n"

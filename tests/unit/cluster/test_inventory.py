@@ -18,10 +18,10 @@ from sparkd.agent.cluster.inventory import (
     Inventory,
     Model,
     dump,
-    find_missing,
     parse,
     read_inventory,
 )
+from sparkd.agent.cluster.inventory_comparison import find_missing
 from sparkd.base.config.settings import Allow
 from sparkd.base.host import Host
 from sparkd.base.lib.slow_document import SlowDocument

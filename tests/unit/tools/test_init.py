@@ -93,7 +93,7 @@ def test_what_the_node_has_is_said_in_a_dozen_lines(spark: Tree, run: Run) -> No
     (models,) = (line for line in lines if line.startswith("models"))
     assert "Cut (model.safetensors is " in models
     assert "Small (whole, 0 MiB)" in models
-    assert len(lines) < 24
+    assert len(lines) < 27
 
 
 def test_live_restore_is_proposed_by_a_command_that_is_shown_whole(spark: Tree, run: Run) -> None:

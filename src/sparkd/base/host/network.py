@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
 from msgspec import Struct
 
@@ -155,6 +155,14 @@ def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
         return ()
     narrowest = max((length for length, _ in subnets), default=0)
     return tuple(sorted({interface for length, interface in subnets if length == narrowest}))
+
+
+def subnet_of(files: Files, address: str) -> str:
+    """The directly connected IPv4 network of an address, such as 192.168.1.0/24; empty where none is known."""
+    with suppress(OSError, ValueError):
+        lengths = [length for length, _ in _subnets(files.text("/proc/net/route"), IPv4Address(address))]
+        return str(IPv4Network((address, max(lengths)), strict=False))
+    return ""
 
 
 def _if_inet6(files: Files) -> Iterator[tuple[IPv6Address, str, int]]:

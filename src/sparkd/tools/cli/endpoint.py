@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from itertools import zip_longest
 
 from sparkd.base.cluster import membership
 from sparkd.base.config import load_settings
@@ -18,6 +19,7 @@ from sparkd.tools.node.endpoint import (
     State,
     context_tokens,
     read_state,
+    request_lines,
     snippet,
 )
 
@@ -57,12 +59,14 @@ def _rows(offer: Offer, state: State, note: str, key_file: str) -> list[tuple[st
     if whole:
         context = f"{whole:,} tokens, prompt and answer together: beside an answer of {answer:,} (max_tokens) at most "
         context += f"{prompt:,} of prompt; where that is longer, the answer is cut, by older vLLM refused (HTTP 400)"
+    tries = request_lines(offer.url, key_file) if key_file or not offer.keyed else (AT_HEAD,)
     rows = [
         ("url", offer.url),
         *([("", note)] if note else []),
         ("model", sanitize(offer.model)),
         ("context", context),
         ("key", key_file or (AT_HEAD if offer.keyed else "none: every client that reaches the port is answered")),
+        *zip_longest(("try",), tries, fillvalue=""),
         ("serving", f"{'yes' if state.serving else 'no'}: {state.text}"),
         *((f"--client {name}", f"{client.title}; limited by {client.limited_by}") for name, client in CLIENTS.items()),
     ]

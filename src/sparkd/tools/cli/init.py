@@ -22,7 +22,7 @@ from sparkd.tools.setup.wizard import Wishes, Wizard
 def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="write without a question")
     parser.add_argument("--plan", action="store_true", help="show what would be written, and write nothing")
-    parser.add_argument("--recipe", metavar="RECIPE", help="serve this one, instead of the best that fits")
+    parser.add_argument("--recipe", metavar="RECIPE", default="", help="serve this one, instead of the best that fits")
     parser.add_argument("--nodes", metavar="N", type=int, help="how many nodes serve together, this one included")
     parser.add_argument("--invite", action="store_true", help="on a head that is set up: let one more node join")
     parser.add_argument(
@@ -31,6 +31,9 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ssh", metavar="HOST", action="append", default=[], help="on a head: have this node join, by ssh"
     )
+    either = argparse.BooleanOptionalAction
+    parser.add_argument("--api-key", action=either, help="make a key of the API; or none, without a question")
+    parser.add_argument("--webhook-file", metavar="FILE", default="", help="send messages to the URL in this file")
     parser.add_argument(NEW_KEY, action="store_true", help="only make a key; the other nodes get a copy of the file")
     parser.add_argument("--rotate", action="store_true", help=f"with {NEW_KEY}: put the new key above the one there is")
     parser.set_defaults(run=init)
@@ -47,7 +50,9 @@ def init(args: argparse.Namespace) -> None:
         with setup.alone():
             print(cluster_key.rotate_key(path, setup) if args.rotate else cluster_key.create_key(path, setup))
         return
-    wishes = Wishes(args.recipe or "", args.nodes, args.invite, tuple(args.ssh), plan=args.plan, yes=args.yes)
+    wishes = Wishes(
+        args.recipe, args.nodes, args.invite, tuple(args.ssh), args.plan, args.yes, args.api_key, args.webhook_file
+    )
     wizard = Wizard(wishes, NodeFiles(Host(), os.environ), partial(print, flush=True), prompt)
     if args.join is None:
         wizard.serve()
@@ -59,6 +64,8 @@ def _refuse(args: argparse.Namespace) -> None:
     """Raises UsageError for options that do not go together, or that this user or terminal can't use."""
     if args.rotate and not args.new_cluster_key:
         raise UsageError("--rotate is of the cluster's key", f"sparkd init {NEW_KEY} --rotate")
+    if args.join is not None and (args.api_key or args.webhook_file):
+        raise UsageError("--api-key and --webhook-file are for the head", "give them to `sparkd init` there")
     if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
         raise UsageError(f"--nodes {args.nodes}: 1 to {MAX_NODES} serve together")
     if os.geteuid() and not args.plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from string import Template
 from typing import NamedTuple
 
@@ -25,6 +26,13 @@ class State(NamedTuple):
 
     serving: bool
     text: str
+
+
+def request_lines(url: str, key_file: str) -> Iterator[str]:
+    """Commands that request the list of models on the head. An argument has no key: every user can read those."""
+    if key_file:
+        yield f"sudo sed 's/^/Authorization: Bearer /' {shlex.quote(key_file)} |"
+    yield f"curl {'-H @- ' * bool(key_file)}{shlex.quote(f'{url}/models')}"
 
 
 def context_tokens(plan: LaunchPlan, host: Host) -> int | None:

@@ -9,7 +9,8 @@ from itertools import accumulate, chain
 
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.checks.paths import find_wrong, paths_of_plan
+from sparkd.agent.preflight.checks.paths import paths_of_plan
+from sparkd.agent.preflight.needed_paths import read_path
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
@@ -99,7 +100,7 @@ def _find_missing(plan: LaunchPlan) -> Iterator[str]:
     for file in paths_of_plan(plan):
         if missing.isdisjoint(accumulate(file.path.split("/"), "{}/{}".format)):
             with suppress(OSError):  # unreadable for this user
-                if wrong := find_wrong(Files(), file):
+                if wrong := read_path(Files(), file).fault:
                     missing.add(file.path)
                     yield f"{file.path} {wrong} on this machine: {file.what} ({file.hint})"
 

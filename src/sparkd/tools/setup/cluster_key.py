@@ -23,6 +23,7 @@ class KeyFile(NamedTuple):
     text: str
     over: bool = False
     """Whether it replaces what is there."""
+    what: str = "a new key"
 
 
 def new_files(path: str) -> tuple[KeyFile, ...]:

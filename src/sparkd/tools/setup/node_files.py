@@ -16,6 +16,7 @@ from sparkd.base.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT
 from sparkd.base.config.types import Section
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, ConfigError
+from sparkd.base.vllm.args import API_KEY
 from sparkd.tools.setup.cluster_key import KeyFile, is_key_text
 from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.system_config import UnitFiles
@@ -24,10 +25,10 @@ HEAD = """\
 # Written by `sparkd init`, and removed by `sparkd deinit`, unless other keys or comments are added to it. Your own
 # settings belong into ../sparkd.toml, which wins over this file: `sparkd config show --default` lists every key.
 """
-KEYS = (("engine", "recipe"), ("cluster", "nodes"), ("cluster", "follow_head"))
-"""All that `init` writes."""
+KEYS = {"engine": ("recipe", "secrets"), "cluster": ("nodes", "follow_head"), "notify": ("webhook_file", "template")}
+"""All that `init` writes; of the secrets, the key of the API alone."""
 TO_WRITE = (units.State.MISSING, units.State.DIFFERS)
-Values = dict[Key, str | bool | list[str]]
+Values = dict[Key, str | bool | list[str] | dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class NodeFiles:
         self.refuse_overruled(values)
         missing = self._missing(values).items()
         yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing)
-        yield from (f"{key.path}: a new key" for key in keys if not self.host.files.exists(key.path))
+        yield from (f"{key.path}: {key.what}" for key in keys if not self.host.files.exists(key.path))
         for dropin in units.dropins(settings.model_copy(update=updated(settings, values))):
             if dropin.text and units.compare_file(self.host.files, dropin) in TO_WRITE:
                 yield dropin.path
@@ -122,9 +123,10 @@ class NodeFiles:
         `init` writes no value with a # in it.
         """
         lines = (self.setup.read(self.init_file) or "").splitlines()
-        return set(self._written()) <= set(KEYS) and not any(
-            "#" in line for line in lines if line not in HEAD.splitlines()
-        )
+        written, comments = self._written(), any("#" in line for line in lines if line not in HEAD.splitlines())
+        secrets = written.get(("engine", "secrets"), {API_KEY: ""})
+        known = all(name in KEYS.get(section, ()) for section, name in written)
+        return known and isinstance(secrets, dict) and set(secrets) == {API_KEY} and not comments
 
     def take_back(self) -> list[str]:
         """What was done with each file that `init` wrote. Raises BlockedError while an agent runs with them."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.cluster.inventory import Inventories, find_missing_elsewhere
+from sparkd.agent.cluster.inventory_comparison import Inventories, find_missing_elsewhere
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.runner import blocking
 from sparkd.base.cluster import head_key
@@ -31,8 +31,10 @@ from sparkd.tools.models.ssh import SshHost
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.node.fit import Fit, find_fits
 from sparkd.tools.node.render import CONFIGURATION, parts
+from sparkd.tools.node.trial import try_recipe
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
+from sparkd.tools.setup.safe_endpoint import Offers, describe_endpoint
 from sparkd.tools.setup.survey import Survey, describe, group, propose_addresses, reason, take_survey
 
 if TYPE_CHECKING:
@@ -53,6 +55,10 @@ class Wishes(Struct, frozen=True):
     """Only show what would be written."""
     yes: bool = False
     """Write without a question."""
+    api_key: bool | None = None
+    """Whether the API gets a key; None: a person decides."""
+    webhook_file: str = ""
+    """File with the URL for messages."""
 
 
 class _Choice(Struct, frozen=True):
@@ -96,7 +102,11 @@ class Wizard:
         if choice.nodes:
             values["cluster", "nodes"] = list(choice.nodes)
         keys = cluster_key.new_files(settings.cluster.key_file) if choice.nodes else ()
-        complete = False
+        plan = try_recipe(self._recipe(choice.fit.recipe)[0], settings, choice.fit.nodes).plan
+        offers = Offers(self.files, plan, None if self.wishes.yes or self.wishes.plan else self.prompt)
+        complete, served = False, dict(values)
+        for added, files in (offers.api_key(self.wishes.api_key), offers.messages(self.wishes.webhook_file)):
+            values, keys = values | added, (*keys, *files)
         changes, changed = list(self.files.changes(values, settings, keys)), self._changes_units(values, settings)
         self._show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
         if not self.wishes.plan:
@@ -108,8 +118,9 @@ class Wizard:
             settings = self.files.load().settings
             complete = self._compare(settings, survey, guests)
         elif not choice.missing:
-            settings = settings.model_copy(update=updated(settings, values))
-        self._finish(settings, "head", choice.commands(complete=complete), changed=changed)
+            settings = settings.model_copy(update=updated(settings, served))
+        test = ["sudo sparkd notify test"] * (("notify", "webhook_file") in values)
+        self._finish(settings, "head", (*choice.commands(complete=complete), *test), changed=changed)
 
     def join(self, code: str) -> None:
         from sparkd.tools.setup.join_request import accept, confirm
@@ -276,6 +287,9 @@ class Wizard:
             summary = f"{good} ok; the others run when the head's configuration has come"
         lines = (f"{finding.verdict.level.value} {finding.id}: {finding.verdict.reason}" for finding in findings)
         self._show([("check", summary), *(("", line) for line in lines)])
+        if role == "head":
+            with suppress(ConfigError, OSError):  # which the check shows
+                self._show(describe_endpoint(resolve_context(settings, None, self.host), self.host))
         start = f"sudo systemctl enable --now sparkd-{role}"
         if shown.owner is not None:
             start = f"sudo systemctl restart sparkd-{role}   # it runs" if changed else "sparkd status   # it runs"

@@ -6,7 +6,8 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
-from sparkd.agent.preflight.checks.paths import Needed, NeededPath, ScriptPaths, paths_of_plan
+from sparkd.agent.preflight.checks.paths import ScriptPaths, paths_of_plan
+from sparkd.agent.preflight.needed_paths import Needed, NeededPath
 from sparkd.base.config import Settings
 from sparkd.base.config.units import HEADER, DropIn
 from sparkd.base.host import Host

@@ -1,0 +1,133 @@
+"""What `sparkd init` offers so that an endpoint is safe to show: a key of the API, messages to people, a firewall."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit
+
+from sparkd.base.cluster.membership import NodeContext, find_address, find_key, find_url, is_local
+from sparkd.base.host import Host, network
+from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import read_private
+from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.state import known_good
+from sparkd.base.vllm.args import API_KEY
+from sparkd.tools.node.endpoint import request_lines
+from sparkd.tools.setup.cluster_key import KeyFile
+from sparkd.tools.setup.node_files import NodeFiles, Values
+
+FOLDER = "/etc/sparkd"
+KEY_FILE, WEBHOOK_FILE = f"{FOLDER}/api.key", f"{FOLDER}/webhook"
+KEY_FILES = f"{FOLDER}/*api*key"
+"""Where a recipe may have a key made: it is a stranger's, and could name a file that something else reads."""
+LIMIT_BYTES = 4096
+TEMPLATES = {"slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
+"""Form of messages by the receiver's domain. All others count as ntfy, which people host themselves."""
+Additions = tuple[Values, tuple[KeyFile, ...]]
+"""Settings and files that are written beside `init`'s own."""
+NOTHING: Additions = ({}, ())
+
+
+@dataclass(frozen=True)
+class Offers:
+    files: NodeFiles
+    plan: LaunchPlan | None
+    prompt: Callable[[str], str] | None
+    """A question's answer; None where nobody answers."""
+
+    def api_key(self, wish: bool | None) -> Additions:
+        """A key of the API; without a wish, where a person agrees. Raises ConfigError for an unfit file there."""
+        if (plan := self.plan) is None or API_KEY in dict(plan.env):
+            return NOTHING
+        named = {secret.name: secret.file for secret in plan.secrets}.get(API_KEY, "")
+        path, by_settings = named or KEY_FILE, self.files.load().settings.engine.secrets.get(API_KEY)
+        if path != by_settings and not PurePosixPath(path).match(KEY_FILES):
+            return NOTHING
+        if not (self._wants_key(plan, named) if wish is None else wish):
+            return NOTHING
+        values: Values = {} if named else {("engine", "secrets"): {API_KEY: path}}
+        if (key := self._read(path)) is None:
+            return values, (KeyFile(path, f"sk-{secrets.token_urlsafe(32)}\n"),)
+        if not key:
+            raise ConfigError(f"{path} is empty: vLLM would serve without a key", f"sudo rm {path}")
+        return values, ()
+
+    def _wants_key(self, plan: LaunchPlan, named: str) -> bool:
+        """Whether a person agrees. Where clients may have used the API without a key, only an option makes one."""
+        host, port, served = self.files.host, plan.api_port, True
+        if self.prompt is None or is_local(plan):
+            return False
+        with suppress(OSError, ValueError):  # what can't be read may have served
+            listening = port in {listener.port for listener in host.listeners()}
+            served = bool(listening or host.owner() or host.files.exists(known_good.FILE.path))
+        if host.files.exists(named) if named else served:
+            return False
+        question = f"Other machines reach the API on port {port}. Make a key for it, {named or KEY_FILE}? [Y/n] "
+        return self.prompt(question).strip().lower() in ("", "y", "yes")
+
+    def messages(self, file: str) -> Additions:
+        """Messages to the URL that is in `file`, else to one that a person types. Raises ConfigError, UsageError."""
+        loaded, path, url = self.files.load(), file or WEBHOOK_FILE, (file and self._read(file)) or ""
+        unset = not (file or loaded.settings.notify.ways)
+        if unset and self.prompt and "webhook" not in self.files.host.files.names_if_any(FOLDER):
+            url = self.prompt("URL for messages to you, of ntfy, Slack or Discord [none]: ").strip()
+        if not (url or file):
+            return NOTHING
+        from sparkd.base.lib.webhook import check_url  # brings the library that sends
+
+        try:
+            check_url(url)
+        except ValueError as error:
+            raise UsageError(f"what is to be in {path} {error}", "it stands there alone, on one line") from None
+        values: Values = {("notify", "webhook_file"): path}
+        if "notify.template" not in loaded.origins:
+            domain = (urlsplit(url).hostname or "").split(".")[-2:]
+            values["notify", "template"] = TEMPLATES.get(".".join(domain), "ntfy")
+        return values, () if file else (KeyFile(path, f"{url}\n", what="the URL that you typed"),)
+
+    def _read(self, path: str) -> str | None:
+        """What a file that root alone can read says; None where there is none. Raises ConfigError."""
+        with suppress(FileNotFoundError):
+            content = read_private(self.files.host.files, path, LIMIT_BYTES, os.geteuid()).content
+            return content.decode("utf-8", "replace").strip()
+        return None
+
+
+def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, str]]:
+    """What protects the API of a head, and how to try it."""
+    plan, (keyed, file) = node.plan, find_key(node)
+    address, note = find_address(plan, host)
+    if not is_local(plan):
+        if keyed:
+            yield "key", file
+            yield "", "vLLM guards /v1 by it: /tokenize, /invocations, /metrics stay open"
+        elif API_KEY not in dict(plan.env):
+            yield "key", "none: who reaches the port is served. To make one:"
+            yield "", "sudo sparkd init --api-key"
+        reachable_from = (not note and network.subnet_of(host.files, address)) or "YOUR-NETWORK"
+        yield from zip_longest(("firewall",), _firewall(host.files, node, reachable_from), fillvalue="")
+    yield from zip_longest(("try",), request_lines(find_url(plan, host)[0], file), fillvalue="")
+    if not node.settings.notify.ways:
+        there = f" --webhook-file {WEBHOOK_FILE}" * host.files.exists(WEBHOOK_FILE)
+        yield "messages", "none will come when it fails. To give it a URL for them:"
+        yield "", f"sudo sparkd init{there}"
+
+
+def _firewall(files: Files, node: NodeContext, reachable_from: str) -> Iterator[str]:
+    """Commands that let this network and the other nodes alone reach the API, for a person to judge."""
+    port, sources = node.plan.api_port, ("127.0.0.0/8", reachable_from, *node.settings.cluster.nodes)
+    if files.exists("/usr/sbin/ufw") and "ENABLED=yes" in (files.text_if_any("/etc/ufw/ufw.conf") or "").splitlines():
+        yield f"sudo ufw allow proto tcp from {reachable_from} to any port {port}"
+        return
+    yield "sudo nft 'table inet sparkd; flush table inet sparkd"
+    yield "  table inet sparkd { chain input { type filter hook input priority 0"
+    for source in sources:
+        yield f"  tcp dport {port} {'ip6' if ':' in source else 'ip'} saddr {source} accept"
+    yield f"  tcp dport {port} drop; }}; }}'   # until the next boot"

@@ -1,4 +1,4 @@
-"""Files for the forge: workflows run commands that are here, and the form for issues needs output that a command prints."""
+"""Files for the forge: workflows run commands that are here; the form for issues needs output that a command prints."""
 
 import re
 from pathlib import Path

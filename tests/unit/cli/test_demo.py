@@ -61,7 +61,7 @@ def test_each_state_is_shown_and_then_what_to_do() -> None:
     assert re.search("^BLOCK +unified-memory +68.0 GiB available", preflight, re.MULTILINE)
     assert "means: no room is left for one request of the full length" in done.stdout
     assert done.stdout.endswith(f"{NEXT}\n")
-    assert "http://" not in done.stdout
+    assert "page of " not in done.stdout
 
 
 def test_one_state_alone() -> None:

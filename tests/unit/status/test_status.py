@@ -105,6 +105,12 @@ def test_url_and_model_stand_below_the_headline_where_the_configuration_can_be_r
     assert todo == "next: nothing is to be done"
 
 
+def test_url_and_model_of_a_head_that_serves_need_no_configuration(tree: Tree) -> None:
+    engine = replace(REPORT.engine, url="http://10.0.0.1:8000/v1", model="tiny\x1b[2J")
+    _, served, *_ = shown_in(tree, replace(REPORT, engine=engine))[0].splitlines()
+    assert served == "http://10.0.0.1:8000/v1  model tiny\\x1b[2J"
+
+
 def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
     assert shown_in(tree, REPORT, as_json=True) == (dump(REPORT).strip(), ExitCode.GOOD)
     assert shown_in(tree, "", as_json=True) == ('{"schema": 1}', ExitCode.DOWN)

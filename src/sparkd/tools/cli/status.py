@@ -86,13 +86,17 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
         return [text.strip() or json.dumps({"schema": REPORT_SCHEMA})], code
     if report is None:
         return UNREADABLE if text else _before_first(files), code
-    served = describe_endpoint(files, report.plan_digest) if alive else ""
+    engines = [report.engine, *(peer.report.engine for peer in report.peers if peer.report)]
+    served = next((f"{sanitize(engine.url)}  model {sanitize(engine.model)}" for engine in engines if engine.url), "")
+    if alive and not served:
+        served = describe_endpoint(files, report.plan_digest)
     return render(report, View(datetime.now(UTC), alive), served, whole=not on_terminal), code
 
 
 @lru_cache(1)
 def describe_endpoint(files: Files, _plan_digest: str) -> str:
-    """URL and model, by the configuration; empty where this user can't read it, or it is wrong."""
+    """URL and model of what does not serve yet, by the configuration; empty where this user can't read it, or it is
+    wrong."""
     from sparkd.base.cluster.membership import find_url, resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host

@@ -102,6 +102,7 @@ def _roff(page: Path, name: str, section: str, source: Source) -> bytes:
         "-s",
         "-Tman",
         "--out-no-smarty",
+        "--parse-no-intraemph",  # names with underscores
         *(f"-m{key}:{value}" for key, value in metadata.items()),
     ]
     narrow = _TEXT.sub(lambda block: f"{reflow(block[0], MAN_COLUMNS)}\n", page.read_text())

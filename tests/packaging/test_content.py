@@ -190,6 +190,14 @@ def test_manual_pages_render_within_80_columns_without_a_warning_and_are_found_b
     assert f'"{name[:-2]} - ' in listed
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_manual_pages_keep_the_underscores_of_names(unpacked: Path, name: str) -> None:
+    roff = gzip.decompress((unpacked / f"usr/share/man/man{name[-1]}/{name}.gz").read_bytes()).decode()
+    (page,) = (CHECKOUT / "docs").rglob(f"{name}.md")
+    names = re.findall(r"[^\W_]+(?:_[^\W_]+)+", page.read_text().replace("\\_", "_"))
+    assert [one for one in names if one not in roff.replace("\\_", "_")] == []
+
+
 @pytest.mark.parametrize("path", completions.FILES.values())
 def test_completions_are_where_each_shell_looks(unpacked: Path, path: str) -> None:
     assert "sparkd" in (unpacked / path).read_text()

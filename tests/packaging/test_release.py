@@ -150,6 +150,13 @@ def test_without_a_key_nothing_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_of_earlier_packages_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = run("--unsigned", "--earlier", str(tmp_path / "none"), "--out", str(tmp_path / "out/release"))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("release: ") and f"{tmp_path}/none" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_key_that_gpg_does_not_have_is_refused(signing_key: str) -> None:
     assert release.find_key(signing_key) == signing_key
     with pytest.raises(BuildError, match="No secret key"):
@@ -172,7 +179,11 @@ def test_a_version_is_released_from_its_tag_unchanged(tmp_path: Path) -> None:
     git("tag", "v1.2.3")
     release.check_version(source.read(tmp_path), "1.2.3")
     (tmp_path / "more").touch()
-    with pytest.raises(BuildError, match=r"files differ from those of the tag v1\.2\.3:\ngit status$"):
+    differ = r"files differ from those of the tag v1\.2\.3:\ngit status$"
+    with pytest.raises(BuildError, match=differ):
+        release.check_version(source.read(tmp_path), "1.2.3")
+    (tmp_path / ".git").rename(tmp_path / "elsewhere")  # as of an archive: nothing says which commit it is
+    with pytest.raises(BuildError, match=differ):
         release.check_version(source.read(tmp_path), "1.2.3")
 
 

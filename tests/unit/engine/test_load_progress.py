@@ -373,7 +373,7 @@ def test_a_quoted_request_is_no_step() -> None:
 
 def test_an_image_without_ray_names_the_cause() -> None:
     node = Node(0, "127.0.0.1", "127.0.0.1", 1)
-    text = script.render_script("t", script.ray_lines(node, 29501, {}, []), [("PATH", "/nowhere")], [])
+    text = script.render_script("t", script.ray_lines(node, 1, 29501, {}, []), [("PATH", "/nowhere")], [])
     done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
     cause = follow(done.stderr.splitlines())[-1].root_cause(now=0.0)
     assert cause == "the image is not what the recipe needs: executor: ray, and it has no ray"

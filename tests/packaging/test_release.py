@@ -142,6 +142,15 @@ def test_the_script_leaves_the_machine_alone_without_root(released: Path) -> Non
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "sudo sh install.sh")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces")
+def test_the_script_says_what_to_do_where_the_repository_does_not_answer(released: Path) -> None:
+    empty = "mount -t tmpfs none /etc/apt && mkdir /etc/apt/sources.list.d && sh install.sh"
+    command = ("unshare", "--mount", "--net", "sh", "-c", empty)
+    done = subprocess.run(command, cwd=released, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (100, "sudo sh install.sh"), done.stderr
+    assert "sudo apt-get install" not in done.stdout
+
+
 def test_without_a_key_nothing_is_made(tmp_path: Path) -> None:
     for words in ((), ("--key", "throw-away"), ("--url", URL)):
         done = run(*words, "--out", str(tmp_path / "out/release"))

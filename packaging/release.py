@@ -51,7 +51,8 @@ def make(
 ) -> None:
     """Replace the folder `out`. Without a publisher nothing in it is signed, and no machine can add the repository."""
     notes = changelog.notes(origin.text("CHANGELOG.md"), origin.version)
-    shutil.rmtree(out, ignore_errors=True)
+    if out.exists():
+        shutil.rmtree(out)
     pool = out / "apt/pool/main/s/sparkd"
     pool.mkdir(parents=True)
     for package in (*earlier, *packages):
@@ -77,10 +78,11 @@ def make(
 
 
 def check_version(origin: Source, wanted: str | None) -> None:
-    """Raises BuildError where it is not the one that is wanted, or not what its tag has."""
+    """Raises BuildError where it is not the one that is wanted, or not what its tag has, as far as git can say."""
     if wanted and wanted != origin.version:
         raise BuildError(f"this checkout makes {origin.version}, not {wanted}:\ngit checkout v{wanted}")
-    if "~git" not in origin.version and source.git(origin.root, "status", "--porcelain"):
+    status = source.git(origin.root, "status", "--porcelain", "--branch", "--untracked-files=normal").splitlines()
+    if "~git" not in origin.version and len(status) != 1:  # that of the branch; without a repository there is none
         raise BuildError(f"files differ from those of the tag v{origin.version}:\ngit status")
 
 
@@ -152,10 +154,10 @@ def main() -> int:
         if not args.unsigned and not (args.key and args.url):
             raise BuildError(_NO_KEY)
         publisher = None if args.unsigned else Publisher(find_key(args.key), args.url)
-        earlier = sorted(args.earlier.glob("sparkd_*.deb")) if args.earlier else []
+        earlier = sorted(args.earlier.resolve(strict=True).glob("sparkd_*.deb")) if args.earlier else []
         packages = build(origin, CHECKOUT / "build/wheels", args.out.parent, ARCHITECTURES)
         make(origin, packages, earlier, publisher, args.out)
-    except BuildError as error:
+    except (BuildError, OSError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1
     print(f"{args.out}: sparkd {origin.version}, {f'signed by {publisher.key}' if publisher else 'not signed'}")

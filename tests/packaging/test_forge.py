@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from sparkd.tools.cli.main import build_parser
@@ -26,6 +27,13 @@ def test_workflows_run_what_a_checkout_runs() -> None:
     made = re.findall(r"^\s*make (\w+)", steps("release.yml"), re.MULTILINE)
     assert set(made) == {"release"}
     assert {"check", "test", *made} <= set(targets.split())
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
+def test_no_token_stays_where_a_build_runs_what_it_downloads(name: str) -> None:
+    jobs = yaml.safe_load((FORGE / "workflows" / name).read_text())["jobs"].values()
+    kept = [step["with"] for job in jobs for step in job["steps"] if "checkout" in step.get("uses", "")]
+    assert [words["persist-credentials"] for words in kept] == [False] * len(jobs)
 
 
 def test_a_release_is_published_with_files_that_a_release_has() -> None:

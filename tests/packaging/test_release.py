@@ -142,11 +142,27 @@ def test_the_script_leaves_the_machine_alone_without_root(released: Path) -> Non
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "sudo sh install.sh")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes namespaces")
+def test_the_script_says_what_to_do_where_the_repository_does_not_answer(released: Path) -> None:
+    empty = "mount -t tmpfs none /etc/apt && mkdir /etc/apt/sources.list.d && sh install.sh"
+    command = ("unshare", "--mount", "--net", "sh", "-c", empty)
+    done = subprocess.run(command, cwd=released, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (100, "sudo sh install.sh"), done.stderr
+    assert "sudo apt-get install" not in done.stdout
+
+
 def test_without_a_key_nothing_is_made(tmp_path: Path) -> None:
     for words in ((), ("--key", "throw-away"), ("--url", URL)):
         done = run(*words, "--out", str(tmp_path / "out/release"))
         assert done.returncode == 1
         assert "\nmake release KEY=FINGERPRINT URL=https://HOST/apt\n" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_earlier_packages_that_is_not_there_is_named(tmp_path: Path) -> None:
+    done = run("--unsigned", "--earlier", str(tmp_path / "none"), "--out", str(tmp_path / "out/release"))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("release: ") and f"{tmp_path}/none" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -172,7 +188,11 @@ def test_a_version_is_released_from_its_tag_unchanged(tmp_path: Path) -> None:
     git("tag", "v1.2.3")
     release.check_version(source.read(tmp_path), "1.2.3")
     (tmp_path / "more").touch()
-    with pytest.raises(BuildError, match=r"files differ from those of the tag v1\.2\.3:\ngit status$"):
+    differ = r"files differ from those of the tag v1\.2\.3:\ngit status$"
+    with pytest.raises(BuildError, match=differ):
+        release.check_version(source.read(tmp_path), "1.2.3")
+    (tmp_path / ".git").rename(tmp_path / "elsewhere")  # as of an archive: nothing says which commit it is
+    with pytest.raises(BuildError, match=differ):
         release.check_version(source.read(tmp_path), "1.2.3")
 
 

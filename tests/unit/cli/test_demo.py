@@ -111,8 +111,10 @@ def test_the_pages_are_on_loopback_until_ctrl_c() -> None:
     assert text.replace("\r", "").rstrip().endswith(NEXT)
 
 
-def test_a_port_that_is_none_is_named() -> None:
-    assert "no port" in sparkd("demo", "--port", "70000").stderr
+def test_each_page_needs_a_port() -> None:
+    for words in (("--port", "70000"), ("--port", "-1"), ("--port", "65533")):
+        assert "no port for each page" in sparkd("demo", *words).stderr
+    assert sparkd("demo", "serving", "--port", "65535").returncode == 0
 
 
 def test_a_port_that_is_taken_is_named() -> None:

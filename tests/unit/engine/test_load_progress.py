@@ -243,6 +243,14 @@ def test_a_rank_that_printed_why_it_exits_was_not_killed(lines: tuple[str, ...])
     assert (progress.root_cause(0.0), progress.killed(0.0)) == (BROKEN_SHARING, False)
 
 
+@pytest.mark.parametrize("pause_seconds", [61.0, 3600.0])
+def test_an_error_that_the_load_got_over_does_not_hide_a_later_kill(pause_seconds: float) -> None:
+    progress = advance_progress(advance_progress(LoadProgress(), BROKEN_SHARING, 10.0), GRAPHS, 10.0)
+    died_at = 10.0 + pause_seconds
+    progress = advance_progress(progress, UNREAD, died_at)
+    assert (progress.root_cause(died_at), progress.killed(died_at)) == (UNREAD, True)
+
+
 ENGINE = "reading arguments, reading the model's configuration, starting the engine core, "
 LOADING = "waiting for all ranks, building process groups, loading weights, profiling memory, "
 RAY = "starting Ray, waiting for the engine, "
@@ -365,7 +373,7 @@ def test_a_quoted_request_is_no_step() -> None:
 
 def test_an_image_without_ray_names_the_cause() -> None:
     node = Node(0, "127.0.0.1", "127.0.0.1", 1)
-    text = script.render_script("t", script.ray_lines(node, 29501, {}, []), [("PATH", "/nowhere")], [])
+    text = script.render_script("t", script.ray_lines(node, 1, 29501, {}, []), [("PATH", "/nowhere")], [])
     done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
     cause = follow(done.stderr.splitlines())[-1].root_cause(now=0.0)
     assert cause == "the image is not what the recipe needs: executor: ray, and it has no ray"

@@ -99,6 +99,12 @@ def test_a_worker_waits_for_the_heads_ray_and_then_offers_its_gpu(tmp_path: Path
 
 
 @pytest.mark.parametrize("node", [HEAD, WORKER])
+def test_ray_gets_a_gpu_for_each_rank_of_the_node(node: Node) -> None:
+    args = {"tensor-parallel-size": 2, "pipeline-parallel-size": "{cluster.size}"}
+    assert " --num-gpus=2 " in " ".join(plan(node, args=args, nodes={"max": 2, "gpus": 2}).script.split())
+
+
+@pytest.mark.parametrize("node", [HEAD, WORKER])
 def test_an_image_without_ray_is_not_launched(tmp_path: Path, node: Node) -> None:
     done = run(tmp_path, plan(node), programs=("vllm",))
     output, _ = done.communicate(timeout=30)

@@ -238,8 +238,9 @@ def test_a_full_disk_is_named_with_its_room_before_and_now_wherever_it_shows(tre
     with pytest.raises(BlockedError) as caught, explain_full_disk(ROOM, Host(tree.root)):
         raise error
     assert caught.value.reason == (
-        f"{error.reason}\nno space left on /data, where docker builds: 2.0 GiB was free when it began, and it needs "
-        "more (3.0 GiB is free now); no image has got or lost a name: make room, and build again"
+        f"{error.reason}\nno space left on /data, where docker builds, unless a line above names another place: "
+        "2.0 GiB was free when it began (3.0 GiB is free now); no image has got or lost a name: make room, and build "
+        "again"
     )
     assert caught.value.hint == "sudo docker system df"
 

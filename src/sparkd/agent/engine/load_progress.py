@@ -123,6 +123,8 @@ class LoadProgress(Struct, frozen=True):
     """Source, file and line number of the traceback that ends a serving engine."""
     blamed: str = ""
     """The last cause of the load, also where another process has entered a step since, or a new burst has begun."""
+    blamed_at: float = 0.0
+    """Begin of the last errors before a step."""
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate for the step from its own pace; None without one."""
@@ -250,13 +252,18 @@ def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:
         after = replace(before, cause="", symptom=symptom, failing_since=now, blamed=_blamed(before))
     if _WORKER_DIED.match(text):
         after = replace(after, worker_died=True)
-        if "(exit code: None)" in text and not before.serving:  # unread: its own error, if any, says more
-            text = after.blamed or text
+        text = _own_error(before, text, now) or text
     if after.cause:
         return after
     if not _SECOND_HAND.search(text):
         return replace(after, cause=text)
     return after if after.symptom else replace(after, symptom=text)
+
+
+def _own_error(before: LoadProgress, text: str, now: float) -> str:
+    """What a process that died logged just before, where its exit code is unread. The load got over an older error."""
+    recent = now - before.blamed_at <= BURST_SECONDS and not before.serving
+    return before.blamed if recent and "(exit code: None)" in text else ""
 
 
 def _enter_step(before: LoadProgress, step: str, counts: dict[str, str | None], now: float) -> LoadProgress:
@@ -274,4 +281,5 @@ def _enter_step(before: LoadProgress, step: str, counts: dict[str, str | None], 
         serving=step == LAST_STEP,
         sources=before.sources,
         blamed=_blamed(before),
+        blamed_at=before.blamed_at if before.failing_since is None else before.failing_since,
     )

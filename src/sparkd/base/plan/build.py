@@ -76,7 +76,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     secrets = tuple(secret for secret in engine.secrets if secret.file)
     lines = script.exec_lines(argv)
     if on_ray:
-        lines = script.ray_lines(node, settings.cluster.master_port, engine.env, lines)
+        lines = script.ray_lines(node, gpus or 1, settings.cluster.master_port, engine.env, lines)
     title = f"rank {node.rank} of {recipe.name}"
     return LaunchPlan(
         recipe=recipe.name,

@@ -127,14 +127,14 @@ def ray_token(cluster_key: bytes, epoch: str) -> str:
     return hmac.new(cluster_key, f"sparkd ray token 1 {epoch}".encode(), "sha256").hexdigest()
 
 
-def ray_lines(node: Node, port: int, env: Mapping[str, str], engine: Sequence[str]) -> list[str]:
+def ray_lines(node: Node, gpus: int, port: int, env: Mapping[str, str], engine: Sequence[str]) -> list[str]:
     """Bash lines that start Ray and, on the head, `engine`. The values of `env` still contain placeholders."""
     address = f"[{node.head_address}]:{port}" if ":" in node.head_address else f"{node.head_address}:{port}"
-    # One GPU, because sparkd runs one rank per node. One CPU, because Ray prestarts an idle 90 MB process for each.
+    # One CPU, because Ray prestarts an idle 90 MB process for each.
     options = _CONTINUED + _CONTINUED.join(
         (
             f"--node-ip-address={node.address}",
-            "--num-gpus=1",
+            f"--num-gpus={gpus}",
             "--num-cpus=1",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
         )

@@ -83,7 +83,7 @@ def add_demo(parser: argparse.ArgumentParser) -> None:
 def demo(args: argparse.Namespace) -> None:
     states = (args.state,) if args.state else STATES
     if not 0 <= args.port <= PORTS - len(states):
-        raise UsageError(f"--port {args.port}: no port", "sparkd demo, which takes unused ones")
+        raise UsageError(f"--port {args.port}: no port for each page", "sparkd demo, which takes unused ones")
     print("Example nodes: none of their figures was measured, and none is of this machine.")
     with TemporaryDirectory(prefix="sparkd-demo-") as folder:
         reports = {state: _show(state, Path(folder, state)) for state in states}

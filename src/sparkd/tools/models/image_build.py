@@ -227,9 +227,10 @@ def find_remedy(output: str, memory_bytes: int) -> str:
 
 @contextmanager
 def explain_full_disk(room: Room, host: Host) -> Iterator[None]:
-    """Name the file system that has become full in a step, the check or the naming. `room`: as the build began.
+    """Name the file system that becomes full in a step, the check or the naming. `room`: as the build began.
 
-    Raises BlockedError. What the step wrote is gone by then, and so is the shortage.
+    Raises BlockedError. What the step wrote is gone by then, and so is the shortage. A step may also have filled a file
+    system of its own, as /dev/shm, which is 64 MiB there.
     """
     try:
         yield
@@ -237,9 +238,9 @@ def explain_full_disk(room: Room, host: Host) -> Iterator[None]:
         if not _FULL.search(error.reason):
             raise
         now = "".join(f" ({size(rest.free_bytes)} is free now)" for rest in read_rooms(host, (room.path,)))
-        free = f"{size(room.free_bytes)} was free when it began, and it needs more{now}"
+        free = f"unless a line above names another place: {size(room.free_bytes)} was free when it began{now}"
         stays = "no image has got or lost a name: make room, and build again"
-        reason = f"{error.reason}\nno space left on {room.mount}, where docker builds: {free}; {stays}"
+        reason = f"{error.reason}\nno space left on {room.mount}, where docker builds, {free}; {stays}"
         raise BlockedError(reason, "sudo docker system df") from None
 
 

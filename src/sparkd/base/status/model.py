@@ -212,6 +212,11 @@ class NodeReport(Struct, frozen=True):
         """The rank's id; of an agent of an earlier version, which has none, its incarnation."""
         return self.rank_id or self.incarnation
 
+    @property
+    def head(self) -> NodeReport | None:
+        """The report of the head, where its agent answers. It alone says where clients reach the API."""
+        return self if self.rank == 0 else next((peer.living for peer in self.peers if peer.rank == 0), None)
+
 
 def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -47,8 +47,7 @@ def read_state(host: Host) -> State:
     report = read_living_report(host.files)
     if report is None:
         return State(False, "no agent runs on this node: systemctl status sparkd-head")
-    head = next((peer.living for peer in report.peers if peer.rank == 0), None) if report.rank else report
-    if head is None:
+    if (head := report.head) is None:
         return State(False, "the head does not answer: sparkd status")
     text = sanitize(": ".join(filter(None, (head.phase.value, head.message))), TEXT_LIMIT)
     return State(head.phase in (Phase.SERVING, Phase.DEGRADED), text)

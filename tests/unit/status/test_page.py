@@ -162,6 +162,16 @@ def test_which_node_is_the_trouble_and_what_to_do_comes_first_and_once() -> None
     assert "spark2: last cause: lower gpu_memory_utilization" in shown.partition("Warnings\n")[2]
 
 
+def test_no_node_hides_a_warning_of_another() -> None:
+    report = page_reports.broken()
+    (peer,) = report.peers
+    assert peer.report is not None
+    short = tuple(replace(finding, reason="", hint="e") for finding in peer.report.findings)
+    own = (FindingReport("page-cache", "warn", "4 GiB of page cache", ""),)
+    peer = replace(peer, report=replace(peer.report, findings=short))
+    assert "page-cache: 4 GiB of page cache" in texts(replace(report, findings=own, peers=(peer,)))
+
+
 def test_a_head_that_is_degraded_by_another_node_names_that_node_alone() -> None:
     first = texts(page_reports.unreachable()).partition("Nodes\n")[0]
     assert first.count("To do on") == 1

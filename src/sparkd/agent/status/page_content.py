@@ -9,7 +9,6 @@ from json import dumps
 from shlex import quote
 
 from msgspec.json import decode
-from msgspec.structs import replace
 
 from sparkd.agent.status.kept import POINTS, Disk, Kept, Point, find_spans
 from sparkd.agent.status.page import Element, element
@@ -34,7 +33,6 @@ from sparkd.base.status.view import (
 )
 
 TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "none"}
-PHASE_TONES = {Phase.COOLING.value: "warn", CONTACTS[Contact.UNHEARD]: "wait"}
 SERVES = (Phase.SERVING.value, Phase.DEGRADED.value)
 NOTHING = "Nothing is to be done: it follows by itself."
 MOST_LINES = 50
@@ -58,7 +56,6 @@ def make(report: NodeReport, view: View, kept: Kept) -> tuple[str, list[Element]
     """Title and content. `view.alive`: whether the agent's main loop turns."""
     whole = overview(report, view)
     known = {report.rank: report} | {peer.rank: peer.report for peer in report.peers if peer.report}
-    known |= {rank: replace(node, last_hint="") for rank, node in known.items() if node.phase in IN_SERVICE}
     contacts = {peer.rank: peer.contact for peer in report.peers}
     tone, headline = _headline(whole.nodes)
     answers = Contact.ANSWERS if view.alive else Contact.REFUSED
@@ -79,8 +76,8 @@ def make(report: NodeReport, view: View, kept: Kept) -> tuple[str, list[Element]
     )
     figures = [element("dl", "figures", *_figures(whole.activity))] if whole.activity else []
     parts = [state, *figures, element("h2", "", "Nodes"), element("div", "nodes", *cards)]
-    shown = [text for texts in causes.values() for text in texts if text]
-    notes = [note for note in whole.notes if not any(text in note.text for text in shown)]
+    shown = tuple(f": {text}" for texts in causes.values() for text in texts if text)
+    notes = [note for note in whole.notes if not f": {note.text}".endswith(shown)]
     parts += _below(report, view, kept, notes, whole.restarts)
     plan = f"plan {report.plan_digest[:12]}" if report.plan_digest else ""
     about = ", ".join(part for part in (f"{report.node}: sparkd {report.version}", plan, report.transport) if part)
@@ -113,7 +110,7 @@ def _code(text: str) -> Element:
 
 
 def _tone(node: NodeView) -> str:
-    return PHASE_TONES.get(node.phase, TONES.get(node.level, "wait"))
+    return "wait" if node.phase == CONTACTS[Contact.UNHEARD] else TONES.get(node.level, "wait")
 
 
 def _headline(nodes: tuple[NodeView, ...]) -> tuple[str, str]:

@@ -92,6 +92,7 @@ def _none_yet(config: Settings) -> str:
 def rollback(args: argparse.Namespace) -> None:
     if args.plan and (args.list or args.end):
         raise UsageError("a plan is named to go back to it, without --list and --end")
+    _refuse_json(args)
     config, host = load_settings(os.environ), Host()
     if args.list:
         known = read_known_good(host)
@@ -215,10 +216,17 @@ def _describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
     yield f'to keep it for good, in sparkd.toml under [engine]: {recipe}image = "{ref}"'
 
 
+def _refuse_json(args: argparse.Namespace) -> None:
+    """Raises UsageError for JSON of what changes something: it prints lines while it does."""
+    if args.json and not args.list:
+        raise UsageError("--json is of --list alone", f"sparkd {args.command} --list --json")
+
+
 def _read_times(args: argparse.Namespace) -> tuple[int, int]:
     """Seconds of --for and --drain. Raises UsageError, also for words that do not go together."""
     if bool(args.recipe) + bool(args.image) + args.list + args.end != 1:
         raise UsageError("a recipe, --image, --list or --end is needed", "sparkd use --list")
+    _refuse_json(args)
     if args.time and not (args.recipe or args.image):
         raise UsageError("--for is the time of a recipe or an image", "sparkd use RECIPE --for 2h")
     if args.no_bench and not args.image:

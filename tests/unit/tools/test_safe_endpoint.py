@@ -18,7 +18,7 @@ from sparkd.base.config import load_settings
 from sparkd.base.host import Host, network
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.plan.fingerprint import read_secrets
-from sparkd.tools.cli.main import main
+from sparkd.tools.cli.main import build_parser, main
 from sparkd.tools.setup.node_files import HEAD, NodeFiles
 from sparkd.tools.setup.wizard import Wishes, Wizard
 
@@ -273,6 +273,14 @@ def test_a_file_with_a_url_that_others_read_or_that_is_not_there_is_refused(
         run(webhook_file="/etc/sparkd/hook")
     assert "s3cret" not in str(caught.value)
     assert not path(spark, OWN).exists()
+
+
+def test_a_file_with_a_url_is_named_as_settings_need_it(capsys: pytest.CaptureFixture[str]) -> None:
+    named = build_parser("init").parse_args(["init", "--webhook-file", "../hook"])
+    assert named.webhook_file == str(Path("../hook").resolve())
+    with pytest.raises(SystemExit):
+        build_parser("init").parse_args(["init", "--webhook-file", "/etc/a:b\x1b"])
+    assert "'/etc/a:b\\x1b': a path may hold no .., no colon" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dangling", [False, True])

@@ -15,7 +15,7 @@ from sparkd.agent.status.page import Element, element
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import Bench, Launch, Smoke
 from sparkd.base.status.figures import ActivityReport
-from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, format_duration
+from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, format_duration, seconds_since
 from sparkd.base.status.view import (
     CONTACTS,
     DAY_SECONDS,
@@ -228,7 +228,9 @@ def _day(disk: Disk, view: View, report: NodeReport) -> Iterator[Element]:
         tone, top = ("wait", 5) if state == "loading" else ("ok", 0)
         shape = {"x": DAY_SECONDS - begin, "width": max(begin - end, 90), "y": top, "height": 10 - top}
         rects.append(element("rect", tone, **{name: f"{value:.0f}" for name, value in shape.items()}))
-    sums["down"] = max(0.0, DAY_SECONDS - sum(sums.values()))
+    first = next((row.at for row in disk.rows if isinstance(row, Launch)), "")  # what was before is not known
+    known_seconds = min(seconds_since(first, view.now) or 0.0, DAY_SECONDS)
+    sums["down"] = max(0.0, known_seconds - sum(sums.values()))
     text = ", ".join(f"{state} {format_duration(seconds)}" for state, seconds in sums.items())
     last = {type(row): row for row in disk.rows}
     if Launch in last:

@@ -54,7 +54,7 @@ class NodeContext(Struct, frozen=True):
 
     @property
     def role(self) -> str:
-        return role_of(self.plan.node)
+        return _role_of(self.plan.node)
 
     @property
     def is_head(self) -> bool:
@@ -86,7 +86,7 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     from sparkd.base.state.known_good import read_known_good
 
     node = find_place(settings, host)
-    own = role_of(node)
+    own = _role_of(node)
     if role not in (None, own):
         raise ConfigError(f"this node is rank {node.rank}, the {own}, not a {role}", f"systemctl start sparkd-{own}")
     switch = None if follows_head(settings, node) else current_switch(settings, host)
@@ -177,7 +177,7 @@ def load_own_recipe(name: str, host: Host) -> Recipe:
     return loaded.recipe
 
 
-def role_of(node: Node) -> str:
+def _role_of(node: Node) -> str:
     return HEAD if node.rank == 0 else WORKER
 
 

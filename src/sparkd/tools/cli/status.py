@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, ExitCode, SparkdError
+from sparkd.base.lib.errors import AwaitedError, ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import Parts, Table, cell_width, pad, sanitize
 from sparkd.base.status.model import PATH, REPORT_SCHEMA, NodeReport, Phase, agent_running, parse, read_report
 from sparkd.base.status.view import (
@@ -114,7 +114,7 @@ def describe_endpoint(files: Files, _plan_digest: str) -> str:
 
 def _before_first(files: Files) -> Parts:
     """What holds on a node whose agent has not run since boot, and what to do."""
-    from sparkd.base.cluster.membership import current_switch, find_place, role_of
+    from sparkd.base.cluster.membership import current_switch, find_place, resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host
     from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
@@ -124,11 +124,12 @@ def _before_first(files: Files) -> Parts:
         has_plan = config.engine.recipe or config.cluster.follow_head
         if not has_plan and current_switch(config, host) is None:
             return [NOT_SET_UP, f"next: {SET_UP_HINT}"]
-        role = "worker" if config.cluster.follow_head else "head"
-        if len(config.cluster.nodes) > 1:
-            with suppress(AddressAwaitedError):
-                role = role_of(find_place(config, host))
-        return ["not running: sparkd has not run since boot", f"next: sudo systemctl start sparkd-{role}"]
+        rank = int(config.cluster.follow_head)  # of a node that does not know its place yet
+        with suppress(AwaitedError, UsageError, OSError):  # the agent waits for it, or root alone may read it
+            rank = find_place(config, host).rank
+            resolve_context(config, None, host)
+        start = f"sudo systemctl start sparkd-{'worker' if rank else 'head'}"
+        return ["not running: sparkd has not run since boot", f"next: {start}"]
     return ["not running: the configuration is wrong", "next: sparkd config check"]
 
 

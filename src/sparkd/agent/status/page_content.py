@@ -19,6 +19,7 @@ from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, for
 from sparkd.base.status.view import (
     CONTACTS,
     DAY_SECONDS,
+    SERVES,
     NodeView,
     Note,
     View,
@@ -31,9 +32,9 @@ from sparkd.base.status.view import (
     overview,
     progress_text,
 )
+from sparkd.base.vllm.args import KEY_VARIABLE
 
 TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "none"}
-SERVES = (Phase.SERVING.value, Phase.DEGRADED.value)
 NOTHING = "Nothing is to be done: it follows by itself."
 MOST_LINES = 50
 """Limit of warnings, and of restarts: another node may send many, and each as long as a text can be."""
@@ -46,8 +47,6 @@ CURVES = (
     ("memory in use", "{:.0%}", 3, 1.0),
 )
 """Label, format, place in a `Point`, and the scale's top; 0: the largest value."""
-KEY_VARIABLE = "SPARK_API_KEY"
-"""As `sparkd endpoint` names it."""
 _COMMAND = re.compile(r"(?:^|: )((?:sudo )?(?:sparkd|systemctl|journalctl) [\w ./:=@%+,'*-]{1,200})$", re.ASCII)
 """A hint's end that is one command of a few, without an operator of the shell."""
 

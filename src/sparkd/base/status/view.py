@@ -37,6 +37,7 @@ LEVELS = {
     Phase.BLOCKED: "block",
     Phase.FAILED: "block",
 }
+SERVES = tuple(phase.value for phase in IN_SERVICE)
 CONTACTS = {
     Contact.UNHEARD: "not heard yet",
     Contact.ANSWERS: "answers",
@@ -158,7 +159,7 @@ def _troubled(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
     todo = f"{name and f'on {name}: '}{advice}" if advice else "sudo sparkd logs --level warning"
     if head is node and head.level == "unknown":
         return Headline("unknown", f"not known: {what}", todo)
-    if head.phase in (Phase.SERVING.value, Phase.DEGRADED.value):
+    if head.phase in SERVES:
         return Headline("warn", f"degraded: {what}", todo)
     return Headline("block", f"{'not serving' if node.level == 'warn' else 'blocked'}: {what}", todo)
 

@@ -15,6 +15,7 @@ from sparkd.base.lib import read_data
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.model import Phase, read_living_report
+from sparkd.base.vllm.args import KEY_VARIABLE
 from sparkd.base.vllm.flag import first_values, parse_amount
 from sparkd.base.vllm.lint.predicates import parse_limits
 
@@ -57,8 +58,6 @@ ANSWER_TOKENS = 8192
 """Room for an answer in the snippets; a quarter of a context that is shorter than four of them."""
 NO_KEY = "none"
 """Some programs refuse to start without a key, though the endpoint needs none."""
-KEY_VARIABLE = "SPARK_API_KEY"
-"""Not OPENAI_API_KEY: a user who has set that to a key of OpenAI's would send it here, in clear."""
 
 
 class Offer(NamedTuple):

@@ -262,6 +262,12 @@ def peered(of: NodeReport, **changes: object) -> NodeReport:
             "not serving: 9 s before the next launch; last: the engine ended (exit 13)",
             "less context",
         ),
+        (
+            peered(STILL, report=replace(WORKER, phase=Phase.FAILED, findings=(), last_hint="old")),
+            "block",
+            "blocked: spark2 (10.0.0.2): load",
+            "sudo sparkd logs",
+        ),
         (replace(ALONE, phase=Phase.DEGRADED, last_hint="less context"), "warn", "degraded: ", "sudo sparkd logs"),
     ],
 )

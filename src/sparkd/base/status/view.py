@@ -167,7 +167,8 @@ def _troubled(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
 def find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:
     """What is wrong with a node by its findings, and what to do there by all that is known; each may be empty."""
     blocking = [finding for finding in report.findings if finding.level in ("block", "unknown")] if report else []
-    last_hint = report.last_hint if report and report.phase not in IN_SERVICE else ""  # what serves is past that
+    # What serves is past the last hint; what failed has another one, in its message.
+    last_hint = report.last_hint if report and report.phase not in (*IN_SERVICE, Phase.FAILED) else ""
     hints = (ADVICE.get(contact), *(finding.hint for finding in blocking), last_hint)
     why = f"{blocking[0].id}: {blocking[0].reason}" if blocking and contact is Contact.ANSWERS else ""
     return sanitize(why, TEXT_LIMIT), sanitize(next(filter(None, hints), ""), TEXT_LIMIT)

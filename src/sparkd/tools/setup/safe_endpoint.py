@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import PurePosixPath
+from shlex import quote
 from urllib.parse import urlsplit
 
 from sparkd.base.cluster.membership import NodeContext, find_address, find_key, find_url, is_local
@@ -56,7 +57,7 @@ class Offers:
         if (key := self._read(path)) is None:
             return values, (KeyFile(path, f"sk-{secrets.token_urlsafe(32)}\n"),)
         if not key:
-            raise ConfigError(f"{path} is empty: vLLM would serve without a key", f"sudo rm {path}")
+            raise ConfigError(f"{path} is empty: vLLM would serve without a key", f"sudo rm {quote(path)}")
         return values, ()
 
     def _wants_key(self, plan: LaunchPlan, named: str) -> bool:

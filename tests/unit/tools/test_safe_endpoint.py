@@ -317,6 +317,9 @@ def test_nodes_of_a_cluster_reach_each_other_through_the_firewall(spark: Tree, r
     spark.file("/etc/sparkd/cluster.key", f"{'ab' * 32}\n", mode=0o600)
     recipe(spark, nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
     shown = run()
+    assert "            tcp dport 8000 iif lo accept\n" in shown, (
+        "by ::1, too: a dropped SYN holds a client for minutes"
+    )
     assert "            tcp dport 8000 ip saddr 10.0.0.1 accept\n" in shown
     assert "            tcp dport 8000 ip6 saddr fd00::2 accept\n" in shown
 

@@ -123,12 +123,13 @@ def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, str]
 
 def _firewall(files: Files, node: NodeContext, reachable_from: str) -> Iterator[str]:
     """Commands that let this network and the other nodes alone reach the API, for a person to judge."""
-    port, sources = node.plan.api_port, ("127.0.0.0/8", reachable_from, *node.settings.cluster.nodes)
+    port, sources = node.plan.api_port, (reachable_from, *node.settings.cluster.nodes)
     if files.exists("/usr/sbin/ufw") and "ENABLED=yes" in (files.text_if_any("/etc/ufw/ufw.conf") or "").splitlines():
         yield f"sudo ufw allow proto tcp from {reachable_from} to any port {port}"
         return
     yield "sudo nft 'table inet sparkd; flush table inet sparkd"
     yield "  table inet sparkd { chain input { type filter hook input priority 0"
+    yield f"  tcp dport {port} iif lo accept"
     for source in sources:
         yield f"  tcp dport {port} {'ip6' if ':' in source else 'ip'} saddr {source} accept"
     yield f"  tcp dport {port} drop; }}; }}'   # until the next boot"

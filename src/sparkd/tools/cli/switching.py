@@ -61,7 +61,7 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", nargs="?", default="", help="how the digest of a plan begins, as --list shows it")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the plans that are known good, the last one first")
-    console.add_json(parser)
+    parser.add_argument("--json", action="store_true", help="with --list: print one JSON object")
     form.add_argument("--end", action="store_true", help="let the configuration hold again from the next start on")
     parser.set_defaults(run=rollback)
 
@@ -132,7 +132,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
     named = "name of a recipe, or the absolute path of its file"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="", help=named)
     form = parser.add_mutually_exclusive_group()
-    console.add_json(parser)
+    parser.add_argument("--json", action="store_true", help="with --list: print one JSON object")
     form.add_argument("--list", action="store_true", help="print which recipes could be used now, and why others not")
     form.add_argument("--end", action="store_true", help="go back to what is configured")
     form.add_argument("--image", metavar="REF", default="", help="try another image for the recipe in force")

@@ -13,6 +13,7 @@ from shlex import quote
 from urllib.parse import urlsplit
 
 from sparkd.base.cluster.membership import NodeContext, find_address, find_key, find_url, is_local
+from sparkd.base.config import Settings
 from sparkd.base.host import Host, network
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import read_private
@@ -75,10 +76,8 @@ class Offers:
 
     def messages(self, file: str) -> Additions:
         """Messages to the URL that is in `file`, else to one that a person types. Raises ConfigError, UsageError."""
-        loaded, path, url = self.files.load(), file or WEBHOOK_FILE, (file and self._read(file)) or ""
-        unset = not (file or loaded.settings.notify.ways)
-        if unset and self.prompt and "webhook" not in self.files.host.files.names_if_any(FOLDER):
-            url = self.prompt("URL for messages to you, of ntfy, Slack or Discord [none]: ").strip()
+        loaded, path = self.files.load(), file or WEBHOOK_FILE
+        url = (self._read(file) or "") if file else self._prompt_url(loaded.settings)
         if not (url or file):
             return NOTHING
         from sparkd.base.lib.webhook import check_url  # brings the library that sends
@@ -92,6 +91,12 @@ class Offers:
             domain = (urlsplit(url).hostname or "").split(".")[-2:]
             values["notify", "template"] = TEMPLATES.get(".".join(domain), "ntfy")
         return values, () if file else (KeyFile(path, f"{url}\n", what="the URL that you typed"),)
+
+    def _prompt_url(self, settings: Settings) -> str:
+        """What a person types; empty where messages have a way, or a file of theirs is there."""
+        if self.prompt is None or settings.notify.ways or "webhook" in self.files.host.files.names_if_any(FOLDER):
+            return ""
+        return self.prompt("URL for messages to you, of ntfy, Slack or Discord [none]: ").strip()
 
     def _read(self, path: str) -> str | None:
         """What a file that root alone can read says; None where there is none. Raises ConfigError."""

@@ -15,7 +15,8 @@ from tests.bed.conditions import CONDITIONS, run_command
 from tests.bed.conftest import MakeNode
 from tests.bed.sparkd_node import SparkdNode
 
-from sparkd.tools.node.endpoint import CLIENTS, KEY_VARIABLE
+from sparkd.base.vllm.args import KEY_VARIABLE
+from sparkd.tools.node.endpoint import CLIENTS
 
 KEY = "s3cret-\\of-'the'-tests"
 CONFIGURATION = """\

@@ -119,6 +119,13 @@ def test_a_failure_has_a_reason_of_its_own(code: int, trouble: str, reason: str)
     assert hint.isprintable()
 
 
+def test_a_sparkd_there_says_what_to_do_itself() -> None:
+    refused = "sparkd: the code is wrong\x1b[2J\nsparkd: or late\nhint: sudo sparkd init --invite on the head\n"
+    expected = ("the code is wrong\\x1b[2J; or late", "there: sudo sparkd init --invite on the head")
+    assert diagnose(Ended(10, "", refused), "ann@a") == expected
+    assert diagnose(Ended(10, "", "sparkd: busy\n"), "ann@a") == ("busy", "")
+
+
 def program(path: Path, text: str) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)

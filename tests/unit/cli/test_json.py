@@ -54,6 +54,14 @@ def test_an_error_is_an_object_with_what_a_program_needs(config: Path) -> None:
     assert error["hint"] in done.stderr, "and for a person as ever"
 
 
+@pytest.mark.parametrize("command", ["rollback", "rollback --end", "use tiny-cpu", "use --end"])
+def test_what_changes_something_prints_no_json(command: str, config: Path) -> None:
+    done = sparkd(*command.split(), "--json", config=config)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["reason"]) == (2, "--json is of --list alone"), done
+    assert error["hint"] == f"sparkd {command.split()[0]} --list --json"
+
+
 def test_recipe_check_has_the_faults_of_each_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(BROKEN)
     done = sparkd("recipe", "check", "--json", "tiny-cpu", str(tmp_path / "mine.yaml"), str(tmp_path / "none.yaml"))

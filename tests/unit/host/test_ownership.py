@@ -92,3 +92,15 @@ def test_a_private_file_belongs_to_one_of_its_owners(tree: Tree) -> None:
     assert read_private(files, "/token", 10, uid + 1, uid).content == b"x"
     with pytest.raises(ConfigError, match=f"belongs to uid {uid}"):
         read_private(files, "/token", 10, uid + 1, uid + 2)
+
+
+@pytest.mark.parametrize(("is_file", "command"), [(True, "chmod 600"), (False, "ls -l")])
+def test_a_hint_quotes_the_path_that_a_recipe_may_name(tree: Tree, is_file: bool, command: str) -> None:
+    path = "/tmp/a;reboot;key"
+    if is_file:
+        tree.file(path, "x", 0o644)
+    else:
+        tree.folder(path)
+    with pytest.raises(ConfigError) as refused:
+        read_private(Files(str(tree.root)), path, 10, os.getuid())
+    assert refused.value.hint == f"{command} '{path}'"

@@ -150,6 +150,11 @@ def test_the_log_is_the_agents_own_and_no_line_of_the_engine(tmp_path: Path, mon
     warnings = read_warnings(Files(), MOST_WARNINGS)
     assert [line.text for line in warnings] == ["agent.run.failed reason=x api_key=***", *["w"] * 7]
     assert "--priority=4" in (tmp_path / "words").read_text()
+    loud = json.dumps({"MESSAGE": "engine| " + "\u202e" * 16_000, **stamp}, ensure_ascii=False, separators=(",", ":"))
+    (tmp_path / "lines").write_text(f"{loud}\n" * 300 + lines)
+    began = time.process_time()
+    assert read_warnings(Files(), MOST_WARNINGS) == warnings
+    assert time.process_time() - began < 0.3, "of which a client may make many"
     write_program(tmp_path / "journalctl", "#!/bin/sh\nexit 1\n")
     with pytest.raises(OSError, match="exit code 1"):
         read_warnings(Files(), MOST_WARNINGS)

@@ -162,6 +162,16 @@ def test_which_node_is_the_trouble_and_what_to_do_comes_first_and_once() -> None
     assert "spark2: last cause: lower gpu_memory_utilization" in shown.partition("Warnings\n")[2]
 
 
+def test_no_node_hides_a_warning_of_another() -> None:
+    report = page_reports.broken()
+    (peer,) = report.peers
+    assert peer.report is not None
+    short = tuple(replace(finding, reason="", hint="e") for finding in peer.report.findings)
+    own = (FindingReport("page-cache", "warn", "4 GiB of page cache", ""),)
+    peer = replace(peer, report=replace(peer.report, findings=short))
+    assert "page-cache: 4 GiB of page cache" in texts(replace(report, findings=own, peers=(peer,)))
+
+
 def test_a_head_that_is_degraded_by_another_node_names_that_node_alone() -> None:
     first = texts(page_reports.unreachable()).partition("Nodes\n")[0]
     assert first.count("To do on") == 1
@@ -261,12 +271,14 @@ def test_the_page_shows_an_hour_a_day_and_the_log() -> None:
     shown = texts(report, page_reports.kept(report))
     for text in ("tokens/s out", "requests", "time to first token", "memory in use", "60 min ago", "24 h ago"):
         assert text in shown
-    assert "serving 19 h 42 min, loading 16 min, down 4 h 0 min" in shown
+    assert "serving 19 h 42 min, loading 16 min, down 1 min" in shown
     assert "15 min ago: gpu.throttle.detected" in shown
     assert "No smoke yet: \nsudo sparkd smoke\nNo bench yet: \nsudo sparkd bench" in texts(report)
     empty = texts(page_reports.loading())
     assert "yet" not in empty
     assert "24 h" not in empty, "nothing is known, and it was not down"
+    new = Disk((page_reports.row(7200, 600, 3600),))
+    assert "serving 50 min, loading 10 min, down 1 h 0 min" in texts(report, page_reports.kept(report, new))
 
 
 def test_a_page_of_eight_nodes_has_a_bounded_size() -> None:

@@ -10,9 +10,11 @@ from sparkd.base.lib.errors import ExitCode
 from sparkd.base.lib.text import plain
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import (
+    Contact,
     FindingReport,
     MemoryReport,
     NodeReport,
+    PeerStatus,
     Phase,
     agent_running,
     describe_time_left,
@@ -21,6 +23,8 @@ from sparkd.base.status.model import (
 )
 from sparkd.tools.cli.status import UNREADABLE, describe_endpoint, exit_code, render_report
 
+SINCE_BOOT = "not running: sparkd has not run since boot"
+PAIR = '[engine]\nrecipe = "tiny-cpu-pair"\n[cluster]\nnodes = ["{}", "{}"]\n'
 REPORT = NodeReport(
     node="spark1",
     role="head",
@@ -111,6 +115,15 @@ def test_url_and_model_of_a_head_that_serves_need_no_configuration(tree: Tree) -
     assert served == "http://10.0.0.1:8000/v1  model tiny\\x1b[2J"
 
 
+def test_url_and_model_are_the_heads_own_word_alone(tree: Tree) -> None:
+    engine = replace(REPORT.engine, url="http://203.0.113.9/v1", model="x")
+    liar = replace(REPORT, node="spark2", rank=0, engine=engine)
+    for peer in (PeerStatus("10.0.0.2", 1, Contact.ANSWERS, "", liar), PeerStatus("", 0, Contact.SILENT, "", liar)):
+        shown = shown_in(tree, replace(REPORT, rank=1 - peer.rank, address="10.0.0.1", peers=(peer,)))[0]
+        assert "203.0.113.9" not in shown
+    assert "http://" not in shown_in(tree, replace(REPORT, engine=engine, pid=78))[0]
+
+
 def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
     assert shown_in(tree, REPORT, as_json=True) == (dump(REPORT).strip(), ExitCode.GOOD)
     assert shown_in(tree, "", as_json=True) == ('{"schema": 1}', ExitCode.DOWN)
@@ -120,18 +133,31 @@ def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
     ("settings", "said", "to_do"),
     [
         ("", "this node is not set up: engine.recipe names no recipe", "sudo sparkd init --plan"),
-        ('[engine]\nrecipe = "x"\n', "not running: sparkd has not run since boot", "sudo systemctl start sparkd-head "),
-        ("[cluster]\nfollow_head = true\n", "not running: sparkd has not run since boot", "start sparkd-worker"),
+        ('[engine]\nrecipe = "tiny-cpu"\n', SINCE_BOOT, "sudo systemctl start sparkd-head"),
+        (PAIR.format("10.0.0.1", "10.0.0.2"), SINCE_BOOT, "sudo systemctl start sparkd-worker"),
+        (PAIR.format("10.0.0.2", "10.0.0.1"), SINCE_BOOT, "sudo systemctl start sparkd-head"),
+        (PAIR.format("10.0.0.8", "10.0.0.9"), SINCE_BOOT, "sudo systemctl start sparkd-head"),
+        (
+            PAIR.format("10.0.0.8", "10.0.0.9") + "follow_head = true\n",
+            SINCE_BOOT,
+            "sudo systemctl start sparkd-worker",
+        ),
+        (
+            PAIR.format("10.0.0.1", "10.0.0.2") + "follow_head = true\n",
+            SINCE_BOOT,
+            "sudo systemctl start sparkd-worker",
+        ),
+        ('[engine]\nrecipe = "none-such"\n', "not running: the configuration is wrong", "sparkd config check"),
         ("[engin]\n", "not running: the configuration is wrong", "sparkd config check"),
     ],
 )
 def test_no_report_is_said_with_what_to_do(tree: Tree, settings: str, said: str, to_do: str) -> None:
     tree.file("/etc/sparkd/sparkd.toml", settings)
+    tree.file("/proc/net/fib_trie", "Local:\n  |-- 10.0.0.2\n     /32 host LOCAL\n")
     text, code = looked_at(tree)
     first, second = text.splitlines()
     assert (first, code) == (said, ExitCode.DOWN)
-    assert second.startswith("next: ")
-    assert to_do in second
+    assert second == f"next: {to_do}"
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema": 2}', "\x1b[2J"])

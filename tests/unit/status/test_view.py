@@ -9,7 +9,16 @@ from tests.unit.terminal import shown
 
 from sparkd.base.lib.text import cell_width, plain
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
-from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase, RestartReport
+from sparkd.base.status.model import (
+    UNKNOWN_RANK,
+    Contact,
+    FindingReport,
+    MemoryReport,
+    NodeReport,
+    PeerStatus,
+    Phase,
+    RestartReport,
+)
 from sparkd.base.status.view import (
     Headline,
     View,
@@ -247,6 +256,19 @@ def peered(of: NodeReport, **changes: object) -> NodeReport:
             "not known: 10.0.0.1: silent for 1 min",
             "on 10.0.0.1: look at the cable",
         ),
+        (
+            replace(ALONE, phase=Phase.COOLING, message="9 s before the next launch", last_hint="less context"),
+            "block",
+            "not serving: 9 s before the next launch; last: the engine ended (exit 13)",
+            "less context",
+        ),
+        (
+            peered(STILL, report=replace(WORKER, phase=Phase.FAILED, findings=(), last_hint="old")),
+            "block",
+            "blocked: spark2 (10.0.0.2): load",
+            "sudo sparkd logs",
+        ),
+        (replace(ALONE, phase=Phase.DEGRADED, last_hint="less context"), "warn", "degraded: ", "sudo sparkd logs"),
     ],
 )
 def test_the_headline_has_the_state_and_what_to_do(report: NodeReport, level: str, text: str, todo: str) -> None:
@@ -268,6 +290,14 @@ def test_the_headline_has_the_state_and_what_to_do(report: NodeReport, level: st
         (
             replace(ALONE, phase=Phase.FAILED, message="out of tea", action="inspect"),
             Headline("block", "failed: out of tea", "sudo sparkd preflight --dry-run"),
+        ),
+        (
+            replace(ALONE, phase=Phase.BLOCKED, message="another agent runs", action="inspect"),
+            Headline("block", "blocked: another agent runs", "sudo sparkd preflight --dry-run"),
+        ),
+        (
+            replace(WORKER, rank=UNKNOWN_RANK, phase=Phase.STOPPED),
+            Headline("unknown", "stopped", "sudo systemctl start sparkd-worker"),
         ),
     ],
 )

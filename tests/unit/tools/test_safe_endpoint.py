@@ -18,7 +18,7 @@ from sparkd.base.config import load_settings
 from sparkd.base.host import Host, network
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.plan.fingerprint import read_secrets
-from sparkd.tools.cli.main import main
+from sparkd.tools.cli.main import build_parser, main
 from sparkd.tools.setup.node_files import HEAD, NodeFiles
 from sparkd.tools.setup.wizard import Wishes, Wizard
 
@@ -275,6 +275,14 @@ def test_a_file_with_a_url_that_others_read_or_that_is_not_there_is_refused(
     assert not path(spark, OWN).exists()
 
 
+def test_a_file_with_a_url_is_named_as_settings_need_it(capsys: pytest.CaptureFixture[str]) -> None:
+    named = build_parser("init").parse_args(["init", "--webhook-file", "../hook"])
+    assert named.webhook_file == str(Path("../hook").resolve())
+    with pytest.raises(SystemExit):
+        build_parser("init").parse_args(["init", "--webhook-file", "/etc/a:b\x1b"])
+    assert "'/etc/a:b\\x1b': a path may hold no .., no colon" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dangling", [False, True])
 def test_a_file_of_a_persons_is_never_in_the_way_of_a_question(spark: Tree, run: Run, dangling: bool) -> None:
     if dangling:
@@ -309,6 +317,9 @@ def test_nodes_of_a_cluster_reach_each_other_through_the_firewall(spark: Tree, r
     spark.file("/etc/sparkd/cluster.key", f"{'ab' * 32}\n", mode=0o600)
     recipe(spark, nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
     shown = run()
+    assert "            tcp dport 8000 iif lo accept\n" in shown, (
+        "by ::1, too: a dropped SYN holds a client for minutes"
+    )
     assert "            tcp dport 8000 ip saddr 10.0.0.1 accept\n" in shown
     assert "            tcp dport 8000 ip6 saddr fd00::2 accept\n" in shown
 

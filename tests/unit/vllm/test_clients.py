@@ -11,7 +11,8 @@ import yaml
 from msgspec import ValidationError, toml
 from tests.unit.engine_server import engine
 
-from sparkd.tools.node.endpoint import ANSWER_TOKENS, CLIENTS, KEY_VARIABLE, Client, Offer, snippet
+from sparkd.base.vllm.args import KEY_VARIABLE
+from sparkd.tools.node.endpoint import ANSWER_TOKENS, CLIENTS, Client, Offer, snippet
 
 HOSTILE = """it's "$(touch owned)" `x` \\ ${y}: #1"""
 IN_YAML = ("litellm", "hermes", "continue")

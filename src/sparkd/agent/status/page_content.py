@@ -9,17 +9,17 @@ from json import dumps
 from shlex import quote
 
 from msgspec.json import decode
-from msgspec.structs import replace
 
 from sparkd.agent.status.kept import POINTS, Disk, Kept, Point, find_spans
 from sparkd.agent.status.page import Element, element
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import Bench, Launch, Smoke
 from sparkd.base.status.figures import ActivityReport
-from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, format_duration
+from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, format_duration, seconds_since
 from sparkd.base.status.view import (
     CONTACTS,
     DAY_SECONDS,
+    SERVES,
     NodeView,
     Note,
     View,
@@ -32,10 +32,9 @@ from sparkd.base.status.view import (
     overview,
     progress_text,
 )
+from sparkd.base.vllm.args import KEY_VARIABLE
 
 TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "none"}
-PHASE_TONES = {Phase.COOLING.value: "warn", CONTACTS[Contact.UNHEARD]: "wait"}
-SERVES = (Phase.SERVING.value, Phase.DEGRADED.value)
 NOTHING = "Nothing is to be done: it follows by itself."
 MOST_LINES = 50
 """Limit of warnings, and of restarts: another node may send many, and each as long as a text can be."""
@@ -48,8 +47,6 @@ CURVES = (
     ("memory in use", "{:.0%}", 3, 1.0),
 )
 """Label, format, place in a `Point`, and the scale's top; 0: the largest value."""
-KEY_VARIABLE = "SPARK_API_KEY"
-"""As `sparkd endpoint` names it."""
 _COMMAND = re.compile(r"(?:^|: )((?:sudo )?(?:sparkd|systemctl|journalctl) [\w ./:=@%+,'*-]{1,200})$", re.ASCII)
 """A hint's end that is one command of a few, without an operator of the shell."""
 
@@ -58,7 +55,6 @@ def make(report: NodeReport, view: View, kept: Kept) -> tuple[str, list[Element]
     """Title and content. `view.alive`: whether the agent's main loop turns."""
     whole = overview(report, view)
     known = {report.rank: report} | {peer.rank: peer.report for peer in report.peers if peer.report}
-    known |= {rank: replace(node, last_hint="") for rank, node in known.items() if node.phase in IN_SERVICE}
     contacts = {peer.rank: peer.contact for peer in report.peers}
     tone, headline = _headline(whole.nodes)
     answers = Contact.ANSWERS if view.alive else Contact.REFUSED
@@ -79,8 +75,8 @@ def make(report: NodeReport, view: View, kept: Kept) -> tuple[str, list[Element]
     )
     figures = [element("dl", "figures", *_figures(whole.activity))] if whole.activity else []
     parts = [state, *figures, element("h2", "", "Nodes"), element("div", "nodes", *cards)]
-    shown = [text for texts in causes.values() for text in texts if text]
-    notes = [note for note in whole.notes if not any(text in note.text for text in shown)]
+    shown = tuple(f": {text}" for texts in causes.values() for text in texts if text)
+    notes = [note for note in whole.notes if not f": {note.text}".endswith(shown)]
     parts += _below(report, view, kept, notes, whole.restarts)
     plan = f"plan {report.plan_digest[:12]}" if report.plan_digest else ""
     about = ", ".join(part for part in (f"{report.node}: sparkd {report.version}", plan, report.transport) if part)
@@ -113,7 +109,7 @@ def _code(text: str) -> Element:
 
 
 def _tone(node: NodeView) -> str:
-    return PHASE_TONES.get(node.phase, TONES.get(node.level, "wait"))
+    return "wait" if node.phase == CONTACTS[Contact.UNHEARD] else TONES.get(node.level, "wait")
 
 
 def _headline(nodes: tuple[NodeView, ...]) -> tuple[str, str]:
@@ -231,7 +227,9 @@ def _day(disk: Disk, view: View, report: NodeReport) -> Iterator[Element]:
         tone, top = ("wait", 5) if state == "loading" else ("ok", 0)
         shape = {"x": DAY_SECONDS - begin, "width": max(begin - end, 90), "y": top, "height": 10 - top}
         rects.append(element("rect", tone, **{name: f"{value:.0f}" for name, value in shape.items()}))
-    sums["down"] = max(0.0, DAY_SECONDS - sum(sums.values()))
+    first = next((row.at for row in disk.rows if isinstance(row, Launch)), "")  # what was before is not known
+    known_seconds = min(seconds_since(first, view.now) or 0.0, DAY_SECONDS)
+    sums["down"] = max(0.0, known_seconds - sum(sums.values()))
     text = ", ".join(f"{state} {format_duration(seconds)}" for state, seconds in sums.items())
     last = {type(row): row for row in disk.rows}
     if Launch in last:

@@ -83,12 +83,12 @@ def read_private(files: Files, path: str, limit: int, *owners: int) -> Opened:
     except OSError as error:
         is_link = error.errno == errno.ELOOP
         reason = "is a symlink, needed is the file itself" if is_link else error.strerror or str(error)
-        raise ConfigError(f"{path}: {reason}", f"ls -l {path}") from None
+        raise ConfigError(f"{path}: {reason}", f"ls -l {quote(path)}") from None
     facts = opened.facts
     if facts.kind is not Kind.FILE:
-        raise ConfigError(f"{path}: is no regular file", f"ls -l {path}")
+        raise ConfigError(f"{path}: is no regular file", f"ls -l {quote(path)}")
     if facts.uid not in (owners or ROOT):
-        raise ConfigError(f"{path}: belongs to uid {facts.uid}, needed is root", f"chown root:root {path}")
+        raise ConfigError(f"{path}: belongs to uid {facts.uid}, needed is root", f"chown root:root {quote(path)}")
     if facts.permissions & 0o077:
-        raise ConfigError(f"{path}: has mode {facts.permissions:04o}, needed is 0600", f"chmod 600 {path}")
+        raise ConfigError(f"{path}: has mode {facts.permissions:04o}, needed is 0600", f"chmod 600 {quote(path)}")
     return opened

@@ -212,6 +212,11 @@ class NodeReport(Struct, frozen=True):
         """The rank's id; of an agent of an earlier version, which has none, its incarnation."""
         return self.rank_id or self.incarnation
 
+    @property
+    def head(self) -> NodeReport | None:
+        """The report of the head, where its agent answers. It alone says where clients reach the API."""
+        return self if self.rank == 0 else next((peer.living for peer in self.peers if peer.rank == 0), None)
+
 
 def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -219,12 +224,10 @@ def utc_now() -> str:
 
 def seconds_since(stamp: str, now: datetime) -> float | None:
     """None where `stamp` is none; without a zone it is UTC. Never negative: another node's clock may be ahead."""
-    try:
+    with suppress(ValueError, OverflowError):
         then = datetime.fromisoformat(stamp)
-        seconds = (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
-    except (ValueError, OverflowError):
-        return None
-    return max(0.0, seconds)
+        return max(0.0, (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds())
+    return None
 
 
 def format_duration(seconds: float | None) -> str:
@@ -298,18 +301,16 @@ def parse(text: str) -> NodeReport | None:
 
 def read_report(files: Files) -> str:
     """The report that this node's agent has written, as it stands; empty where there is none."""
-    try:
+    with suppress(OSError):
         return files.text(PATH, LIMIT_BYTES)
-    except OSError:
-        return ""
+    return ""
 
 
 def agent_running(files: Files, report: NodeReport) -> bool:
     """Whether the agent that wrote the report still runs."""
-    try:
+    with suppress(OSError):
         return is_alive(files, report.pid, report.start_time)
-    except OSError:
-        return False
+    return False
 
 
 def read_living_report(files: Files) -> NodeReport | None:

@@ -15,6 +15,7 @@ from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import GIB, sanitize
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import (
+    IN_SERVICE,
     Contact,
     FindingReport,
     MemoryReport,
@@ -29,7 +30,14 @@ from sparkd.base.status.model import (
 
 TEXT_LIMIT, NAME_LIMIT = 2000, 64
 """Characters of what others wrote."""
-LEVELS = {Phase.SERVING: "ok", Phase.DEGRADED: "warn", Phase.BLOCKED: "block", Phase.FAILED: "block"}
+LEVELS = {
+    Phase.SERVING: "ok",
+    Phase.DEGRADED: "warn",
+    Phase.COOLING: "warn",
+    Phase.BLOCKED: "block",
+    Phase.FAILED: "block",
+}
+SERVES = tuple(phase.value for phase in IN_SERVICE)
 CONTACTS = {
     Contact.UNHEARD: "not heard yet",
     Contact.ANSWERS: "answers",
@@ -151,27 +159,30 @@ def _troubled(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
     todo = f"{name and f'on {name}: '}{advice}" if advice else "sudo sparkd logs --level warning"
     if head is node and head.level == "unknown":
         return Headline("unknown", f"not known: {what}", todo)
-    serves = head.phase in (Phase.SERVING.value, Phase.DEGRADED.value)
-    return Headline("warn" if serves else "block", f"{'degraded' if serves else 'blocked'}: {what}", todo)
+    if head.phase in SERVES:
+        return Headline("warn", f"degraded: {what}", todo)
+    return Headline("block", f"{'not serving' if node.level == 'warn' else 'blocked'}: {what}", todo)
 
 
 def find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:
     """What is wrong with a node by its findings, and what to do there by all that is known; each may be empty."""
     blocking = [finding for finding in report.findings if finding.level in ("block", "unknown")] if report else []
-    hints = (ADVICE.get(contact), *(finding.hint for finding in blocking), report.last_hint if report else "")
+    # What serves is past the last hint; what failed has another one, in its message.
+    last_hint = report.last_hint if report and report.phase not in (*IN_SERVICE, Phase.FAILED) else ""
+    hints = (ADVICE.get(contact), *(finding.hint for finding in blocking), last_hint)
     why = f"{blocking[0].id}: {blocking[0].reason}" if blocking and contact is Contact.ANSWERS else ""
     return sanitize(why, TEXT_LIMIT), sanitize(next(filter(None, hints), ""), TEXT_LIMIT)
 
 
 def _ended(report: NodeReport) -> Headline:
     """The headline where no agent runs."""
-    start = f"sudo systemctl start sparkd-{'worker' if report.rank > 0 else 'head'}"
-    if report.phase is not Phase.FAILED:
+    start = f"sudo systemctl start sparkd-{shorten(report.role)}"
+    if report.phase not in (Phase.BLOCKED, Phase.FAILED):
         stopped = report.phase is Phase.STOPPED
         return Headline("unknown", "stopped" if stopped else "not running: its agent is gone", start)
     needs_person = report.action not in ("", Action.NONE)
     todo = "sudo sparkd preflight --dry-run" if needs_person else f"{NOTHING}: systemd starts it again"
-    return Headline("block", f"failed: {sanitize(report.message, TEXT_LIMIT)}", todo)
+    return Headline("block", f"{report.phase.value}: {sanitize(report.message, TEXT_LIMIT)}", todo)
 
 
 def _node(report: NodeReport, view: View) -> NodeView:

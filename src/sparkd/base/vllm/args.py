@@ -26,8 +26,9 @@ OWNED = {
 }
 """Flags that sparkd sets itself, each with its source."""
 
-API_KEY = "VLLM_API_KEY"
-"""The variable of the endpoint's secret."""
+API_KEY, KEY_VARIABLE = "VLLM_API_KEY", "SPARK_API_KEY"
+"""The variables of the endpoint's secret: of the engine, and of its clients. Not OPENAI_API_KEY: a user who has set
+that to a key of OpenAI's would send it here, in clear."""
 
 OTHER_HOMES = {
     "model": "model.path of the recipe says it",

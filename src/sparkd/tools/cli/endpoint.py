@@ -11,10 +11,10 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.vllm.args import KEY_VARIABLE
 from sparkd.tools.cli import console
 from sparkd.tools.node.endpoint import (
     CLIENTS,
-    KEY_VARIABLE,
     Offer,
     State,
     context_tokens,

@@ -11,6 +11,7 @@ from sparkd.base.config import load_settings
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
+from sparkd.base.vllm.args import check_path
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.cluster_key import NEW_KEY
@@ -33,10 +34,20 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     )
     either = argparse.BooleanOptionalAction
     parser.add_argument("--api-key", action=either, help="make a key of the API; or none, without a question")
-    parser.add_argument("--webhook-file", metavar="FILE", default="", help="send messages to the URL in this file")
+    parser.add_argument(
+        "--webhook-file", metavar="FILE", type=_file, default="", help="send messages to the URL in this file"
+    )
     parser.add_argument(NEW_KEY, action="store_true", help="only make a key; the other nodes get a copy of the file")
     parser.add_argument("--rotate", action="store_true", help=f"with {NEW_KEY}: put the new key above the one there is")
     parser.set_defaults(run=init)
+
+
+def _file(text: str) -> str:
+    """The file's absolute path, as settings have it."""
+    try:
+        return text and check_path(os.path.abspath(text))  # noqa: PTH100 - without ..
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def add_deinit(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +75,7 @@ def _refuse(args: argparse.Namespace) -> None:
     """Raises UsageError for options that do not go together, or that this user or terminal can't use."""
     if args.rotate and not args.new_cluster_key:
         raise UsageError("--rotate is of the cluster's key", f"sparkd init {NEW_KEY} --rotate")
-    if args.join is not None and (args.api_key or args.webhook_file):
+    if args.join is not None and any((args.api_key, args.webhook_file)):
         raise UsageError("--api-key and --webhook-file are for the head", "give them to `sparkd init` there")
     if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
         raise UsageError(f"--nodes {args.nodes}: 1 to {MAX_NODES} serve together")

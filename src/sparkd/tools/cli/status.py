@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError
+from sparkd.base.lib.errors import AwaitedError, ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import Parts, Table, cell_width, pad, sanitize
 from sparkd.base.status.model import PATH, REPORT_SCHEMA, NodeReport, Phase, agent_running, parse, read_report
 from sparkd.base.status.view import (
@@ -35,7 +35,10 @@ from sparkd.base.status.view import (
 from sparkd.tools.cli import console
 
 WATCH_SECONDS = 1.0
-UNREADABLE = (f"{PATH} is no report that this version can read", "next: sudo systemctl restart sparkd-head")
+UNREADABLE = (
+    f"{PATH} is no report that this version can read",
+    "next: sudo systemctl try-restart sparkd-head sparkd-worker",
+)
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
@@ -86,9 +89,10 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
         return [text.strip() or json.dumps({"schema": REPORT_SCHEMA})], code
     if report is None:
         return UNREADABLE if text else _before_first(files), code
-    engines = [report.engine, *(peer.report.engine for peer in report.peers if peer.report)]
-    served = next((f"{sanitize(engine.url)}  model {sanitize(engine.model)}" for engine in engines if engine.url), "")
-    if alive and not served:
+    served = ""
+    if alive and report.head and (engine := report.head.engine).url:
+        served = f"{sanitize(engine.url)}  model {sanitize(engine.model)}"
+    elif alive:
         served = describe_endpoint(files, report.plan_digest)
     return render(report, View(datetime.now(UTC), alive), served, whole=not on_terminal), code
 
@@ -110,18 +114,22 @@ def describe_endpoint(files: Files, _plan_digest: str) -> str:
 
 def _before_first(files: Files) -> Parts:
     """What holds on a node whose agent has not run since boot, and what to do."""
-    from sparkd.base.cluster.membership import current_switch
+    from sparkd.base.cluster.membership import current_switch, find_place, resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host
     from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
 
     with suppress(ConfigError):
-        config = load_settings(os.environ, Path(files.root))
+        config, host = load_settings(os.environ, Path(files.root)), Host(files.root)
         has_plan = config.engine.recipe or config.cluster.follow_head
-        if not has_plan and current_switch(config, Host(files.root)) is None:
+        if not has_plan and current_switch(config, host) is None:
             return [NOT_SET_UP, f"next: {SET_UP_HINT}"]
-        start = "head   # on every other node: sparkd-worker" if not config.cluster.follow_head else "worker"
-        return ["not running: sparkd has not run since boot", f"next: sudo systemctl start sparkd-{start}"]
+        rank = int(config.cluster.follow_head)  # of a node that does not know its place yet
+        with suppress(AwaitedError, UsageError, OSError):  # the agent waits for it, or root alone may read it
+            rank = find_place(config, host).rank
+            resolve_context(config, None, host)
+        start = f"sudo systemctl start sparkd-{'worker' if rank else 'head'}"
+        return ["not running: sparkd has not run since boot", f"next: {start}"]
     return ["not running: the configuration is wrong", "next: sparkd config check"]
 
 

@@ -61,7 +61,7 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", nargs="?", default="", help="how the digest of a plan begins, as --list shows it")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--list", action="store_true", help="print the plans that are known good, the last one first")
-    console.add_json(parser)
+    parser.add_argument("--json", action="store_true", help="with --list: print one JSON object")
     form.add_argument("--end", action="store_true", help="let the configuration hold again from the next start on")
     parser.set_defaults(run=rollback)
 
@@ -92,6 +92,7 @@ def _none_yet(config: Settings) -> str:
 def rollback(args: argparse.Namespace) -> None:
     if args.plan and (args.list or args.end):
         raise UsageError("a plan is named to go back to it, without --list and --end")
+    _refuse_json(args)
     config, host = load_settings(os.environ), Host()
     if args.list:
         known = read_known_good(host)
@@ -131,7 +132,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
     named = "name of a recipe, or the absolute path of its file"
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="", help=named)
     form = parser.add_mutually_exclusive_group()
-    console.add_json(parser)
+    parser.add_argument("--json", action="store_true", help="with --list: print one JSON object")
     form.add_argument("--list", action="store_true", help="print which recipes could be used now, and why others not")
     form.add_argument("--end", action="store_true", help="go back to what is configured")
     form.add_argument("--image", metavar="REF", default="", help="try another image for the recipe in force")
@@ -215,10 +216,17 @@ def _describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
     yield f'to keep it for good, in sparkd.toml under [engine]: {recipe}image = "{ref}"'
 
 
+def _refuse_json(args: argparse.Namespace) -> None:
+    """Raises UsageError for JSON of what changes something: it prints lines while it does."""
+    if args.json and not args.list:
+        raise UsageError("--json is of --list alone", f"sparkd {args.command} --list --json")
+
+
 def _read_times(args: argparse.Namespace) -> tuple[int, int]:
     """Seconds of --for and --drain. Raises UsageError, also for words that do not go together."""
     if bool(args.recipe) + bool(args.image) + args.list + args.end != 1:
         raise UsageError("a recipe, --image, --list or --end is needed", "sparkd use --list")
+    _refuse_json(args)
     if args.time and not (args.recipe or args.image):
         raise UsageError("--for is the time of a recipe or an image", "sparkd use RECIPE --for 2h")
     if args.no_bench and not args.image:

@@ -20,7 +20,7 @@ from sparkd.base.lib.text import did_you_mean, sanitize, size
 from sparkd.base.recipes.loader import SUFFIX, find_recipes, load_recipe, recipe_folders
 from sparkd.base.recipes.schema import REPO, Model
 from sparkd.tools.models.hub import Repo
-from sparkd.tools.models.ssh import NOT_FOUND, SshHost, require_room
+from sparkd.tools.models.ssh import NOT_FOUND, SshHost, read_error, require_room
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096
@@ -175,11 +175,8 @@ def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick
         show(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")
         return
     if ended.code:
-        marked = [line.partition(": ") for line in ended.trouble.splitlines()]
-        reasons, hints = ([text for mark, _, text in marked if mark == wanted] for wanted in ("sparkd", "hint"))
-        said = reasons or ended.trouble.strip().splitlines()[-1:] or [f"ended with {ended.code}"]
-        raise BlockedError(
-            where + sanitize(said[-1], 400), sanitize(": ".join(["there", *hints]), 400) if hints else ""
-        )
+        lines = ended.trouble.strip().splitlines() or [f"ended with {ended.code}"]
+        reason, hint = read_error(ended.trouble) or (sanitize(lines[-1], 400), "")
+        raise BlockedError(where + reason, hint)
     for line in ended.answer.splitlines():
         show(f"{where}{sanitize(line, 400)}")

@@ -199,8 +199,17 @@ def diagnose(ended: Ended, login: str) -> tuple[str, str]:
             return reason, hint.format(login)
     if ended.code == -SIGKILL:
         return "it did not answer in time", again
+    if (words := read_error(ended.trouble)) is not None:
+        return words
     lines = [sanitize(line) for line in ended.trouble.splitlines() if line.strip()]
     return (lines[0] if lines else f"ended with {ended.code}"), again
+
+
+def read_error(printed: str) -> tuple[str, str] | None:
+    """Reason and hint of a sparkd there, as `SparkdError.lines`; None where none printed an error."""
+    marked = [line.partition(": ") for line in printed.splitlines()]
+    reason, hint = ("; ".join(text for mark, _, text in marked if mark == wanted) for wanted in ("sparkd", "hint"))
+    return (sanitize(reason, 400), sanitize(f"there: {hint}", 400) if hint else "") if reason else None
 
 
 def _run(command: list[str], seconds: float | None, *, shown: bool = False, text: str = "") -> Ended:

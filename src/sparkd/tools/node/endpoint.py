@@ -15,6 +15,7 @@ from sparkd.base.lib import read_data
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.model import Phase, read_living_report
+from sparkd.base.vllm.args import KEY_VARIABLE
 from sparkd.base.vllm.flag import first_values, parse_amount
 from sparkd.base.vllm.lint.predicates import parse_limits
 
@@ -47,8 +48,7 @@ def read_state(host: Host) -> State:
     report = read_living_report(host.files)
     if report is None:
         return State(False, "no agent runs on this node: systemctl status sparkd-head")
-    head = next((peer.living for peer in report.peers if peer.rank == 0), None) if report.rank else report
-    if head is None:
+    if (head := report.head) is None:
         return State(False, "the head does not answer: sparkd status")
     text = sanitize(": ".join(filter(None, (head.phase.value, head.message))), TEXT_LIMIT)
     return State(head.phase in (Phase.SERVING, Phase.DEGRADED), text)
@@ -58,8 +58,6 @@ ANSWER_TOKENS = 8192
 """Room for an answer in the snippets; a quarter of a context that is shorter than four of them."""
 NO_KEY = "none"
 """Some programs refuse to start without a key, though the endpoint needs none."""
-KEY_VARIABLE = "SPARK_API_KEY"
-"""Not OPENAI_API_KEY: a user who has set that to a key of OpenAI's would send it here, in clear."""
 
 
 class Offer(NamedTuple):

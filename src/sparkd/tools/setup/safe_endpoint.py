@@ -9,9 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import PurePosixPath
+from shlex import quote
 from urllib.parse import urlsplit
 
 from sparkd.base.cluster.membership import NodeContext, find_address, find_key, find_url, is_local
+from sparkd.base.config import Settings
 from sparkd.base.host import Host, network
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import read_private
@@ -56,7 +58,7 @@ class Offers:
         if (key := self._read(path)) is None:
             return values, (KeyFile(path, f"sk-{secrets.token_urlsafe(32)}\n"),)
         if not key:
-            raise ConfigError(f"{path} is empty: vLLM would serve without a key", f"sudo rm {path}")
+            raise ConfigError(f"{path} is empty: vLLM would serve without a key", f"sudo rm {quote(path)}")
         return values, ()
 
     def _wants_key(self, plan: LaunchPlan, named: str) -> bool:
@@ -74,10 +76,8 @@ class Offers:
 
     def messages(self, file: str) -> Additions:
         """Messages to the URL that is in `file`, else to one that a person types. Raises ConfigError, UsageError."""
-        loaded, path, url = self.files.load(), file or WEBHOOK_FILE, (file and self._read(file)) or ""
-        unset = not (file or loaded.settings.notify.ways)
-        if unset and self.prompt and "webhook" not in self.files.host.files.names_if_any(FOLDER):
-            url = self.prompt("URL for messages to you, of ntfy, Slack or Discord [none]: ").strip()
+        loaded, path = self.files.load(), file or WEBHOOK_FILE
+        url = (self._read(file) or "") if file else self._prompt_url(loaded.settings)
         if not (url or file):
             return NOTHING
         from sparkd.base.lib.webhook import check_url  # brings the library that sends
@@ -91,6 +91,12 @@ class Offers:
             domain = (urlsplit(url).hostname or "").split(".")[-2:]
             values["notify", "template"] = TEMPLATES.get(".".join(domain), "ntfy")
         return values, () if file else (KeyFile(path, f"{url}\n", what="the URL that you typed"),)
+
+    def _prompt_url(self, settings: Settings) -> str:
+        """What a person types; empty where messages have a way, or a file of theirs is there."""
+        if self.prompt is None or settings.notify.ways or "webhook" in self.files.host.files.names_if_any(FOLDER):
+            return ""
+        return self.prompt("URL for messages to you, of ntfy, Slack or Discord [none]: ").strip()
 
     def _read(self, path: str) -> str | None:
         """What a file that root alone can read says; None where there is none. Raises ConfigError."""
@@ -122,12 +128,13 @@ def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, str]
 
 def _firewall(files: Files, node: NodeContext, reachable_from: str) -> Iterator[str]:
     """Commands that let this network and the other nodes alone reach the API, for a person to judge."""
-    port, sources = node.plan.api_port, ("127.0.0.0/8", reachable_from, *node.settings.cluster.nodes)
+    port, sources = node.plan.api_port, (reachable_from, *node.settings.cluster.nodes)
     if files.exists("/usr/sbin/ufw") and "ENABLED=yes" in (files.text_if_any("/etc/ufw/ufw.conf") or "").splitlines():
         yield f"sudo ufw allow proto tcp from {reachable_from} to any port {port}"
         return
     yield "sudo nft 'table inet sparkd; flush table inet sparkd"
     yield "  table inet sparkd { chain input { type filter hook input priority 0"
+    yield f"  tcp dport {port} iif lo accept"
     for source in sources:
         yield f"  tcp dport {port} {'ip6' if ':' in source else 'ip'} saddr {source} accept"
     yield f"  tcp dport {port} drop; }}; }}'   # until the next boot"

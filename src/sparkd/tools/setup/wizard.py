@@ -34,7 +34,7 @@ from sparkd.tools.node.render import CONFIGURATION, parts
 from sparkd.tools.node.trial import try_recipe
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
-from sparkd.tools.setup.safe_endpoint import Offers, describe_endpoint
+from sparkd.tools.setup.safe_endpoint import Additions, Offers, describe_endpoint
 from sparkd.tools.setup.survey import Survey, describe, group, propose_addresses, reason, take_survey
 
 if TYPE_CHECKING:
@@ -102,11 +102,8 @@ class Wizard:
         if choice.nodes:
             values["cluster", "nodes"] = list(choice.nodes)
         keys = cluster_key.new_files(settings.cluster.key_file) if choice.nodes else ()
-        plan = try_recipe(self._recipe(choice.fit.recipe)[0], settings, choice.fit.nodes).plan
-        offers = Offers(self.files, plan, None if self.wishes.yes or self.wishes.plan else self.prompt)
-        complete, served = False, dict(values)
-        for added, files in (offers.api_key(self.wishes.api_key), offers.messages(self.wishes.webhook_file)):
-            values, keys = values | added, (*keys, *files)
+        added, files = self._offer(settings, choice.fit)
+        complete, served, values, keys = False, values, values | added, (*keys, *files)
         changes, changed = list(self.files.changes(values, settings, keys)), self._changes_units(values, settings)
         self._show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
         if not self.wishes.plan:
@@ -121,6 +118,13 @@ class Wizard:
             settings = settings.model_copy(update=updated(settings, served))
         test = ["sudo sparkd notify test"] * (("notify", "webhook_file") in values)
         self._finish(settings, "head", (*choice.commands(complete=complete), *test), changed=changed)
+
+    def _offer(self, settings: Settings, fit: Fit) -> Additions:
+        """A key of the API and messages, as wished or agreed to."""
+        plan = try_recipe(self._recipe(fit.recipe)[0], settings, fit.nodes).plan
+        offers = Offers(self.files, plan, None if self.wishes.yes or self.wishes.plan else self.prompt)
+        (values, keys), (more, files) = offers.api_key(self.wishes.api_key), offers.messages(self.wishes.webhook_file)
+        return values | more, (*keys, *files)
 
     def join(self, code: str) -> None:
         from sparkd.tools.setup.join_request import accept, confirm

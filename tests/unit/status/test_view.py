@@ -8,6 +8,7 @@ from tests.unit.node_reports import ALONE, HEAD, NOW, PEER, WORKER, ago
 from tests.unit.terminal import shown
 
 from sparkd.base.lib.text import cell_width, plain
+from sparkd.base.status.figure_texts import activity_figures, bar, gpu_text, memory_share, sparkline
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import (
     UNKNOWN_RANK,
@@ -19,17 +20,7 @@ from sparkd.base.status.model import (
     Phase,
     RestartReport,
 )
-from sparkd.base.status.view import (
-    Headline,
-    View,
-    activity_figures,
-    bar,
-    gpu_text,
-    headline,
-    memory_share,
-    overview,
-    sparkline,
-)
+from sparkd.base.status.view import Headline, View, headline, overview
 from sparkd.tools.cli.status import render
 
 VIEW = View(NOW, alive=True)

@@ -14,24 +14,17 @@ from sparkd.agent.status.kept import POINTS, Disk, Kept, Point, find_spans
 from sparkd.agent.status.page import Element, element
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import Bench, Launch, Smoke
-from sparkd.base.status.figures import ActivityReport
-from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, format_duration, seconds_since
-from sparkd.base.status.view import (
-    CONTACTS,
-    DAY_SECONDS,
-    SERVES,
-    NodeView,
-    Note,
-    View,
+from sparkd.base.status.figure_texts import (
     activity_figures,
     bounded_share,
-    find_trouble,
     gpu_text,
     memory_share,
     memory_text,
-    overview,
     progress_text,
 )
+from sparkd.base.status.figures import ActivityReport
+from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, format_duration, seconds_since
+from sparkd.base.status.view import CONTACTS, DAY_SECONDS, SERVES, NodeView, Note, View, find_trouble, overview
 from sparkd.base.vllm.args import KEY_VARIABLE
 
 TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "none"}

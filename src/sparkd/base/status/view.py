@@ -12,7 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.lib.errors import Action
-from sparkd.base.lib.text import GIB, sanitize
+from sparkd.base.lib.text import sanitize
+from sparkd.base.status.figure_texts import progress_text, shorten
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import (
     IN_SERVICE,
@@ -28,7 +29,7 @@ from sparkd.base.status.model import (
     seconds_since,
 )
 
-TEXT_LIMIT, NAME_LIMIT = 2000, 64
+TEXT_LIMIT = 2000
 """Characters of what others wrote."""
 LEVELS = {
     Phase.SERVING: "ok",
@@ -51,11 +52,6 @@ ADVICE = {
     Contact.UNSIGNED: "compare /etc/sparkd/cluster.key, cluster.nodes and the version there",
 }
 DAY_SECONDS = 24 * 3600
-MOST = 1e9
-"""Largest figure: larger ones are no measurement."""
-MOST_BYTES = 1 << 60
-SHADES = "▁▂▃▄▅▆▇█"
-BAR_WIDTH = 10
 
 
 class View(Struct, frozen=True):
@@ -269,68 +265,3 @@ def _restarts(restarts: tuple[RestartReport, ...], view: View) -> list[str]:
             when = f"{shorten(restart.cause) or 'ended'}{count} {format_duration(age)} ago"
             texts.append(f"{when}: {sanitize(restart.reason, TEXT_LIMIT)}")
     return texts[-5:]
-
-
-def shorten(text: str) -> str:
-    return sanitize(text, NAME_LIMIT)
-
-
-def progress_text(engine: EngineReport) -> str:
-    share = bounded_share(engine.progress)
-    return f"{shorten(engine.phase)}{f' {share:.0%}' if share is not None else ''}"
-
-
-SLOW_TOKENS = 100
-"""A second; below, a decimal is worth showing: large models write some ten."""
-
-
-def activity_figures(activity: ActivityReport) -> dict[str, str]:
-    """Texts by name: two rates, two counts of requests, then shares."""
-    rates = {"tokens/s out": activity.output_tokens_per_second, "tokens/s in": activity.input_tokens_per_second}
-    counts = {"requests running": activity.running, "requests waiting": activity.waiting}
-    shares = {
-        "KV cache used": activity.kv_cache_use,
-        "prefix cache hits": activity.prefix_hit_rate,
-        "drafts accepted": activity.draft_acceptance,
-    }
-    slow = {title: f"{value:.1f}" for title, value in rates.items() if 0 < value < SLOW_TOKENS}
-    texts = {title: f"{min(max(0, value), MOST):,.0f}" for title, value in (rates | counts).items()} | slow
-    return texts | {
-        title: f"{share:.0%}" for title, value in shares.items() if (share := bounded_share(value)) is not None
-    }
-
-
-def gpu_text(gpu: GpuReport) -> str:
-    figures = ((gpu.clock_mhz, "MHz"), (gpu.power_watts, "W"), (gpu.temperature_celsius, "°C"), (gpu.busy_percent, "%"))
-    return " ".join(f"{int(min(max(0, figure), MOST))} {unit}" for figure, unit in figures if figure is not None)
-
-
-def memory_text(memory: MemoryReport) -> str:
-    return f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} GiB free"
-
-
-def memory_share(memory: MemoryReport) -> float:
-    """The share in use."""
-    total = memory.total_bytes
-    return 1 - min(max(0, memory.available_bytes), total) / total if 0 < total < MOST_BYTES else 0.0
-
-
-def _gib(count: int) -> str:
-    return f"{min(max(0, count), MOST_BYTES) / GIB:.1f}"  # what another node wrote may be too large for a float
-
-
-def bounded_share(value: float | None) -> float | None:
-    """0 to 1, with 0 of what is no number."""
-    return None if value is None else min(max(0.0, value), 1.0)
-
-
-def bar(share: float) -> str:
-    return "█" * (done := round(share * BAR_WIDTH)) + "░" * (BAR_WIDTH - done)
-
-
-def sparkline(used_percent: tuple[int, ...]) -> str:
-    """The newest on the right; each character is the most of six samples."""
-    each = 6
-    parts = [used_percent[max(0, end - each) : end] for end in range(len(used_percent), 0, -each)][:BAR_WIDTH]
-    tops = (min(max(0, *part), 100) for part in reversed(parts))
-    return "".join(SHADES[top * (len(SHADES) - 1) // 100] for top in tops).rjust(BAR_WIDTH)

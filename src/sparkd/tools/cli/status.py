@@ -15,23 +15,18 @@ from pathlib import Path
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import AwaitedError, ConfigError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import Parts, Table, cell_width, pad, sanitize
-from sparkd.base.status.model import PATH, REPORT_SCHEMA, NodeReport, Phase, agent_running, parse, read_report
-from sparkd.base.status.view import (
-    TEXT_LIMIT,
-    NodeView,
-    Overview,
-    View,
+from sparkd.base.status.figure_texts import (
     activity_figures,
     bar,
     bounded_share,
     gpu_text,
-    headline,
     memory_share,
     memory_text,
-    overview,
     progress_text,
     sparkline,
 )
+from sparkd.base.status.model import PATH, REPORT_SCHEMA, NodeReport, Phase, agent_running, parse, read_report
+from sparkd.base.status.view import TEXT_LIMIT, NodeView, Overview, View, headline, overview
 from sparkd.tools.cli import console
 
 WATCH_SECONDS = 1.0

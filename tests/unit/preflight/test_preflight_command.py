@@ -162,6 +162,9 @@ def test_a_check_explains_itself_without_any_configuration() -> None:
     done = sparkd("preflight", "--explain", "shared-memory")
     assert done.returncode == 0
     assert done.stdout.startswith("shared-memory\n\nvLLM's processes talk through segments")
+    listed = sparkd("preflight", "--explain").stdout.splitlines()
+    assert "shared-memory" in listed
+    assert listed[-1] == "next: sparkd preflight --explain ID"
     done = sparkd("preflight", "--explain", "shard-memory")
     assert done.returncode == 2
     assert "did you mean shared-memory" in done.stderr

@@ -34,12 +34,14 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deep", action="store_true", help="only load the GPU for 13 s, and say if it is as fast as others"
     )
-    parser.add_argument("--explain", metavar="ID", help="say what a check looks at, and why")
+    parser.add_argument(
+        "--explain", metavar="ID", nargs="?", const="", help="say what a check looks at, and why; or list the checks"
+    )
     parser.set_defaults(run=preflight)
 
 
 def preflight(args: argparse.Namespace) -> int:
-    if args.explain:
+    if args.explain is not None:
         print(_page(args.explain))
         return ExitCode.GOOD
     from sparkd.agent.preflight.fixes import stop_by_hand
@@ -134,6 +136,8 @@ def _page(check_id: str) -> str:
     from sparkd.base.lib import read_data
     from sparkd.base.lib.text import did_you_mean, reflow
 
+    if not check_id:
+        return "\n".join((*IDS, "", "next: sparkd preflight --explain ID"))
     if check_id not in IDS:
         raise UsageError(f"no check {check_id!r}{did_you_mean(check_id, IDS)}", f"checks: {', '.join(IDS)}")
     _, _, section = read_data("sparkd-checks.7.md").decode().partition(f"\n## {check_id}\n")

@@ -7,7 +7,7 @@ import re
 import tarfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from shlex import quote
@@ -237,7 +237,9 @@ def explain_full_disk(room: Room, host: Host) -> Iterator[None]:
     except (BlockedError, LaunchError) as error:
         if not _FULL.search(error.reason):
             raise
-        now = "".join(f" ({size(rest.free_bytes)} is free now)" for rest in read_rooms(host, (room.path,)))
+        now = ""
+        with suppress(OSError, ValueError):
+            now = "".join(f" ({size(rest.free_bytes)} is free now)" for rest in read_rooms(host, (room.path,)))
         free = f"unless a line above names another place: {size(room.free_bytes)} was free when it began{now}"
         stays = "no image has got or lost a name: make room, and build again"
         reason = f"{error.reason}\nno space left on {room.mount}, where docker builds, {free}; {stays}"

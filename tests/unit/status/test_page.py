@@ -277,7 +277,7 @@ def test_the_page_shows_an_hour_a_day_and_the_log() -> None:
     empty = texts(page_reports.loading())
     assert "yet" not in empty
     assert "24 h" not in empty, "nothing is known, and it was not down"
-    new = Disk((page_reports.row(7200, 600, 3600),))
+    new = Disk((page_reports.row(7230, 600, 3600),))
     assert "serving 50 min, loading 10 min, down 1 h 0 min" in texts(report, page_reports.kept(report, new))
 
 

@@ -144,6 +144,8 @@ def test_a_load_that_a_panic_ended_is_reported_with_it(machine: Machine) -> None
     end_by(machine, lambda: soon(machine, "echo c > /proc/sysrq-trigger"))
     kind, evidence = named(machine)
     assert (kind, evidence.startswith("Kernel panic - not syncing: sysrq triggered crash")) == ("kernel", True)
-    last = Pair(machine, machine).preflight()["last-boot"]
+    pair = Pair(machine, machine)
+    pair.join(machine)
+    last = pair.preflight()["last-boot"]
     assert last.level == "warn"
     assert f"while the engine was loading, by what is left of it kernel: {evidence}" in last.reason

@@ -52,9 +52,9 @@ def head(name: str) -> str:
     command = inner_parsers(whole_parser())[name]
     parts = [f"sparkd-{name} - {_summary(command)}\n", "# SYNOPSIS\n"]
     for words, parser in leaves(command, (name,)):
-        actions = [one for one in parser._actions if one.dest != "help"]
-        options = [" \\[*options*\\]"] if any(one.option_strings for one in actions) else []
-        arguments = [f" {_value(one)}" for one in actions if not one.option_strings]
+        actions = [action for action in parser._actions if action.dest != "help"]
+        options = [" \\[*options*\\]"] if any(action.option_strings for action in actions) else []
+        arguments = [f" {_value(action)}" for action in actions if not action.option_strings]
         parts.append(f"`sparkd {' '.join(words)}`{''.join(options + arguments)}\n")
     return "\n".join(parts)
 

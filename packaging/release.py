@@ -105,7 +105,7 @@ def _index(apt: Path, epoch: int) -> Path:
         words = (*_SHA256_ALONE, "--arch", architecture.debian, "packages", "pool")
         (folder / "Packages").write_text(_run("apt-ftparchive", *words, folder=apt), encoding="utf-8")
     fields = {"Origin": "sparkd", "Label": "sparkd", "Suite": _SUITE, "Codename": _SUITE, "Components": "main"}
-    fields["Architectures"] = " ".join(one.debian for one in ARCHITECTURES)
+    fields["Architectures"] = " ".join(architecture.debian for architecture in ARCHITECTURES)
     options = [f"--option=APT::FTPArchive::Release::{name}={value}" for name, value in fields.items()]
     text = _run("apt-ftparchive", *_SHA256_ALONE, *options, "release", ".", folder=dists)
     # apt-ftparchive 2.6 takes the clock's time, whatever SOURCE_DATE_EPOCH says.

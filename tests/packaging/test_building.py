@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,16 +101,7 @@ def test_two_files_at_one_path_must_be_the_same() -> None:
         tree.add("a/b", b"2")
 
 
-def test_a_commit_without_a_release_tag_sorts_before_the_release(tmp_path: Path) -> None:
-    def git(*words: str) -> None:
-        who = ["-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *who, "-C", str(tmp_path), *words], check=True, capture_output=True)
-
-    (tmp_path / "src/sparkd").mkdir(parents=True)
-    (tmp_path / "src/sparkd/__init__.py").write_text('__version__ = "1.2.3"\n')
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "first")
+def test_a_commit_without_a_release_tag_sorts_before_the_release(tmp_path: Path, git: Callable[..., None]) -> None:
     untagged = source.read(tmp_path).version
     subprocess.run(["dpkg", "--compare-versions", untagged, "lt", "1.2.3"], check=True)
     git("tag", "v1.2.3")

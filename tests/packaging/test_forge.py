@@ -46,7 +46,7 @@ def test_a_release_is_published_with_files_that_a_release_has() -> None:
 
 def test_an_issue_brings_the_output_of_commands_that_exist() -> None:
     form = yaml.safe_load((FORGE / "ISSUE_TEMPLATE/bug.yml").read_text())
-    fields = {one["id"]: one for one in form["body"] if "id" in one}
+    fields = {field["id"]: field for field in form["body"] if "id" in field}
     assert fields["summary"]["validations"]["required"]
     for name in ("summary", "log"):
         (command,) = re.findall(r"`sudo sparkd ([^`]+)`", fields[name]["attributes"]["label"])

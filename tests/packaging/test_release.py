@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,8 @@ def keyring(released: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files(out: Path) -> dict[str, str]:
     """SHA-256 by path."""
-    found = (file for file in out.rglob("*") if file.is_file())
-    return {str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in found}
+    files = (file for file in out.rglob("*") if file.is_file())
+    return {str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def trusted(keyring: Path, *signed: Path) -> bool:
@@ -172,16 +173,7 @@ def test_a_key_that_gpg_does_not_have_is_refused(signing_key: str) -> None:
         release.find_key("nobody")
 
 
-def test_a_version_is_released_from_its_tag_unchanged(tmp_path: Path) -> None:
-    def git(*words: str) -> None:
-        who = ["-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", *who, "-C", str(tmp_path), *words], check=True, capture_output=True)
-
-    (tmp_path / "src/sparkd").mkdir(parents=True)
-    (tmp_path / "src/sparkd/__init__.py").write_text('__version__ = "1.2.3"\n')
-    git("init")
-    git("add", ".")
-    git("commit", "-m", "first")
+def test_a_version_is_released_from_its_tag_unchanged(tmp_path: Path, git: Callable[..., None]) -> None:
     release.check_version(source.read(tmp_path), None)
     with pytest.raises(BuildError, match=r"makes 1\.2\.3~git\S+, not 1\.2\.3:\ngit checkout v1\.2\.3$"):
         release.check_version(source.read(tmp_path), "1.2.3")

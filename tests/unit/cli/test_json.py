@@ -71,9 +71,8 @@ def test_recipe_check_has_the_faults_of_each_recipe(tmp_path: Path) -> None:
 
 
 def test_recipe_list_has_a_key_for_each_column() -> None:
-    (tiny,) = [
-        one for one in json.loads(sparkd("recipe", "list", "--json").stdout)["recipes"] if one["name"] == "tiny-cpu"
-    ]
+    recipes = json.loads(sparkd("recipe", "list", "--json").stdout)["recipes"]
+    (tiny,) = [recipe for recipe in recipes if recipe["name"] == "tiny-cpu"]
     assert tiny == {
         "name": "tiny-cpu",
         "nodes": "1",

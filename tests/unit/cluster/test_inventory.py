@@ -192,7 +192,7 @@ def test_a_failed_look_is_its_requests_error_and_the_next_one_looks_again() -> N
             raise OSError("the disk has failed")
         return found
 
-    async def both() -> bytes:
+    async def both() -> bytes | None:
         cache = SlowDocument("inventory", read, fresh_seconds=0.01)
         with pytest.raises(OSError, match="the disk has failed"):
             await cache.get("")

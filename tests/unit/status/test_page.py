@@ -329,10 +329,10 @@ def test_however_many_read_it_the_page_is_made_once_a_second() -> None:
         made.append(time.monotonic())
         return "t", [page.element("p", "", str(len(made)))]
 
-    one = page.Page(make, Kept().refresh)
+    shared = page.Page(make, Kept().refresh)
 
     async def read() -> None:
-        await asyncio.gather(*(one.answer(path, "") for path in ("/", "/page") * 100))
+        await asyncio.gather(*(shared.answer(path, "") for path in ("/", "/page") * 100))
 
     asyncio.run(read())
     assert len(made) == 1

@@ -68,7 +68,7 @@ class PeerApi(Struct):
     """Set when the next report comes."""
     documents: Mapping[str, bytes] = {}
     """What is served beside the report, by path."""
-    slow: dict[str, SlowDocument] = field(default_factory=dict)
+    slow: dict[str, SlowDocument[bytes]] = field(default_factory=dict)
     """Documents that are made at a request, by path."""
     head_keys: Callable[[], tuple[bytes, ...]] = tuple
     """The head's, which sign what its workers run; none on other nodes."""
@@ -99,7 +99,7 @@ class PeerApi(Struct):
                         await self._published.wait()
             body = self._report
         elif path.path in self.slow:
-            body = await self.slow[path.path].get(path.query)
+            body = await self.slow[path.path].get(path.query) or b""
         else:
             body = self.documents.get(path.path, b"")
         status = 200 if body else 404

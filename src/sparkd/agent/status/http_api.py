@@ -169,7 +169,7 @@ class TokenFile:
 
     async def admits(self, authorization: str) -> bool:
         """Whether the header has the token: `Bearer TOKEN`, or Basic with the token as any user's password."""
-        token = await self._slow.get("")
+        token = await self._slow.get("") or b""
         return bool(token) and hmac.compare_digest(_sent(authorization), token)
 
     def _read(self, _query: str) -> bytes:

@@ -54,8 +54,7 @@ class Disk(NamedTuple):
 class Kept:
     def __init__(self, read: Callable[[], Disk] = Disk) -> None:
         """`read` takes time, or hangs, and raises nothing."""
-        self._read = read
-        self._slow = SlowDocument("page-disk", self._read_disk, FRESH_SECONDS)
+        self._slow = SlowDocument("page-disk", lambda _query: read(), FRESH_SECONDS)
         self._minutes: dict[int, list[Point]] = {}
         self._samples = 0
         self.curves: dict[int, deque[Point]] = {}
@@ -65,11 +64,8 @@ class Kept:
     async def refresh(self) -> None:
         """Read the disk again where that is due."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._slow.get(""), WAIT_SECONDS)
-
-    def _read_disk(self, _query: str) -> bytes:
-        self.disk = self._read()
-        return b""
+            disk = await asyncio.wait_for(self._slow.get(""), WAIT_SECONDS)
+            self.disk = self.disk if disk is None else disk
 
     async def follow(self, published: Callable[[], Published]) -> None:
         while True:

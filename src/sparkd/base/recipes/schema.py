@@ -173,9 +173,7 @@ class Nodes(Section):
 
     min: int = Field(1, ge=1, le=64, description="Fewest nodes.")
     max: int = Field(64, ge=1, le=64, description="Most nodes.")
-    gpus: int = Field(
-        1, ge=1, le=16, description="GPUs of each node, and so the ranks that run on it. A Spark has one."
-    )
+    gpus: int = Field(1, ge=1, le=16, description="GPUs of each node, with a rank on each. A Spark has one.")
 
     @model_validator(mode="after")
     def _in_order(self) -> Nodes:
@@ -254,9 +252,7 @@ class Recipe(Section):
     name: RecipeName = Field(description="Name of the recipe, the same as its file's.")
     description: Text = Field("", description="What it is good for, in a sentence.")
     source: Text = Field("", description="Where its values come from: title, author, section.")
-    extends: RecipeName | None = Field(
-        None, description="Recipe that this one changes. Its own name means the recipe that it hides."
-    )
+    extends: RecipeName | None = Field(None, description="Recipe that it changes. Its own name means the one it hides.")
     model: Model = Field(Model(), description="The weights.")
     image: Image = Field(Image(), description="The container image.")
     nodes: Nodes = Field(Nodes(), description="How many nodes serve it together.")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,16 +120,24 @@ sys.exit(soak(served, Wanted((1,), (), 10, 3, 1, staggered=False, seed=1), 60, a
 """
 
 
-@pytest.mark.parametrize("before", ["default_int_handler", "SIG_IGN"])
-def test_the_end_of_a_session_loses_no_result(before: str) -> None:
-    """Ignored: of a command that a script has begun with `&`."""
+@pytest.mark.parametrize(
+    ("before", "ends"),
+    [
+        ("default_int_handler", (signal.SIGTERM, signal.SIGHUP)),
+        ("SIG_IGN", (signal.SIGTERM, signal.SIGHUP)),
+        ("default_int_handler", (signal.SIGINT,) * 20),
+    ],
+)
+def test_the_end_of_a_session_loses_no_result(before: str, ends: tuple[signal.Signals, ...]) -> None:
+    """Ignored: of a command that a script has begun with `&`. Twenty: pressed again while it is being printed."""
     with streaming(0.02, 0.01) as port:
         words = (sys.executable, "-c", ENDED, str(port), before)
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             assert process.stderr.readline().startswith("sparkd: 0 s: available ")
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGHUP)
+            for end in ends:
+                process.send_signal(end)
+                time.sleep(0.002)  # two that wait are one
             out, err = process.communicate(timeout=30)
     assert (process.returncode, json.loads(out)["interrupted"]) == (130, True), err
 

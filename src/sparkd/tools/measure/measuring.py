@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import uuid
+from collections.abc import Coroutine
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import FrameType
@@ -83,6 +84,36 @@ def catch_ends() -> None:
     for end in ENDS:
         if signal.getsignal(end) is signal.SIG_DFL:  # not under nohup
             signal.signal(end, interrupt)
+
+
+def run_interruptible(work: Coroutine[None, None, None]) -> bool:
+    """Run it in a loop of its own. Return whether SIGINT ended it; then later ones are ignored.
+
+    `timeout` sends two, as a person may: the second would find the interpreter's own handler, and end the command
+    before its results are printed.
+    """
+
+    async def cancel_once() -> None:
+        handler = signal.getsignal(signal.SIGINT)  # asyncio's
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if callable(handler):
+                handler(number, frame)
+
+        if callable(handler):  # a shell's `&` ignores it
+            signal.signal(signal.SIGINT, interrupt)
+        try:
+            await work
+        finally:
+            if signal.getsignal(signal.SIGINT) is interrupt:
+                signal.signal(signal.SIGINT, handler)
+
+    try:
+        asyncio.run(cancel_once())
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def expected_levels(recipe: Recipe) -> list[int]:
@@ -180,9 +211,7 @@ def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
             report_progress(progress(figures[-1]))
 
     try:
-        asyncio.run(collect())
-    except KeyboardInterrupt:
-        interrupted = True
+        interrupted = run_interruptible(collect())
     except (HttpError, StreamError, ValueError) as error:
         if not figures:
             raise
@@ -207,12 +236,8 @@ def run_soak(served: Served, wanted: Wanted, seconds: int) -> tuple[Soak, bool]:
 
     end = select.poll()
     end.register(served.rank.pidfd, select.POLLIN)
-    work, interrupted = Soak(served.endpoint, wanted, lambda: look(host), sampled, lambda: not end.poll(0)), False
-    try:
-        asyncio.run(work.run(seconds))
-    except KeyboardInterrupt:
-        interrupted = True
-    return work, interrupted
+    work = Soak(served.endpoint, wanted, lambda: look(host), sampled, lambda: not end.poll(0))
+    return work, run_interruptible(work.run(seconds))
 
 
 def look(host: Host) -> Sample | None:

@@ -53,8 +53,8 @@ bed: venv  ## the same with the whole fault table (build/faults.json, build/faul
 	$(PYTEST) tests/bed
 	$(PYTEST) tests/integration -m whole
 
-siege: deb  ## COUNT faults drawn by SEED, or those of LIST, on two nodes; a violation is in build/siege (as root)
-	$(PYTHON) -m tests.siege $(or $(LIST),$(or $(SEED),1) $(or $(COUNT),60) $(MINUTES))
+siege: deb  ## COUNT faults drawn by SEED, or those of LIST, on NODES nodes (2), VLLM=1: with vLLM; a violation is in build/siege (as root)
+	$(PYTHON) -m tests.siege $(or $(LIST),$(or $(SEED),1) $(COUNT)) $(MINUTES:%=--minutes %) $(NODES:%=--nodes %) $(if $(VLLM),--vllm)
 
 arm64: venv  ## the arm64 .deb from its installation to its purge, on an emulated machine of arm64 (as root)
 	packaging/tools.sh

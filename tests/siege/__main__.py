@@ -1,7 +1,8 @@
-"""python -m tests.siege SEED COUNT [MINUTES] | LIST: a siege by a seed or a list, as root. See `make siege`."""
+"""A siege by a seed or a list, as root. See `make siege`."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from contextlib import suppress
@@ -17,15 +18,17 @@ from .world import World
 FOLDER = Path("build/siege")
 
 
-def besiege(steps: list[Step], until: float = float("inf")) -> tuple[ViolationError | None, str]:
-    """On fresh nodes: the violation, and both journals' tails."""
+def besiege(
+    steps: list[Step], nodes: int, *, vllm: bool, until: float = float("inf")
+) -> tuple[ViolationError | None, str]:
+    """On fresh nodes: the violation, and all journals' tails."""
     package = newest_package(Path("dist"))
     with Bed() as bed:
         began = time.monotonic()
-        world = World(bed, package, renamed(package, FOLDER))
+        world = World(bed, package, renamed(package, FOLDER), nodes, vllm=vllm)
         world.begin()
         siege = Siege(world)
-        print(f"two nodes serve after {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{nodes} nodes serve after {time.monotonic() - began:.0f} s", flush=True)
         began, violation, tails = time.monotonic(), None, ""
         try:
             siege.run(steps, until)
@@ -52,11 +55,19 @@ def tail(world: World) -> str:
 
 
 def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.siege", description=__doc__)
+    parser.add_argument("source", metavar="SEED|LIST", help="a number to draw the faults by, or a file with a list")
+    parser.add_argument("count", nargs="?", type=int, default=60, help="of the faults drawn (60)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no burst begins")
+    parser.add_argument("--nodes", type=int, default=2, help="2 to 8; 3 GiB of memory each, 6 with vLLM (2)")
+    parser.add_argument("--vllm", action="store_true", help="real vLLM, not its stand-in")
+    args = parser.parse_args(words)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    name = f"seed {words[0]}" if words[0].isdecimal() else words[0]
-    steps = draw(int(words[0]), int(words[1])) if words[0].isdecimal() else read(Path(words[0]))
-    until = time.monotonic() + 60 * float(words[2]) if len(words) > 2 else float("inf")
-    violation, tails = besiege(steps, until)
+    drawn = args.source.isdecimal()
+    name = f"{'seed ' * drawn}{args.source}, {args.nodes} nodes{', vLLM' * args.vllm}"
+    steps = draw(int(args.source), args.count, args.nodes) if drawn else read(Path(args.source))
+    until = time.monotonic() + 60 * args.minutes
+    violation, tails = besiege(steps, args.nodes, vllm=args.vllm, until=until)
     if violation is None:
         return 0
     (FOLDER / "journals.txt").write_text(f"{name}: {violation}\n{tails}")
@@ -64,14 +75,18 @@ def main(words: list[str]) -> int:
     print(f"VIOLATION, {name}: {violation}\n{tails[-3000:]}\nshrinking; the whole list is {FOLDER}/list", flush=True)
 
     def shows(some: list[Step]) -> bool:
-        again, _ = besiege(some)
+        again, _ = besiege(some, args.nodes, vllm=args.vllm)
         return again is not None and again.rule == violation.rule
 
     with suppress(BedError):
         *_, last = bursts(violation.steps)
         steps = shrink(last if shows(last) else list(violation.steps), shows)
     (FOLDER / "short-list").write_text("".join(f"{step}\n" for step in steps))
-    print("the shortest list that shows it, for `make siege LIST=build/siege/short-list`:", *steps, sep="\n  ")
+    print(
+        "the shortest list that shows it, for `make siege LIST=build/siege/short-list`, with the same NODES and VLLM:",
+        *steps,
+        sep="\n  ",
+    )
     return 1
 
 

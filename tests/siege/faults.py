@@ -90,8 +90,14 @@ def thaw(_: World, member: SparkdNode, __: int) -> None:
     member.node.run("fsfreeze", "--unfreeze", "/", check=False, timeout=20)
 
 
-def cable(act: Callable[[Fabric], None], world: World, _: SparkdNode, __: int) -> None:
-    act(world.cluster.worker.node.fabric)
+def cable(act: Callable[[Fabric], None], world: World, member: SparkdNode, _: int) -> None:
+    """A worker's, whose other end is the head."""
+    act((world.cluster.worker if member is world.cluster.head else member).node.fabric)
+
+
+def hog(world: World, member: SparkdNode, _: int) -> None:
+    gib = 0.9 * world.node_bytes / (1 << 30)
+    member.node.sh(f"setsid python3 /root/eater.py 0.5 {gib:g} >/dev/null 2>&1 &")
 
 
 def edit(world: World, member: SparkdNode, number: int) -> None:
@@ -201,8 +207,7 @@ FAULTS = (
     Fault("stop-dockerd", partial(send, signal.SIGSTOP, victims.dockerd), DOCKER,
           partial(send, signal.SIGCONT, victims.dockerd), SECONDS, lasts=True),
     Fault("kill-journald", command("systemctl", "kill", "--signal=KILL", "systemd-journald")),
-    Fault("hog", shell("setsid python3 /root/eater.py 0.5 2.7 >/dev/null 2>&1 &"), MEMORY,
-          shell("pkill -KILL -f /root/eater.py"), (6, 12), lasts=True),
+    Fault("hog", hog, MEMORY, shell("pkill -KILL -f /root/eater.py"), (6, 12), lasts=True),
     Fault("edit", edit, numbers=tuple(range(8))),
     Fault("broken-file", break_file, ("configuration",), repair_file, SECONDS, lasts=True),
     Fault("use", use, ("switch", "switch-failed"), await_use, numbers=(0, 1), heads_only=True),

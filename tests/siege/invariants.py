@@ -18,13 +18,11 @@ from sparkd.base.state.launch_history import BACKOFF_SECONDS
 from .faults import BY_NAME, PEER, ROWLESS
 from .world import STRANGER, World
 
-LOAD = 3.0
-"""Two nodes share two cores with whatever else runs on this machine."""
-HALF_SECONDS = LOAD * (60 + 30)
+LOAD = 1.5
+"""For each node: they share two cores with whatever else runs on this machine."""
+HALF_SECONDS = 60 + 30
 """The lease of a rank without an agent, and engine.stop_grace_seconds; a peer's silence and a stall are less."""
-BACK_SECONDS = LOAD * (60 + 30 + 20)
-"""The same, and a start of the stand-in: preflight, docker, 1 s of load. Seconds in `cooling` do not count:"""
-COOLING_SECONDS = LOAD * sum(BACKOFF_SECONDS)
+COOLING_SECONDS = sum(BACKOFF_SECONDS)
 GROWN = {
     "descriptors": 8,
     "threads": 6,
@@ -87,15 +85,28 @@ class Rules:
     """The launches on each node that had ended in the last calm."""
     calm_at: float = field(default_factory=time.monotonic)
 
+    @property
+    def load(self) -> float:
+        return LOAD * len(self.world.cluster.members)
+
+    @property
+    def back_seconds(self) -> float:
+        """Until tokens come; seconds in `cooling` do not count."""
+        return self.load * (HALF_SECONDS + self.world.start_seconds)
+
+    @property
+    def cooling_seconds(self) -> float:
+        return self.load * COOLING_SECONDS
+
     def all_along(self) -> Iterator[str]:
         """Also while nodes are off."""
         members = self.world.cluster.members
         ranks = [bool(set(member.rank()) - set(member.node.found(STRANGERS))) for member in members]
         now = time.monotonic()
         self.half_since = (self.half_since or now) if any(ranks) and not all(ranks) else None
-        if self.half_since is not None and now - self.half_since > HALF_SECONDS:
-            alone = members[ranks.index(True)].node.name
-            yield f"half a group: for {now - self.half_since:.0f} s only {alone} has a rank"
+        if self.half_since is not None and now - self.half_since > self.load * HALF_SECONDS:
+            having = [member.node.name for member, rank in zip(members, ranks, strict=True) if rank]
+            yield f"half a group: for {now - self.half_since:.0f} s only {', '.join(having)} had a rank"
             self.half_since = None
         for member in members:
             if member.node.init and any(not one.alive for one in self.strangers.get(self._boot(member), ())):

@@ -15,7 +15,7 @@ from tests.bed import BedError
 from tests.bed.sparkd_node import SparkdNode
 
 from .faults import BY_NAME, FAULTS
-from .invariants import BACK_SECONDS, COOLING_SECONDS, Rules
+from .invariants import Rules
 from .world import World
 
 LOOK_SECONDS = 0.5
@@ -45,14 +45,14 @@ class Step(NamedTuple):
         return cls(word == "burst", float(gap), int(node[-1]) - 1, BY_NAME[fault].name, int(number))
 
 
-def draw(seed: int, count: int) -> list[Step]:
-    """From the seed alone."""
+def draw(seed: int, count: int, nodes: int = 2) -> list[Step]:
+    """From these numbers alone."""
     drawn = random.Random(seed)
     steps: list[Step] = []
     while len(steps) < count:
         for place in range(min(drawn.randint(1, MOST_AT_ONCE), count - len(steps))):
             fault = drawn.choice(FAULTS)
-            node = 0 if fault.heads_only else drawn.randrange(2)
+            node = 0 if fault.heads_only else drawn.randrange(nodes)
             steps.append(Step(not place, drawn.choice(GAPS), node, fault.name, drawn.choice(fault.numbers)))
     return steps
 
@@ -158,7 +158,7 @@ class Siege:
                 cooled += LOOK_SECONDS
             for member in self.world.cluster.members:
                 self._help(member)
-            if time.monotonic() - began - cooled > BACK_SECONDS or cooled > COOLING_SECONDS:
+            if time.monotonic() - began - cooled > self.rules.back_seconds or cooled > self.rules.cooling_seconds:
                 raise ViolationError(
                     f"tokens: none after {time.monotonic() - began:.0f} s, {cooled:.0f} s of them cooling"
                 )

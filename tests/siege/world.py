@@ -1,4 +1,4 @@
-"""The pair under siege: booted nodes with the stand-in engine, strangers' things on them, and clients that stream."""
+"""Nodes under siege: booted, with vLLM or its stand-in, strangers' things on them, and clients that stream."""
 
 from __future__ import annotations
 
@@ -19,9 +19,18 @@ PROGRAMS = Path(__file__).parent / "programs"
 EATER = Path(__file__).parents[1] / "bed/programs/eater.py"
 STRANGER = 64000
 """The uid of a user who may do nothing here."""
-NODE_BYTES = 3 << 30
+STAND_IN_BYTES, ENGINE_BYTES = 3 << 30, 6 << 30
+"""Of a node."""
+STAND_IN_SECONDS, ENGINE_SECONDS = 20, 60
+"""Of a start: preflight, docker, and 1 s of load, or vLLM's own 13 to 47 s."""
 KEY_FILE = "/etc/sparkd/api.key"
 RECIPE = """\
+schema: 1
+name: siege-{name}
+extends: tiny-cpu-pair
+args: {{max-num-seqs: {seqs}}}
+"""
+STAND_IN = """\
 schema: 1
 name: siege-{name}
 extends: tiny-cpu-pair
@@ -109,28 +118,29 @@ class Outages:
 
 
 class World:
-    def __init__(self, bed: Bed, package: Path, second: Path) -> None:
+    def __init__(self, bed: Bed, package: Path, second: Path, nodes: int = 2, *, vllm: bool = False) -> None:
         self.key = secrets.token_hex(16)
         self.outages = Outages()
         self.persons: list[str] = []
         """What was done by hand, because sparkd said so."""
-        self.packages = (package, second)
-        nodes = [bed.node(f"spark{index}", memory=NODE_BYTES) for index in (1, 2)]
-        for node in nodes:
+        self.packages, self._vllm = (package, second), vllm
+        self.node_bytes = ENGINE_BYTES if vllm else STAND_IN_BYTES
+        self.start_seconds = ENGINE_SECONDS if vllm else STAND_IN_SECONDS
+        booted = [bed.node(f"spark{index + 1}", memory=self.node_bytes) for index in range(nodes)]
+        for node in booted:
             node.power_on()
-        for node in nodes:
+        for node in booted:
             node.wait_up()
-        self.cluster = Cluster.of(nodes)
+        self.cluster = Cluster.of(booted)
         self.cluster.install(package)
         for member in self.cluster.members:
             self._furnish(member)
         self.cluster.configure()
-        self.cluster_key = nodes[0].read("/etc/sparkd/cluster.key").split()[0]
+        self.cluster_key = booted[0].read("/etc/sparkd/cluster.key").split()[0]
         nodes_line = self.cluster.following().splitlines()[1]
-        self.texts = (f"[cluster]\n{nodes_line}\n{HEAD}", self.cluster.following(WORKER))
-        for member, text in zip(self.cluster.members, self.texts, strict=True):
-            member.configure(text)
+        self._texts = (f"[cluster]\n{nodes_line}\n{HEAD}", self.cluster.following(WORKER))
         for member in self.cluster.members:
+            member.configure(self.text(member))
             self.plant(member)
         self._over = threading.Event()
         self._clients = [threading.Thread(target=self._stream, daemon=True) for _ in range(2)]
@@ -143,7 +153,8 @@ class World:
         for number, package in enumerate(self.packages):
             node.put(package, f"/root/siege-{number}.deb")
         for name, seqs in (("a", 8), ("b", 9)):
-            node.write(f"/etc/sparkd/recipes/siege-{name}.yaml", RECIPE.format(name=name, seqs=seqs))
+            recipe = (RECIPE if self._vllm else STAND_IN).format(name=name, seqs=seqs)
+            node.write(f"/etc/sparkd/recipes/siege-{name}.yaml", recipe)
         node.sh(f"umask 077; cat >{KEY_FILE}", input=self.key)
         node.write(f"/etc/systemd/system/{member.unit}.service.d/siege.conf", CLOCK)
 
@@ -159,11 +170,11 @@ class World:
             self.plant(member)
 
     def text(self, member: SparkdNode) -> str:
-        return self.texts[self.cluster.members.index(member)]
+        return self._texts[member is not self.cluster.head]
 
     def begin(self) -> None:
         self.cluster.start()
-        wait_for(self.serving, 240, f"the pair to serve\n{self.cluster.describe()}")
+        wait_for(self.serving, 240 + self.start_seconds, f"all to serve\n{self.cluster.describe()}")
         self.outages.last_token = time.monotonic()
         for thread in self._clients:
             thread.start()

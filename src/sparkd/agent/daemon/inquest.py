@@ -37,8 +37,8 @@ LOST_GRACE_SECONDS = 0.5
 rank may outlive another by more than two."""
 ACCOUNT_SECONDS = 2.0
 """Limit for the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
-DOCKERD_SECONDS = 0.5
-"""Limit for a look whether it runs: milliseconds."""
+DOCKERD_SECONDS = 2.0
+"""Limit for a look whether it runs: milliseconds, but more than half a second where a dozen processes want a core."""
 KILLS_SECONDS = 2.0
 """Limit for the kernel's count: milliseconds, unless the machine is short of memory."""
 NEWS_SECONDS = 1.5

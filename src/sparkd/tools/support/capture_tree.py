@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from sparkd.base.host.gpu import read_driver
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.text import parse_json
+from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 
@@ -37,7 +39,10 @@ _EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthchec
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
-KEPT_STATE = ("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json", "warm.json")
+KEPT_STATE = (
+    *("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json", "warm.json"),
+    RANK_FILE.name,
+)
 COUNTERS = ("statistics", "counters", "hw_counters")
 ZERO_KEY = b"0" * 64 + b"\n"
 """What stands in place of the cluster's key: the tree is checked as the machine was."""
@@ -68,7 +73,7 @@ def keep_content(path: str, content: bytes | None, key_file: str, secret_files: 
     name = path.rpartition("/")[2]
     if path == key_file:
         return ZERO_KEY
-    if path.startswith(f"{STATE}/") and name not in KEPT_STATE:
+    if path.startswith((f"{STATE}/", f"{RANK_FILE.folder}/")) and name not in KEPT_STATE:
         return b""  # such as setup.json, which has what the cluster's key was before
     if path in secret_files or (path.startswith("/proc/") and name == "environ"):
         return b""
@@ -94,9 +99,9 @@ def _hide_value(word: str) -> str:
 
 def _more() -> Iterator[str]:
     """Files beside those that checks read: settings, state, counters of the fabric."""
-    for folder in (*SETTINGS, STATE):
-        for top, _, names in os.walk(folder):
-            yield from (f"{top}/{name}" for name in names if name.endswith(SUFFIXES))
+    # Not what is below STATE, such as compile caches: there a container makes links, and files without number.
+    for top, _, names in chain(*map(os.walk, SETTINGS), islice(os.walk(STATE), 1)):
+        yield from (f"{top}/{name}" for name in names if name.endswith(SUFFIXES))
     for device in (*Path("/sys/class/infiniband").glob("*"), *Path("/sys/class/net").glob("*")):
         for here, _, names in os.walk(f"{device}/"):
             if Path(here).name in COUNTERS:

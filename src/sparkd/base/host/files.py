@@ -31,9 +31,6 @@ MOST_NAMES = 100_000
 MAX_LINKS = 40
 """Symlinks followed for one path, as in the kernel."""
 
-MEMORY_DEVICES = 1
-"""Major number of /dev/null, to which masked units are links, and of the kernel's log."""
-
 # O_NONBLOCK: a FIFO where a file is expected must not hang the agent.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -213,7 +210,8 @@ def open_file(path: str, flags: int = 0) -> int:
     try:
         status = os.fstat(name)
         is_device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
-        if is_device and os.major(status.st_rdev) != MEMORY_DEVICES:
+        # But 1: /dev/null, to which masked units are links, and the kernel's log.
+        if is_device and os.major(status.st_rdev) != 1:
             raise OSError(errno.EINVAL, "is a device", path)
         return os.open(f"/proc/self/fd/{name}", _READ)
     except OSError as error:

@@ -34,8 +34,8 @@ _FLAG = re.compile(r"--[a-z][a-z0-9-]{0,60}|-[A-Za-z]?", re.ASCII)
 _ENGINE = re.compile(r"(?:/[\w./-]*/)?vllm|serve|vllm\.entrypoints\.[\w.]+", re.ASCII)
 """Words by which a check knows an engine of somebody else."""
 _COMMANDS = ("Path", "Cmd", "Entrypoint")
-_EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None}
-"""What is emptied in docker's answers."""
+_EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None, "Output": ""}
+"""What is emptied in docker's answers; the last one is a health check's."""
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
@@ -59,7 +59,7 @@ def read_machine(settings: Settings, machine: Host, secret_files: Collection[str
             members.append(member._replace(content=content))
     gpu = host.gpu()
     fixtures: dict[str, object] = {"nvml": gpu, "disks": host.seen.rooms}
-    fixtures |= {f"docker{path}": _without_commands(answer) for path, answer in host.docker_answers().items()}
+    fixtures |= {f"docker{path}": without_commands(answer) for path, answer in host.docker_answers().items()}
     members += (Member(f"{FIXTURE}/{name}.json", msgspec.json.encode(value)) for name, value in fixtures.items())
     with suppress(OSError):
         lines = (
@@ -108,7 +108,7 @@ def _more() -> Iterator[str]:
                 yield from (f"{here}/{name}" for name in names)
 
 
-def _without_commands(answer: object, key: str = "") -> object:
+def without_commands(answer: object, key: str = "") -> object:
     """docker's answer, at `key` of another one: without environments, of commands the programs and flags."""
     if key in _EMPTIED:
         return _EMPTIED[key]
@@ -118,9 +118,9 @@ def _without_commands(answer: object, key: str = "") -> object:
         case [*words] if key in _COMMANDS:
             return hide_values([str(word) for word in words])
         case [*items]:
-            return [_without_commands(part) for part in items]
+            return [without_commands(part) for part in items]
         case {**fields}:
-            return {str(name): _without_commands(part, str(name)) for name, part in fields.items()}
+            return {str(name): without_commands(part, str(name)) for name, part in fields.items()}
     return answer
 
 

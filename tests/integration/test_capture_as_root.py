@@ -1,6 +1,7 @@
 """`sparkd capture` on this machine, as root: it has neither docker nor an agent."""
 
 import json
+import shutil
 import stat
 import tarfile
 from pathlib import Path
@@ -43,3 +44,15 @@ def test_a_summary_is_markdown_without_names_of_machines(capsys: pytest.CaptureF
     assert shown.startswith("**sparkd ")
     assert "| check | level | found | hint |" in shown
     assert len(shown.splitlines()) < 60
+
+
+def test_what_a_container_has_put_into_a_compile_cache_is_left_out(tmp_path: Path) -> None:
+    cache = Path("/var/lib/sparkd/cache/of-a-test")
+    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        (cache / "known-good.json").write_text("{}")
+        assert main(["capture", "--output", str(tmp_path / "capture.tar.gz")]) == 0
+    finally:
+        shutil.rmtree(cache)
+    with tarfile.open(tmp_path / "capture.tar.gz") as tar:
+        assert not [name for name in tar.getnames() if name.endswith("known-good.json")]

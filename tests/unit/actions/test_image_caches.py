@@ -73,6 +73,28 @@ def test_a_folder_that_cannot_be_removed_stops_no_other_removal(root: Path) -> N
     assert left(root) == [f"{DOOMED}{IMAGES[3]}", *IMAGES[:4]]
 
 
+def make_deep(folder: Path) -> None:
+    """As a container can: deeper than Python's own calls."""
+    fd = os.open(folder, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=fd)
+        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = inner
+    os.close(os.open("a.so", os.O_CREAT, dir_fd=fd))
+    os.close(fd)
+
+
+def test_folders_as_deep_as_a_container_likes_stop_no_other_removal(root: Path) -> None:
+    make_deep(root / IMAGES[3] / "vllm")
+    try:
+        for _ in range(2):  # what is left of it is tried first at the next start
+            removed(root)
+            assert set(left(root)) <= {f"{DOOMED}{IMAGES[3]}", *IMAGES[:3]}  # Python 3.13 removes it
+    finally:
+        subprocess.run(["rm", "-rf", root], check=True)
+
+
 def test_nothing_else_is_touched(root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "data").mkdir(parents=True)
@@ -142,14 +164,7 @@ def test_what_a_power_cut_has_emptied_is_cleared_and_nothing_else(root: Path) ->
 
 
 def test_folders_as_deep_as_a_container_likes_keep_no_start_away(root: Path) -> None:
-    fd = os.open(root / IMAGES[0] / "vllm", os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=fd)
-        inner = os.open("d", os.O_RDONLY, dir_fd=fd)
-        os.close(fd)
-        fd = inner
-    os.close(os.open("a.so", os.O_CREAT, dir_fd=fd))
-    os.close(fd)
+    make_deep(root / IMAGES[0] / "vllm")
     try:
         assert clear_torn(IMAGES[0], "vllm", root) in (0, 1)  # a path may be too long for the kernel
     finally:

@@ -52,6 +52,12 @@ def test_unit_runs_its_role_and_sweeps_after_it(role: str) -> None:
     assert "$" not in unit
 
 
+@pytest.mark.parametrize("role", units.ROLES)
+def test_nothing_that_an_agent_runs_opens_a_watchdog(role: str) -> None:
+    """py-spy follows links of a rank's container by the mounts of its own unit."""
+    assert {"-/dev/watchdog", "-/dev/watchdog0"} <= set(words(units.render(role), "InaccessiblePaths"))
+
+
 def test_each_service_makes_files_for_root_alone_where_no_mode_is_said() -> None:
     services = {path: text for path, text in units.package_units().items() if path.endswith(".service")}
     assert len(services) == 5

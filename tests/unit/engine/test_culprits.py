@@ -70,6 +70,24 @@ def test_the_audit_names_a_process_but_is_no_proof(tree: Tree) -> None:
     assert found(tree, AUDIT) == (text, "", None)
 
 
+@pytest.mark.parametrize(("transport", "counts"), [("syslog", True), ("stdout", False)])
+def test_of_sudo_only_what_it_logs_counts(tree: Tree, transport: str, counts: bool) -> None:
+    """Any user has it print a line: systemd-cat sudo -S -p LINE true, and journald takes that for sudo's."""
+    fields = {"_EXE": "/usr/bin/sudo", "_TRANSPORT": transport}
+
+    def read(query: Query, matches: tuple[str, ...], _seconds: float) -> Lines:
+        groups = " ".join(matches).split(" + ")  # journalctl(1): all fields of a group
+        named = any(all(fields.get(key) == value for key, value in map(split, group.split())) for group in groups)
+        return Lines((Line(query.since_us, "i", 6, SUDO),) if named else ())
+
+    def split(match: str) -> tuple[str, str]:
+        key, _, value = match.partition("=")
+        return key, value
+
+    culprit = find_culprit(Host(tree.root), (ID, NAME), PIDS, NOW, read)
+    assert (culprit.cause is not None) is counts
+
+
 @pytest.mark.parametrize(
     "lines",
     [

@@ -1,9 +1,12 @@
 import os
+from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.tree import Tree
 
 from sparkd.base.host.files import Bind, Files, Kind, find_outside
+from sparkd.base.host.weights import find_flaw
 
 
 def files(tree: Tree) -> Files:
@@ -52,6 +55,18 @@ def test_a_fifo_where_a_file_is_expected_does_not_hang(tree: Tree) -> None:
     tree.folder("/run")
     os.mkfifo(tree.root / "run/fifo")
     assert files(tree).text("/run/fifo") == ""
+
+
+def test_a_device_is_not_opened_whatever_link_leads_to_it(tmp_path: Path) -> None:
+    """To open a watchdog, whatever for, has the machine reset itself a minute later."""
+    link = tmp_path / "model.safetensors"
+    link.symlink_to("/dev/ptmx")
+    for read in (Files().text, partial(find_flaw, Files()), lambda path: list(Files().chunks(path))):
+        with pytest.raises(OSError, match="is a device"):
+            read(str(link))
+    with pytest.raises(OSError, match="symbolic links"):
+        Files().itself(str(link), 1)
+    assert Files().text("/dev/null") == "", "masked units are links to it"
 
 
 def test_stat_has_kind_and_permissions(tree: Tree) -> None:

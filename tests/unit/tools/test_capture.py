@@ -58,6 +58,8 @@ def test_every_text_of_an_archive_passes_the_redaction_names_too() -> None:
         ("/etc/sparkd/token", b""),
         ("/var/lib/sparkd/setup.json", b""),
         ("/var/lib/sparkd/switch.json", b"a\0b\0c\0d\0e\0f\0g"),
+        ("/run/sparkd/private/rank-plan.json", b""),
+        ("/run/sparkd/private/rank.json", b"a\0b\0c\0d\0e\0f\0g"),
         ("/proc/7/environ", b""),
         ("/proc/7/cmdline", b"a\0***\0***\0***\0***\0***\0"),
     ],

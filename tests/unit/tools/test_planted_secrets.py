@@ -20,7 +20,7 @@ from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.model import FindingReport, Phase, RestartReport
 from sparkd.base.status.notices import NotifyState, observe
 from sparkd.base.status.publisher import Published, Reporter, status_line
-from sparkd.tools.support.capture_tree import Archive, _without_commands, keep_content
+from sparkd.tools.support.capture_tree import Archive, keep_content, without_commands
 
 HEX = "5f2a9c81e07b43d6a1f8c3e95b7d20e4"
 B64 = "Zk3vQx9LmT2bRw7YpHs4NcKj8DgUe1Va"
@@ -149,7 +149,7 @@ def container(text: str, words: list[str]) -> str:
         "HostConfig": {"Binds": [f"{text}:/x"]},
         "Image": {"Healthcheck": {"Test": ["CMD", *words]}},
     }
-    return packed("tree/fixture/docker/containers.json", json.dumps(_without_commands([answer])))
+    return packed("tree/fixture/docker/containers.json", json.dumps(without_commands([answer])))
 
 
 def event(text: str) -> str:
@@ -229,9 +229,9 @@ def test_no_planted_secret_comes_out(place: str) -> None:
 def test_no_word_of_a_foreign_command_comes_out(kind: str) -> None:
     words, secret = NAMELESS[kind]
     assert secret not in kept("/proc/7/cmdline", "\0".join((*words, "")))
-    shown = packed(
-        "containers.json", json.dumps(_without_commands({"Cmd": words, "Args": words[1:], "Path": words[0]}))
-    )
+    health = {"Health": {"Log": [{"ExitCode": 0, "Output": " ".join(words)}]}}
+    answer = {"Cmd": words, "Args": words[1:], "Path": words[0], "State": health}
+    shown = packed("containers.json", json.dumps(without_commands(answer)))
     assert secret not in shown
 
 

@@ -153,9 +153,12 @@ class Containers:
             self._call(lambda api: api.stop(container_id, timeout=grace_seconds), TIMEOUT_SECONDS + grace_seconds)
 
     def remove(self, container_id: str) -> None:
-        """Remove, killing it if it still runs; gone is fine, and so is another removal under way."""
+        """Remove, killing it if it still runs; gone is fine, and so is another removal under way.
+
+        With the volumes that docker makes of an image's VOLUME, a copy of its files for each container.
+        """
         with _launch_error(f"container {container_id[:12]} can't be removed", MISSING, CONFLICT):
-            self._call(lambda api: api.remove_container(container_id, force=True))
+            self._call(lambda api: api.remove_container(container_id, v=True, force=True))
 
 
 @contextmanager

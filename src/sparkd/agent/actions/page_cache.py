@@ -20,6 +20,7 @@ from msgspec.json import decode, encode
 from sparkd.agent.actions import files
 from sparkd.agent.preflight.fixes import Applied, CompactMemory
 from sparkd.base.host import Host
+from sparkd.base.host.files import open_file
 from sparkd.base.host.shm import File
 from sparkd.base.lib.text import size
 
@@ -64,7 +65,7 @@ def drop_file_cache(host: Host, shard: File, should_continue: Callable[[], bool]
     Returns the bytes that came back; 0 where the path is now another file. Without cachestat(2) they are measured on
     the whole page cache, which other programs change too, but not much in milliseconds.
     """
-    fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    fd = open_file(shard.path)
 
     def cached() -> int:
         exact = cached_bytes(fd)

@@ -99,7 +99,7 @@ class Files(Struct, frozen=True):
 
     @contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        fd = os.open(self.real(path), _READ)
+        fd = open_file(self.real(path))
         try:
             yield fd
         finally:
@@ -200,9 +200,29 @@ class Files(Struct, frozen=True):
         return f"{self.real(parent or '/')}/{name}"
 
 
+def open_file(path: str, flags: int = 0) -> int:
+    """A descriptor to read. Raises OSError, for a device too, of which nothing is opened: a watchdog would begin to
+    count, and a user's link may lead to one. `flags`: O_NOFOLLOW or none.
+    """
+    if path.startswith(("/proc/", "/sys/")):  # thousands, and no devices
+        return os.open(path, _READ | flags)
+    name = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
+    try:
+        status = os.fstat(name)
+        is_device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
+        # But 1: /dev/null, to which masked units are links, and the kernel's log.
+        if is_device and os.major(status.st_rdev) != 1:
+            raise OSError(errno.EINVAL, "is a device", path)
+        return os.open(f"/proc/self/fd/{name}", _READ)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(name)
+
+
 def _read(path: str, work: Callable[[int], T], flags: int = 0) -> T:
     """Call `work` with the file open. `opened` takes longer, and this reads the files of thousands of processes."""
-    fd = os.open(path, _READ | flags)
+    fd = open_file(path, flags)
     try:
         return work(fd)
     finally:

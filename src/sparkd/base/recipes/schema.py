@@ -86,11 +86,11 @@ RecipeName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a name in small
 SysctlName = Annotated[
     str,
     t.matching(
-        r"(?:vm|net\.core|net\.ipv4|net\.ipv6)(?:\.[a-z0-9_-]+)+|kernel\.(?:numa_balancing|pid_max|threads-max)",
+        r"(?:vm|net\.core|net\.ipv4|net\.ipv6)(?:\.(?!tcp_fastopen_key|stable_secret)[a-z0-9_-]+)+|kernel\.(?:numa_balancing|pid_max|threads-max)",
         "a setting of memory or network, such as vm.swappiness, or kernel.numa_balancing, .pid_max or .threads-max",
     ),
 ]
-"""Recipes come from third parties, so settings that can run a program, such as kernel.core_pattern, are excluded."""
+"""Recipes come from third parties: none that runs a program, as kernel.core_pattern, nor a secret, to be shown."""
 SysctlValue = Annotated[
     str,
     BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw, json_schema_input_type=int | str),

@@ -45,7 +45,7 @@ from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.node.render import Shown
 from sparkd.tools.node.trial import plan_as_json
-from sparkd.tools.support.capture_tree import MOST_BYTES, Archive, read_machine
+from sparkd.tools.support.capture_tree import MOST_BYTES, Archive, read_machine, without_commands
 
 T = TypeVar("T")
 
@@ -193,7 +193,7 @@ class Collector:
                 answer = reader.container(container.id) if container.ours else None
                 if isinstance(answer, dict):
                     config = answer.get("Config") or {}
-                    kept = {key: answer.get(key) for key in INSPECTED}
+                    kept = {key: without_commands(answer.get(key), key) for key in INSPECTED}
                     names = [str(line).partition("=")[0] for line in config.get("Env") or ()]
                     own = {"Labels": config.get("Labels"), "Env": names, "ImageName": config.get("Image")}
                     described.append({**kept, **own})

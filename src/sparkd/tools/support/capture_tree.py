@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ from sparkd.base.host.gpu import read_driver
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.text import parse_json
+from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 
@@ -32,12 +34,15 @@ _FLAG = re.compile(r"--[a-z][a-z0-9-]{0,60}|-[A-Za-z]?", re.ASCII)
 _ENGINE = re.compile(r"(?:/[\w./-]*/)?vllm|serve|vllm\.entrypoints\.[\w.]+", re.ASCII)
 """Words by which a check knows an engine of somebody else."""
 _COMMANDS = ("Path", "Cmd", "Entrypoint")
-_EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None}
-"""What is emptied in docker's answers."""
+_EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None, "Output": ""}
+"""What is emptied in docker's answers; the last one is a health check's."""
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
-KEPT_STATE = ("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json", "warm.json")
+KEPT_STATE = (
+    *("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json", "warm.json"),
+    RANK_FILE.name,
+)
 COUNTERS = ("statistics", "counters", "hw_counters")
 ZERO_KEY = b"0" * 64 + b"\n"
 """What stands in place of the cluster's key: the tree is checked as the machine was."""
@@ -54,7 +59,7 @@ def read_machine(settings: Settings, machine: Host, secret_files: Collection[str
             members.append(member._replace(content=content))
     gpu = host.gpu()
     fixtures: dict[str, object] = {"nvml": gpu, "disks": host.seen.rooms}
-    fixtures |= {f"docker{path}": _without_commands(answer) for path, answer in host.docker_answers().items()}
+    fixtures |= {f"docker{path}": without_commands(answer) for path, answer in host.docker_answers().items()}
     members += (Member(f"{FIXTURE}/{name}.json", msgspec.json.encode(value)) for name, value in fixtures.items())
     with suppress(OSError):
         lines = (
@@ -68,7 +73,7 @@ def keep_content(path: str, content: bytes | None, key_file: str, secret_files: 
     name = path.rpartition("/")[2]
     if path == key_file:
         return ZERO_KEY
-    if path.startswith(f"{STATE}/") and name not in KEPT_STATE:
+    if path.startswith((f"{STATE}/", f"{RANK_FILE.folder}/")) and name not in KEPT_STATE:
         return b""  # such as setup.json, which has what the cluster's key was before
     if path in secret_files or (path.startswith("/proc/") and name == "environ"):
         return b""
@@ -94,16 +99,16 @@ def _hide_value(word: str) -> str:
 
 def _more() -> Iterator[str]:
     """Files beside those that checks read: settings, state, counters of the fabric."""
-    for folder in (*SETTINGS, STATE):
-        for top, _, names in os.walk(folder):
-            yield from (f"{top}/{name}" for name in names if name.endswith(SUFFIXES))
+    # Not what is below STATE, such as compile caches: there a container makes links, and files without number.
+    for top, _, names in chain(*map(os.walk, SETTINGS), islice(os.walk(STATE), 1)):
+        yield from (f"{top}/{name}" for name in names if name.endswith(SUFFIXES))
     for device in (*Path("/sys/class/infiniband").glob("*"), *Path("/sys/class/net").glob("*")):
         for here, _, names in os.walk(f"{device}/"):
             if Path(here).name in COUNTERS:
                 yield from (f"{here}/{name}" for name in names)
 
 
-def _without_commands(answer: object, key: str = "") -> object:
+def without_commands(answer: object, key: str = "") -> object:
     """docker's answer, at `key` of another one: without environments, of commands the programs and flags."""
     if key in _EMPTIED:
         return _EMPTIED[key]
@@ -113,9 +118,9 @@ def _without_commands(answer: object, key: str = "") -> object:
         case [*words] if key in _COMMANDS:
             return hide_values([str(word) for word in words])
         case [*items]:
-            return [_without_commands(part) for part in items]
+            return [without_commands(part) for part in items]
         case {**fields}:
-            return {str(name): _without_commands(part, str(name)) for name, part in fields.items()}
+            return {str(name): without_commands(part, str(name)) for name, part in fields.items()}
     return answer
 
 

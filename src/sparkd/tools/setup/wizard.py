@@ -117,7 +117,8 @@ class Wizard:
         elif not choice.missing:
             settings = settings.model_copy(update=updated(settings, served))
         test = ["sudo sparkd notify test"] * (("notify", "webhook_file") in values)
-        self._finish(settings, "head", (*choice.commands(complete=complete), *test), changed=changed)
+        commands = (*choice.commands(complete=complete), *test)
+        self._finish(settings, "head", commands, changed=changed, added=added)
 
     def _offer(self, settings: Settings, fit: Fit) -> Additions:
         """A key of the API and messages, as wished or agreed to."""
@@ -279,7 +280,10 @@ class Wizard:
             return complete
         return False
 
-    def _finish(self, settings: Settings, role: str, commands: Iterable[str], *, changed: bool) -> None:
+    def _finish(
+        self, settings: Settings, role: str, commands: Iterable[str], *, changed: bool, added: Values | None = None
+    ) -> None:
+        """`added`: settings that are written beside the recipe, whose files are not there yet in a plan."""
         shown = look_at(settings, self.host)
         summary = next(str(line) for line in reversed(parts(shown)) if not str(line).startswith("next:"))
         findings = blocking(shown.findings)
@@ -293,7 +297,8 @@ class Wizard:
         self._show([("check", summary), *(("", line) for line in lines)])
         if role == "head":
             with suppress(ConfigError, OSError):  # which the check shows
-                self._show(describe_endpoint(resolve_context(settings, None, self.host), self.host))
+                protected = settings.model_copy(update=updated(settings, added or {}))
+                self._show(describe_endpoint(resolve_context(protected, None, self.host), self.host))
         start = f"sudo systemctl enable --now sparkd-{role}"
         if shown.owner is not None:
             start = f"sudo systemctl restart sparkd-{role}   # it runs" if changed else "sparkd status   # it runs"

@@ -44,8 +44,8 @@ engine = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'VLLM::EngineCor', 0
 subprocess.run([sys.executable, "-c", engine])
 """
 """Somebody's engine, deaf to SIGTERM as one that starts."""
-STRANGER_SECONDS = 180
-"""Five times what it takes on two cores with nothing beside it."""
+STRANGER_SECONDS = 240
+"""Ten times what it takes on two cores with little beside it; 122 were seen at a load of 15."""
 
 
 @pytest.fixture(scope="module")

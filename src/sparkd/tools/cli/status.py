@@ -84,12 +84,15 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
         return [text.strip() or json.dumps({"schema": REPORT_SCHEMA})], code
     if report is None:
         return UNREADABLE if text else _before_first(files), code
-    served = ""
-    if alive and report.head and (engine := report.head.engine).url:
-        served = f"{sanitize(engine.url)}  model {sanitize(engine.model)}"
-    elif alive:
-        served = describe_endpoint(files, report.plan_digest)
+    served = describe_served(files, report) if alive else ""
     return render(report, View(datetime.now(UTC), alive), served, whole=not on_terminal), code
+
+
+def describe_served(files: Files, report: NodeReport) -> str:
+    """URL and model, as an agent that runs reports them, else by the configuration."""
+    if report.head and (engine := report.head.engine).url:
+        return f"{sanitize(engine.url)}  model {sanitize(engine.model)}"
+    return describe_endpoint(files, report.plan_digest)
 
 
 @lru_cache(1)

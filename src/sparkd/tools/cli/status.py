@@ -161,16 +161,17 @@ def _node_rows(node: NodeView, width: int, limit: int) -> tuple[tuple[str, str],
     """Two rows: who the node is and what it does; its figures."""
     shown = node.name if cell_width(node.name) <= width else f"{node.name[: width // 2]}…"
     since = f"{node.phase} for {node.age}" if node.age and node.age not in node.phase else node.phase
-    doing = sanitize("; last: ".join(part for part in (node.serves, node.cause) if part), limit)
-    figures = [node.left]
+    now, figures = node.living, [node.left]
+    serves = sanitize(now.message, TEXT_LIMIT) if now and now.phase is Phase.SERVING else ""
+    doing = sanitize("; last: ".join(part for part in (serves, node.cause) if part), limit)
     if node.loading:
         share = bounded_share(node.loading.progress)
         doing = f"{f'{bar(share)} ' if share is not None else ''}{progress_text(node.loading)}"
-    if node.memory:
-        used = f"{bar(memory_share(node.memory))} {memory_text(node.memory)} {sparkline(node.memory.used_percent)}"
+    if now and now.memory:
+        used = f"{bar(memory_share(now.memory))} {memory_text(now.memory)} {sparkline(now.memory.used_percent)}"
         figures = [used, *figures]
-    if node.gpu:
-        figures.append(gpu_text(node.gpu))
+    if now and now.gpu:
+        figures.append(gpu_text(now.gpu))
     first = f"{pad(shown, width)}  {since}  {doing}".rstrip()
     rank = str(node.rank) if node.rank >= 0 else "?"
     return (rank, first), ("", "  ".join(part for part in figures if part).rstrip())

@@ -22,7 +22,6 @@ from sparkd.base.status.figure_texts import (
     memory_text,
     progress_text,
 )
-from sparkd.base.status.figures import ActivityReport
 from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, format_duration, seconds_since
 from sparkd.base.status.view import CONTACTS, DAY_SECONDS, SERVES, NodeView, Note, View, overview
 from sparkd.base.vllm.args import KEY_VARIABLE
@@ -57,10 +56,16 @@ def make(report: NodeReport, view: View, kept: Kept) -> tuple[str, list[Element]
     cards = (
         element("section", f"node {_tone(node)}", *_card(node, kept.curves.get(node.rank, ()))) for node in whole.nodes
     )
-    figures = [element("dl", "figures", *_figures(whole.activity))] if whole.activity else []
-    parts = [state, *figures, element("h2", "", "Nodes"), element("div", "nodes", *cards)]
-    shown = tuple(f": {text}" for node in causes for text in (node.why, node.advice) if text)
-    notes = [note for note in whole.notes if not f": {note.text}".endswith(shown)]
+    figures = activity_figures(whole.activity) if whole.activity else {}
+    shown = (element("div", "", element("dt", "", name), element("dd", "", text)) for name, text in figures.items())
+    parts = [
+        state,
+        *([element("dl", "figures", *shown)] if figures else []),
+        element("h2", "", "Nodes"),
+        element("div", "nodes", *cards),
+    ]
+    said = tuple(f": {text}" for node in causes for text in (node.why, node.advice) if text)
+    notes = [note for note in whole.notes if not f": {note.text}".endswith(said)]
     parts += _below(report, view, kept, notes, whole.restarts)
     plan = f"plan {report.plan_digest[:12]}" if report.plan_digest else ""
     about = ", ".join(part for part in (f"{report.node}: sparkd {report.version}", plan, report.transport) if part)
@@ -143,11 +148,6 @@ def _trouble(node: NodeView) -> Iterator[Element]:
     yield element("p", "do", f"To do on {node.report.node if node.report else node.name}{f': {text}' if text else ':'}")
     if command or not advice:
         yield element("p", "", _code(command[1] if command else "sudo sparkd logs"))
-
-
-def _figures(activity: ActivityReport) -> Iterator[Element]:
-    for name, text in activity_figures(activity).items():
-        yield element("div", "", element("dt", "", name), element("dd", "", text))
 
 
 def _card(node: NodeView, points: Sequence[Point]) -> Iterator[Element]:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -161,20 +162,22 @@ def _node_rows(node: NodeView, width: int, limit: int) -> tuple[tuple[str, str],
     """Two rows: who the node is and what it does; its figures."""
     shown = node.name if cell_width(node.name) <= width else f"{node.name[: width // 2]}…"
     since = f"{node.phase} for {node.age}" if node.age and node.age not in node.phase else node.phase
-    now, figures = node.living, [node.left]
-    serves = sanitize(now.message, TEXT_LIMIT) if now and now.phase is Phase.SERVING else ""
+    serves = sanitize(node.living.message, TEXT_LIMIT) if node.phase == Phase.SERVING.value and node.living else ""
     doing = sanitize("; last: ".join(part for part in (serves, node.cause) if part), limit)
     if node.loading:
         share = bounded_share(node.loading.progress)
         doing = f"{f'{bar(share)} ' if share is not None else ''}{progress_text(node.loading)}"
-    if now and now.memory:
-        used = f"{bar(memory_share(now.memory))} {memory_text(now.memory)} {sparkline(now.memory.used_percent)}"
-        figures = [used, *figures]
-    if now and now.gpu:
-        figures.append(gpu_text(now.gpu))
     first = f"{pad(shown, width)}  {since}  {doing}".rstrip()
     rank = str(node.rank) if node.rank >= 0 else "?"
-    return (rank, first), ("", "  ".join(part for part in figures if part).rstrip())
+    return (rank, first), ("", "  ".join(filter(None, _figures(node))).rstrip())
+
+
+def _figures(node: NodeView) -> Iterator[str]:
+    if node.living and (memory := node.living.memory):
+        yield f"{bar(memory_share(memory))} {memory_text(memory)} {sparkline(memory.used_percent)}"
+    yield node.left
+    if node.living and node.living.gpu:
+        yield gpu_text(node.living.gpu)
 
 
 def _notes(cluster: Overview) -> Table:

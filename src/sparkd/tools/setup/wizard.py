@@ -104,7 +104,8 @@ class Wizard:
         keys = cluster_key.new_files(settings.cluster.key_file) if choice.nodes else ()
         added, files = self._offer(settings, choice.fit)
         complete, served, values, keys = False, values, values | added, (*keys, *files)
-        changes, changed = list(self.files.changes(values, settings, keys)), self._changes_units(values, settings)
+        changes = list(self.files.changes(values, settings, keys))
+        changed = any(self.files.changes(values, settings))  # keys are read again without a restart
         self._show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
         if not self.wishes.plan:
             if (changes or choice.missing) and not self._confirmed():
@@ -151,15 +152,11 @@ class Wizard:
             code = code or self.prompt("join code: ")
             joined = accept(code)
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
-            changed = self._changes_units(values, settings)
+            changed = any(self.files.changes(values, settings))
             self.files.write(values, cluster_key.joined_files(key, joined.keys, joined.head_keys))
             confirm(code, replace(own, follows=True))
         self._show([("joined", f"{joined.head_address}, as {joined.own_address}")])
         self._finish(self.files.load().settings, "worker", (), changed=changed)
-
-    def _changes_units(self, values: Values, settings: Settings) -> bool:
-        """Whether an agent that runs has to start again: keys are read again without that."""
-        return any(self.files.changes(values, settings))
 
     def _survey(self, settings: Settings) -> Survey:
         try:

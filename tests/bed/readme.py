@@ -10,6 +10,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import NamedTuple
 
+from . import apt_repository
 from .node import Node
 from .sparkd_node import SERVING_SECONDS
 from .terminal import Session
@@ -19,6 +20,9 @@ INSTALL, ONE, SEVERAL = "Install", "Three commands to a token", "On several Spar
 BLOCK = re.compile(r"(?:^    .*\n)+", re.MULTILINE)
 NOT_RUN = ("sudo docker pull ", "sudo sparkd model pull", "journalctl -f", "sparkd status --watch")
 """A node has no internet: its image and model are there. The last ones follow without end."""
+FROM_FILE = "sudo apt install ./"
+"""The way of `Install` that needs no repository."""
+URL = r"http://[\w.:\[\]]+/v1"
 CODE = r"10\.0\.0\.\d+(?:-[0-9A-Z]{5}){4}"
 CONFIRM, ENTER_CODE = "[Y/n]", "join code:"
 OFFERS = {"/etc/sparkd/api.key? [Y/n]": "n", "Discord [none]:": ""}
@@ -75,6 +79,11 @@ class Walk:
         return found
 
     @property
+    def table(self) -> str:
+        """Each command's seconds."""
+        return "\n".join(f"{seconds:6.1f} s  {command}" for command, seconds in self.seconds)
+
+    @property
     def failed(self) -> list[tuple[str, str]]:
         return [(command, one.stdout + one.stderr) for command, one in self.commands if one.returncode]
 
@@ -97,17 +106,31 @@ def prepare(node: Node, package: Path) -> None:
     node.sh("chmod 755 /usr/local/bin/sudo")
 
 
-def walk(node: Node, package: Path) -> Walk:
-    """Every command of the two sections, on a node with a recipe of its own; at the end a dry run, beside the agent."""
+def walk(node: Node, package: Path, signing_key: str) -> Walk:
+    """The commands of two sections, on a node with a recipe of its own; then the request once more, to the URL that
+    `sparkd status` has printed, and a dry run beside the agent.
+
+    The package comes from the signed repository of a release, which the node serves to itself.
+    """
     prepare(node, package)
+    apt_repository.put(node, "stable", [package], signing_key)
+    apt_repository.publish(node, "stable")
+    apt_repository.serve(node)
     node.write("/etc/sparkd/recipes/my-model.yaml", RECIPE)
-    done, took = [], []
-    for command in (*(step.command for step in (*steps(INSTALL), *steps(ONE))), "sparkd preflight --dry-run"):
-        if not command.startswith(NOT_RUN):
-            started = time.monotonic()
-            done.append((command, node.sh(f"cd /root && {command}", check=False, timeout=SERVING_SECONDS)))
-            took.append((command, time.monotonic() - started))
-    return Walk((node,), tuple(done), tuple(took))
+    done, took = dict[str, CompletedProcess[str]](), dict[str, float]()
+
+    def run(command: str) -> None:
+        started = time.monotonic()
+        done[command] = node.sh(f"cd /root && {command}", check=False, timeout=SERVING_SECONDS)
+        took[command] = time.monotonic() - started
+
+    for step in (*steps(INSTALL), *steps(ONE)):
+        if not step.command.startswith((*NOT_RUN, FROM_FILE)):
+            run(step.command)
+    (printed,), (request,) = re.findall(URL, done["sparkd status"].stdout), filter(re.compile("curl ").match, done)
+    run(re.sub(URL, printed, request))
+    run("sparkd preflight --dry-run")
+    return Walk((node,), tuple(done.items()), tuple(took.items()))
 
 
 def acquaint(head: Node, others: Sequence[Node]) -> None:
@@ -129,7 +152,7 @@ def walk_several(nodes: Sequence[Node], package: Path) -> Walk:
     head.write("/etc/sparkd/recipes/deepseek-v4-flash-balanced.yaml", RECIPE_OF_SEVERAL)
     for node in others:
         node.sh("rm -r /srv/models/tiny")
-    (install,) = steps(INSTALL)
+    (install,) = (step for step in steps(INSTALL) if step.command.startswith(FROM_FILE))
     began = time.monotonic()
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda node: node.sh(f"cd /root && {install.command}", timeout=STEP_SECONDS), nodes))

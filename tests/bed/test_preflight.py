@@ -44,12 +44,14 @@ engine = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'VLLM::EngineCor', 0
 subprocess.run([sys.executable, "-c", engine])
 """
 """Somebody's engine, deaf to SIGTERM as one that starts."""
+STRANGER_SECONDS = 240
+"""Ten times what it takes on two cores with little beside it; 122 were seen at a load of 15."""
 
 
 @pytest.fixture(scope="module")
-def first_hour(make_node: MakeNode, package: Path) -> Walk:
+def first_hour(make_node: MakeNode, package: Path, signing_key: str) -> Walk:
     """README's first steps on a fresh node, by its text alone."""
-    return readme.walk(make_node("trixie"), package)
+    return readme.walk(make_node("trixie"), package, signing_key)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,7 @@ def test_the_first_hour_of_the_readme_ends_with_a_completion(first_hour: Walk) -
         assert "/etc/sparkd/conf.d/10-init.toml: engine.recipe = my-model" in shown
         assert shown.splitlines()[-1] == "next      sudo systemctl enable --now sparkd-head"
     assert first_hour.done("sudo systemctl enable --now sparkd-head").returncode == 0
-    answer = json.loads(first_hour.done("curl").stdout)
+    answer = json.loads(first_hour.done("curl http://127.0.0.1").stdout)
     assert answer["usage"]["completion_tokens"] >= 1
     assert answer["model"] == "my-model"
     assert "serving" in first_hour.done("sparkd status").stdout
@@ -121,6 +123,16 @@ def test_the_first_hour_of_the_readme_ends_with_a_completion(first_hour: Walk) -
     assert beside.returncode == 0, "beside the serving agent the next start is judged"
     assert re.fullmatch(r"pid \d+ \(sparkd run --role head\): serving since .* without its sparkd-rank0", said[0])
     assert first_hour.failed == []
+
+
+def test_by_the_clock_a_stranger_goes_from_the_repository_to_a_token_of_the_printed_url(first_hour: Walk) -> None:
+    (*way, (_, last)), beside = first_hour.commands[:-1], first_hour.seconds[-1][1]
+    seconds = sum(seconds for _, seconds in first_hour.seconds) - beside
+    print(f"{first_hour.table}\n{seconds:6.1f} s  without the last one")
+    assert way[0][0] == "sudo sh install.sh"
+    assert "127.0.0.1" not in first_hour.commands[-2][0], "what is printed is for other machines, too"
+    assert json.loads(last.stdout)["usage"]["completion_tokens"] >= 1
+    assert seconds < STRANGER_SECONDS
 
 
 def test_a_dry_run_names_every_fault_and_changes_nothing(faulty: SparkdNode) -> None:

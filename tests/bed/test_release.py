@@ -3,19 +3,14 @@
 from pathlib import Path
 
 import pytest
+from tests.bed import apt_repository
+from tests.bed.apt_repository import SERVED, publish, serve
 from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
-from tests.bed.processes import wait_for
 from tests.siege.package import renamed
 
-import release
-from deb import source
 from sparkd import __version__
 
-CHECKOUT = Path(__file__).parents[2]
-PORT = 8099
-URL = f"http://127.0.0.1:{PORT}"
-SERVED = "/srv/apt"
 INDEX = f"{SERVED}/dists/stable"
 OLD = "0.1.0~git20261120101010.0123abcde"
 KEPT = "/etc/sparkd/sparkd.toml"
@@ -33,26 +28,13 @@ def node(
     folder = tmp_path_factory.mktemp("release")
     node, architecture = make_node(request.param), package.stem.rpartition("_")[2]
     earlier = renamed(package, folder, OLD).rename(folder / f"sparkd_{OLD}_{architecture}.deb")
-    publisher = release.Publisher(signing_key, URL)
-    for name, packages, before in (("old", [earlier], []), ("new", [package], [earlier])):
-        release.make(source.read(CHECKOUT), packages, before, publisher, folder / name)
-        node.put(folder / name / "apt", f"/srv/{name}")
-    node.put(folder / "old/install.sh", "/root/install.sh")
+    apt_repository.put(node, "old", [earlier], signing_key)
+    apt_repository.put(node, "new", [package], signing_key, [earlier])
     # Its suite's mirror, which it can't reach.
     node.sh("rm -f /etc/apt/sources.list /etc/apt/sources.list.d/*")
     publish(node, "old")
     serve(node)
     return node
-
-
-def publish(node: Node, name: str) -> None:
-    node.sh(f"rm -rf {SERVED} && cp -r /srv/{name} {SERVED}")
-
-
-def serve(node: Node) -> None:
-    server = ("python3", "-m", "http.server", "--bind=127.0.0.1", f"--directory={SERVED}", str(PORT))
-    node.run("systemd-run", "--unit=repository", *server)
-    wait_for(lambda: node.run("curl", "--silent", URL, check=False).returncode == 0, 20, "the repository")
 
 
 def apt(node: Node, *words: str, check: bool = True) -> tuple[int, str]:

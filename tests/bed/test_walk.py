@@ -16,8 +16,7 @@ OVER_PEER_TIMEOUT_SECONDS = 25
 
 def check(walk: Walk) -> None:
     """Each command did what README says, and the nodes serve."""
-    for command, seconds in walk.seconds:
-        print(f"{seconds:6.1f} s  {command}")
+    print(walk.table)
     assert walk.failed == []
     head, *workers = walk.nodes
     request = {"model": "deepseek-v4-flash", "prompt": "Hello", "max_tokens": 16}

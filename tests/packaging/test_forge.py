@@ -36,6 +36,14 @@ def test_no_token_stays_where_a_build_runs_what_it_downloads(name: str) -> None:
     assert [words["persist-credentials"] for words in kept] == [False] * len(jobs)
 
 
+def test_an_action_is_named_by_its_commit() -> None:
+    """Its owner can move a tag, and its code runs beside the key that signs."""
+    texts = [file.read_text() for file in (FORGE / "workflows").iterdir()]
+    used = [action for text in texts for action in re.findall(r"\buses: *(.*)", text)]
+    assert len(used) == 5
+    assert not [action for action in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)]
+
+
 def test_a_release_is_published_with_files_that_a_release_has() -> None:
     makes = (CHECKOUT / "packaging/release.py").read_text()
     published = steps("release.yml").partition("gh release create")[2]

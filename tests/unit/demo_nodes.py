@@ -1,9 +1,11 @@
-"""The examples of `sparkd demo`, as src/sparkd/data/demo has them: the reports of the page's tests, and a tree."""
+"""The examples of `sparkd demo`: the reports of the page's tests, and what preflight finds on a tree."""
 
+import os
 import re
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from msgspec import json
 from msgspec.structs import replace
 from tests.machines.areas import base, healthy, memory
@@ -14,8 +16,9 @@ from tests.unit.page_reports import GIB, ago, node
 from sparkd.agent.preflight.check import Level
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
+from sparkd.base.host.files import Files
+from sparkd.base.lib.text import Table
 from sparkd.base.status.model import (
-    PATH,
     Contact,
     FindingReport,
     MemoryReport,
@@ -23,10 +26,11 @@ from sparkd.base.status.model import (
     PeerStatus,
     Phase,
     RestartReport,
-    dump,
 )
-from sparkd.tools.cli.demo import ENGINE_LOG, WRITTEN, Example, move_stamps
+from sparkd.tools.cli.demo import WRITTEN, Example, move_stamps
+from sparkd.tools.cli.status import describe_served
 from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.render import Shown, parts
 
 DATA = Path(__file__).parents[2] / "src/sparkd/data/demo"
 AGENT_PID = 4242
@@ -57,9 +61,9 @@ def blocked() -> NodeReport:
     return replace(own, peers=(PeerStatus("10.0.0.1", 0, Contact.ANSWERS, ago(610), head),))
 
 
-def examined(report: NodeReport, root: Path) -> NodeReport:
-    """The report with what preflight finds on the node below `root`, as its agent reports it."""
-    judged = [(f.id, f.verdict) for f in look_at(load_settings({}, root), Host(str(root))).findings]
+def examined(report: NodeReport, shown: Shown) -> NodeReport:
+    """The report with what preflight finds on the node, as its agent reports it."""
+    judged = [(f.id, f.verdict) for f in shown.findings]
     findings = (FindingReport(name, v.level.value, v.reason, v.hint, v.required) for name, v in judged)
     message = next(f"{name}: {v.reason}" for name, v in judged if v.level is Level.BLOCK)
     return replace(report, findings=tuple(findings), message=message)
@@ -91,45 +95,30 @@ def versioned(report: NodeReport) -> NodeReport:
     return replace(report, version=VERSION, versions=versions, pid=AGENT_PID, start_time=100, peers=peers)
 
 
-def example(state: str, root: Path) -> Example:
-    """What the package has of this state; `root` is an empty folder."""
-    tree = Tree(root)
+def example(state: str, root: Path) -> tuple[Example, datetime]:
+    """What the package has of this state, and when it was made; `root` is an empty folder."""
+    tree, begun, report, preflight = Tree(root), datetime.now(UTC), REPORTS[state](), list[str | Table]()
     if state == "blocked":
         tree.folder("/dev/shm")
         healthy(tree, 1)
         base.memory(tree, free=64.0, available=68.0, AnonPages=50.0, Cached=5.0)
         notebook = memory.session("app-jupyter-4711.scope")
         tree.process(4711, "python3", cgroup=notebook, private_kib=43_200_000, uid=1000)
-    tree.process(AGENT_PID, "sparkd")
-    if state == "loading":
-        lines = [
-            line for line in RECORDED_LOG.read_text().splitlines() if " ERROR " in line or line.startswith("Runtime")
-        ]
-        tree.file(ENGINE_LOG, "\n".join(lines) + "\n")
-    begun = datetime.now(UTC)
-    report = REPORTS[state]()
-    report = examined(report, root) if state == "blocked" else report
-    text = move_stamps(dump(versioned(report)), WRITTEN - begun)
-    tree.file(PATH, text)
-    return read_tree(root)
+        tree.process(AGENT_PID, "sparkd")
+        shown = look_at(load_settings({}, root), Host(str(root)))
+        report, preflight = examined(report, shown), list(parts(shown))
+    log = RECORDED_LOG.read_text().splitlines() if state == "loading" else []
+    errors = tuple(line for line in log if " ERROR " in line or line.startswith("Runtime"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("SPARKD_")]:  # of the tests, not of the node
+            patch.delenv(name)
+        served = describe_served(Files(str(root)), report)
+    return Example(versioned(report), served, preflight, errors), begun
 
 
-def read_tree(root: Path) -> Example:
-    paths = sorted(root.rglob("*"))
-    named = {path: f"/{path.relative_to(root)}" for path in paths}
-    files = [path for path in paths if path.is_file() and not path.is_symlink()]
-    content = {path: path.open("rb").read(1 << 16).rstrip(b"\0") for path in files}
-    return Example(
-        files={named[path]: content[path].decode("latin-1") for path in files},
-        sizes={named[path]: path.stat().st_size for path in files if path.stat().st_size > len(content[path])},
-        links={named[path]: str(path.readlink()) for path in paths if path.is_symlink()},
-        folders=tuple(named[path] for path in paths if path.is_dir() and not path.is_symlink()),
-        programs=tuple(named[path] for path in files if path.stat().st_mode & 0o111),
-    )
-
-
-def encode(made: Example) -> str:
-    return json.format(json.encode(made), indent=1).decode() + "\n"
+def encode(made: Example, begun: datetime) -> str:
+    """Its file's text. `begun`: when its report was made."""
+    return move_stamps(json.format(json.encode(made), indent=1).decode(), WRITTEN - begun) + "\n"
 
 
 def without_time(text: str) -> str:

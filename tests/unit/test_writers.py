@@ -56,7 +56,6 @@ WRITERS = {
     "agent/actions/processes.py:unlink_segment": "in /dev/shm, by the folder's descriptor",
     "agent/engine/memory_guard/killer.py:_write": RUN,
     "base/lib/lock.py:open_lock": "refuse_shared, before each call of it",
-    "tools/cli/demo.py:Example.write": "in a folder that mkdtemp made, which is the caller's alone",
     "tools/cli/main.py:main": "/dev/null",
     "tools/cli/main.py:_discard_output": "/dev/null",
     "tools/models/hub.py:_fetch": "behind become_owner",

@@ -54,6 +54,11 @@ def test_an_error_is_an_object_with_what_a_program_needs(config: Path) -> None:
     assert error["hint"] in done.stderr, "and for a person as ever"
 
 
+def test_an_error_of_the_logs_is_one_line_as_each_of_its_objects_is(config: Path) -> None:
+    (line,) = sparkd("logs", "--json", "--since", "never", config=config).stdout.splitlines()
+    assert json.loads(line)["error"]["hint"] == "such as 10m, 2d, 14:30 or 2026-11-23T14:30"
+
+
 @pytest.mark.parametrize("command", ["rollback", "rollback --end", "use tiny-cpu", "use --end"])
 def test_what_changes_something_prints_no_json(command: str, config: Path) -> None:
     done = sparkd(*command.split(), "--json", config=config)

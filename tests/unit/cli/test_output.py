@@ -1,5 +1,6 @@
 """Output that can't be written: a line says why, and one what shows it, and a reader that leaves is no error."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,13 @@ def ran(line: str) -> subprocess.CompletedProcess[str]:
 def test_a_full_disk_is_reported_with_what_shows_it(command: str) -> None:
     done = ran(f"{SPARKD} {command} >/dev/full")
     assert (done.returncode, done.stderr) == (1, "sparkd: no space left on device\nhint: df -h\n")
+
+
+def test_an_error_of_the_system_is_an_object_where_json_is_wanted() -> None:
+    done = ran(f"{SPARKD} explain --json 0>/dev/null; {SPARKD} explain --json <<<x >/dev/full")
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], error["cause"], error["reason"]) == (1, "system-error", "bad file descriptor")
+    assert done.stderr == "sparkd: bad file descriptor\nsparkd: no space left on device\nhint: df -h\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

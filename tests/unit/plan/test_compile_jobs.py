@@ -15,6 +15,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.rank_weights import RankWeights
 
 SHARE = {"args": {"gpu-memory-utilization": 0.9}}
+TWO_GPUS = {"nodes": {"max": 1, "gpus": 2}, "args": {"tensor-parallel-size": 2}}
 
 
 def room(total_gib: float, weights_gib: float) -> CompileRoom:
@@ -66,6 +67,16 @@ def test_a_number_that_does_not_fit_is_named(value: str | None, wanted: int) -> 
     assert excess.startswith(f"on a cold cache {wanted} compilers at once (MAX_JOBS) take ") if wanted else not excess
 
 
+def test_the_ranks_of_a_node_share_the_room() -> None:
+    alone = room(121.6, 40)
+    pair = replace(alone, ranks=2)
+    assert (alone.jobs, pair.jobs, replace(alone, ranks=8).jobs) == (7, 3, 1)
+    assert pair.describe().startswith("3 at a time in each of 2 ranks: 57.0 GiB at the worst, of 69.6 GiB beside ")
+    shared = plan(ALONE, env={"MAX_JOBS": "6"}, **TWO_GPUS)
+    assert pair.describe_excess(shared).startswith("on a cold cache 12 compilers at once (MAX_JOBS) take ")
+    assert not alone.describe_excess(shared)
+
+
 def test_each_node_has_its_own_number_under_one_digest() -> None:
     def made(jobs: str) -> LaunchPlan:
         return plan(replace(HEAD, compile_jobs=jobs), **SHARE)
@@ -90,3 +101,4 @@ def test_weights_that_are_not_known_count_as_the_whole_share(tree: Tree) -> None
     assert "beside the rank's share of 109.4 GiB" in found.describe()
     host.gpu = lambda: replace(NO_GPU, names=("H100",), total_bytes=80 * GIB)
     assert read_room(plan(ALONE, **SHARE), configured(), host).jobs == 16
+    assert read_room(plan(ALONE, **TWO_GPUS), configured(), host).jobs == 8

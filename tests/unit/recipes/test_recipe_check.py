@@ -52,6 +52,14 @@ def test_a_recipe_that_some_nodes_can_serve_is_good(checker: Checker, args: Tabl
     assert (code, "x is good (" in said) == (0, True), said
 
 
+@pytest.mark.parametrize(("gpus", "right"), [(1, False), (2, True)])
+def test_the_gpus_of_a_node_are_those_of_the_recipe(checker: Checker, gpus: int, right: bool) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "0,1", "MAX_JOBS": "4"}
+    _, said = checker.check({TP: gpus}, nodes={"max": 1, "gpus": gpus}, env=env, expect={"weights_gb": 40})
+    assert ("CUDA_VISIBLE_DEVICES" not in said) is right
+    assert ("on a cold cache 8 compilers at once" in said) is right, "each rank has four"
+
+
 @pytest.mark.parametrize(("jobs", "fits"), [("1", True), ("2", False), ("22", False), (None, False)])
 def test_compilers_beside_the_weights_are_counted(checker: Checker, jobs: str | None, fits: bool) -> None:
     code, said = checker.check({}, env={"MAX_JOBS": jobs}, expect={"weights_gb": 85})

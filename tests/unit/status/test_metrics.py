@@ -7,10 +7,11 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit import page_reports
 
-from sparkd.agent.status.metrics import OTHER, render_metrics
+from sparkd.agent.status.metrics import METRICS, OTHER, render_metrics
 from sparkd.base.lib.errors import Cause
 from sparkd.base.status.bounds import ITEMS_LIMIT
-from sparkd.base.status.model import GUARD_STATES, FindingReport, NodeReport, Phase, RestartReport
+from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
+from sparkd.base.status.model import GUARD_STATES, FindingReport, MemoryReport, NodeReport, Phase, RestartReport
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
@@ -104,3 +105,12 @@ def test_an_end_is_forgotten_after_a_day() -> None:
     assert "sparkd_restarts_last_day" not in {
         name for name, _ in values(replace(page_reports.serving(), restarts=(old,)))
     }
+
+
+def test_the_table_names_fields_of_the_report_and_all_states_of_the_guard() -> None:
+    reports = (MemoryReport, EngineReport, ActivityReport, HealthReport, GpuReport)
+    parts = {report.__name__.removesuffix("Report").lower(): report for report in reports}
+    assert list(METRICS) == list(parts)
+    for part, report in parts.items():
+        assert METRICS[part].keys() <= {*report.__struct_fields__}
+    assert METRICS["memory"]["guard"].states == GUARD_STATES

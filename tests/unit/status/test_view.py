@@ -142,7 +142,7 @@ def test_figures_of_a_node_that_does_not_answer_are_not_shown(contact: Contact) 
     for view, met in ((VIEW, contact), (View(NOW, alive=False), Contact.ANSWERS)):
         seen = overview(replace(HEAD, activity=BUSY, peers=(replace(PEER, contact=met, report=busy),)), view)
         peer = seen.nodes[1]
-        assert (peer.memory, peer.gpu, peer.activity, peer.level) == (None, None, None, "unknown")
+        assert (peer.living, peer.level) == (None, "unknown")
         assert (seen.activity is None) == (not view.alive)
 
 

@@ -109,7 +109,15 @@ def test_a_plan_shows_the_key_that_would_be_made_and_makes_none(spark: Tree, run
     shown = run(plan=True, api_key=True)
     assert f"          {KEY}: a new key" in shown
     assert "engine.secrets = {'VLLM_API_KEY': '/etc/sparkd/api.key'}" in shown
+    assert f"key       {KEY}\n" in shown
+    assert "sudo sparkd init --api-key" not in shown
     assert not path(spark, KEY).exists()
+
+
+def test_a_plan_with_messages_does_not_say_that_none_will_come(spark: Tree, run: Run) -> None:
+    spark.file("/etc/sparkd/hook", f"{URL}\n", mode=0o600)
+    assert "messages  none" not in run(plan=True, webhook_file="/etc/sparkd/hook")
+    assert "messages  none" in run(plan=True)
 
 
 @pytest.mark.parametrize("served", ["an agent runs", "it did before", "another program does", "unreadable"])

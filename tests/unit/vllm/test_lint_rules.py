@@ -282,6 +282,23 @@ VALUE = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=2) | st.dictio
 TEXT = VALUE.map(json.dumps) | st.text(max_size=12) | st.sampled_from(["all", "0.9", "9" * 5000, "1k", "\ud800", "$"])
 
 
+@pytest.mark.parametrize(
+    ("gpus", "visible", "why"),
+    [
+        (1, "0", ""),
+        (1, "1", "a Spark has one GPU, 0"),
+        (1, "0,1", "a Spark has one GPU, 0"),
+        (2, "0,1", ""),
+        (2, "2,5", ""),
+        (2, "0", "nodes.gpus of the recipe is 2"),
+        (2, "0,1,2", "nodes.gpus of the recipe is 2"),
+    ],
+)
+def test_an_engine_sees_as_many_gpus_as_the_recipe_has(gpus: int, visible: str, why: str) -> None:
+    issues = rules.find_issues(replace(LAUNCH, env={"CUDA_VISIBLE_DEVICES": visible}, gpus=gpus))
+    assert [issue.reason for issue in issues] == ([f"CUDA_VISIBLE_DEVICES={visible}: {why}"] if why else [])
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.dictionaries(FLAG, st.none() | TEXT, max_size=5), st.dictionaries(st.text(max_size=3), TEXT, max_size=2), VALUE

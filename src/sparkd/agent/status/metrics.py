@@ -9,16 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import cache
 
+from msgspec import Struct, toml
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from sparkd.base.host.kernel_events import COUNTED
+from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import Action, Cause, find_action
 from sparkd.base.status.bounds import ITEMS_LIMIT
-from sparkd.base.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport
-from sparkd.base.status.model import Contact, MemoryReport, NodeReport, Phase, seconds_since
+from sparkd.base.status.model import Contact, NodeReport, Phase, seconds_since
 
 LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")
@@ -28,6 +29,18 @@ ACTIONS = frozenset((*map(str, Action), ""))
 OTHER = "other"
 """Stands for a label's value that this version does not know: a label takes no values from outside."""
 DAY_SECONDS = 24 * 3600
+
+
+class Metric(Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    help: str
+    counter: bool = False
+    multiply: int = 1
+    divide: int = 1
+    states: tuple[str, ...] = ()
+
+
+METRICS = toml.decode(read_data("metrics.toml"), type=dict[str, dict[str, Metric]])
 Samples = Iterable[tuple[Mapping[str, str], float | None]]
 
 
@@ -48,13 +61,13 @@ def families(report: NodeReport, now: datetime) -> Iterator[Family]:
     yield _gauge("info", "What runs on this node; always 1.", [(info, 1)])
     yield _value("start_time_seconds", "Start of the agent, since 1970.", _started_at(report.start_time))
     yield from _phases(report, now)
-    yield from _declared(MemoryReport, report.memory)
-    yield from _declared(EngineReport, report.engine)
-    yield from _declared(ActivityReport, report.activity)
+    yield from _declared("memory", report.memory)
+    yield from _declared("engine", report.engine)
+    yield from _declared("activity", report.activity)
     documentation = "Whether the answers of this launch made sense in its smoke test."
     yield _value("smoke_passed", documentation, report.smoke_passed)
-    yield from _declared(HealthReport, report.health)
-    yield from _declared(GpuReport, report.gpu)
+    yield from _declared("health", report.health)
+    yield from _declared("gpu", report.gpu)
     documentation = "Findings of preflight and of the watch since then, by id, level and action."
     yield _gauge("findings", documentation, _findings(report))
     yield _gauge("restarts_last_day", "Ends that nobody requested, in the day before this agent.", _ends(report, now))
@@ -87,17 +100,17 @@ def _phases(report: NodeReport, now: datetime) -> Iterator[Family]:
     yield _gauge("blocked", "1 for the action that is required where the node is blocked.", blocked)
 
 
-def _declared(part: type[Figures], figures: Figures | None) -> Iterator[Family]:
-    """The metrics of a part of the report, without samples where there is none."""
-    for metric in part.metrics:
-        value = None if figures is None else getattr(figures, metric.field)
+def _declared(part: str, figures: object) -> Iterator[Family]:
+    """The metrics of a part of the report, without samples where that is None."""
+    for field, metric in METRICS[part].items():
+        value = None if figures is None else getattr(figures, field)
         if metric.states:
             states = _states("state", metric.states, value) if value in metric.states else ()
-            yield _gauge(metric.name, metric.documentation, states)
+            yield _gauge(metric.name, metric.help, states)
         elif metric.counter:
-            yield _counter(metric.name, metric.documentation, [({}, None if value is None else max(0, value))])
+            yield _counter(metric.name, metric.help, [({}, None if value is None else max(0, value))])
         else:
-            yield _value(metric.name, metric.documentation, None if value is None else value * metric.scale)
+            yield _value(metric.name, metric.help, None if value is None else value * metric.multiply / metric.divide)
 
 
 def _ends(report: NodeReport, now: datetime) -> Samples:

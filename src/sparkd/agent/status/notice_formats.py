@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import NamedTuple
 
+from msgspec.structs import asdict
+
 from sparkd.base.status.notices import LOST, MEMORY_GUARD, NEEDS_PERSON, Notice
 
 _DISCORD_MARKS = re.compile(r"([\\*_~`|<>\[\]()#:@-])")
@@ -25,17 +27,7 @@ class Body(NamedTuple):
 
 
 def as_json(notice: Notice) -> bytes:
-    fields = {
-        "schema": 1,
-        "event": notice.event,
-        "title": notice.title,
-        "text": notice.text,
-        "node": notice.node,
-        "recipe": notice.recipe,
-        "cause": notice.cause,
-        "at": notice.stamp,
-    }
-    return json.dumps(fields).encode()
+    return json.dumps({"schema": 1, **asdict(notice), "title": notice.title, "at": notice.stamp}).encode()
 
 
 def render(template: str, notice: Notice) -> Body:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from json import dumps
 from shlex import quote
@@ -22,9 +22,8 @@ from sparkd.base.status.figure_texts import (
     memory_text,
     progress_text,
 )
-from sparkd.base.status.figures import ActivityReport
 from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, format_duration, seconds_since
-from sparkd.base.status.view import CONTACTS, DAY_SECONDS, SERVES, NodeView, Note, View, find_trouble, overview
+from sparkd.base.status.view import CONTACTS, DAY_SECONDS, SERVES, NodeView, Note, View, overview
 from sparkd.base.vllm.args import KEY_VARIABLE
 
 TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "none"}
@@ -47,29 +46,26 @@ _COMMAND = re.compile(r"(?:^|: )((?:sudo )?(?:sparkd|systemctl|journalctl) [\w .
 def make(report: NodeReport, view: View, kept: Kept) -> tuple[str, list[Element]]:
     """Title and content. `view.alive`: whether the agent's main loop turns."""
     whole = overview(report, view)
-    known = {report.rank: report} | {peer.rank: peer.report for peer in report.peers if peer.report}
-    contacts = {peer.rank: peer.contact for peer in report.peers}
     tone, headline = _headline(whole.nodes)
-    answers = Contact.ANSWERS if view.alive else Contact.REFUSED
-    troubles = {
-        node.rank: find_trouble(known.get(node.rank), contacts.get(node.rank, answers))
-        for node in whole.nodes
-        if _tone(node) in ("bad", "warn")
-    }
+    troubled = [node for node in whole.nodes if _tone(node) in ("bad", "warn")]
     # A head that is degraded because of another node has nothing of its own to do.
-    causes = {rank: texts for rank, texts in troubles.items() if texts[1]} or troubles
-    troubled = (node for node in whole.nodes if node.rank in causes)
-    trouble = [part for node in troubled for part in _trouble(node, known.get(node.rank), *causes[node.rank])]
-    head = [*_head(whole.nodes[0], known, bool(trouble)), *trouble, *_reach(whole.nodes[0], known)]
+    causes = [node for node in troubled if node.advice] or troubled
+    trouble = [part for node in causes for part in _trouble(node)]
+    head = [*_head(whole.nodes[0], bool(trouble)), *trouble, *_reach(whole.nodes[0])]
     state = element("section", f"state {tone}", element("div", "", element("h1", "", headline), role="status"), *head)
     cards = (
-        element("section", f"node {_tone(node)}", *_card(node, known.get(node.rank), kept.curves.get(node.rank, ())))
-        for node in whole.nodes
+        element("section", f"node {_tone(node)}", *_card(node, kept.curves.get(node.rank, ()))) for node in whole.nodes
     )
-    figures = [element("dl", "figures", *_figures(whole.activity))] if whole.activity else []
-    parts = [state, *figures, element("h2", "", "Nodes"), element("div", "nodes", *cards)]
-    shown = tuple(f": {text}" for texts in causes.values() for text in texts if text)
-    notes = [note for note in whole.notes if not f": {note.text}".endswith(shown)]
+    figures = activity_figures(whole.activity) if whole.activity else {}
+    shown = (element("div", "", element("dt", "", name), element("dd", "", text)) for name, text in figures.items())
+    parts = [
+        state,
+        *([element("dl", "figures", *shown)] if figures else []),
+        element("h2", "", "Nodes"),
+        element("div", "nodes", *cards),
+    ]
+    said = tuple(f": {text}" for node in causes for text in (node.why, node.advice) if text)
+    notes = [note for note in whole.notes if not f": {note.text}".endswith(said)]
     parts += _below(report, view, kept, notes, whole.restarts)
     plan = f"plan {report.plan_digest[:12]}" if report.plan_digest else ""
     about = ", ".join(part for part in (f"{report.node}: sparkd {report.version}", plan, report.transport) if part)
@@ -117,11 +113,11 @@ def _headline(nodes: tuple[NodeView, ...]) -> tuple[str, str]:
     return "wait", "Loading" if head.loading else "Not serving yet"
 
 
-def _head(node: NodeView, known: Mapping[int, NodeReport], troubled: bool) -> Iterator[Element]:
+def _head(node: NodeView, troubled: bool) -> Iterator[Element]:
     """What it serves or waits for, and since when. The cause of trouble is said once, behind it."""
-    if node.level == "unknown" or node.rank not in known:
+    if (report := node.living) is None:
         return
-    report, serves = known[node.rank], node.phase in SERVES
+    serves = node.phase in SERVES
     if model := report.engine.model if serves else "":
         yield element("p", "", element("b", "", model), f", {node.phase} for {node.age}")
     elif serves or not troubled:
@@ -129,9 +125,9 @@ def _head(node: NodeView, known: Mapping[int, NodeReport], troubled: bool) -> It
         yield element("p", "quiet", f"{node.phase} for {node.age}{'' if serves else f'. {NOTHING}'}")
 
 
-def _reach(node: NodeView, known: Mapping[int, NodeReport]) -> Iterator[Element]:
+def _reach(node: NodeView) -> Iterator[Element]:
     """The address of the API, and a request. What another node sent is quoted for the shell."""
-    if node.phase not in SERVES or not (engine := known[node.rank].engine).url:
+    if node.phase not in SERVES or not node.living or not (engine := node.living.engine).url:
         return
     body = dumps({"model": engine.model, "messages": [{"role": "user", "content": "Hello"}]}, ensure_ascii=False)
     key = f'-H "Authorization: Bearer ${KEY_VARIABLE}" ' if engine.keyed else ""
@@ -142,37 +138,33 @@ def _reach(node: NodeView, known: Mapping[int, NodeReport]) -> Iterator[Element]
         yield element("p", "quiet", f"{KEY_VARIABLE}: the key, which is in the file that sparkd endpoint names")
 
 
-def _trouble(node: NodeView, report: NodeReport | None, why: str, advice: str) -> Iterator[Element]:
+def _trouble(node: NodeView) -> Iterator[Element]:
     """What is wrong with a node, and what to do there."""
-    blocked = report and report.phase is Phase.BLOCKED
-    cause = node.cause if node.level == "unknown" or not report else (blocked and why) or report.message
+    now, advice = node.living, node.advice
+    cause = ((now.phase is Phase.BLOCKED and node.why) or now.message) if now else node.cause
     yield element("p", "", element("b", "", node.name), f": {node.phase}{f'. {cause}' if cause else ''}")
     command = _COMMAND.search(advice)
     text = advice[: command.start()] if command else advice
-    yield element("p", "do", f"To do on {report.node if report else node.name}{f': {text}' if text else ':'}")
+    yield element("p", "do", f"To do on {node.report.node if node.report else node.name}{f': {text}' if text else ':'}")
     if command or not advice:
         yield element("p", "", _code(command[1] if command else "sudo sparkd logs"))
 
 
-def _figures(activity: ActivityReport) -> Iterator[Element]:
-    for name, text in activity_figures(activity).items():
-        yield element("div", "", element("dt", "", name), element("dd", "", text))
-
-
-def _card(node: NodeView, report: NodeReport | None, points: Sequence[Point]) -> Iterator[Element]:
+def _card(node: NodeView, points: Sequence[Point]) -> Iterator[Element]:
     yield element("h3", "", node.name)
     yield element("p", "quiet", f"rank {node.rank}" if node.rank else "rank 0, the head")
     yield element("p", "phase", f"{node.phase}, {node.age}" if node.age else node.phase)
     if node.loading:
         left = [element("p", "quiet", node.left)] if node.left else []
         yield _bar("load", progress_text(node.loading), "", bounded_share(node.loading.progress), *left)
-    if node.memory:
-        yield _bar("memory", "memory", memory_text(node.memory), memory_share(node.memory))
-    if node.gpu:
-        yield element("p", "more quiet", f"GPU {gpu_text(node.gpu)}")
+    now = node.living
+    if now and now.memory:
+        yield _bar("memory", "memory", memory_text(now.memory), memory_share(now.memory))
+    if now and now.gpu:
+        yield element("p", "more quiet", f"GPU {gpu_text(now.gpu)}")
     yield from _curves(points)
-    if report and report.last_cause:
-        yield element("p", "more quiet", f"Last cause: {report.last_cause}")
+    if node.report and node.report.last_cause:
+        yield element("p", "more quiet", f"Last cause: {node.report.last_cause}")
 
 
 def _bar(style: str, label: str, value: str, share: float | None, *more: Element) -> Element:

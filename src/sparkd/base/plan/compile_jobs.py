@@ -47,6 +47,8 @@ class CompileRoom(Struct, frozen=True):
     """The weights as loaded, or the share where those are unknown; 0 where the GPU has memory of its own."""
     headroom_bytes: int
     weights_known: bool = True
+    ranks: int = 1
+    """Of this node, each with so many compilers."""
 
     @property
     def bytes_(self) -> int:
@@ -54,36 +56,42 @@ class CompileRoom(Struct, frozen=True):
 
     @property
     def jobs(self) -> int:
-        """The number that the room holds; 1 where it holds none, for without a compiler nothing starts."""
-        return max((jobs for jobs in range(1, MOST_JOBS + 1) if needed_bytes(jobs) <= self.bytes_), default=1)
+        """The number of a rank that the room holds; 1 where it holds none, for without a compiler nothing starts."""
+        return max((jobs for jobs in range(1, MOST_JOBS + 1) if self._needed_bytes(jobs) <= self.bytes_), default=1)
+
+    def _needed_bytes(self, jobs: int) -> int:
+        return needed_bytes(jobs * self.ranks)
 
     def describe(self) -> str:
         held = "weights" if self.weights_known else "the rank's share"
         beside = f"{held} of {size(self.rank_bytes)}, the " if self.rank_bytes else "the "
-        needed = needed_bytes(self.jobs)
+        needed = self._needed_bytes(self.jobs)
         of = "of" if needed <= self.bytes_ else "more than the"
+        each = f" in each of {self.ranks} ranks" if self.ranks > 1 else ""
         return (
-            f"{self.jobs} at a time: {size(needed)} at the worst, {of} {size(max(0, self.bytes_))} "
+            f"{self.jobs} at a time{each}: {size(needed)} at the worst, {of} {size(max(0, self.bytes_))} "
             f"beside {beside}system ({SYSTEM_GIB} GiB) and headroom"
         )
 
     def describe_excess(self, plan: LaunchPlan) -> str:
         """What is wrong with the number that recipe or settings name; empty where nothing is."""
         wanted = parse_count(dict(plan.env).get(MAX_JOBS), 1 << 20) or MOST_JOBS
-        if wanted == 1 or needed_bytes(wanted) <= self.bytes_ or plan.container.gpus != "all":
+        needed = self._needed_bytes(wanted)
+        if wanted == 1 or needed <= self.bytes_ or plan.container.gpus != "all":
             return ""
         return (
-            f"on a cold cache {wanted} compilers at once ({MAX_JOBS}) take {size(needed_bytes(wanted))} at the worst, "
+            f"on a cold cache {wanted * self.ranks} compilers at once ({MAX_JOBS}) take {size(needed)} at the worst, "
             f"and {size(max(0, self.bytes_))} are left beside weights and system"
         )
 
 
-def find_room(total_bytes: int, memory: MemorySum | None, need: MemoryNeed) -> CompileRoom:
+def find_room(total_bytes: int, memory: MemorySum | None, need: MemoryNeed, ranks: int = 1) -> CompileRoom:
     """The room on a node whose GPU shares its memory."""
     share_bytes = need.engine_bytes(total_bytes)
     if memory is None or memory.weights is None:
-        return CompileRoom(total_bytes, share_bytes, need.headroom_bytes, weights_known=False)
-    return CompileRoom(total_bytes, min(share_bytes, round(memory.weights.expected * LOADED)), need.headroom_bytes)
+        return CompileRoom(total_bytes, share_bytes, need.headroom_bytes, weights_known=False, ranks=ranks)
+    loaded_bytes = min(share_bytes, round(memory.weights.expected * LOADED))
+    return CompileRoom(total_bytes, loaded_bytes, need.headroom_bytes, ranks=ranks)
 
 
 def read_room(plan: LaunchPlan, settings: Settings, host: Host, memory: MemorySum | None = None) -> CompileRoom:
@@ -91,7 +99,7 @@ def read_room(plan: LaunchPlan, settings: Settings, host: Host, memory: MemorySu
     total_bytes = host.meminfo().total_bytes
     inputs = CheckInputs(plan, settings)
     if plan.container.gpus != "all" or host.gpu().total_bytes is not None:
-        return CompileRoom(total_bytes, 0, inputs.need.headroom_bytes)
+        return CompileRoom(total_bytes, 0, inputs.need.headroom_bytes, ranks=plan.gpus)
     with suppress(OSError, ValueError):
         memory = memory or read_sum(plan, settings, host)
-    return find_room(total_bytes, memory, inputs.need)
+    return find_room(total_bytes, memory, inputs.need, plan.gpus)

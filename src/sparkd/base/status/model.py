@@ -15,7 +15,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import is_alive
 from sparkd.base.lib.text import parse_json
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
-from sparkd.base.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport, Metric
+from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 
 PATH = "/run/sparkd/report.json"
 """The report's file, for commands and checks beside the agent."""
@@ -59,7 +59,7 @@ class FindingReport(Struct, frozen=True):
     """An `Action` of sparkd.base.lib.errors: of what blocks, and of what the kernel's log requires."""
 
 
-class MemoryReport(Figures, frozen=True):
+class MemoryReport(Struct, frozen=True):
     total_bytes: int
     available_bytes: int
     used_percent: tuple[int, ...] = ()
@@ -69,23 +69,6 @@ class MemoryReport(Figures, frozen=True):
     guard: str = ""
     """One of GUARD_STATES; empty while there is no engine."""
     released_bytes: int = 0
-    metrics = (
-        Metric("total_bytes", "memory_total_bytes", "Memory of the node."),
-        Metric("available_bytes", "memory_available_bytes", "Memory that could be had without swapping."),
-        Metric("floor_bytes", "memory_floor_bytes", "Available memory below which the engine is killed."),
-        Metric(
-            "guard",
-            "memory_guard",
-            "1 for the state of the memory guard, while there is an engine.",
-            states=GUARD_STATES,
-        ),
-        Metric(
-            "released_bytes",
-            "page_cache_released_bytes",
-            "Page cache of the model's files that this agent gave back.",
-            counter=True,
-        ),
-    )
 
 
 class RestartReport(Struct, frozen=True):

@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from sparkd.base.lib.errors import Action
 from sparkd.base.lib.text import sanitize
 from sparkd.base.status.figure_texts import progress_text, shorten
-from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
+from sparkd.base.status.figures import ActivityReport, EngineReport
 from sparkd.base.status.model import (
     IN_SERVICE,
     Contact,
     FindingReport,
-    MemoryReport,
     NodeReport,
     PeerStatus,
     Phase,
@@ -82,7 +81,7 @@ class Headline(Struct, frozen=True):
 
 
 class NodeView(Struct, frozen=True):
-    """One node. Figures are None where it does not answer, or reports none."""
+    """One node."""
 
     rank: int
     name: str
@@ -94,14 +93,21 @@ class NodeView(Struct, frozen=True):
     """Age of the phase or contact."""
     cause: str
     """The present message and the last cause, each only where it is news."""
-    serves: str = ""
-    """What it serves, and where."""
-    loading: EngineReport | None = None
+    why: str
+    """What is wrong with it by its findings."""
+    advice: str
+    """What to do there, by all that is known."""
+    report: NodeReport | None
+    """Its last one."""
+    living: NodeReport | None = None
+    """The same where it answers: figures of others are worth nothing."""
     left: str = ""
     """Time left of the load, by earlier ones."""
-    memory: MemoryReport | None = None
-    activity: ActivityReport | None = None
-    gpu: GpuReport | None = None
+
+    @property
+    def loading(self) -> EngineReport | None:
+        loads = self.living and self.living.phase in (Phase.LAUNCHING, Phase.LOADING)
+        return self.living.engine if self.living and loads else None
 
     @property
     def is_awaited(self) -> bool:
@@ -119,11 +125,15 @@ class Overview(Struct, frozen=True):
     @property
     def activity(self) -> ActivityReport | None:
         """The engine's, by its head."""
-        return next((node.activity for node in self.nodes if node.activity), None)
+        return next((node.living.activity for node in self.nodes if node.living and node.living.activity), None)
 
 
 def overview(report: NodeReport, view: View) -> Overview:
-    nodes = [_node(report, view), *(_peer(peer, view) for peer in report.peers)]
+    contact = Contact.ANSWERS if view.alive else Contact.REFUSED
+    own = _node(PeerStatus(report.address, report.rank, contact, report.since, report), view)
+    if not view.alive:
+        own = replace(own, phase=f"{report.phase.value} (its agent is gone)", age=view.age(report.since))
+    nodes = [own, *(_node(peer, view) for peer in report.peers)]
     known = [(report, ""), *((peer.report, f"{shorten(peer.report.node)}: ") for peer in report.peers if peer.report)]
     restarts = (f"{prefix}{text}" for node, prefix in known for text in _restarts(node.restarts, view))
     return Overview(tuple(sorted(nodes, key=lambda node: node.rank)), _notes(known), tuple(restarts))
@@ -148,11 +158,9 @@ def headline(report: NodeReport, view: View) -> Headline:
 
 def _troubled(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
     """The headline where a node needs attention; `node`: the first of them."""
-    peer = next((peer for peer in report.peers if peer.rank == node.rank), None)
-    why, advice = find_trouble(peer.report if peer else report, peer.contact if peer else Contact.ANSWERS)
     name = node.name if report.peers else ""  # a command for a node alone is there to be pasted
-    what = ": ".join(filter(None, (name, why or node.cause or node.phase)))
-    todo = f"{name and f'on {name}: '}{advice}" if advice else "sudo sparkd logs --level warning"
+    what = ": ".join(filter(None, (name, node.why or node.cause or node.phase)))
+    todo = f"{name and f'on {name}: '}{node.advice}" if node.advice else "sudo sparkd logs --level warning"
     if head is node and head.level == "unknown":
         return Headline("unknown", f"not known: {what}", todo)
     if head.phase in SERVES:
@@ -160,7 +168,7 @@ def _troubled(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
     return Headline("block", f"{'not serving' if node.level == 'warn' else 'blocked'}: {what}", todo)
 
 
-def find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:
+def _find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:
     """What is wrong with a node by its findings, and what to do there by all that is known; each may be empty."""
     blocking = [finding for finding in report.findings if finding.level in ("block", "unknown")] if report else []
     # What serves is past the last hint; what failed has another one, in its message.
@@ -181,41 +189,23 @@ def _ended(report: NodeReport) -> Headline:
     return Headline("block", f"{report.phase.value}: {sanitize(report.message, TEXT_LIMIT)}", todo)
 
 
-def _node(report: NodeReport, view: View) -> NodeView:
-    phase = report.phase.value if view.alive else f"{report.phase.value} (its agent is gone)"
-    level = LEVELS.get(report.phase, "") if view.alive else "unknown"
-    place = _place(report.node, report.address)
-    shown = NodeView(report.rank, place, level, phase, view.age(report.since), cause(report))
-    return _with_figures(shown, report, view) if view.alive else shown
-
-
-def _peer(peer: PeerStatus, view: View) -> NodeView:
+def _node(peer: PeerStatus, view: View) -> NodeView:
     report = peer.report
+    why, advice = _find_trouble(report, peer.contact)
     place = _place(report.node if report else "", peer.address)
     if report is not None and view.alive and peer.contact is Contact.ANSWERS:
-        level = LEVELS.get(report.phase, "")
-        shown = NodeView(peer.rank, place, level, report.phase.value, view.age(report.since), cause(report))
-        return _with_figures(shown, report, view)
+        level, age = LEVELS.get(report.phase, ""), view.age(report.since)
+        shown = NodeView(
+            peer.rank, place, level, report.phase.value, age, cause(report), why, advice, report, living=report
+        )
+        return replace(shown, left=describe_time_left(report.engine, view.now)) if shown.loading else shown
     age = view.age(peer.since)
     last_known = f" ({report.phase.value})" if report else ""
     phase = (CONTACTS[peer.contact].format(age=age) if view.alive else "not known") + last_known
-    # Figures of a silent node are worth nothing. Why there is no answer, and what its last report says of it:
+    # Why there is no answer, and what its last report says of it:
     reason = sanitize(peer.said, TEXT_LIMIT) if peer.contact in (Contact.SILENT, Contact.UNSIGNED) else ""
-    why = _with_last(reason, cause(report) if report else "")
-    return NodeView(peer.rank, place, "unknown", phase, age if view.alive else "", why)
-
-
-def _with_figures(shown: NodeView, report: NodeReport, view: View) -> NodeView:
-    loads = report.phase in (Phase.LAUNCHING, Phase.LOADING)
-    return replace(
-        shown,
-        serves=sanitize(report.message, TEXT_LIMIT) if report.phase is Phase.SERVING else "",
-        loading=report.engine if loads else None,
-        left=describe_time_left(report.engine, view.now) if loads else "",
-        memory=report.memory,
-        activity=report.activity,
-        gpu=report.gpu,
-    )
+    said = _with_last(reason, cause(report) if report else "")
+    return NodeView(peer.rank, place, "unknown", phase, age if view.alive else "", said, why, advice, report)
 
 
 def _place(node: str, address: str) -> str:

@@ -49,8 +49,8 @@ def show(parts: Parts) -> None:
 
 
 def show_json(**fields: object) -> None:
-    """Print one object, whose `schema` is 1 until a key changes its meaning."""
-    print(json.dumps({"schema": 1, **fields}, indent=1), flush=True)
+    """Print one object, whose `schema` is 1 until a key changes its meaning; an error on one line, as of `logs`."""
+    print(json.dumps({"schema": 1, **fields}, indent=None if "error" in fields else 1), flush=True)
 
 
 def show_table(table: Table, json_key: str = "") -> None:

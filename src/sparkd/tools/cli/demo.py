@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from msgspec import Struct, json
-from msgspec.structs import replace
 
 from sparkd.agent.status.http_api import make_handler
-from sparkd.base.host.files import Files
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_server import HttpServer
-from sparkd.base.status.model import PATH, parse
+from sparkd.base.lib.text import Parts
+from sparkd.base.status.model import NodeReport, dump
 from sparkd.base.status.publisher import Published
+from sparkd.base.status.view import View
 from sparkd.tools.cli import console
 
 STATES = ("serving", "loading", "blocked", "degraded")
-ENGINE_LOG = "/var/log/engine.log"
-"""In an example, lines of vLLM's before its last end."""
 WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
 """Time at which the report of each example was written."""
 NEXT = "next, on a Spark; it writes nothing:\n  sudo sparkd init --plan"
@@ -35,34 +30,20 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00")
 
 
 class Example(Struct, frozen=True):
-    """The files of one node, by absolute path: what `Files` and `Host` read of a machine."""
+    """What was recorded of one node."""
 
-    files: Mapping[str, str]
-    """Content, a character for each byte."""
-    sizes: Mapping[str, int] = {}
-    """Sizes of files that have a hole behind their content, as the weights do."""
-    links: Mapping[str, str] = {}
-    folders: tuple[str, ...] = ()
-    programs: tuple[str, ...] = ()
-    """Files that are executable."""
-
-    def write(self, root: Path) -> None:
-        for path in self.folders:
-            (root / path[1:]).mkdir(parents=True, exist_ok=True)
-        for path, text in self.files.items():
-            (root / path[1:]).write_bytes(text.encode("latin-1"))
-        for path, size_bytes in self.sizes.items():
-            os.truncate(root / path[1:], size_bytes)
-        for path, target in self.links.items():
-            (root / path[1:]).symlink_to(target)
-        for path in self.programs:
-            (root / path[1:]).chmod(0o755)
+    report: NodeReport
+    served: str = ""
+    """URL and model, as `sparkd status` has them."""
+    preflight: Parts = ()
+    """What `sparkd preflight --dry-run` prints."""
+    log: tuple[str, ...] = ()
+    """Lines of vLLM's before its last end."""
 
 
 def read_example(state: str, now: datetime) -> Example:
     """An example whose report was written just now."""
-    example = json.decode(read_data(f"demo/{state}.json"), type=Example)
-    return replace(example, files={**example.files, PATH: move_stamps(example.files[PATH], now - WRITTEN)})
+    return json.decode(move_stamps(read_data(f"demo/{state}.json").decode(), now - WRITTEN), type=Example)
 
 
 def move_stamps(report: str, by: timedelta) -> str:
@@ -85,8 +66,7 @@ def demo(args: argparse.Namespace) -> None:
     if not 0 <= args.port <= PORTS - len(states):
         raise UsageError(f"--port {args.port}: no port for each page", "sparkd demo, which takes unused ones")
     print("Example nodes: none of their figures was measured, and none is of this machine.")
-    with TemporaryDirectory(prefix="sparkd-demo-") as folder:
-        reports = {state: _show(state, Path(folder, state)) for state in states}
+    reports = {state: _show(state) for state in states}
     print()
     if not args.once and console.on_terminal():
         try:
@@ -96,26 +76,21 @@ def demo(args: argparse.Namespace) -> None:
     print(NEXT)
 
 
-def _show(state: str, root: Path) -> Published:
-    """Print what the commands print on that node, whose files are written below `root`."""
+def _show(state: str) -> Published:
+    """Print what the commands print on that node; its report."""
     from sparkd.tools.cli.logs import render_explanations
-    from sparkd.tools.cli.main import main
-    from sparkd.tools.cli.status import render_report
+    from sparkd.tools.cli.status import render
 
-    example = read_example(state, datetime.now(UTC))
-    example.write(root)
+    example, now = read_example(state, datetime.now(UTC)), datetime.now(UTC)
     print(f"\n--- {state}: sparkd status", flush=True)
-    console.show(render_report(Files(str(root)), on_terminal=console.on_terminal())[0])
-    if state == "blocked":
+    console.show(render(example.report, View(now, alive=True), example.served, whole=not console.on_terminal()))
+    if example.preflight:
         print("\n--- the same node: sparkd preflight --dry-run", flush=True)
-        main(["preflight", "--root", str(root)])
-    if log := example.files.get(ENGINE_LOG):
+        console.show(example.preflight)
+    if example.log:
         print("\n--- the engine's log there: journalctl -u sparkd-head | sparkd explain", flush=True)
-        console.show(list(render_explanations(log.splitlines())))
-    text = example.files[PATH]
-    report = parse(text)
-    assert report is not None, "an example has a report"
-    return Published(report, text)
+        console.show(list(render_explanations(example.log)))
+    return Published(example.report, dump(example.report))
 
 
 async def serve_pages(reports: Mapping[str, Published], port: int) -> None:

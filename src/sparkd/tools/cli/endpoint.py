@@ -13,15 +13,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.vllm.args import KEY_VARIABLE
 from sparkd.tools.cli import console
-from sparkd.tools.node.endpoint import (
-    CLIENTS,
-    Offer,
-    State,
-    context_tokens,
-    read_state,
-    request_lines,
-    snippet,
-)
+from sparkd.tools.node.endpoint import CLIENTS, Offer, State, context_tokens, read_state, request_lines, snippet
 
 AT_HEAD = "a file of the head: run this there"
 

@@ -7,6 +7,8 @@ import os
 import sys
 from functools import partial
 
+from msgspec import convert
+
 from sparkd.base.config import load_settings
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.host import Host
@@ -61,10 +63,7 @@ def init(args: argparse.Namespace) -> None:
         with setup.alone():
             print(cluster_key.rotate_key(path, setup) if args.rotate else cluster_key.create_key(path, setup))
         return
-    wishes = Wishes(
-        args.recipe, args.nodes, args.invite, tuple(args.ssh), args.plan, args.yes, args.api_key, args.webhook_file
-    )
-    wizard = Wizard(wishes, NodeFiles(Host(), os.environ), partial(print, flush=True), prompt)
+    wizard = Wizard(convert(vars(args), Wishes), NodeFiles(Host(), os.environ), partial(print, flush=True), prompt)
     if args.join is None:
         wizard.serve()
     else:

@@ -45,7 +45,7 @@ def show_logs(args: argparse.Namespace) -> None:
         raise UsageError("only root may read the journal and the cluster's key", "sudo sparkd logs")
     logs, trouble = open_logs(load_settings(os.environ), Host())
     if trouble:
-        print(f"sparkd: only this node's lines: {sanitize(trouble, 400)}", file=sys.stderr, flush=True)
+        _report("", f"only this node's lines: {sanitize(trouble, 400)}", as_json=args.json)
     asyncio.run(_show(logs, query, args))
 
 
@@ -59,7 +59,7 @@ async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> 
         for log, (_, trouble) in zip(logs, answers, strict=True):
             if trouble != troubles.get(log.name, ""):
                 troubles[log.name] = trouble
-                print(f"sparkd: {log.name or 'this node'}: {trouble or 'answers again'}", file=sys.stderr, flush=True)
+                _report(log.name or "this node", trouble, as_json=args.json)
         if not args.follow:
             break
         await asyncio.sleep(1)
@@ -67,6 +67,13 @@ async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> 
         raise BlockedError("no node's log can be read", "on each node: journalctl -u sparkd-head -u sparkd-worker")
     if not (args.json or entries):
         print(f"no lines since {args.since}; what the node does now: sparkd status")
+
+
+def _report(node: str, trouble: str, *, as_json: bool) -> None:
+    """A node's trouble on stderr, and as JSON beside its lines. `trouble`: empty where the node answers again."""
+    print(f"sparkd: {node and f'{node}: '}{trouble or 'answers again'}", file=sys.stderr, flush=True)
+    if as_json:
+        print(json.dumps({"node": node, "trouble": trouble}, ensure_ascii=False), flush=True)
 
 
 def _print(entries: list[Entry], marks: Marks, *, as_json: bool) -> None:

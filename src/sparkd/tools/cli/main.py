@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkd import __version__
-from sparkd.base.lib.errors import ExitCode, SparkdError, UsageError
+from sparkd.base.lib.errors import Cause, ExitCode, SparkdError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -118,27 +118,30 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except SparkdError as error:
-        print(error.lines, file=sys.stderr)
-        if "--json" in words:
-            from sparkd.tools.cli.console import show_json
-
-            show_json(error={"code": error.code, "cause": error.cause, "reason": error.reason, "hint": error.hint})
-        return error.code
+        return _fail(error, words)
     except BrokenPipeError:
         _discard_output()
         return ExitCode.GOOD
     except OSError as error:
         if words[:1] == ["run"]:
             raise  # into the journal, with its traceback
+        reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))
+        _fail(SparkdError(reason, HINTS.get(error.errno or 0, ""), cause=Cause.SYSTEM_ERROR), words)
         _discard_output()
-        reason = (error.strerror or str(error)).lower()
-        shown = SparkdError(
-            ": ".join(filter(None, (str(error.filename or ""), reason))), HINTS.get(error.errno or 0, "")
-        )
-        print(shown.lines, file=sys.stderr)
         return ExitCode.BUG
     except KeyboardInterrupt:
         return 130
+
+
+def _fail(error: SparkdError, words: list[str]) -> int:
+    """Report the error on stderr, and with --json also as an object on stdout, where that can be written."""
+    print(error.lines, file=sys.stderr)
+    if "--json" in words:
+        from sparkd.tools.cli.console import show_json
+
+        with suppress(OSError):
+            show_json(error={"code": error.code, "cause": error.cause, "reason": error.reason, "hint": error.hint})
+    return error.code
 
 
 def _run(words: list[str]) -> int:

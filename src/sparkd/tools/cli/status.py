@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -84,12 +85,15 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
         return [text.strip() or json.dumps({"schema": REPORT_SCHEMA})], code
     if report is None:
         return UNREADABLE if text else _before_first(files), code
-    served = ""
-    if alive and report.head and (engine := report.head.engine).url:
-        served = f"{sanitize(engine.url)}  model {sanitize(engine.model)}"
-    elif alive:
-        served = describe_endpoint(files, report.plan_digest)
+    served = describe_served(files, report) if alive else ""
     return render(report, View(datetime.now(UTC), alive), served, whole=not on_terminal), code
+
+
+def describe_served(files: Files, report: NodeReport) -> str:
+    """URL and model, as an agent that runs reports them, else by the configuration."""
+    if report.head and (engine := report.head.engine).url:
+        return f"{sanitize(engine.url)}  model {sanitize(engine.model)}"
+    return describe_endpoint(files, report.plan_digest)
 
 
 @lru_cache(1)
@@ -158,19 +162,22 @@ def _node_rows(node: NodeView, width: int, limit: int) -> tuple[tuple[str, str],
     """Two rows: who the node is and what it does; its figures."""
     shown = node.name if cell_width(node.name) <= width else f"{node.name[: width // 2]}…"
     since = f"{node.phase} for {node.age}" if node.age and node.age not in node.phase else node.phase
-    doing = sanitize("; last: ".join(part for part in (node.serves, node.cause) if part), limit)
-    figures = [node.left]
+    serves = sanitize(node.living.message, TEXT_LIMIT) if node.phase == Phase.SERVING.value and node.living else ""
+    doing = sanitize("; last: ".join(part for part in (serves, node.cause) if part), limit)
     if node.loading:
         share = bounded_share(node.loading.progress)
         doing = f"{f'{bar(share)} ' if share is not None else ''}{progress_text(node.loading)}"
-    if node.memory:
-        used = f"{bar(memory_share(node.memory))} {memory_text(node.memory)} {sparkline(node.memory.used_percent)}"
-        figures = [used, *figures]
-    if node.gpu:
-        figures.append(gpu_text(node.gpu))
     first = f"{pad(shown, width)}  {since}  {doing}".rstrip()
     rank = str(node.rank) if node.rank >= 0 else "?"
-    return (rank, first), ("", "  ".join(part for part in figures if part).rstrip())
+    return (rank, first), ("", "  ".join(filter(None, _figures(node))).rstrip())
+
+
+def _figures(node: NodeView) -> Iterator[str]:
+    if node.living and (memory := node.living.memory):
+        yield f"{bar(memory_share(memory))} {memory_text(memory)} {sparkline(memory.used_percent)}"
+    yield node.left
+    if node.living and node.living.gpu:
+        yield gpu_text(node.living.gpu)
 
 
 def _notes(cluster: Overview) -> Table:

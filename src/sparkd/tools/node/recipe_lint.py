@@ -74,7 +74,7 @@ def _judge_memory(loaded: Loaded, plan: LaunchPlan, memory_bytes: int, host: Hos
         where = _locate_key(loaded, "nodes.min")
         too_big = f"{where}: {memory.describe()} on nodes of {size(memory_bytes)}"
         return too_big, memory.fit is ModelFit.WEIGHTS_TOO_BIG
-    room = find_room(memory_bytes, memory, CheckInputs(plan, Settings()).need)
+    room = find_room(memory_bytes, memory, CheckInputs(plan, Settings()).need, plan.gpus)
     if memory.weights and (excess := room.describe_excess(plan)):
         return f"{_locate_key(loaded, f'env.{MAX_JOBS}')}: {excess} (take it out: sparkd sets it)", False
     return "", False
@@ -123,6 +123,7 @@ def _launch(recipe: Recipe) -> Launch:
         flags={flag: None if text and has_placeholder(text) else text for flag, text in first_values(words).items()},
         env={name: text for name, text in recipe.env.items() if text is not None and not has_placeholder(text)},
         gpu=recipe.container.gpus == "all",
+        gpus=recipe.nodes.gpus,
         pool_tokens=tokens if isinstance(tokens, int) else None,
         given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
         extra=recipe.flags.extra,

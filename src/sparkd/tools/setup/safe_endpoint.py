@@ -46,7 +46,7 @@ class Offers:
 
     def api_key(self, wish: bool | None) -> Additions:
         """A key of the API; without a wish, where a person agrees. Raises ConfigError for an unfit file there."""
-        if (plan := self.plan) is None or API_KEY in dict(plan.env):
+        if (plan := self.plan) is None:
             return NOTHING
         named = {secret.name: secret.file for secret in plan.secrets}.get(API_KEY, "")
         path, by_settings = named or KEY_FILE, self.files.load().settings.engine.secrets.get(API_KEY)
@@ -114,7 +114,7 @@ def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, str]
         if keyed:
             yield "key", file
             yield "", "vLLM guards /v1 by it: /tokenize, /invocations, /metrics stay open"
-        elif API_KEY not in dict(plan.env):
+        else:
             yield "key", "none: who reaches the port is served. To make one:"
             yield "", "sudo sparkd init --api-key"
         reachable_from = (not note and network.subnet_of(host.files, address)) or "YOUR-NETWORK"

@@ -104,7 +104,8 @@ class Wizard:
         keys = cluster_key.new_files(settings.cluster.key_file) if choice.nodes else ()
         added, files = self._offer(settings, choice.fit)
         complete, served, values, keys = False, values, values | added, (*keys, *files)
-        changes, changed = list(self.files.changes(values, settings, keys)), self._changes_units(values, settings)
+        changes = list(self.files.changes(values, settings, keys))
+        changed = any(self.files.changes(values, settings))  # keys are read again without a restart
         self._show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
         if not self.wishes.plan:
             if (changes or choice.missing) and not self._confirmed():
@@ -117,7 +118,8 @@ class Wizard:
         elif not choice.missing:
             settings = settings.model_copy(update=updated(settings, served))
         test = ["sudo sparkd notify test"] * (("notify", "webhook_file") in values)
-        self._finish(settings, "head", (*choice.commands(complete=complete), *test), changed=changed)
+        commands = (*choice.commands(complete=complete), *test)
+        self._finish(settings, "head", commands, changed=changed, added=added)
 
     def _offer(self, settings: Settings, fit: Fit) -> Additions:
         """A key of the API and messages, as wished or agreed to."""
@@ -150,15 +152,11 @@ class Wizard:
             code = code or self.prompt("join code: ")
             joined = accept(code)
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
-            changed = self._changes_units(values, settings)
+            changed = any(self.files.changes(values, settings))
             self.files.write(values, cluster_key.joined_files(key, joined.keys, joined.head_keys))
             confirm(code, replace(own, follows=True))
         self._show([("joined", f"{joined.head_address}, as {joined.own_address}")])
         self._finish(self.files.load().settings, "worker", (), changed=changed)
-
-    def _changes_units(self, values: Values, settings: Settings) -> bool:
-        """Whether an agent that runs has to start again: keys are read again without that."""
-        return any(self.files.changes(values, settings))
 
     def _survey(self, settings: Settings) -> Survey:
         try:
@@ -279,7 +277,10 @@ class Wizard:
             return complete
         return False
 
-    def _finish(self, settings: Settings, role: str, commands: Iterable[str], *, changed: bool) -> None:
+    def _finish(
+        self, settings: Settings, role: str, commands: Iterable[str], *, changed: bool, added: Values | None = None
+    ) -> None:
+        """`added`: settings that are written beside the recipe, whose files are not there yet in a plan."""
         shown = look_at(settings, self.host)
         summary = next(str(line) for line in reversed(parts(shown)) if not str(line).startswith("next:"))
         findings = blocking(shown.findings)
@@ -293,7 +294,8 @@ class Wizard:
         self._show([("check", summary), *(("", line) for line in lines)])
         if role == "head":
             with suppress(ConfigError, OSError):  # which the check shows
-                self._show(describe_endpoint(resolve_context(settings, None, self.host), self.host))
+                protected = settings.model_copy(update=updated(settings, added or {}))
+                self._show(describe_endpoint(resolve_context(protected, None, self.host), self.host))
         start = f"sudo systemctl enable --now sparkd-{role}"
         if shown.owner is not None:
             start = f"sudo systemctl restart sparkd-{role}   # it runs" if changed else "sparkd status   # it runs"

@@ -64,6 +64,11 @@ def test_an_invalid_config_is_ignored(tree: Tree, config: str) -> None:
     assert judged(tree, PLAN).level is Level.OK
 
 
+@pytest.mark.parametrize(("gpus", "level"), [(1, Level.WARN), (2, Level.OK)])
+def test_an_engine_may_see_all_gpus_of_its_node(tree: Tree, gpus: int, level: Level) -> None:
+    assert judged(tree, replace(PLAN, env=(("CUDA_VISIBLE_DEVICES", "0,1"),), gpus=gpus)).level is level
+
+
 @pytest.mark.parametrize(
     ("text", "level", "says"),
     [

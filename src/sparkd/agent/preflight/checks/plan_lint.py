@@ -83,6 +83,7 @@ def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
         flags=first_values(plan.argv),
         env=dict(plan.env),
         gpu=plan.container.gpus == "all",
+        gpus=plan.gpus,
         pool_tokens=plan.kv_cache_tokens,
         given=parse_flags(plan.argv),
         extra=plan.extra_flags,

@@ -68,9 +68,11 @@ def wrong_value(launch: Launch) -> Matches:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if match := _OPTION.search(launch.env.get(name, "")):
             yield f"env.{name}", f"{name}={match[0]}: PyTorch reads it with a colon, {match[1]}:{match[2]}"
-    gpus = launch.env.get("CUDA_VISIBLE_DEVICES", "0")
-    if launch.gpu and re.fullmatch(r"\d+(,\d+)*", gpus) and gpus != "0":
-        yield "env.CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={gpus[:40]}: a Spark has one GPU, 0"
+    visible, one = launch.env.get("CUDA_VISIBLE_DEVICES", ""), launch.gpus == 1
+    right = visible == "0" if one else visible.count(",") + 1 == launch.gpus
+    if launch.gpu and not right and re.fullmatch(r"\d+(,\d+)*", visible):
+        has = "a Spark has one GPU, 0" if one else f"nodes.gpus of the recipe is {launch.gpus}"
+        yield "env.CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={visible[:40]}: {has}"
     for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         if launch.gpu and (match := _ELSEWHERE.match(launch.env.get(name, ""))):
             yield f"env.{name}", f"{name}={match[0]}: no device of a Spark is called {match[1]}"

@@ -81,6 +81,8 @@ class Launch(Struct, frozen=True):
     flags: FirstValues
     env: Mapping[str, str] = field(default_factory=dict)
     gpu: bool = True
+    gpus: int = 1
+    """Of each node, by the recipe."""
     pool_tokens: int | None = None
     """Size of the KV cache, if the recipe gives it."""
     model: ModelLimits = ModelLimits()

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from sparkd.base.recipes.yaml import YamlError
-from sparkd.tools.importers.launch import inner_commands, is_ray, note_condition, program
+from sparkd.tools.importers.command import is_ray, program
+from sparkd.tools.importers.launch import inner_commands, note_condition
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import Note

@@ -15,11 +15,11 @@ from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable, read_file, sanitize
 from sparkd.base.recipes.yaml import Document
-from sparkd.tools.importers.command import Serve
+from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.compose import parse_env_file, read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
-from sparkd.tools.importers.launch import VLLM_SERVE, Engine, find_engine, merge, value_missing
+from sparkd.tools.importers.launch import Engine, find_engine, merge, value_missing
 from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Foreign, Overrides, Source

@@ -12,7 +12,6 @@ import time
 import uuid
 
 import msgspec
-from msgspec.structs import asdict
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import EngineEndedError, ExitCode, UsageError
@@ -57,7 +56,6 @@ def bench(args: argparse.Namespace) -> int:
     if soak_seconds and (args.markdown or args.depth or args.staggered):
         raise UsageError("--soak takes --concurrency, --prompt, --answer and --json alone")
     with open_endpoint(measuring.MOST_AT_ONCE) as served, measuring.only_one():
-        measuring.catch_ends()
         wanted = measuring.choose_lengths(options, served)
         if soak_seconds:
             with console.Ticker("sends requests"):
@@ -153,8 +151,8 @@ def smoke(args: argparse.Namespace) -> int:
         measuring.keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:20]))
     bad, seconds = len(faults), time.monotonic() - began
     if args.json:
-        totals = {"schema": 1, "bad_outputs": bad, "seconds": round(seconds, 1), "kv_cache": cache}
-        print(json.dumps({**totals, "rounds": [asdict(round_) for round_ in rounds]}, indent=1))
+        listed = msgspec.to_builtins(rounds)
+        console.show_json(bad_outputs=bad, seconds=round(seconds, 1), kv_cache=cache, rounds=listed)
     else:
         print(f"KV cache            {cache}")
         skipped = sum(bool(round_.skipped) for round_ in rounds)
@@ -202,7 +200,6 @@ def add_warm(parser: argparse.ArgumentParser) -> None:
 def warm_endpoint(args: argparse.Namespace) -> int:
     seconds = parse_time("--for", args.time, 10, LONGEST_SECONDS)
     with open_endpoint(MOST_TO_WARM) as served, measuring.only_one():
-        measuring.catch_ends()
         try:
             with console.Ticker("warms the endpoint"):
                 progress = asyncio.run(measuring.warm(served, seconds))

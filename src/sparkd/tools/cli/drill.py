@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
+from sparkd.agent.actions import history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.state.history import last_load
 from sparkd.base.status.model import format_duration
 from sparkd.tools.cli import console
 from sparkd.tools.node import drill
@@ -31,13 +32,11 @@ def run_drill(args: argparse.Namespace) -> None:
     if os.geteuid():
         raise UsageError("only root may end a rank", f"sudo sparkd drill {args.fault}")
     before = drill.read_serving(host)
-    target, load = drill.find_target(args.fault, host, before), drill.expected_seconds(host)
+    target, load = drill.find_target(args.fault, host, before), last_load(history.read(host.files))
     lasts = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
     outcome = "The engine is to serve on." if args.fault == "agent" else f"The endpoint is gone for {lasts}."
     print(f"{drill.FAULTS[args.fault]}: {target.title}, pid {target.pid}. {outcome}", flush=True)
-    if not args.yes and not sys.stdin.isatty():
-        raise UsageError("there is no terminal to confirm on", f"sudo sparkd drill {args.fault} --yes")
-    if not (args.yes or console.confirm("begin? [y/N] ")):
+    if not console.confirmed("begin? [y/N] ", f"sudo sparkd drill {args.fault} --yes", yes=args.yes):
         raise UsageError("not begun: nothing was touched")
     drill.kill(target)
     print("    0.0 s  killed", flush=True)

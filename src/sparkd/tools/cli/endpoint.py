@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from itertools import zip_longest
 
@@ -41,7 +40,7 @@ def show_endpoint(args: argparse.Namespace) -> None:
         fields = {**offer._asdict(), "answer_tokens": offer.answer_tokens, "prompt_tokens": offer.prompt_tokens}
         own = {"serving": state.serving, "state": state.text, "note": note, "key_file": key_file, "recipe": plan.recipe}
         texts = {name: endpoint.snippet(name, offer) for name in endpoint.CLIENTS}
-        print(json.dumps({"schema": 1, **own, **fields, "clients": texts}, indent=1))
+        console.show_json(**own, **fields, clients=texts)
     else:
         console.show([Table(_rows(offer, state, note, key_file))])
 

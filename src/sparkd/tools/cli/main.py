@@ -131,10 +131,8 @@ def main(argv: list[str] | None = None) -> int:
         if words[:1] == ["run"]:
             raise  # into the journal, with its traceback
         _discard_output()
-        reason = (error.strerror or str(error)).lower()
-        shown = SparkdError(
-            ": ".join(filter(None, (str(error.filename or ""), reason))), HINTS.get(error.errno or 0, "")
-        )
+        parts = (str(error.filename or ""), (error.strerror or str(error)).lower())
+        shown = SparkdError(": ".join(filter(None, parts)), HINTS.get(error.errno or 0, ""))
         print(shown.lines, file=sys.stderr)
         return ExitCode.BUG
     except KeyboardInterrupt:
@@ -176,10 +174,8 @@ def _refuse_unknown(words: list[str]) -> None:
     from sparkd.base.lib.text import did_you_mean, sanitize
 
     if word in SYSTEMCTL:
-        line = f"sudo systemctl {word} sparkd-"
-        raise UsageError(
-            f"systemd does that: there is no command {word}", f"{line}head\non every other node: {line}worker"
-        )
+        lines = f"sudo systemctl {word} sparkd-head\non every other node: sudo systemctl {word} sparkd-worker"
+        raise UsageError(f"systemd does that: there is no command {word}", lines)
     raise UsageError(f"there is no command {sanitize(word, 40)}{did_you_mean(word, names)}", "sparkd --help")
 
 

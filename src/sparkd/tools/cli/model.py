@@ -16,7 +16,6 @@ from sparkd.agent.actions import dockerd
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.console import Progress, Ticker
@@ -177,11 +176,8 @@ def build_image(args: argparse.Namespace) -> None:
     show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
     for change in sources.built_from(base).changes(before) if before else ():
         show(f"other than in {name}: {change}")
-    if not args.yes and not sys.stdin.isatty():
-        raise UsageError(
-            "a build runs these steps as root", f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
-        )
-    if not (args.yes or console.confirm("build it? [y/N] ")):
+    again = f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
+    if not console.confirmed("build it? [y/N] ", again, yes=args.yes, why="a build runs these steps as root"):
         show("nothing is built; nothing is to be done")
         return
     with explain_interrupt(args.recipe), Ticker("builds") as ticker, image_build.explain_full_disk(room, host):

@@ -26,7 +26,7 @@ from sparkd.base.state.switch import CONFIGURED, Stage, Switch, label
 from sparkd.base.status.model import read_living_report
 from sparkd.tools.cli import console
 from sparkd.tools.measure.image_trial import ImageTrial
-from sparkd.tools.measure.measuring import catch_ends, only_one
+from sparkd.tools.measure.measuring import only_one
 from sparkd.tools.node import known_good, switching
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
@@ -165,11 +165,9 @@ def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> i
 def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings, host: Host) -> int:
     if switch.stage is not Stage.DRAINING:
         keep = f"sudo sparkd use --image {ref} --no-bench keeps it, sudo sparkd use --end goes back"
-        raise UsageError(
-            f"{label(before.to if before else None)} is in force already: there is no other to compare", keep
-        )
+        chosen = label(before.to if before else None)
+        raise UsageError(f"{chosen} is in force already: there is no other to compare", keep)
     with only_one():
-        catch_ends()
         try:
             fault = ImageTrial(switch, config, host, partial(print, flush=True)).run(before)
         except KeyboardInterrupt:

@@ -234,9 +234,8 @@ def _mount(bundle: Bundle, mod: mods.Mod, folder: str) -> bool:
         args[flag] = target
         bundle.files[f"{folder}/{mod.name}/{file}"] = mod.files[file]
         if target not in [volume.target for volume in volumes]:
-            volumes.append(
-                Volume(source=f"{bundle.place.folder}/{folder}/{mod.name}/{file}", target=target, read_only=True)
-            )
+            source = f"{bundle.place.folder}/{folder}/{mod.name}/{file}"
+            volumes.append(Volume(source=source, target=target, read_only=True))
     bundle.update("container", volumes=tuple(volumes))
     bundle.recipe = bundle.recipe.model_copy(update={"args": args})
     return True
@@ -251,9 +250,8 @@ def _take_pre_exec(source: Source, bundle: Bundle) -> list[Step]:
         rf"{NAMED.pattern}|\$\{{?(?:{variables})\b|(?<![\w.-])(?:{places})\b|{mods.BESIDE.pattern}|\s&[\s)]", re.M
     )
     texts, steps = source.items("pre_exec"), list[Step]()
-    if len(texts) <= MOST_STEPS - 2 * MOST_MODS and not any(
-        open_to.search(str(text)) or redact(str(text)) != str(text) for text in texts
-    ):
+    is_open = any(open_to.search(text) or redact(text) != text for text in map(str, texts))
+    if len(texts) <= MOST_STEPS - 2 * MOST_MODS and not is_open:
         with suppress(ValidationError):
             steps = [Step.model_validate({"run": text}) for text in texts]
     done = "done once, to the image" if steps else "not run: do it in an image, or on the node"

@@ -96,14 +96,12 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     """The one engine that they start, on as many nodes as files start it. Raises ConfigError with file and line."""
     engines = _engines(forms, image)
     if not engines:
-        reason = (
-            "starts no vLLM server by itself: import the file with `vllm serve` or vLLM's image, or --container NAME"
-        )
         for form in forms:
             for _, launch in form.launches:
                 if unknown(launch.image):
                     raise _fault(form.path, launch.line, f"image: {value_missing(launch.image)}")
-        raise _fault(forms[0].path, 1, reason)
+        hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
+        raise _fault(forms[0].path, 1, f"starts no vLLM server by itself: {hint}")
     for form in forms:
         if len(names := [name for path, name, _ in engines if path == form.path]) > 1:
             of = f"services {', '.join(names)}: name one by --service" if any(names) else "commands: keep one of them"

@@ -240,7 +240,6 @@ def find_shortage(sample: Sample | None, floor_bytes: int) -> str:
         if free is None:
             return f"the memory of {sanitize(name)} is not known"
         if free < needed:
-            return (
-                f"{size(free)} of memory left on {sanitize(name)}, {size(needed)} needed (memory.floor_mib and 1 GiB)"
-            )
+            left = f"{size(free)} of memory left on {sanitize(name)}"
+            return f"{left}, {size(needed)} needed (memory.floor_mib and 1 GiB)"
     return ""

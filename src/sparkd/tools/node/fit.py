@@ -16,7 +16,7 @@ from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import ModelFit, read_sum
 from sparkd.base.recipes.schema import WEIGHTS_GB, Recipe
-from sparkd.tools.node.trial import try_recipe
+from sparkd.tools.node.recipe_lint import try_recipe
 
 FIRST = "deepseek-v4-flash-nvidia"
 """The first of recipes that are alike: measured by NVIDIA, with an image that can be pulled."""

@@ -30,8 +30,8 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.models.ssh import SshHost
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.node.fit import Fit, find_fits
+from sparkd.tools.node.recipe_lint import try_recipe
 from sparkd.tools.node.render import CONFIGURATION, parts
-from sparkd.tools.node.trial import try_recipe
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
 from sparkd.tools.setup.safe_endpoint import Additions, Offers, describe_endpoint
@@ -104,7 +104,8 @@ class Wizard:
         keys = cluster_key.new_files(settings.cluster.key_file) if choice.nodes else ()
         added, files = self._offer(settings, choice.fit)
         complete, served, values, keys = False, values, values | added, (*keys, *files)
-        changes, changed = list(self.files.changes(values, settings, keys)), self._changes_units(values, settings)
+        changes = list(self.files.changes(values, settings, keys))
+        changed = any(self.files.changes(values, settings))  # keys are read again without a restart
         self._show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
         if not self.wishes.plan:
             if (changes or choice.missing) and not self._confirmed():
@@ -150,15 +151,11 @@ class Wizard:
             code = code or self.prompt("join code: ")
             joined = accept(code)
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
-            changed = self._changes_units(values, settings)
+            changed = any(self.files.changes(values, settings))
             self.files.write(values, cluster_key.joined_files(key, joined.keys, joined.head_keys))
             confirm(code, replace(own, follows=True))
         self._show([("joined", f"{joined.head_address}, as {joined.own_address}")])
         self._finish(self.files.load().settings, "worker", (), changed=changed)
-
-    def _changes_units(self, values: Values, settings: Settings) -> bool:
-        """Whether an agent that runs has to start again: keys are read again without that."""
-        return any(self.files.changes(values, settings))
 
     def _survey(self, settings: Settings) -> Survey:
         try:
@@ -283,11 +280,9 @@ class Wizard:
         shown = look_at(settings, self.host)
         summary = next(str(line) for line in reversed(parts(shown)) if not str(line).startswith("next:"))
         findings = blocking(shown.findings)
-        if settings.cluster.follow_head and any(
-            finding.id == CONFIGURATION for finding in findings
-        ):  # as it must be, for now
-            findings = tuple(finding for finding in findings if finding.id != CONFIGURATION)
-            good = sum(finding.verdict.level is Level.OK for finding in shown.findings)
+        others = tuple(finding for finding in findings if finding.id != CONFIGURATION)
+        if settings.cluster.follow_head and others != findings:  # as it must be, for now
+            findings, good = others, sum(finding.verdict.level is Level.OK for finding in shown.findings)
             summary = f"{good} ok; the others run when the head's configuration has come"
         lines = (f"{finding.verdict.level.value} {finding.id}: {finding.verdict.reason}" for finding in findings)
         self._show([("check", summary), *(("", line) for line in lines)])

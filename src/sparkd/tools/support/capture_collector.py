@@ -43,8 +43,8 @@ from sparkd.base.status.model import read_report
 from sparkd.tools.measure.past import as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.recipe_lint import plan_as_json
 from sparkd.tools.node.render import Shown
-from sparkd.tools.node.trial import plan_as_json
 from sparkd.tools.support.capture_tree import MOST_BYTES, Archive, read_machine
 
 T = TypeVar("T")
@@ -241,9 +241,8 @@ class Collector:
                     there = inventory.parse(await reader.fetch(inventory.PATH))
                     self.of_nodes[f"nodes/{peer.address}/inventory.json"] = inventory.dump(there).decode()
                 except (HttpError, UnsignedError, ValueError) as error:
-                    self.missing.append(
-                        f"report of {peer.address} (there: sudo sparkd capture): {sanitize(str(error))}"
-                    )
+                    place = f"{peer.address} (there: sudo sparkd capture)"
+                    self.missing.append(f"report of {place}: {sanitize(str(error))}")
 
     def _failures(self) -> list[datetime]:
         """When the last two failures were, newest first."""

@@ -37,8 +37,7 @@ class Form(Struct, frozen=True):
 
     path: str
     kind: str
-    launches: list[tuple[str, Launch]]
-    """By name: a compose file's service, else empty."""
+    launches: list[Launch]
     folder: str
 
 
@@ -65,10 +64,10 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
             launches = read_compose(text, variables, service, env_file)
         else:
             read = read_unit if kind == "systemd unit" else read_script
-            launches = [("", launch) for launch in read(text, variables)]
+            launches = read(text, variables)
     except LaunchError as error:
         raise _fault(str(path), error.line, str(error)) from None
-    for _, launch in launches:
+    for launch in launches:
         launch.given = overrides
     return Form(str(path), kind, launches, folder)
 
@@ -89,7 +88,7 @@ def form_of_container(name: str, host: Host) -> Form:
         raise ConfigError(f"docker: {error}") from None
     if launch is None:
         raise ConfigError(printable(f"docker has no container {name[:80]}"), "docker ps -a")
-    return Form(name, CONTAINER, [("", launch)], "")
+    return Form(name, CONTAINER, [launch], "")
 
 
 def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
@@ -97,17 +96,17 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     engines = _engines(forms, image)
     if not engines:
         for form in forms:
-            for _, launch in form.launches:
+            for launch in form.launches:
                 if unknown(launch.image):
                     raise _fault(form.path, launch.line, f"image: {value_missing(launch.image)}")
         hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
         raise _fault(forms[0].path, 1, f"starts no vLLM server by itself: {hint}")
     for form in forms:
-        if len(names := [name for path, name, _ in engines if path == form.path]) > 1:
+        if len(names := [engine.service for path, engine in engines if path == form.path]) > 1:
             of = f"services {', '.join(names)}: name one by --service" if any(names) else "commands: keep one of them"
             raise _fault(form.path, 1, f"vLLM is started by {len(names)} {of}")
     try:
-        engine = merge([(path, one) for path, _, one in engines])
+        engine = merge(engines)
     except LaunchError as error:
         raise _fault(engines[-1][0], error.line, str(error)) from None
     count = len(engines)
@@ -119,12 +118,12 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     return source, foreign, engine.serve
 
 
-def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
-    """Path, name and engine. One without an image runs in the only container that waits for `docker exec`, if any."""
-    launches = [(form, name, launch) for form in forms for name, launch in form.launches]
-    engines: list[tuple[str, str, Engine]] = []
+def _engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
+    """Path and engine. One without an image runs in the only container that waits for `docker exec`, if any."""
+    launches = [(form, launch) for form in forms for launch in form.launches]
+    engines: list[tuple[str, Engine]] = []
     waiting: list[Launch] = []
-    for form, name, launch in sorted(launches, key=lambda entry: not entry[2].image):
+    for form, launch in sorted(launches, key=lambda entry: not entry[1].image):
         is_bare = not launch.image
         if is_bare and len(waiting) == 1:
             launch.image, launch.options = waiting[0].image, waiting[0].options
@@ -143,7 +142,7 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
         engine.image = image or engine.image
         if not engine.image:
             raise _fault(form.path, engine.line, "names no image to run it in: --image REF names one")
-        engines.append((form.path, name, engine))
+        engines.append((form.path, engine))
     return engines
 
 

@@ -36,6 +36,7 @@ class Engine(Struct):
     """What becomes a recipe."""
 
     line: int
+    service: str
     image: str
     serve: Serve
     env: dict[str, str]
@@ -145,7 +146,7 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     named = (Flag("served-model-name", (serve.model,)), *flags)  # unless one follows
     server = Serve(_with_shell(launch, entrypoint, extended), model, named)
     notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]
-    return Engine(launch.line, launch.image, server, options.env, options.secrets, container, notes)
+    return Engine(launch.line, launch.service, launch.image, server, options.env, options.secrets, container, notes)
 
 
 def _extended(env: Mapping[str, str]) -> dict[str, str]:

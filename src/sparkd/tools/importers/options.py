@@ -67,6 +67,8 @@ class Launch(Struct):
     notes: list[Note] = field(default_factory=list)
     given: Mapping[str, str] = {}
     """By its user: variables of a shell in the container."""
+    service: str = ""
+    """Its name in a compose file."""
 
     def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
         self.notes.append(Note(line, text, is_missing))

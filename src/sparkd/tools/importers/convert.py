@@ -183,7 +183,7 @@ def _find_engine(source: Source, foreign: Foreign, overrides: Overrides) -> Engi
     engine = choose_engine(launch, commands or [], "")
     if engine is None:
         raise CommandError("runs no `vllm serve`: write one plainly")
-    source.notes += [replace(note, text=f"command: {note.text}") for note in engine.notes]
+    source.notes += [replace(note, text=f"command: {note.text}") for note in launch.notes]
     return engine
 
 

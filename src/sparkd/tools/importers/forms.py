@@ -102,19 +102,18 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
         hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
         raise _fault(forms[0].path, 1, f"starts no vLLM server by itself: {hint}")
     for form in forms:
-        if len(names := [engine.service for path, engine in engines if path == form.path]) > 1:
+        if len(names := [engine.launch.service for path, engine in engines if path == form.path]) > 1:
             of = f"services {', '.join(names)}: name one by --service" if any(names) else "commands: keep one of them"
             raise _fault(form.path, 1, f"vLLM is started by {len(names)} {of}")
     try:
         engine = merge(engines)
     except LaunchError as error:
         raise _fault(engines[-1][0], error.line, str(error)) from None
-    count = len(engines)
-    nodes = (count, count if count > 1 else None)
-    source = Source(Document({}, {(): engine.line}), notes=engine.notes)
-    source.container = shlex.quote(forms[0].path) if forms[0].kind == CONTAINER else ""
+    launch, kind, nodes = engine.launch, forms[0].kind, (len(engines), len(engines) if engines[1:] else None)
+    source = Source(Document({}, {(): launch.line}), notes=launch.notes)
+    source.container = shlex.quote(forms[0].path) if kind == CONTAINER else ""
     source.is_running_here = bool(source.container) and not image
-    foreign = Foreign(forms[0].kind, "", engine.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
+    foreign = Foreign(kind, "", launch.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
     return source, foreign, engine.serve
 
 
@@ -139,9 +138,9 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
             continue
         if not launch.image:
             engine.serve = replace(engine.serve, entrypoint=VLLM_SERVE)  # its path is the node's
-        engine.image = image or engine.image
-        if not engine.image:
-            raise _fault(form.path, engine.line, "names no image to run it in: --image REF names one")
+        launch.image = image or launch.image
+        if not launch.image:
+            raise _fault(form.path, launch.line, "names no image to run it in: --image REF names one")
         engines.append((form.path, engine))
     return engines
 

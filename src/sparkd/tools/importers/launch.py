@@ -19,7 +19,6 @@ from sparkd.base.vllm.flag import SHIPPED
 from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, is_ray, parse_serve, program
 from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
 from sparkd.tools.importers.shell import OF_IMAGE, Command, commands_in_container
-from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.variables import CommandError, is_unknown, shown, unknown
 
 SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
@@ -33,16 +32,13 @@ _SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind 
 
 
 class Engine(Struct):
-    """What becomes a recipe."""
+    """What becomes a recipe. `env` and `secrets` are what it keeps of the launch's."""
 
-    line: int
-    service: str
-    image: str
+    launch: Launch
     serve: Serve
     env: dict[str, str]
     secrets: dict[str, str]
     container: dict[str, object]
-    notes: list[Note]
 
 
 def find_engine(launch: Launch, folder: str) -> Engine | None:
@@ -145,8 +141,8 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
     named = (Flag("served-model-name", (serve.model,)), *flags)  # unless one follows
     server = Serve(_with_shell(launch, entrypoint, extended), model, named)
-    notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]
-    return Engine(launch.line, launch.service, launch.image, server, options.env, options.secrets, container, notes)
+    launch.notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]
+    return Engine(launch, server, options.env, options.secrets, container)
 
 
 def _extended(env: Mapping[str, str]) -> dict[str, str]:
@@ -213,7 +209,7 @@ def merge(engines: list[tuple[str, Engine]]) -> Engine:
             mine, its = (settings.get(key, "not given") for settings in (ours, theirs))
             if mine != its:
                 both = f"{''.join(key)}: {redact(str(mine))[:80]} in {name}, {redact(str(its))[:80]} in {other_name}"
-                raise LaunchError(other.line, f"{both}: ranks of one engine need the same")
+                raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same")
         first.secrets |= other.secrets
     return first
 
@@ -222,7 +218,7 @@ def _settings(engine: Engine) -> dict[tuple[str, str], object]:
     """What ranks have in common, by its kind and its name."""
     serve = engine.serve
     return {
-        ("image", ""): engine.image,
+        ("image", ""): engine.launch.image,
         ("entrypoint", ""): shlex.join(serve.entrypoint),
         ("model", ""): serve.model,
         **{("--", flag.name): " ".join(flag.values) or "given" for flag in serve.flags},

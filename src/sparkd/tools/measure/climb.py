@@ -36,17 +36,15 @@ AWAITED_SECONDS, MEASURE_SECONDS = 900, 3600
 BY_KNOB = ("plan-lint", "unified-memory")
 """Checks whose outcome a knob decides."""
 FAULT_LENGTH = 300
-NOT_OF_THE_RECIPE = frozenset(
-    (
-        Cause.PEER_LOST,
-        Cause.PEER_SILENT,
-        Cause.PEER_STOPPED,
-        Cause.STOP_REQUESTED,
-        Cause.DOCKER_HUNG,
-        Cause.DOCKER_RESTARTED,
-        Cause.KILLED_FROM_OUTSIDE,
-        Cause.OWN_ADDRESS_GONE,
-    )
+NOT_OF_THE_RECIPE = (
+    Cause.PEER_LOST,
+    Cause.PEER_SILENT,
+    Cause.PEER_STOPPED,
+    Cause.STOP_REQUESTED,
+    Cause.DOCKER_HUNG,
+    Cause.DOCKER_RESTARTED,
+    Cause.KILLED_FROM_OUTSIDE,
+    Cause.OWN_ADDRESS_GONE,
 )
 AGAIN = "when that is over, the same command continues from here"
 

@@ -93,11 +93,8 @@ def overview() -> str:
     from textwrap import wrap
 
     summaries = {name: summary for name, _, summary in COMMANDS}
-    parts = [
-        "usage: sparkd [COMMAND]   without one: as sparkd status",
-        "",
-        "Node agent of NVIDIA DGX Spark machines: preflight, launch and watch vLLM.",
-    ]
+    parts = ["usage: sparkd [COMMAND]   without one: as sparkd status", ""]
+    parts += ["Node agent of NVIDIA DGX Spark machines: preflight, launch and watch vLLM."]
     for title, names in GROUPS.items():
         parts += ["", f"{title}:"]
         for name in names.split():

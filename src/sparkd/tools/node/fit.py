@@ -121,11 +121,8 @@ def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterato
     if supply.image:
         build = "" if supply.docker else recipe.image_build()
         reason = f"you build its image: {supply.image}" if build else supply.image
-        yield Lack(
-            reason,
-            supply.docker or build or f"sudo docker pull {plan.image}",
-            by_hand=bool(build) and build == recipe.image.build,
-        )
+        command = supply.docker or build or f"sudo docker pull {plan.image}"
+        yield Lack(reason, command, by_hand=bool(build) and build == recipe.image.build)
 
 
 def rank(fit: Fit) -> tuple[object, ...]:

@@ -138,13 +138,8 @@ class Wizard:
         self.files.refuse_overruled(early)
         key = settings.cluster.key_file
         over = " in place of the key that is there" * self.host.files.exists(key)
-        self._show(
-            [
-                ("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head"),
-                ("", f"{key}: the cluster's key{over}"),
-                ("", f"{head_key.PUBLIC}: the head's public key"),
-            ]
-        )
+        self._show([("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head")])
+        self._show([("", f"{key}: the cluster's key{over}"), ("", f"{head_key.PUBLIC}: the head's public key")])
         if self.wishes.plan or not self._confirmed():
             return
         with self.files.setup.alone():

@@ -63,9 +63,8 @@ from sparkd.base.vllm.known_errors import explain
 from sparkd.base.vllm.lint.predicates import parse_limits
 from sparkd.base.vllm.lint.script import parse_script
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
-from sparkd.tools.importers.command import parse_serve
+from sparkd.tools.importers.command import parse_serve, program
 from sparkd.tools.importers.convert import import_file
-from sparkd.tools.importers.launch import program
 from sparkd.tools.importers.shell import commands_in_container
 from sparkd.tools.importers.source import Unusable, Values, format_template, substitute
 from sparkd.tools.importers.variables import CommandError

@@ -6,8 +6,9 @@ import re
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct
 
 from deb.errors import BuildError
 
@@ -17,15 +18,13 @@ PROGRAMS = "bin"
 """Where compiled programs of wheels lie, beside the libraries: on no PATH."""
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Struct, frozen=True):
     path: str
     """As it lies in site-packages."""
     content: bytes
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(Struct, frozen=True):
     tag: str
     """Such as `cp311`; empty for pure Python."""
     members: tuple[Member, ...]

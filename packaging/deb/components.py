@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from deb.errors import BuildError
 from deb.vendor import Library, Sbom
@@ -18,8 +18,7 @@ _COMPILER = re.compile(rb"rustc version (\d+\.\d+\.\d+)")
 """In the section .comment of a module."""
 
 
-@dataclass(frozen=True)
-class Component:
+class Component(Struct, frozen=True):
     name: str
     version: str
     licence: str = ""
@@ -37,8 +36,7 @@ class Component:
         return f"{self.name} {self.version}"
 
 
-@dataclass(frozen=True)
-class Notices:
+class Notices(Struct, frozen=True):
     """packaging/debian/notices.toml: what no wheel has."""
 
     linked: dict[str, tuple[str, ...]]

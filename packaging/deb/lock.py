@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from packaging.utils import NormalizedName, canonicalize_name
 
 from deb.errors import BuildError
 
 
-@dataclass(frozen=True)
-class Pin:
+class Pin(Struct, frozen=True):
     name: NormalizedName
     version: str
     sha256: frozenset[str]
@@ -29,8 +28,7 @@ class Pin:
             raise BuildError(f"{file}: sha256 {found} is none of those that requirements.lock has for {self.name}")
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(Struct, frozen=True):
     pins: tuple[Pin, ...]
 
     def pin(self, name: NormalizedName) -> Pin:

@@ -79,7 +79,7 @@ def _entry(component: Component) -> dict[str, object]:
 def _paragraph(library: Library) -> str:
     name = _licence_name(library.metadata)
     short = _short(name, library.name)
-    text = _text(library)
+    text = "\n".join(library.licences)
     body = _APACHE_REFERENCE if _APACHE in text else text or name
     modules = {module.path for module in library.modules}
     files = [top if top.endswith(".py") else f"{top}/*" for top in library.top_levels if top not in modules]
@@ -95,7 +95,7 @@ def _paragraph(library: Library) -> str:
 
 def _modules(library: Library, components: tuple[Component, ...]) -> str:
     """After the library's own paragraph: of two that match a file, DEP-5 goes by the last."""
-    own = _holders(library, _text(library))
+    own = _holders(library, "\n".join(library.licences))
     holders = {" ".join(_PREFIX.sub("", line).split()) for one in components for line in one.copyright or [one.author]}
     shorts = [_short(_licence_name(library.metadata), library.name), *map(_component_short, components)]
     return (
@@ -127,10 +127,6 @@ def _component_short(component: Component) -> str:
 
 def _short(licence: str, name: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9.+-]+', '-', licence).strip('-')}~{name}"
-
-
-def _text(library: Library) -> str:
-    return "\n".join(one.text for one in library.licences)
 
 
 def _files(paths: list[str]) -> str:

@@ -6,17 +6,17 @@ import os
 import re
 import subprocess
 import tomllib
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from deb.errors import BuildError
 
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     root: Path
     version: str
     """Debian's: a commit without a release tag sorts before the release, and after every earlier commit."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """Debian 12 has the first, Ubuntu 24.04 the second, Debian 13 the third."""
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(Struct, frozen=True):
     debian: str
     machine: str
 
@@ -20,21 +19,13 @@ class Architecture:
         return tuple(f"manylinux{libc}_{self.machine}" for libc in libcs)
 
     def environments(self) -> tuple[dict[str, str], ...]:
-        """What the markers of requirements are judged against."""
+        """What the markers of requirements are judged against, beside what is the same where a package is built."""
         return tuple(
             {
-                "implementation_name": "cpython",
                 "implementation_version": f"{python}.0",
-                "os_name": "posix",
                 "platform_machine": self.machine,
-                "platform_python_implementation": "CPython",
-                "platform_release": "",
-                "platform_system": "Linux",
-                "platform_version": "",
                 "python_full_version": f"{python}.0",
                 "python_version": python,
-                "sys_platform": "linux",
-                "extra": "",
             }
             for python in PYTHONS
         )

@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+
+from msgspec import Struct, field
 
 from deb.errors import BuildError
 
 
-@dataclass(frozen=True)
-class File:
+class File(Struct, frozen=True):
     content: bytes
     mode: int
 
 
-@dataclass
-class Tree:
+class Tree(Struct):
     """Paths are relative to the root. Two different files at one path are an error, never a choice."""
 
     _files: dict[str, File] = field(default_factory=dict)

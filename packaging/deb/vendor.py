@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
+
+from msgspec import Struct
 
 from deb import archive, downloads
 from deb.archive import Archive, Member
@@ -28,22 +29,14 @@ _LICENCE = re.compile(r"^[^/]+\.dist-info/(licenses/)?.*(LICEN[CS]E|COPYING|NOTI
 _SBOM = re.compile(r"^[^/]+\.dist-info/sboms/(?P<name>.+)\.json$")
 
 
-@dataclass(frozen=True)
-class Licence:
-    path: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Sbom:
+class Sbom(Struct, frozen=True):
     """A bill of materials that came with a wheel, such as of the Rust crates that are compiled into it."""
 
     name: str
     content: bytes
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(Struct, frozen=True):
     """One release as it is carried: what its copyright and its bill of materials are written from."""
 
     name: str
@@ -51,7 +44,8 @@ class Library:
     metadata: Message
     top_levels: tuple[str, ...]
     """Its files and folders directly below the vendor folder."""
-    licences: tuple[Licence, ...]
+    licences: tuple[str, ...]
+    """Their texts."""
     modules: tuple[Member, ...]
     """Its compiled modules and programs."""
     sboms: tuple[Sbom, ...]
@@ -61,8 +55,7 @@ class Library:
         return f"{self.name} {self.version}"
 
 
-@dataclass(frozen=True)
-class Vendored:
+class Vendored(Struct, frozen=True):
     libraries: tuple[Library, ...]
 
     @property
@@ -100,7 +93,7 @@ def _as_module(member: Member) -> bytes:
 
 def _library(pin: Pin, archives: list[Archive]) -> Library:
     licences = {
-        member.path: Licence(member.path, member.content.decode(errors="replace"))
+        member.path: member.content.decode(errors="replace")
         for one in archives
         for member in one.members
         if _LICENCE.match(member.path)

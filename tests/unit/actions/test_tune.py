@@ -14,8 +14,16 @@ from sparkd.agent.actions.files import SETUP_LOCK, locked
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main, setup
-from sparkd.tools.setup.machine_watchdog import DROPIN, apply_watchdog, revert_watchdog, with_panic
-from sparkd.tools.setup.system_config import HEADER, PATH, STATE, SysctlManager
+from sparkd.tools.setup.system_config import (
+    DROPIN,
+    HEADER,
+    PATH,
+    STATE,
+    SysctlManager,
+    apply_watchdog,
+    revert_watchdog,
+    with_panic,
+)
 
 SWAPPINESS = {"vm.swappiness": "10"}
 RMEM = {"net.ipv4.tcp_rmem": "4096 131072 33554432"}

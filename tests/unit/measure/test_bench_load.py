@@ -9,9 +9,8 @@ from tests.unit.stream_server import streaming
 
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.streaming import Streamed
-from sparkd.tools.measure.bench import Wanted, measure
+from sparkd.tools.measure.bench import Prompts, Wanted, measure, send
 from sparkd.tools.measure.figures import Depth, Level
-from sparkd.tools.measure.load import Prompts, send
 
 WANTED = Wanted((1, 4), (60,), 30, 10, 2, staggered=False, seed=1)
 

@@ -6,6 +6,7 @@ from sparkd.base.vllm.api import Drafts
 from sparkd.base.vllm.streaming import Streamed
 from sparkd.tools.measure.figures import (
     DECODE,
+    Reply,
     Spread,
     accepted,
     compare_depth,
@@ -17,7 +18,6 @@ from sparkd.tools.measure.figures import (
     stream_rate,
     summarise,
 )
-from sparkd.tools.measure.load import Reply
 
 
 def answer(begun: float, first: float, each: float, tokens: int, per_event: int = 1) -> Streamed:

@@ -567,7 +567,7 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(), "mine:1")
     assert any("mine:1: no registry has it" in note for note in other.missing)
     tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:2"})
-    (_, launch), *_ = form_of_container("vllm", Host(tree.root)).launches
+    launch, *_ = form_of_container("vllm", Host(tree.root)).launches
     assert launch.notes[0].text.startswith(f"image: {IMAGE} is another image now than the container's 1,")
     with pytest.raises(ConfigError, match="docker has no container other"):
         form_of_container("other", Host(tree.root))

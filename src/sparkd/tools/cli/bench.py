@@ -12,7 +12,6 @@ import time
 import uuid
 
 import msgspec
-from msgspec.structs import asdict
 
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import EngineEndedError, ExitCode, UsageError
@@ -22,20 +21,8 @@ from sparkd.base.status.model import utc_now
 from sparkd.base.vllm.smoke import Round
 from sparkd.base.vllm.warm_up import MOST_AT_ONCE as MOST_TO_WARM
 from sparkd.tools.cli import bench_table, console
+from sparkd.tools.measure import measuring
 from sparkd.tools.measure.bench import Result, Wanted
-from sparkd.tools.measure.measuring import (
-    MOST_AT_ONCE,
-    MOST_TOKENS,
-    catch_ends,
-    choose_lengths,
-    keep,
-    make_row,
-    only_one,
-    read_rows,
-    run,
-    run_soak,
-    warm,
-)
 from sparkd.tools.measure.past import describe_slower, find_runs, find_usual
 from sparkd.tools.measure.soak import STEADY, judge
 from sparkd.tools.node.served import CONNECTIONS, Served, collect, open_endpoint
@@ -68,14 +55,13 @@ def bench(args: argparse.Namespace) -> int:
     soak_seconds = parse_time("--soak", args.soak, SHORTEST_SECONDS, LONGEST_SECONDS) if args.soak else 0
     if soak_seconds and (args.markdown or args.depth or args.staggered):
         raise UsageError("--soak takes --concurrency, --prompt, --answer and --json alone")
-    with open_endpoint(MOST_AT_ONCE) as served, only_one():
-        catch_ends()
-        wanted = choose_lengths(options, served)
+    with open_endpoint(measuring.MOST_AT_ONCE) as served, measuring.only_one():
+        wanted = measuring.choose_lengths(options, served)
         if soak_seconds:
             with console.Ticker("sends requests"):
                 return soak(served, wanted, soak_seconds, as_json=args.json)
         with console.Ticker("measures the endpoint"):
-            benchmark = run(served, wanted, warms=True)
+            benchmark = measuring.run(served, wanted, warms=True)
     report(args, benchmark, served)
     if benchmark.interrupted:
         return 130
@@ -84,7 +70,7 @@ def bench(args: argparse.Namespace) -> int:
 
 def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
     """Print what a soak shows. Raises HttpError, StreamError where not even the first request is answered."""
-    work, interrupted = run_soak(served, wanted, seconds)
+    work, interrupted = measuring.run_soak(served, wanted, seconds)
     verdict = judge(work.samples, work.first_failure)
     if as_json:
         outcome = {"verdict": verdict.outcome, "lines": verdict.lines, "interrupted": interrupted}
@@ -98,7 +84,7 @@ def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
 
 def report(args: argparse.Namespace, benchmark: Result, served: Served) -> None:
     """Print it beside what is expected and what is usual, and keep it where it is whole."""
-    rows, row = read_rows(Host()), make_row(benchmark, served)
+    rows, row = measuring.read_rows(Host()), measuring.make_row(benchmark, served)
     whole = bool(benchmark.levels) and not benchmark.interrupted and not benchmark.fault
     usual, slower = find_usual(benchmark, find_runs(rows)), describe_slower(find_runs((*rows, row))) if whole else ()
     expect = served.node.recipe.expect
@@ -110,7 +96,7 @@ def report(args: argparse.Namespace, benchmark: Result, served: Served) -> None:
     else:
         console.show((*bench_table.tables(benchmark, expect, usual), *slower))
     if whole:
-        keep(row)
+        measuring.keep(row)
 
 
 def read_numbers(args: argparse.Namespace) -> Wanted:
@@ -129,10 +115,10 @@ def read_numbers(args: argparse.Namespace) -> Wanted:
         return values[0]
 
     return Wanted(
-        concurrency=numbers("concurrency", args.concurrency, MOST_AT_ONCE) if args.concurrency else (),
-        depths=numbers("depth", args.depth, MOST_TOKENS, 0) if args.depth else (),
-        prompt_tokens=number("prompt", MOST_TOKENS),
-        answer_tokens=number("answer", MOST_TOKENS),
+        concurrency=numbers("concurrency", args.concurrency, measuring.MOST_AT_ONCE) if args.concurrency else (),
+        depths=numbers("depth", args.depth, measuring.MOST_TOKENS, 0) if args.depth else (),
+        prompt_tokens=number("prompt", measuring.MOST_TOKENS),
+        answer_tokens=number("answer", measuring.MOST_TOKENS),
         runs=number("runs", 100),
         staggered=args.staggered,
         seed=time.time_ns(),
@@ -162,11 +148,11 @@ def smoke(args: argparse.Namespace) -> int:
         cache, too_small = describe_cache(served.report.engine.kv_cache_tokens, served.node.plan.kv_cache_tokens)
         faults = tuple(sanitize(fault) for round_ in rounds for fault in round_.faults)
         recipe, launch = served.node.plan.recipe, served.report.launch_id
-        keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:20]))
+        measuring.keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:20]))
     bad, seconds = len(faults), time.monotonic() - began
     if args.json:
-        totals = {"schema": 1, "bad_outputs": bad, "seconds": round(seconds, 1), "kv_cache": cache}
-        print(json.dumps({**totals, "rounds": [asdict(round_) for round_ in rounds]}, indent=1))
+        listed = msgspec.to_builtins(rounds)
+        console.show_json(bad_outputs=bad, seconds=round(seconds, 1), kv_cache=cache, rounds=listed)
     else:
         print(f"KV cache            {cache}")
         skipped = sum(bool(round_.skipped) for round_ in rounds)
@@ -213,11 +199,10 @@ def add_warm(parser: argparse.ArgumentParser) -> None:
 
 def warm_endpoint(args: argparse.Namespace) -> int:
     seconds = parse_time("--for", args.time, 10, LONGEST_SECONDS)
-    with open_endpoint(MOST_TO_WARM) as served, only_one():
-        catch_ends()
+    with open_endpoint(MOST_TO_WARM) as served, measuring.only_one():
         try:
             with console.Ticker("warms the endpoint"):
-                progress = asyncio.run(warm(served, seconds))
+                progress = asyncio.run(measuring.warm(served, seconds))
         except ValueError as error:
             raise EngineEndedError(f"the engine can't be warmed: {error}", "sparkd status") from None
         if progress.lost:

@@ -93,9 +93,8 @@ def notes(benchmark: Result, usual: Usual | None) -> list[str]:
             shares = " ".join(f"{share:.2f}" for share in level.accepted)
             lines.append(f"{level.concurrency} requests: drafted tokens accepted, by position: {shares}")
         if level.failed:
-            lines.append(
-                f"{level.concurrency} requests: {level.failed} of {level.requests} failed: {sanitize(level.fault)}"
-            )
+            failed = f"{level.failed} of {level.requests} failed"
+            lines.append(f"{level.concurrency} requests: {failed}: {sanitize(level.fault)}")
     if idle := _idle_positions(benchmark):
         lines.append(f"position {', '.join(idle)} accepted nothing, at any level: lower num_speculative_tokens")
     if usual:

@@ -34,8 +34,7 @@ from sparkd.base.state.shared_config import overridden_keys
 from sparkd.base.state.vllm_tables import find_table
 from sparkd.base.status.model import FindingReport
 from sparkd.tools.cli import console
-from sparkd.tools.node.recipe_lint import lint
-from sparkd.tools.node.trial import plan_as_json
+from sparkd.tools.node.recipe_lint import lint, plan_as_json
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -232,6 +232,13 @@ def prompt(question: str) -> str:
     raise UsageError("no answer came", "nothing was done")
 
 
+def confirmed(question: str, hint: str, *, yes: bool, why: str = "there is no terminal to confirm on") -> bool:
+    """Whether `yes` was given, or a person gives it now. Raises UsageError where there is no terminal for that."""
+    if not yes and not sys.stdin.isatty():
+        raise UsageError(why, hint)
+    return yes or confirm(question)
+
+
 def confirm(question: str, answers: Sequence[str] = ("y", "yes")) -> bool:
     """Whether a person answers with one of these. Raises UsageError at the end of stdin."""
     return prompt(question).strip().lower() in answers

@@ -4,53 +4,44 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
+from sparkd.agent.actions import history
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.state.history import last_load
 from sparkd.base.status.model import format_duration
 from sparkd.tools.cli import console
-from sparkd.tools.node.drill import (
-    FAULTS,
-    LEAST_SECONDS,
-    LOADS,
-    expected_seconds,
-    find_target,
-    follow,
-    kill,
-    read_serving,
-)
+from sparkd.tools.node import drill
 
 
 def add_drill(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("fault", nargs="?", choices=sorted(FAULTS), metavar="FAULT", help=f"one of {', '.join(FAULTS)}")
+    listed = f"one of {', '.join(drill.FAULTS)}"
+    parser.add_argument("fault", nargs="?", choices=sorted(drill.FAULTS), metavar="FAULT", help=listed)
     parser.add_argument("--yes", action="store_true", help="begin without a question")
     parser.epilog = "Without a fault it lists them. Exit code 0: it serves again; 12: it did not come back in time."
-    parser.set_defaults(run=drill)
+    parser.set_defaults(run=run_drill)
 
 
-def drill(args: argparse.Namespace) -> None:
+def run_drill(args: argparse.Namespace) -> None:
     if not args.fault:
-        table = Table([("FAULT", "WHAT HAPPENS"), *FAULTS.items()], heading=True)
+        table = Table([("FAULT", "WHAT HAPPENS"), *drill.FAULTS.items()], heading=True)
         console.show([table, "begin: sudo sparkd drill FAULT"])
         return
     host = Host()
     if os.geteuid():
         raise UsageError("only root may end a rank", f"sudo sparkd drill {args.fault}")
-    before = read_serving(host)
-    target, load = find_target(args.fault, host, before), expected_seconds(host)
+    before = drill.read_serving(host)
+    target, load = drill.find_target(args.fault, host, before), last_load(history.read(host.files))
     lasts = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
     outcome = "The engine is to serve on." if args.fault == "agent" else f"The endpoint is gone for {lasts}."
-    print(f"{FAULTS[args.fault]}: {target.title}, pid {target.pid}. {outcome}", flush=True)
-    if not args.yes and not sys.stdin.isatty():
-        raise UsageError("there is no terminal to confirm on", f"sudo sparkd drill {args.fault} --yes")
-    if not (args.yes or console.confirm("begin? [y/N] ")):
+    print(f"{drill.FAULTS[args.fault]}: {target.title}, pid {target.pid}. {outcome}", flush=True)
+    if not console.confirmed("begin? [y/N] ", f"sudo sparkd drill {args.fault} --yes", yes=args.yes):
         raise UsageError("not begun: nothing was touched")
-    kill(target)
+    drill.kill(target)
     print("    0.0 s  killed", flush=True)
-    limit_seconds = max(LEAST_SECONDS, LOADS * (load or 0))
-    seconds, after = follow(before, host, limit_seconds, lambda line: print(line, flush=True))
+    limit_seconds = max(drill.LEAST_SECONDS, drill.LOADS * (load or 0))
+    seconds, after = drill.follow(before, host, limit_seconds, lambda line: print(line, flush=True))
     if after.launch_id == before.launch_id:
         print(f"the next agent has the rank after {seconds:.1f} s, and the engine served on\nnothing is to be done")
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from itertools import zip_longest
 
@@ -13,7 +12,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.vllm.args import KEY_VARIABLE
 from sparkd.tools.cli import console
-from sparkd.tools.node.endpoint import CLIENTS, Offer, State, context_tokens, read_state, request_lines, snippet
+from sparkd.tools.node import endpoint
 
 AT_HEAD = "a file of the head: run this there"
 
@@ -21,7 +20,8 @@ AT_HEAD = "a file of the head: run this there"
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object, with every client's text")
-    form.add_argument("--client", choices=sorted(CLIENTS), metavar="NAME", help=f"print its text: {', '.join(CLIENTS)}")
+    listed = f"print its text: {', '.join(endpoint.CLIENTS)}"
+    form.add_argument("--client", choices=sorted(endpoint.CLIENTS), metavar="NAME", help=listed)
     parser.set_defaults(run=show_endpoint)
 
 
@@ -30,28 +30,29 @@ def show_endpoint(args: argparse.Namespace) -> None:
     node = membership.resolve_context(load_settings(os.environ), None, host)
     plan, (keyed, key_file) = node.plan, membership.find_key(node)
     url, note = membership.find_url(plan, host)
-    offer = Offer(url, plan.served_name, context_tokens(plan, host), keyed)
-    state = read_state(host)
+    offer = endpoint.Offer(url, plan.served_name, endpoint.context_tokens(plan, host), keyed)
+    state = endpoint.read_state(host)
     if args.client:
         if keyed:
             print(f"# the key, from {key_file or AT_HEAD}: export {KEY_VARIABLE}=...")
-        print(snippet(args.client, offer), end="")
+        print(endpoint.snippet(args.client, offer), end="")
     elif args.json:
         fields = {**offer._asdict(), "answer_tokens": offer.answer_tokens, "prompt_tokens": offer.prompt_tokens}
         own = {"serving": state.serving, "state": state.text, "note": note, "key_file": key_file, "recipe": plan.recipe}
-        texts = {name: snippet(name, offer) for name in CLIENTS}
-        print(json.dumps({"schema": 1, **own, **fields, "clients": texts}, indent=1))
+        texts = {name: endpoint.snippet(name, offer) for name in endpoint.CLIENTS}
+        console.show_json(**own, **fields, clients=texts)
     else:
         console.show([Table(_rows(offer, state, note, key_file))])
 
 
-def _rows(offer: Offer, state: State, note: str, key_file: str) -> list[tuple[str, str]]:
+def _rows(offer: endpoint.Offer, state: endpoint.State, note: str, key_file: str) -> list[tuple[str, str]]:
     whole, prompt, answer = offer.context_tokens, offer.prompt_tokens, offer.answer_tokens
     context = "not known: the engine takes it from the model"
     if whole:
         context = f"{whole:,} tokens, prompt and answer together: beside an answer of {answer:,} (max_tokens) at most "
         context += f"{prompt:,} of prompt; where that is longer, the answer is cut, by older vLLM refused (HTTP 400)"
-    tries = request_lines(offer.url, key_file) if key_file or not offer.keyed else (AT_HEAD,)
+    tries = endpoint.request_lines(offer.url, key_file) if key_file or not offer.keyed else (AT_HEAD,)
+    clients = endpoint.CLIENTS.items()
     rows = [
         ("url", offer.url),
         *([("", note)] if note else []),
@@ -60,6 +61,6 @@ def _rows(offer: Offer, state: State, note: str, key_file: str) -> list[tuple[st
         ("key", key_file or (AT_HEAD if offer.keyed else "none: every client that reaches the port is answered")),
         *zip_longest(("try",), tries, fillvalue=""),
         ("serving", f"{'yes' if state.serving else 'no'}: {state.text}"),
-        *((f"--client {name}", f"{client.title}; limited by {client.limited_by}") for name, client in CLIENTS.items()),
+        *((f"--client {name}", f"{client.title}; limited by {client.limited_by}") for name, client in clients),
     ]
     return [(name.ljust(10), text) for name, text in rows]

@@ -93,11 +93,8 @@ def overview() -> str:
     from textwrap import wrap
 
     summaries = {name: summary for name, _, summary in COMMANDS}
-    parts = [
-        "usage: sparkd [COMMAND]   without one: as sparkd status",
-        "",
-        "Node agent of NVIDIA DGX Spark machines: preflight, launch and watch vLLM.",
-    ]
+    parts = ["usage: sparkd [COMMAND]   without one: as sparkd status", ""]
+    parts += ["Node agent of NVIDIA DGX Spark machines: preflight, launch and watch vLLM."]
     for title, names in GROUPS.items():
         parts += ["", f"{title}:"]
         for name in names.split():
@@ -179,10 +176,8 @@ def _refuse_unknown(words: list[str]) -> None:
     from sparkd.base.lib.text import did_you_mean, sanitize
 
     if word in SYSTEMCTL:
-        line = f"sudo systemctl {word} sparkd-"
-        raise UsageError(
-            f"systemd does that: there is no command {word}", f"{line}head\non every other node: {line}worker"
-        )
+        lines = f"sudo systemctl {word} sparkd-head\non every other node: sudo systemctl {word} sparkd-worker"
+        raise UsageError(f"systemd does that: there is no command {word}", lines)
     raise UsageError(f"there is no command {sanitize(word, 40)}{did_you_mean(word, names)}", "sparkd --help")
 
 

@@ -16,23 +16,11 @@ from sparkd.agent.actions import dockerd
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.console import Progress, Ticker
-from sparkd.tools.models import hub, image_build
+from sparkd.tools.models import hub, image_build, model_files
 from sparkd.tools.models.image_copy import Image, find_image, send_image
-from sparkd.tools.models.model_files import (
-    TOKEN,
-    choose_repo,
-    describe_files,
-    find_folder,
-    is_open,
-    read_token,
-    refuse_changed,
-    require_download_room,
-    send_model,
-)
 from sparkd.tools.models.ssh import choose_peers, run_on_each
 
 CONFIRM_BYTES = 20 * 10**9
@@ -66,9 +54,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     pull.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help='files to leave out, such as "original/*"'
     )
-    pull.add_argument(
-        "--token-file", metavar="FILE", help=f"file of a token; else that of {TOKEN} under engine.secrets, if any"
-    )
+    token = f"file of a token; else that of {model_files.TOKEN} under engine.secrets, if any"
+    pull.add_argument("--token-file", metavar="FILE", help=token)
     pull.add_argument("--yes", action="store_true", help=f"download more than {CONFIRM_BYTES // 10**9} GB unconfirmed")
     copy = actions.add_parser(
         "sync",
@@ -84,9 +71,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def check_model(args: argparse.Namespace) -> None:
     host = Host()
-    folder = find_folder(args.model, host)
+    folder = model_files.find_folder(args.model, host)
     show = (lambda _line: None) if args.json else print
-    show(described := describe_files(folder, host))
+    show(described := model_files.describe_files(folder, host))
     if not args.quick:
         show(compared := _check_hashes(folder, host.files))
     if args.json:
@@ -94,7 +81,7 @@ def check_model(args: argparse.Namespace) -> None:
 
 
 def _warn_if_loading(folder: str, host: Host) -> None:
-    if is_open(folder, host):
+    if model_files.is_open(folder, host):
         print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
 
 
@@ -104,18 +91,18 @@ def _check_hashes(folder: str, files: Files) -> str:
     if not wanted:
         return "no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir"
     with Progress(len(wanted), sum(files.stat(f"{folder}/{name}").size_bytes for name in wanted)) as progress:
-        refuse_changed(folder, wanted, files, progress.next, progress.done)
+        model_files.refuse_changed(folder, wanted, files, progress.next, progress.done)
     return f"as they were downloaded, by SHA-256: {len(wanted)} of its files"
 
 
 def pull_model(args: argparse.Namespace) -> None:
     host, configured = Host(), load_settings(os.environ)
-    published = choose_repo(args.name, configured, host)
+    published = model_files.choose_repo(args.name, configured, host)
     folder = published.folder(configured) if args.to is None else os.path.abspath(args.to)  # noqa: PTH100
-    token = read_token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
+    token = model_files.read_token(args.token_file or configured.engine.secrets.get(model_files.TOKEN), host.files)
     repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
     print(f"{repo.name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
-    need_bytes, room = require_download_room(repo, folder, host)
+    need_bytes, room = model_files.require_download_room(repo, folder, host)
     print(f"{size(need_bytes)} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
     unconfirmed = need_bytes > CONFIRM_BYTES and not args.yes and sys.stdin.isatty()
     if unconfirmed and not console.confirm("download it? [Y/n] ", ("", "y", "yes")):
@@ -125,7 +112,7 @@ def pull_model(args: argparse.Namespace) -> None:
     with Progress(1, repo.missing_bytes(Path(folder))) as progress, _ended_by_interrupt(progress):
         progress.next(repo.name)
         hub.download(repo, Path(folder), token, progress.done)
-    print(describe_files(folder, host))
+    print(model_files.describe_files(folder, host))
     print(_check_hashes(folder, host.files))
 
 
@@ -148,11 +135,11 @@ def _ended_by_interrupt(progress: Progress) -> Iterator[None]:
 def sync_model(args: argparse.Namespace) -> int:
     host = Host()
     peers = choose_peers(args.to, args.user, load_settings(os.environ), host)
-    folder = find_folder(args.model, host)
-    print(describe_files(folder, host))
+    folder = model_files.find_folder(args.model, host)
+    print(model_files.describe_files(folder, host))
     _warn_if_loading(folder, host)
     with Ticker(f"copies {folder}"):
-        return run_on_each(peers, partial(send_model, folder, partial(print, flush=True), quick=args.quick))
+        return run_on_each(peers, partial(model_files.send_model, folder, partial(print, flush=True), quick=args.quick))
 
 
 def add_image(parser: argparse.ArgumentParser) -> None:
@@ -189,11 +176,8 @@ def build_image(args: argparse.Namespace) -> None:
     show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
     for change in sources.built_from(base).changes(before) if before else ():
         show(f"other than in {name}: {change}")
-    if not args.yes and not sys.stdin.isatty():
-        raise UsageError(
-            "a build runs these steps as root", f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
-        )
-    if not (args.yes or console.confirm("build it? [y/N] ")):
+    again = f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
+    if not console.confirmed("build it? [y/N] ", again, yes=args.yes, why="a build runs these steps as root"):
         show("nothing is built; nothing is to be done")
         return
     with explain_interrupt(args.recipe), Ticker("builds") as ticker, image_build.explain_full_disk(room, host):

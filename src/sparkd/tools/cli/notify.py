@@ -27,7 +27,7 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
     test = actions.add_parser("test", help="send a test message now by each way that is configured")
     test.set_defaults(run=send_test)
     rest = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
-    rest.set_defaults(run=send_rest)
+    rest.set_defaults(run=lambda _args: flush(Host(), os.environ))
 
 
 def send_test(_: argparse.Namespace) -> int:
@@ -49,10 +49,6 @@ def send_test(_: argparse.Namespace) -> int:
     if wrong := units.why_wrong(drop_in, units.compare_file(host.files, drop_in)):
         print(": ".join(wrong))
     return ExitCode.LAUNCH_FAILED if failed else ExitCode.GOOD
-
-
-def send_rest(_: argparse.Namespace) -> int:
-    return flush(Host(), os.environ)
 
 
 def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:

@@ -9,15 +9,19 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sparkd.agent.preflight.fixes import stop_by_hand
+from sparkd.agent.preflight.runner import IDS, blocking, check_ids
+from sparkd.base.cluster.membership import resolve_context
+from sparkd.base.config import Settings, load_settings
+from sparkd.base.host import Host
+from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
-
-if TYPE_CHECKING:  # imported at run time, they would slow down --help
-    from sparkd.base.cluster.membership import NodeContext
-    from sparkd.base.config import Settings
-    from sparkd.base.host import Host
-    from sparkd.tools.node.render import Shown
+from sparkd.base.lib.text import did_you_mean, reflow
+from sparkd.tools.cli import console
+from sparkd.tools.node import render
+from sparkd.tools.node.dry_run import look_without_plan, only_look
+from sparkd.tools.node.render import Shown
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +48,6 @@ def preflight(args: argparse.Namespace) -> int:
     if args.explain is not None:
         print(_page(args.explain))
         return ExitCode.GOOD
-    from sparkd.agent.preflight.fixes import stop_by_hand
-    from sparkd.base.host import Host
-    from sparkd.tools.cli import console
-    from sparkd.tools.node import render
-
     if args.root and not Path(args.root).is_dir():
         raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
     if args.fix is not None and (args.dry_run or args.root):
@@ -64,11 +63,8 @@ def preflight(args: argparse.Namespace) -> int:
 
 def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     """Raises ConfigError where there is no plan, and as `measure_gpu`."""
-    from sparkd.base.cluster.membership import resolve_context
-    from sparkd.base.config import load_settings
-    from sparkd.tools.measure.gpu import measure_gpu
+    from sparkd.tools.measure.gpu import measure_gpu  # as below
     from sparkd.tools.measure.measuring import catch_ends
-    from sparkd.tools.node.render import Shown
 
     if args.dry_run or args.root or args.fix is not None:
         raise UsageError("--deep loads the GPU of this node, and does nothing else", "sudo sparkd preflight --deep")
@@ -83,11 +79,6 @@ def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
 
 def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     """Raises ConfigError where fixes may be applied and there is no plan; else as `tools.node.fixing`."""
-    from sparkd.agent.preflight.runner import check_ids
-    from sparkd.base.cluster.membership import resolve_context
-    from sparkd.base.config import Settings, load_settings
-    from sparkd.tools.node.dry_run import look_without_plan, only_look
-
     acts = not (args.dry_run or args.root or args.fix is not None)
     config = Settings()
     try:
@@ -102,14 +93,16 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     for finding in node.switch.findings if node.switch is not None else ():
         hint = f" ({finding.hint})" if finding.hint else ""
         print(f"sparkd: {finding.reason}{hint}", file=sys.stderr)
-    look = partial(_fix_node if acts else only_look, node, config, host)
-    shown = _look_after_fix(args.fix, look, host)
+    if acts:
+        from sparkd.tools.node.fixing import fix_node  # where nothing is changed, nothing is imported that could
+
+        shown = fix_node(node, config, host)
+    else:
+        shown = _look_after_fix(args.fix, partial(only_look, node, config, host), host)
     return shown, _code(shown)
 
 
 def _code(shown: Shown) -> ExitCode:
-    from sparkd.agent.preflight.runner import blocking
-
     blocked = blocking(shown.findings)
     if not blocked:
         return ExitCode.GOOD
@@ -120,22 +113,12 @@ def _look_after_fix(pid: int | None, look: Callable[[], Shown], host: Host) -> S
     """Look, once the process `pid` is ended, if there is one to end."""
     if pid is None:
         return look()
-    from sparkd.tools.node.fixing import end_named  # where nothing is changed, nothing is imported that could
+    from sparkd.tools.node.fixing import end_named  # as above
 
     return end_named(pid, look, host)
 
 
-def _fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
-    from sparkd.tools.node.fixing import fix_node
-
-    return fix_node(node, config, host)
-
-
 def _page(check_id: str) -> str:
-    from sparkd.agent.preflight.runner import IDS
-    from sparkd.base.lib import read_data
-    from sparkd.base.lib.text import did_you_mean, reflow
-
     if not check_id:
         return "\n".join((*IDS, "", "next: sparkd preflight --explain ID"))
     if check_id not in IDS:

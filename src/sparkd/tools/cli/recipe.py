@@ -21,16 +21,7 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode
 from sparkd.base.lib.text import Table, printable, sanitize
-from sparkd.base.recipes.loader import (
-    SUFFIX,
-    Loaded,
-    compare_recipes,
-    explain,
-    find_recipes,
-    load_recipe,
-    read_recipe,
-    recipe_folders,
-)
+from sparkd.base.recipes import loader
 from sparkd.base.recipes.schema import Recipe, json_schema
 from sparkd.base.state.vllm_tables import find_table
 from sparkd.base.vllm.args import parse_count
@@ -93,11 +84,11 @@ def list_recipes(args: argparse.Namespace) -> None:
 
 def _rows() -> Iterator[tuple[str, ...]]:
     """Every recipe that can be named."""
-    folders = recipe_folders()
-    for name, path in find_recipes(folders).items():
+    folders = loader.recipe_folders()
+    for name, path in loader.find_recipes(folders).items():
         own = "" if path.parent == recipes_dir() else f" ({path})"
         try:
-            recipe = load_recipe(name, folders).recipe
+            recipe = loader.load_recipe(name, folders).recipe
         except ConfigError:
             yield name, "", "", "", f"broken: `sparkd recipe check` says why{own}"
             continue
@@ -128,7 +119,7 @@ def show_recipe(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(loaded.recipe.model_dump(mode="json", by_alias=True), indent=2))
         return
-    for origin in explain(loaded, _settings()):
+    for origin in loader.explain(loaded, _settings()):
         value, instead = json.dumps(origin.value, ensure_ascii=False), json.dumps(origin.instead_of, ensure_ascii=False)
         after = "" if origin.instead_of is None else f", instead of {sanitize(instead, 60)}"
         print(printable(f"{f'{origin.key}: {value}':<60} # {origin.by}: {origin.where}{after}"))
@@ -151,7 +142,7 @@ def _settings() -> config.Loaded | None:
 
 
 def diff_recipes(args: argparse.Namespace) -> None:
-    differences = compare_recipes(_load(args.left).recipe, _load(args.right).recipe)
+    differences = loader.compare_recipes(_load(args.left).recipe, _load(args.right).recipe)
     if args.json:
         console.show_json(differences=[asdict(difference) for difference in differences])
         return
@@ -160,13 +151,13 @@ def diff_recipes(args: argparse.Namespace) -> None:
     console.show([table if differences else f"{args.left} and {args.right} mean the same"])
 
 
-def _load(word: str) -> Loaded:
-    return load_recipe(_locate(word), recipe_folders())
+def _load(word: str) -> loader.Loaded:
+    return loader.load_recipe(_locate(word), loader.recipe_folders())
 
 
 def _locate(word: str) -> str:
     """`word` is a name, or a path where it looks like one."""
-    is_path = "/" in word or word.endswith(SUFFIX)
+    is_path = "/" in word or word.endswith(loader.SUFFIX)
     return str(Path(word).absolute()) if is_path else word
 
 
@@ -183,7 +174,7 @@ def check_recipes(args: argparse.Namespace) -> ExitCode:
     gc.disable()  # what a file of 60,000 keys makes is needed until the end: a third of the time
     host = CachedHost(Host())  # recipes have models in common
     checked = list[Checked]()
-    for word in args.recipes or find_recipes(recipe_folders()):
+    for word in args.recipes or loader.find_recipes(loader.recipe_folders()):
         checked.append(recipe := _check(word, args.memory or GB10_BYTES, host))
         for line in () if args.json else _describe(recipe):
             print(line)
@@ -201,7 +192,7 @@ def check_recipes(args: argparse.Namespace) -> ExitCode:
 
 def _check(word: str, memory_bytes: int, host: Host) -> Checked:
     try:
-        loaded, problems = read_recipe(_locate(word), recipe_folders())
+        loaded, problems = loader.read_recipe(_locate(word), loader.recipe_folders())
     except ConfigError as error:
         return Checked(word, [], [str(error)], [])
     if not loaded:

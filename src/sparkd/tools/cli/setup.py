@@ -17,8 +17,7 @@ from sparkd.base.lib.text import Table
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import console
-from sparkd.tools.setup.machine_watchdog import PANIC, apply_watchdog, revert_watchdog, with_panic
-from sparkd.tools.setup.system_config import HEADER, PATH, SysctlManager, UnitFiles
+from sparkd.tools.setup import system_config
 
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
 
@@ -36,11 +35,11 @@ def add_units(parser: argparse.ArgumentParser) -> None:
 
 def manage_units(args: argparse.Namespace) -> None:
     if args.action == "remove":
-        print("\n".join(UnitFiles().remove()) or "nothing to change")
+        print("\n".join(system_config.UnitFiles().remove()) or "nothing to change")
         return
     wanted = units.dropins(load_settings(os.environ))
     if args.action == "install":
-        print("\n".join(UnitFiles().install(wanted)) or "nothing to change")
+        print("\n".join(system_config.UnitFiles().install(wanted)) or "nothing to change")
     elif args.action == "check":
         if differences := units.drift(wanted, Files()):
             raise ConfigError("\n".join(differences))
@@ -67,7 +66,7 @@ def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
     if args.action == "show" and args.json:
-        console.show_table(list_settings(SysctlManager(Path("/")), _recipe_in_use()), "settings")
+        console.show_table(list_settings(system_config.SysctlManager(Path("/")), _recipe_in_use()), "settings")
         return
     chosen = args.action == "apply" and args.watchdog
     for line in tuned(args.action, Path("/"), _recipe_in_use, watchdog=chosen):
@@ -76,23 +75,24 @@ def tune(args: argparse.Namespace) -> None:
 
 def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watchdog: bool = False) -> Iterator[str]:
     """Do it, and yield what is printed, also before an error."""
-    manager = SysctlManager(root)
+    manager = system_config.SysctlManager(root)
     if action == "revert":
         try:
             yield from (done := manager.revert())
         finally:
-            yield from (removed := revert_watchdog(root))
+            yield from (removed := system_config.revert_watchdog(root))
         yield from () if done or removed else ("nothing to take back",)
         return
     recipe = recipe_in_use()
-    if chosen := watchdog or PANIC.keys() <= manager.saved().keys():  # until `revert`, no `apply` takes it back
-        recipe = with_panic(recipe)
+    # Once it is applied, no `apply` takes it back until `revert`.
+    if chosen := watchdog or system_config.PANIC.keys() <= manager.saved().keys():
+        recipe = system_config.with_panic(recipe)
     if action == "show":
         hint = "" if chosen else "; to have it reset itself: sudo sparkd tune apply --watchdog"
         yield from (*show_tuning(manager, recipe), f"{read_recovery(Files(str(root))).text}{hint}")
         return
     yield from apply_tuning(manager, recipe)
-    yield from apply_watchdog(root) if watchdog else ()
+    yield from system_config.apply_watchdog(root) if watchdog else ()
 
 
 def _recipe_in_use() -> Recipe:
@@ -102,13 +102,13 @@ def _recipe_in_use() -> Recipe:
     return load_recipe(settings.engine.recipe, recipe_folders()).recipe
 
 
-def show_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
+def show_tuning(manager: system_config.SysctlManager, recipe: Recipe) -> Iterator[str]:
     table = list_settings(manager, recipe)
     yield from (str(table), "") if table.rows[1:] else ()
     yield _source(recipe)
 
 
-def list_settings(manager: SysctlManager, recipe: Recipe) -> Table:
+def list_settings(manager: system_config.SysctlManager, recipe: Recipe) -> Table:
     manager.file_content()  # one not written by sparkd is an error here too
     proposed, before = recipe.host.sysctls, manager.saved()
     names = sorted({*proposed, *before})
@@ -116,18 +116,18 @@ def list_settings(manager: SysctlManager, recipe: Recipe) -> Table:
     return Table([HEADINGS, *(tuple(cell or "-" for cell in row) for row in cells)])
 
 
-def apply_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
+def apply_tuning(manager: system_config.SysctlManager, recipe: Recipe) -> Iterator[str]:
     if not recipe.host.sysctls:
         yield _source(recipe)
         yield from manager.revert() or ["nothing to take back"]
         return
     yield from manager.apply(recipe.host.sysctls, sysctl_file(recipe))
-    yield f"{PATH} sets {len(recipe.host.sysctls)} at each boot; `sparkd tune revert` takes that back"
+    yield f"{system_config.PATH} sets {len(recipe.host.sysctls)} at each boot; `sparkd tune revert` takes that back"
 
 
 def sysctl_file(recipe: Recipe) -> str:
     lines = [f"{name} = {value}" for name, value in sorted(recipe.host.sysctls.items())]
-    head = f"{HEADER}; `sparkd tune revert` removes it and gives back what was set before."
+    head = f"{system_config.HEADER}; `sparkd tune revert` removes it and gives back what was set before."
     return "\n".join([head, f"# {_source(recipe)}", *lines, ""])
 
 

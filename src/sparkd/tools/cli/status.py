@@ -181,9 +181,8 @@ def _figures(node: NodeView) -> Iterator[str]:
 
 
 def _notes(cluster: Overview) -> Table:
-    figures = (
-        [f"{text} {name}" for name, text in activity_figures(cluster.activity).items()] if cluster.activity else []
-    )
+    known = activity_figures(cluster.activity) if cluster.activity else {}
+    figures = [f"{text} {name}" for name, text in known.items()]
     lines = (("activity", figures[:2]), ("", figures[2:4]), ("caches", figures[4:]))
     rows = [(label, ", ".join(texts)) for label, texts in lines if texts]
     rows += [*((note.level, note.text) for note in cluster.notes), *(("restart", text) for text in cluster.restarts)]

@@ -26,27 +26,8 @@ from sparkd.base.state.switch import CONFIGURED, Stage, Switch, label
 from sparkd.base.status.model import read_living_report
 from sparkd.tools.cli import console
 from sparkd.tools.measure.image_trial import ImageTrial
-from sparkd.tools.measure.measuring import catch_ends, only_one
-from sparkd.tools.node.known_good import (
-    DIGITS,
-    as_json,
-    as_text,
-    configured_plan,
-    end_rollback,
-    gather_facts,
-    read_known_good,
-    roll_back,
-)
-from sparkd.tools.node.switching import (
-    choose_recipe,
-    exchange_image,
-    follow,
-    list_usable,
-    make_switch,
-    read_choice,
-    refuse_worker,
-    write_switch,
-)
+from sparkd.tools.measure.measuring import only_one
+from sparkd.tools.node import known_good, switching
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
 
@@ -68,18 +49,18 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
 
 def diff(args: argparse.Namespace) -> None:
     host, config = Host(), load_settings(os.environ)
-    known = read_known_good(host)
+    known = known_good.read_known_good(host)
     if not known:
-        print(as_json(None, None) if args.json else _none_yet(config))
+        print(known_good.as_json(None, None) if args.json else _none_yet(config))
         return
-    now = gather_facts(host, membership.make_context(config, host).plan)
+    now = known_good.gather_facts(host, membership.make_context(config, host).plan)
     if args.json:
-        print(as_json(known[0], now))
+        print(known_good.as_json(known[0], now))
         return
     switch = membership.resolve_context(config, None, host).switch
     for finding in switch.findings if switch is not None else ():
         print(f"{finding.reason}; compared is what is configured")
-    print(as_text(known[0], now))
+    print(known_good.as_text(known[0], now))
 
 
 def _none_yet(config: Settings) -> str:
@@ -95,7 +76,7 @@ def rollback(args: argparse.Namespace) -> None:
     _refuse_json(args)
     config, host = load_settings(os.environ), Host()
     if args.list:
-        known = read_known_good(host)
+        known = known_good.read_known_good(host)
         if known or args.json:
             console.show_table(listed(known, config, host), "known_good" * args.json)
         else:
@@ -107,20 +88,20 @@ def rollback(args: argparse.Namespace) -> None:
         if membership.follows_head(config, place := membership.find_place(config, host)):
             reason = f"this node runs what its head, {place.head_address}, decides (cluster.follow_head)"
             raise UsageError(reason, "sudo sparkd rollback there")
-    for line in end_rollback(config, host) if args.end else roll_back(args.plan, config, host):
+    for line in known_good.end_rollback(config, host) if args.end else known_good.roll_back(args.plan, config, host):
         print(line, flush=True)  # a look at a model's dead disk, further on, hides no line of what was done
 
 
 def listed(known: Sequence[Entry], config: Settings, host: Host) -> Table:
     """A row for each plan."""
-    plan, back = configured_plan(config, host), None
+    plan, back = known_good.configured_plan(config, host), None
     with suppress(ConfigError):
         switch = membership.resolve_context(config, None, host).switch
         back = switch.chosen if switch is not None else None
     rows: list[tuple[str, ...]] = [HEADINGS]
     for entry in known:
-        image = entry.image_id.removeprefix("sha256:")[:DIGITS]
-        cells = (entry.plan[:DIGITS], entry.name, format_utc(entry.since), format_utc(entry.until), image)
+        image = entry.image_id.removeprefix("sha256:")[: known_good.DIGITS]
+        cells = (entry.plan[: known_good.DIGITS], entry.name, format_utc(entry.since), format_utc(entry.until), image)
         marks = ["configured"] * (plan is not None and plan.digest == entry.plan)
         if back is not None and back.plan == entry.plan and back.image_id in ("", entry.image_id):
             marks.append("rolled back to")  # also once it has proven itself again, at another time
@@ -148,16 +129,16 @@ def use(args: argparse.Namespace) -> int:
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", f"sudo {' '.join(['sparkd', *sys.argv[1:]])}")
     config, host = load_settings(os.environ), Host()
-    refuse_worker(config, host)
+    switching.refuse_worker(config, host)
     if not config.engine.recipe and membership.current_switch(config, host) is None:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if args.list:
-        console.show_table(list_usable(config, host), "recipes" * args.json)
+        console.show_table(switching.list_usable(config, host), "recipes" * args.json)
         return ExitCode.GOOD
-    before = read_choice(host)
-    to = choose_recipe(args.recipe, span, config, host) if args.recipe else None
-    to = exchange_image(args.image, span, config, host) if args.image else to
-    switch = make_switch(to, drain, before, config, host)
+    before = switching.read_choice(host)
+    to = switching.choose_recipe(args.recipe, span, config, host) if args.recipe else None
+    to = switching.exchange_image(args.image, span, config, host) if args.image else to
+    switch = switching.make_switch(to, drain, before, config, host)
     if switch is None:
         what = f"image {args.image}" if args.image else f"recipe {args.recipe}"
         print("what is configured holds already" if args.end else f"{what} is in force already")
@@ -169,12 +150,12 @@ def use(args: argparse.Namespace) -> int:
 
 def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> int:
     """Have the agent switch, and follow it. `ref`: as for `_describe_outcome`."""
-    write_switch(before, switch, host)
+    switching.write_switch(before, switch, host)
     if read_living_report(host.files) is None:
         print(f"{label(switch.to)} holds from the next start on: systemctl start sparkd-head")
         return ExitCode.GOOD
     print(f"on the way to {label(switch.to)}; it continues without this command: sparkd status", flush=True)
-    if why := follow(switch, host, partial(print, flush=True)):
+    if why := switching.follow(switch, host, partial(print, flush=True)):
         print(f"sparkd: {why}", file=sys.stderr)
         return ExitCode.NOT_READY
     print("\n".join(_describe_outcome(switch, ref)))
@@ -184,11 +165,9 @@ def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> i
 def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings, host: Host) -> int:
     if switch.stage is not Stage.DRAINING:
         keep = f"sudo sparkd use --image {ref} --no-bench keeps it, sudo sparkd use --end goes back"
-        raise UsageError(
-            f"{label(before.to if before else None)} is in force already: there is no other to compare", keep
-        )
+        chosen = label(before.to if before else None)
+        raise UsageError(f"{chosen} is in force already: there is no other to compare", keep)
     with only_one():
-        catch_ends()
         try:
             fault = ImageTrial(switch, config, host, partial(print, flush=True)).run(before)
         except KeyboardInterrupt:
@@ -196,7 +175,7 @@ def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings
     if not fault:
         print("\n".join(_describe_outcome(switch, ref)))
         return ExitCode.GOOD
-    now = read_choice(host)
+    now = switching.read_choice(host)
     back = f"this node runs, or is on the way to: {label(now.chosen if now else None)}; sparkd status"
     print(f"sparkd: {fault}\n{back}", file=sys.stderr)
     return 130 if fault == "interrupted" else ExitCode.NOT_READY

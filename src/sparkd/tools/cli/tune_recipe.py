@@ -18,7 +18,7 @@ from sparkd.tools.cli import console
 from sparkd.tools.measure import ladder
 from sparkd.tools.measure.climb import FILE, Climb, Tuning
 from sparkd.tools.measure.ladder_ends import announce, choose_load, refuse_name, refuse_without_effect, write_best
-from sparkd.tools.measure.measuring import catch_ends, only_one
+from sparkd.tools.measure.measuring import only_one
 from sparkd.tools.node.switching import load_chosen, refuse_worker
 
 
@@ -42,7 +42,6 @@ def tune_recipe(args: argparse.Namespace) -> int:
     knobs = ladder.read_knobs(args.knob, base.recipe)
     refuse_without_effect(knobs, base, config, host)
     with only_one():
-        catch_ends()
         begun = Tuning(name, fingerprint_engine(base.engine, base.recipe), knobs, choose_load(knobs, base))
         kept = FILE.read(host.files)
         if kept is not None and replace(kept, measured=(), tried=None, tries=0) == begun:
@@ -67,7 +66,5 @@ def confirm(args: argparse.Namespace, warnings: Sequence[str]) -> None:
         print(f"warning: {warning}", flush=True)
     if args.yes and warnings and not args.despite_warnings:
         raise UsageError("reports warn of that", "narrower bounds, or --despite-warnings")
-    if not args.yes and not sys.stdin.isatty():
-        raise UsageError("there is no terminal to confirm on", "--yes begins without a question")
-    if not (args.yes or console.confirm("begin? [y/N] ")):
+    if not console.confirmed("begin? [y/N] ", "--yes begins without a question", yes=args.yes):
         raise UsageError("not begun: nothing is changed")

@@ -1,18 +1,24 @@
-"""An imported recipe with all that it needs, and the commands from there to an endpoint. Runs none of them."""
+"""An imported recipe with all that it needs, and the commands from there to an endpoint, which it does not run.
+
+As YAML its comments say what was left out, what is missing, and what to run.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct, field
 
 from sparkd.base.config.settings import Engine
 from sparkd.base.host.docker_image import Image
+from sparkd.base.lib.text import printable
 from sparkd.base.recipes.schema import Recipe
+from sparkd.base.recipes.yaml import format_flow
 from sparkd.tools.importers.mods import File
+from sparkd.tools.importers.source import Note
 
 ADMINISTRATORS = Path("/etc/sparkd/recipes")
 SETTINGS, ALLOWED = "/etc/sparkd/conf.d/90-recipe.toml", "/etc/sparkd/conf.d/90-allow.toml"
@@ -129,3 +135,53 @@ def _write_settings(file: str, *lines: str) -> str:
 def is_published(image: str) -> bool:
     """Whether a registry may have it: localhost without a port is docker's name for this machine's own images."""
     return "/" in image and not image.startswith("localhost/")
+
+
+def render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -> str:
+    """`file`: name of what it was imported from."""
+    lines = [f"# Imported from {_one_line(file)} ({recipe.source.partition(' recipe of ')[0]})."]
+    missing = [note for note in notes if note.is_missing]
+    for heading, part in (
+        ("What is left out, or needs you:", [note for note in notes if not note.is_missing]),
+        ("This does not lead to an endpoint yet. What is missing first:", missing),
+    ):
+        lines += ["#", f"# {heading}"] if part else []
+        lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in part]
+    lines += [
+        "#",
+        "# After that:" if missing else "# To an endpoint:",
+        *(f"#   {number}. {printable(step)}" for number, step in enumerate(steps, 1)),
+    ]
+    lines += ["schema: 1"]
+    for key in ("name", "description", "source", *["executor"] * (recipe.executor != "mp")):
+        if text := getattr(recipe, key):
+            lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
+    for section, entries in (
+        ("model", recipe.model.model_dump(exclude_defaults=True)),
+        ("image", recipe.image.model_dump(exclude_defaults=True, by_alias=True)),
+        ("nodes", recipe.nodes.model_dump(exclude_unset=True)),
+        ("args", recipe.args),
+        ("env", recipe.env),
+        ("secrets", recipe.secrets),
+        ("container", recipe.container.model_dump(exclude_unset=True)),
+        ("caches", recipe.caches),
+        ("expect", recipe.expect),
+    ):
+        lines += ["", f"{section}:"] if entries else []
+        for key, value in entries.items():
+            lines.append(f"  {format_flow(key, plain_numbers=False)}: {_format(section, value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _format(section: str, value: object) -> str:
+    """A value. That of `image.build` has a line for each step, since people read them."""
+    if section == "expect":
+        return json.dumps(value)
+    if section == "image" and isinstance(value, dict):
+        steps = "".join(f"\n      - {format_flow(step)}" for step in value["steps"])
+        return f"\n    from: {format_flow(value['from'])}\n    steps:{steps}"
+    return format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))

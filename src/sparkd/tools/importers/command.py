@@ -1,4 +1,4 @@
-"""Parses the words behind `vllm serve`."""
+"""What the words of a command start: vLLM's server, with its model and its flags, or Ray."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from sparkd.base.vllm.args import kebab_case
 from sparkd.base.vllm.flag import SHORT
 from sparkd.tools.importers.variables import CommandError
 
+VLLM_SERVE = ("vllm", "serve")
+BEFORE = ("exec", "sudo", "nohup", "env", "-E")
+"""Words that may come before a program."""
+_SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/openai/api_server\.py")
 _NUMBER = re.compile(r"-\.?[0-9]")
 _LEVEL = re.compile(r"-O=?([0-3])")
 
@@ -24,6 +28,28 @@ class Serve(Struct, frozen=True):
     entrypoint: tuple[str, ...]
     model: str
     flags: tuple[Flag, ...]
+
+
+def program(words: list[str]) -> tuple[tuple[str, ...], int]:
+    """The words that start vLLM's server, and how many words come before its model; none and 0 where nothing does."""
+    for at, word in enumerate(words):
+        if word == "serve" and at and "vllm" in words[at - 1].rpartition("/")[2]:
+            return _without_prefix(words[: at + 1]), at + 1
+        if _SERVER.fullmatch(word) and (word.endswith(".py") or words[at - 1 : at] == ["-m"]):
+            return VLLM_SERVE, at + 1  # the same server; as a module it ignores a model that is no flag's
+    return (), 0
+
+
+def _without_prefix(words: list[str]) -> tuple[str, ...]:
+    """`words`: up to `serve`."""
+    if "exec" in words:  # of a launcher, such as eugr's
+        words = words[len(words) - words[::-1].index("exec") :]
+    start = next(n for n, word in enumerate(words) if word not in BEFORE and "=" not in word)
+    return tuple(words if words[start].startswith("-") else words[start:])  # such as env -u NAME
+
+
+def is_ray(words: list[str]) -> bool:
+    return "ray" in words[:2] and "start" in words[:3]
 
 
 def parse_serve(entrypoint: tuple[str, ...], words: list[str]) -> Serve:

@@ -6,7 +6,9 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 
-from sparkd.base.recipes.yaml import Document, Key, YamlError, parse_as_pyyaml
+from msgspec import Struct
+
+from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
 from sparkd.tools.importers.options import Launch, LaunchError, Option
 from sparkd.tools.importers.source import as_mapping
 from sparkd.tools.importers.variables import CommandError, Variables
@@ -41,7 +43,7 @@ def parse_env_file(text: str, variables: Variables) -> dict[str, str]:
     return values
 
 
-def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping[str, str]) -> list[tuple[str, Launch]]:
+def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping[str, str]) -> list[Launch]:
     """The services with an image, or the one that is wanted. Raises LaunchError."""
     try:
         document = parse_as_pyyaml(text, aliases=True)
@@ -55,22 +57,20 @@ def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping
         raise LaunchError(document.line(("services",)), f"services: more than {_MOST_SERVICES}: keep the engine's")
     if wanted and wanted not in services:
         raise LaunchError(document.line(("services",)), f"no service is named {wanted}: {', '.join(services)[:200]}")
-    found = []
-    for name, service in services.items():
-        if wanted in ("", name) and isinstance(service, dict):
-            found.append((name, _Service(document, ("services", name), service, variables, env_file).launch()))
-    return found
+    chosen = ((name, data) for name, data in services.items() if wanted in ("", name) and isinstance(data, dict))
+    return [_Service(document, name, data, variables, env_file).launch() for name, data in chosen]
 
 
-class _Service:
-    def __init__(
-        self, document: Document, key: Key, data: dict[str, object], variables: Variables, env_file: Mapping[str, str]
-    ) -> None:
-        self.document, self.key, self.data, self.variables, self.env_file = document, key, data, variables, env_file
+class _Service(Struct):
+    document: Document
+    name: str
+    data: dict[str, object]
+    variables: Variables
+    env_file: Mapping[str, str]
 
     def launch(self) -> Launch:
         line = self._line("command" if "command" in self.data else "image")
-        launch = Launch(line, self._text(self.data.get("image")))
+        launch = Launch(line, self._text(self.data.get("image")), service=self.name)
         launch.words = self._words("command") or []
         launch.entrypoint = self._words("entrypoint")
         if "extends" in self.data:
@@ -80,7 +80,7 @@ class _Service:
         return launch
 
     def _line(self, *steps: str) -> int:
-        return self.document.line((*self.key, *steps))
+        return self.document.line(("services", self.name, *steps))
 
     def _text(self, value: object, *steps: str) -> str:
         """Filled in, of a scalar. Raises LaunchError."""

@@ -16,7 +16,7 @@ from sparkd.base.lib.text import format_key, printable, read_file, validator_mes
 from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import OTHER_HOMES, OWNED, JsonValue, parse_count, parse_flags, parse_variables, rank_flags
-from sparkd.tools.importers.bundle import Place
+from sparkd.tools.importers.bundle import Place, render
 from sparkd.tools.importers.command import Flag, Serve
 from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.eugr import read_eugr
@@ -25,7 +25,6 @@ from sparkd.tools.importers.launch import Engine, choose_engine, inner_commands
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
 from sparkd.tools.importers.options import Launch, LaunchError, redact
-from sparkd.tools.importers.render import render
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
@@ -149,10 +148,8 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
     if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command")):
-        text = (
-            "command: --distributed-executor-backend ray: left out: vLLM joins its ranks itself; executor: ray has Ray"
-        )
-        source.note(COMMAND, text)
+        why = "vLLM joins its ranks itself; executor: ray has Ray"
+        source.note(COMMAND, f"command: --distributed-executor-backend ray: left out: {why}")
     model, is_alone = command.model, nodes.get("max") == 1
     return _validate(
         {
@@ -186,7 +183,7 @@ def _find_engine(source: Source, foreign: Foreign, overrides: Overrides) -> Engi
     engine = choose_engine(launch, commands or [], "")
     if engine is None:
         raise CommandError("runs no `vllm serve`: write one plainly")
-    source.notes += [replace(note, text=f"command: {note.text}") for note in engine.notes]
+    source.notes += [replace(note, text=f"command: {note.text}") for note in launch.notes]
     return engine
 
 

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from sparkd.base.recipes.yaml import YamlError
-from sparkd.tools.importers.launch import inner_commands, is_ray, note_condition, program
+from sparkd.tools.importers.command import is_ray, program
+from sparkd.tools.importers.launch import inner_commands, note_condition
 from sparkd.tools.importers.options import Launch, LaunchError, Option, redact
 from sparkd.tools.importers.shell import Command, Script
 from sparkd.tools.importers.source import Note
@@ -67,9 +68,8 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
     while at < len(words) and (words[at].startswith("-") or is_unknown(words[at], "[@]}")) and words[at] != "--":
         word, line, at = words[at], lines[at], at + 1
         if is_unknown(word):
-            launch.note(
-                line, f"left out: what {redact(unknown(word))} stands for is not known: write it", is_missing=True
-            )
+            text = f"left out: what {redact(unknown(word))} stands for is not known: write it"
+            launch.note(line, text, is_missing=True)
             continue
         options, needs_value = _options(word, line)
         if needs_value:

@@ -21,19 +21,8 @@ from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.flag import SHIPPED, parse_json
 from sparkd.base.vllm.releases import find_release, minor
+from sparkd.tools.importers import mods
 from sparkd.tools.importers.bundle import Bundle, Place, is_published
-from sparkd.tools.importers.mods import (
-    BESIDE,
-    CONTAINER_FOLDER,
-    SCRIPT,
-    File,
-    Mod,
-    ModError,
-    build_steps,
-    find_mod,
-    registry_and_path,
-    trees,
-)
 from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.source import NAMED, Source, as_mapping, cut
 from sparkd.tools.importers.sparkrun import TABLES
@@ -100,7 +89,7 @@ def _build_command(source: Source, bundle: Bundle, path: Path | None) -> str:
         if not bundle.is_here:
             source.miss(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return ""
-    above = [folder for folder in trees(path) if (folder / _BUILD_TOOL).is_file()]
+    above = [folder for folder in mods.trees(path) if (folder / _BUILD_TOOL).is_file()]
     if not bundle.is_here and (pulled := _pulled_image(image, words, above)):
         source.note(("container",), f"container: {image}: {pulled}, which its tool gives this name: a tag that moves")
         bundle.base, bundle.is_here = pulled, bundle.place.find_image(pulled) is not None
@@ -180,33 +169,33 @@ def _read_draft(config: Mapping[str, object]) -> tuple[str, str]:
     return (draft, revision) if good else ("", "")
 
 
-def _find_mods(source: Source, bundle: Bundle, path: Path | None) -> Iterable[Mod]:
+def _find_mods(source: Source, bundle: Bundle, path: Path | None) -> Iterable[mods.Mod]:
     references = _listed(source, "mods")
-    mods: dict[str, Mod] = {}
+    taken: dict[str, mods.Mod] = {}
     for reference in references[:MOST_MODS]:
         try:
-            mod = find_mod(reference, path, bundle.place.mods)
-            if mods.get(mod.name, mod).files != mod.files:
-                raise ModError("another one of that name is taken")
-            mods[mod.name] = mod
-        except ModError as error:
+            mod = mods.find_mod(reference, path, bundle.place.mods)
+            if taken.get(mod.name, mod).files != mod.files:
+                raise mods.ModError("another one of that name is taken")
+            taken[mod.name] = mod
+        except mods.ModError as error:
             shown = " ".join(str(reference).split())[:100]
             source.miss(("mods",), f"mods: {shown}: {error}: left out; {_where_mods_are(str(reference))}")
     if references[MOST_MODS:]:
         source.miss(("mods",), f"mods: only the first {MOST_MODS} are taken")
-    return mods.values()
+    return taken.values()
 
 
 def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
     """Templates that mods only copy become mounts; all other mods, and `pre_exec`, steps of a build."""
     runs = _take_pre_exec(source, bundle)
-    mods = _find_mods(source, bundle, path)
+    taken = _find_mods(source, bundle, path)
     contents = sha256()
-    for mod in mods:
+    for mod in taken:
         for name, file in mod.files.items():
             contents.update(f"{mod.name}/{name}\0{len(file.content)}\0".encode() + file.content)
     folder = f"{bundle.recipe.name[:80]}.mods-{contents.hexdigest()[:12]}"
-    built = [mod for mod in mods if not _mount(bundle, mod, folder)]
+    built = [mod for mod in taken if not _mount(bundle, mod, folder)]
     files = [file.content for mod in built for file in mod.files.values()]
     if len(files) > MOST_FILES or sum(map(len, files)) > MOST_BYTES:
         most = f"{MOST_FILES} files and {size(MOST_BYTES)}"
@@ -214,17 +203,17 @@ def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
         built = []
     for mod in built:
         bundle.files |= {
-            f"{folder}/{mod.name}/{name}": File(file.content, file.executable or name == SCRIPT)
+            f"{folder}/{mod.name}/{name}": mods.File(file.content, file.executable or name == mods.SCRIPT)
             for name, file in mod.files.items()
         }
         if mod.starts_beside():
             source.note(("mods",), f"mods: {mod.name}: what it starts in the background ends with the build")
     if built or runs:
-        _build(bundle, (*runs, *build_steps(folder, built)))
+        _build(bundle, (*runs, *mods.build_steps(folder, built)))
 
 
 def _where_mods_are(reference: str) -> str:
-    registry = sanitize(registry_and_path(reference)[0])
+    registry = sanitize(mods.registry_and_path(reference)[0])
     again, url = "import again with --mods", TABLES.registries.get(registry) if registry else EUGR
     if not url:
         return f"{again} FOLDER: a copy of the registry {registry}, which `sparkrun registry list` names"
@@ -232,7 +221,7 @@ def _where_mods_are(reference: str) -> str:
     return f"{own}git clone {url}, and {again} {url.rpartition('/')[2]}"
 
 
-def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
+def _mount(bundle: Bundle, mod: mods.Mod, folder: str) -> bool:
     """Whether the mod only copies templates that the flags name; then they are mounted."""
     templates, args = mod.templates(), dict(bundle.recipe.args)
     users = {flag: name for name in templates for flag in FILE_FLAGS if args.get(flag) in (name, f"./{name}")}
@@ -241,13 +230,12 @@ def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
     volumes = list(bundle.recipe.container.volumes)
     for flag, name in users.items():
         file = templates[name]
-        target = f"{CONTAINER_FOLDER}/{mod.name}/{file}"
+        target = f"{mods.CONTAINER_FOLDER}/{mod.name}/{file}"
         args[flag] = target
         bundle.files[f"{folder}/{mod.name}/{file}"] = mod.files[file]
         if target not in [volume.target for volume in volumes]:
-            volumes.append(
-                Volume(source=f"{bundle.place.folder}/{folder}/{mod.name}/{file}", target=target, read_only=True)
-            )
+            source = f"{bundle.place.folder}/{folder}/{mod.name}/{file}"
+            volumes.append(Volume(source=source, target=target, read_only=True))
     bundle.update("container", volumes=tuple(volumes))
     bundle.recipe = bundle.recipe.model_copy(update={"args": args})
     return True
@@ -259,12 +247,11 @@ def _take_pre_exec(source: Source, bundle: Bundle) -> list[Step]:
     places = "|".join(map(re.escape, ("/root/.cache", "~/.cache", "$HOME/.cache", *_OTHER_MOUNTS, MODELS, *volumes)))
     variables = "|".join([*map(re.escape, bundle.recipe.env), *bundle.recipe.secrets, "HF_TOKEN"])
     open_to = re.compile(
-        rf"{NAMED.pattern}|\$\{{?(?:{variables})\b|(?<![\w.-])(?:{places})\b|{BESIDE.pattern}|\s&[\s)]", re.M
+        rf"{NAMED.pattern}|\$\{{?(?:{variables})\b|(?<![\w.-])(?:{places})\b|{mods.BESIDE.pattern}|\s&[\s)]", re.M
     )
     texts, steps = source.items("pre_exec"), list[Step]()
-    if len(texts) <= MOST_STEPS - 2 * MOST_MODS and not any(
-        open_to.search(str(text)) or redact(str(text)) != str(text) for text in texts
-    ):
+    is_open = any(open_to.search(text) or redact(text) != text for text in map(str, texts))
+    if len(texts) <= MOST_STEPS - 2 * MOST_MODS and not is_open:
         with suppress(ValidationError):
             steps = [Step.model_validate({"run": text}) for text in texts]
     done = "done once, to the image" if steps else "not run: do it in an image, or on the node"

@@ -11,15 +11,7 @@ from collections.abc import Mapping
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.shell import commands_in_container
-from sparkd.tools.importers.source import (
-    Foreign,
-    Overrides,
-    Source,
-    Unusable,
-    Values,
-    format_template,
-    whole_number,
-)
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, format_template, whole_number
 from sparkd.tools.importers.sparkrun import TABLES
 from sparkd.tools.importers.variables import CommandError, unknown
 

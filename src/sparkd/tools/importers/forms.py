@@ -15,11 +15,11 @@ from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import printable, read_file, sanitize
 from sparkd.base.recipes.yaml import Document
-from sparkd.tools.importers.command import Serve
+from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.compose import parse_env_file, read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
-from sparkd.tools.importers.launch import VLLM_SERVE, Engine, find_engine, merge, value_missing
+from sparkd.tools.importers.launch import Engine, find_engine, merge, value_missing
 from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Foreign, Overrides, Source
@@ -37,8 +37,7 @@ class Form(Struct, frozen=True):
 
     path: str
     kind: str
-    launches: list[tuple[str, Launch]]
-    """By name: a compose file's service, else empty."""
+    launches: list[Launch]
     folder: str
 
 
@@ -65,10 +64,10 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
             launches = read_compose(text, variables, service, env_file)
         else:
             read = read_unit if kind == "systemd unit" else read_script
-            launches = [("", launch) for launch in read(text, variables)]
+            launches = read(text, variables)
     except LaunchError as error:
         raise _fault(str(path), error.line, str(error)) from None
-    for _, launch in launches:
+    for launch in launches:
         launch.given = overrides
     return Form(str(path), kind, launches, folder)
 
@@ -89,44 +88,41 @@ def form_of_container(name: str, host: Host) -> Form:
         raise ConfigError(f"docker: {error}") from None
     if launch is None:
         raise ConfigError(printable(f"docker has no container {name[:80]}"), "docker ps -a")
-    return Form(name, CONTAINER, [("", launch)], "")
+    return Form(name, CONTAINER, [launch], "")
 
 
 def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     """The one engine that they start, on as many nodes as files start it. Raises ConfigError with file and line."""
     engines = _engines(forms, image)
     if not engines:
-        reason = (
-            "starts no vLLM server by itself: import the file with `vllm serve` or vLLM's image, or --container NAME"
-        )
         for form in forms:
-            for _, launch in form.launches:
+            for launch in form.launches:
                 if unknown(launch.image):
                     raise _fault(form.path, launch.line, f"image: {value_missing(launch.image)}")
-        raise _fault(forms[0].path, 1, reason)
+        hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
+        raise _fault(forms[0].path, 1, f"starts no vLLM server by itself: {hint}")
     for form in forms:
-        if len(names := [name for path, name, _ in engines if path == form.path]) > 1:
+        if len(names := [engine.launch.service for path, engine in engines if path == form.path]) > 1:
             of = f"services {', '.join(names)}: name one by --service" if any(names) else "commands: keep one of them"
             raise _fault(form.path, 1, f"vLLM is started by {len(names)} {of}")
     try:
-        engine = merge([(path, one) for path, _, one in engines])
+        engine = merge(engines)
     except LaunchError as error:
         raise _fault(engines[-1][0], error.line, str(error)) from None
-    count = len(engines)
-    nodes = (count, count if count > 1 else None)
-    source = Source(Document({}, {(): engine.line}), notes=engine.notes)
-    source.container = shlex.quote(forms[0].path) if forms[0].kind == CONTAINER else ""
+    launch, kind, nodes = engine.launch, forms[0].kind, (len(engines), len(engines) if engines[1:] else None)
+    source = Source(Document({}, {(): launch.line}), notes=launch.notes)
+    source.container = shlex.quote(forms[0].path) if kind == CONTAINER else ""
     source.is_running_here = bool(source.container) and not image
-    foreign = Foreign(forms[0].kind, "", engine.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
+    foreign = Foreign(kind, "", launch.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
     return source, foreign, engine.serve
 
 
-def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
-    """Path, name and engine. One without an image runs in the only container that waits for `docker exec`, if any."""
-    launches = [(form, name, launch) for form in forms for name, launch in form.launches]
-    engines: list[tuple[str, str, Engine]] = []
+def _engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
+    """Path and engine. One without an image runs in the only container that waits for `docker exec`, if any."""
+    launches = [(form, launch) for form in forms for launch in form.launches]
+    engines: list[tuple[str, Engine]] = []
     waiting: list[Launch] = []
-    for form, name, launch in sorted(launches, key=lambda entry: not entry[2].image):
+    for form, launch in sorted(launches, key=lambda entry: not entry[1].image):
         is_bare = not launch.image
         if is_bare and len(waiting) == 1:
             launch.image, launch.options = waiting[0].image, waiting[0].options
@@ -142,10 +138,10 @@ def _engines(forms: list[Form], image: str) -> list[tuple[str, str, Engine]]:
             continue
         if not launch.image:
             engine.serve = replace(engine.serve, entrypoint=VLLM_SERVE)  # its path is the node's
-        engine.image = image or engine.image
-        if not engine.image:
-            raise _fault(form.path, engine.line, "names no image to run it in: --image REF names one")
-        engines.append((form.path, name, engine))
+        launch.image = image or launch.image
+        if not launch.image:
+            raise _fault(form.path, launch.line, "names no image to run it in: --image REF names one")
+        engines.append((form.path, engine))
     return engines
 
 

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import dropwhile
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.base.recipes.schema import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
 from sparkd.base.vllm.flag import SHIPPED
-from sparkd.tools.importers.command import Flag, Serve, parse_serve
+from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, is_ray, parse_serve, program
 from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
 from sparkd.tools.importers.shell import OF_IMAGE, Command, commands_in_container
-from sparkd.tools.importers.source import Note
 from sparkd.tools.importers.variables import CommandError, is_unknown, shown, unknown
 
 SECRET_FLAGS = {"api-key": API_KEY, "hf-token": "HF_TOKEN"}
-VLLM_SERVE = ("vllm", "serve")
-_SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|.*vllm/entrypoints/openai/api_server\.py")
 _WITHOUT_EFFECT = (":", "[", "[[", "break", "cd", "echo", "exit", "set", "sleep", "test", "true")
 """Programs that the engine needs nothing of."""
-_BEFORE = ("exec", "sudo", "nohup", "env", "-E")
 _SHELL = re.compile(r"(?:/[\w./-]*/)?(?:ba|da)?sh")
 _EXTENDED = re.compile(rf"(?:[\w/.:+-]|\$(?:{'|'.join(OF_IMAGE)})(?!\w))+", re.ASCII)
 """A value that is made of those that the image sets."""
@@ -34,56 +32,13 @@ _SWITCHES = {f"--{name}" for name, flag in SHIPPED.by_name.items() if flag.kind 
 
 
 class Engine(Struct):
-    """What becomes a recipe."""
+    """What becomes a recipe. `env` and `secrets` are what it keeps of the launch's."""
 
-    line: int
-    image: str
+    launch: Launch
     serve: Serve
     env: dict[str, str]
     secrets: dict[str, str]
     container: dict[str, object]
-    notes: list[Note]
-
-
-def program(words: list[str]) -> tuple[tuple[str, ...], int]:
-    """The words that start vLLM's server, and how many words come before its model; none and 0 where nothing does."""
-    for at, word in enumerate(words):
-        if word == "serve" and at and "vllm" in words[at - 1].rpartition("/")[2]:
-            of_launcher = at - words[at::-1].index("exec") + 1 if "exec" in words[:at] else 0  # such as eugr's
-            start = next((n for n in range(of_launcher, at) if words[n] not in _BEFORE and "=" not in words[n]), at)
-            start = of_launcher if words[start].startswith("-") else start  # such as env -u NAME
-            return tuple(words[start : at + 1]), at + 1
-        if _SERVER.fullmatch(word) and (word.endswith(".py") or words[at - 1 : at] == ["-m"]):
-            return VLLM_SERVE, at + 1  # the same server; as a module it ignores a model that is no flag's
-    return (), 0
-
-
-def is_ray(words: list[str]) -> bool:
-    return "ray" in words[:2] and "start" in words[:3]
-
-
-def inner_commands(
-    words: list[str], env: Mapping[str, str], overrides: Mapping[str, str], line: int
-) -> list[Command] | None:
-    """Of `bash -c TEXT`; None for any other command. Raises LaunchError."""
-    words = words[next((n for n, word in enumerate(words) if word not in _BEFORE), len(words)) :]
-    at = next((n for n, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), 0)
-    end = next((n for n, word in enumerate(words) if n > at and not word.startswith("-")), 0)  # as in bash -c -i TEXT
-    if not at or not end or not _SHELL.fullmatch(words[0]):
-        return None
-    try:
-        commands = commands_in_container(words[end], env, overrides, words[end + 2 :])
-    except CommandError as error:
-        raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
-    for command in commands:
-        command.lines, command.block = [line for _ in command.lines], command.block and line
-    return commands
-
-
-def note_condition(launch: Launch, block: int) -> None:
-    """`block`: line of what decides whether it runs; 0 where nothing does."""
-    if block:
-        launch.note(launch.line, f"what begins in line {block} decides whether it runs: taken as if it does")
 
 
 def find_engine(launch: Launch, folder: str) -> Engine | None:
@@ -94,27 +49,37 @@ def find_engine(launch: Launch, folder: str) -> Engine | None:
 
 
 def choose_engine(launch: Launch, commands: list[Command], folder: str) -> Engine | None:
-    """The one that the commands start. Raises LaunchError."""
-    engines = [command for command in commands if program(command.words)[1]]
-    if not engines:
+    """The one that the commands start; the others become notes. Raises LaunchError."""
+    starting = [n for n, command in enumerate(commands) if program(command.words)[1]]
+    if not starting:
         return None
-    if len(engines) > 1:
+    if len(starting) > 1:
         raise LaunchError(launch.line, "more than one `vllm serve` may run: write one plainly")
-    note_condition(launch, engines[0].block)
-    is_before = True
-    for other in commands:
-        printed = redact(shown(" ".join(other.words)))
-        if other is engines[0]:
-            is_before = False
-        elif is_ray(other.words):
-            launch.note(launch.line, "ray start: left out: sparkd joins the nodes itself; see executor: ray")
-        elif other.words[0].startswith("-"):
-            text = f"left out: {printed[:2000]}: the line before it lacks its backslash: add it"
-            launch.note(launch.line, text, is_missing=True)
-        else:
-            text = f"not run: {printed[:120]}: do it in an image, and name that under image.ref"
-            launch.note(launch.line, text, is_missing=is_before and other.words[0] not in _WITHOUT_EFFECT)
-    return _make_engine(launch, engines[0], folder)
+    at = starting[0]
+    note_condition(launch, commands[at].block)
+    for n, command in enumerate(commands):
+        if n != at:
+            _note_other(launch, command, is_before=n < at)
+    return _make_engine(launch, commands[at], folder)
+
+
+def _note_other(launch: Launch, command: Command, *, is_before: bool) -> None:
+    """A command that does not start the engine, and is not run."""
+    printed, is_missing = redact(shown(" ".join(command.words))), False
+    if is_ray(command.words):
+        text = "ray start: left out: sparkd joins the nodes itself; see executor: ray"
+    elif command.words[0].startswith("-"):
+        text, is_missing = f"left out: {printed[:2000]}: the line before it lacks its backslash: add it", True
+    else:
+        text = f"not run: {printed[:120]}: do it in an image, and name that under image.ref"
+        is_missing = is_before and command.words[0] not in _WITHOUT_EFFECT
+    launch.note(launch.line, text, is_missing=is_missing)
+
+
+def note_condition(launch: Launch, block: int) -> None:
+    """`block`: line of what decides whether it runs; 0 where nothing does."""
+    if block:
+        launch.note(launch.line, f"what begins in line {block} decides whether it runs: taken as if it does")
 
 
 def _commands(launch: Launch) -> list[Command]:
@@ -130,6 +95,24 @@ def _commands(launch: Launch) -> list[Command]:
     return [Command(words)]
 
 
+def inner_commands(
+    words: list[str], env: Mapping[str, str], overrides: Mapping[str, str], line: int
+) -> list[Command] | None:
+    """Of `bash -c TEXT`; None for any other command. Raises LaunchError."""
+    words = [*dropwhile(BEFORE.__contains__, words)]
+    at = next((n for n, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), 0)
+    end = next((n for n, word in enumerate(words) if n > at and not word.startswith("-")), 0)  # as in bash -c -i TEXT
+    if not at or not end or not _SHELL.fullmatch(words[0]):
+        return None
+    try:
+        commands = commands_in_container(words[end], env, overrides, words[end + 2 :])
+    except CommandError as error:
+        raise LaunchError(line, f"{words[0]} {words[at]}: {error}") from None
+    for command in commands:
+        command.lines, command.block = [line for _ in command.lines], command.block and line
+    return commands
+
+
 def _for_entrypoint(words: list[str], image: str) -> list[str]:
     """As the entrypoint of vLLM's images takes them. `words`: at least one."""
     folder = "/" if "vllm-openai" in image else "/models"  # any other may be a program
@@ -141,26 +124,25 @@ def _for_entrypoint(words: list[str], image: str) -> list[str]:
 
 def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     entrypoint, end = program(command.words)
-    extended = _extended(command.env) if launch.image else {}  # else the image's own program is started, by no shell
     try:
-        serve = parse_serve(entrypoint, _without_open(command.words[end:], launch))
+        serve = parse_serve(entrypoint, _drop_unknown(command.words[end:], launch))
     except CommandError as error:
         _refuse_unknown(command.words, launch.line)
         raise LaunchError(launch.line, shown(str(error))) from None
-    options = Options(launch, folder)
     assigned = (word.partition("=") for word in command.words[:end])
     env = {**command.env, **{name: value for name, equals, value in assigned if equals and name.isidentifier()}}
+    extended = _extended(command.env) if launch.image else {}  # else the image's own program is started, by no shell
+    options = Options(launch, folder)
     options.take_env({name: value for name, value in env.items() if name not in extended})
     flags = tuple(flag for flag in serve.flags if _is_kept(flag, options))
-    container = options.container(
-        [value for flag in flags if flag.name != "download-dir" for value in flag.values], serve.model
-    )
+    used = [value for flag in flags if flag.name != "download-dir" for value in flag.values]
+    container = options.container(used, serve.model)
     flags, model = options.publish(flags), options.on_the_node(serve.model)
     _refuse_unknown((*entrypoint, model, launch.image, *(flag.name for flag in flags)), launch.line)
-    notes = [Note(note.line, shown(note.text), note.is_missing) for note in dict.fromkeys(launch.notes)]
-    entrypoint = _with_shell(launch, entrypoint, extended)
-    server = Serve(entrypoint, model, (Flag("served-model-name", (serve.model,)), *flags))  # unless one follows
-    return Engine(launch.line, launch.image, server, options.env, options.secrets, container, notes)
+    named = (Flag("served-model-name", (serve.model,)), *flags)  # unless one follows
+    server = Serve(_with_shell(launch, entrypoint, extended), model, named)
+    launch.notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]
+    return Engine(launch, server, options.env, options.secrets, container)
 
 
 def _extended(env: Mapping[str, str]) -> dict[str, str]:
@@ -191,7 +173,7 @@ def value_missing(word: str) -> str:
     return f"what {missing} stands for in {redact(shown(word))[:60]} is not known: write its value{hint}"
 
 
-def _without_open(words: list[str], launch: Launch) -> list[str]:
+def _drop_unknown(words: list[str], launch: Launch) -> list[str]:
     """Without words that only a shell knows and that are no flag's first value; they are noted as missing."""
     kept: list[str] = []
     for word in words:
@@ -220,28 +202,26 @@ def _is_kept(flag: Flag, options: Options) -> bool:
 def merge(engines: list[tuple[str, Engine]]) -> Engine:
     """One engine of the ranks that several files start; the names are of the files. Raises LaunchError."""
     name, first = engines[0]
+    ours = _settings(first)
     for other_name, other in engines[1:]:
-        for key, ours, theirs in (
-            ("image", first.image, other.image),
-            ("entrypoint", shlex.join(first.serve.entrypoint), shlex.join(other.serve.entrypoint)),
-            ("model", first.serve.model, other.serve.model),
-            *_differences("--", _by_name(first.serve.flags), _by_name(other.serve.flags)),
-            *_differences("", first.env, other.env),
-            *_differences("container.", first.container, other.container),
-        ):
-            if ours != theirs:
-                both = f"{key}: {redact(str(ours))[:80]} in {name}, {redact(str(theirs))[:80]} in {other_name}"
-                raise LaunchError(other.line, f"{both}: ranks of one engine need the same")
+        theirs = _settings(other)
+        for key in ours | theirs:
+            mine, its = (settings.get(key, "not given") for settings in (ours, theirs))
+            if mine != its:
+                both = f"{''.join(key)}: {redact(str(mine))[:80]} in {name}, {redact(str(its))[:80]} in {other_name}"
+                raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same")
         first.secrets |= other.secrets
     return first
 
 
-def _by_name(flags: Iterable[Flag]) -> dict[str, object]:
-    return {flag.name: " ".join(flag.values) or "given" for flag in flags}
-
-
-def _differences(
-    prefix: str, ours: Mapping[str, object], theirs: Mapping[str, object]
-) -> Iterator[tuple[str, object, object]]:
-    for name in {**ours, **theirs}:
-        yield f"{prefix}{name}", ours.get(name, "not given"), theirs.get(name, "not given")
+def _settings(engine: Engine) -> dict[tuple[str, str], object]:
+    """What ranks have in common, by its kind and its name."""
+    serve = engine.serve
+    return {
+        ("image", ""): engine.launch.image,
+        ("entrypoint", ""): shlex.join(serve.entrypoint),
+        ("model", ""): serve.model,
+        **{("--", flag.name): " ".join(flag.values) or "given" for flag in serve.flags},
+        **{("", name): value for name, value in engine.env.items()},
+        **{("container.", name): value for name, value in engine.container.items()},
+    }

@@ -67,6 +67,8 @@ class Launch(Struct):
     notes: list[Note] = field(default_factory=list)
     given: Mapping[str, str] = {}
     """By its user: variables of a shell in the container."""
+    service: str = ""
+    """Its name in a compose file."""
 
     def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
         self.notes.append(Note(line, text, is_missing))
@@ -121,7 +123,7 @@ class Options(Struct):
         is_path = option.name in ("volume", "mount", "device")
         is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
         printed = (option.value if is_plain else redact(option.value))[:100]
-        target = split_volume(option)[1].rstrip("/") if is_path else ""
+        target = self._mount(option)[1] if is_path else ""
         is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
         is_missing = is_mount and any(is_below(value, target) for value in used)
         if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
@@ -149,8 +151,7 @@ class Options(Struct):
 
     def _volume(self, option: Option) -> tuple[str, str]:
         """As a recipe has it, or why it is left out."""
-        source, target, mode = split_volume(option)
-        source, target = self._absolute(source), target.rstrip("/")
+        source, target, mode = self._mount(option)
         kept = kept_caches({}, {name: value for name, value in self.env.items() if value}, (), gpu=True).values()
         if _HUB_CACHE.fullmatch(target) or target == self.env.get("HF_HOME", "-"):
             return "", "sparkd downloads the model and mounts it itself (sparkd model pull)"
@@ -164,16 +165,16 @@ class Options(Struct):
         """The folder of a model that is in a mount: sparkd mounts it by itself."""
         for option in self.launch.options:
             if option.name in ("volume", "mount"):
-                source, target, _ = split_volume(option)
-                source, target = self._absolute(source), target.rstrip("/")
+                source, target, _ = self._mount(option)
                 if target and is_below(model, target) and source.startswith("/"):
                     return source.rstrip("/") + model[len(target) :]
         return model
 
-    def _absolute(self, source: str) -> str:
-        if not source.startswith(".") or not self.folder:
-            return source
-        return normpath(f"{self.folder}/{source}")
+    def _mount(self, option: Option) -> tuple[str, str, str]:
+        """As `split_volume`, with an absolute source where it is a path, and no slash at the target's end."""
+        source, target, mode = split_volume(option)
+        is_relative = source.startswith(".") and self.folder
+        return normpath(f"{self.folder}/{source}") if is_relative else source, target.rstrip("/"), mode
 
     def publish(self, flags: tuple[Flag, ...]) -> tuple[Flag, ...]:
         """The port of the node becomes the engine's own, since its network is the node's."""

@@ -145,13 +145,10 @@ def _is_true(value: object) -> bool:
 
 
 def _check_replicas(values: Values) -> None:
-    for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
-        values.used.add(name)
+    values.used.update(("tensor_parallel", "pipeline_parallel", "data_parallel"))
     if str(values.get("data_parallel") or 1) != "1":
-        raise Unusable(
-            ("defaults", "data_parallel"),
-            "defaults.data_parallel: sparkrun gives each replica flags of its own, and sparkd runs one engine",
-        )
+        reason = "sparkrun gives each replica flags of its own, and sparkd runs one engine"
+        raise Unusable(("defaults", "data_parallel"), f"defaults.data_parallel: {reason}")
 
 
 def _nodes(source: Source) -> tuple[int, int | None]:

@@ -26,19 +26,8 @@ from sparkd.tools.measure.bench import Wanted
 from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
 from sparkd.tools.measure.measuring import look, run
 from sparkd.tools.measure.soak import Sample
+from sparkd.tools.node import switching
 from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
-from sparkd.tools.node.switching import (
-    await_end,
-    await_service,
-    explain_findings,
-    findings_of,
-    follow,
-    go_back,
-    read_choice,
-    refuse_blocked,
-    time_after,
-    write_switch,
-)
 
 PROMPT_TOKENS, ANSWER_TOKENS, RUNS = 64, 128, 5
 DEFAULT_CONCURRENCY, DRAIN_SECONDS = 4, 60
@@ -47,17 +36,15 @@ AWAITED_SECONDS, MEASURE_SECONDS = 900, 3600
 BY_KNOB = ("plan-lint", "unified-memory")
 """Checks whose outcome a knob decides."""
 FAULT_LENGTH = 300
-NOT_OF_THE_RECIPE = frozenset(
-    (
-        Cause.PEER_LOST,
-        Cause.PEER_SILENT,
-        Cause.PEER_STOPPED,
-        Cause.STOP_REQUESTED,
-        Cause.DOCKER_HUNG,
-        Cause.DOCKER_RESTARTED,
-        Cause.KILLED_FROM_OUTSIDE,
-        Cause.OWN_ADDRESS_GONE,
-    )
+NOT_OF_THE_RECIPE = (
+    Cause.PEER_LOST,
+    Cause.PEER_SILENT,
+    Cause.PEER_STOPPED,
+    Cause.STOP_REQUESTED,
+    Cause.DOCKER_HUNG,
+    Cause.DOCKER_RESTARTED,
+    Cause.KILLED_FROM_OUTSIDE,
+    Cause.OWN_ADDRESS_GONE,
 )
 AGAIN = "when that is over, the same command continues from here"
 
@@ -93,7 +80,7 @@ class Climb:
         """The last step's."""
         self._in_force = False
         """Whether that has come up: then the file has it until somebody else chooses."""
-        choice = read_choice(host)
+        choice = switching.read_choice(host)
         now = choice if choice is not None and choice.replaces == self._replaces else None
         if now is not None and self._has_step(now):
             self._back, self._switch = now.back, now  # of a process that was killed
@@ -107,7 +94,7 @@ class Climb:
 
     def __exit__(self, *_error: object) -> None:
         """Back from a step, never from what somebody else has chosen. Raises UsageError."""
-        now = go_back(self._host, self._has_step)
+        now = switching.go_back(self._host, self._has_step)
         self._show(f"this node runs, or is on the way to: {label(now)}; sparkd status")
 
     def _has_step(self, switch: Switch) -> bool:
@@ -142,26 +129,26 @@ class Climb:
         waits = now.switch is not None and now.switch.stage is not Stage.IN_FORCE
         if not knob and now.plan.digest == base.plan.digest and not waits:
             return ""  # no load is needed
-        until = time_after(longest_step(config, DRAIN_SECONDS))
+        until = switching.time_after(longest_step(config, DRAIN_SECONDS))
         engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
         to = Chosen(apply(self._base.recipe, self.tuning.name, values), engine, until=until)
         try:
             node = membership.make_context(config, host, to)
         except ConfigError as error:
             return sanitize(error.reason, FAULT_LENGTH)
-        findings = findings_of(node, host, config)
+        findings = switching.findings_of(node, host, config)
         own = [finding for finding in findings if finding.id in BY_KNOB]
         others = [finding for finding in findings if finding.id not in BY_KNOB]
         if not knob:
-            refuse_blocked(node, others, config, host)
+            switching.refuse_blocked(node, others, config, host)
         elif others:  # no rung needs more of another node than the recipe itself, and its agent may just start again
-            raise BlockedError("\n".join(explain_findings(others)))
+            raise BlockedError("\n".join(switching.explain_findings(others)))
         if own:
-            return sanitize("; ".join(explain_findings(own)), FAULT_LENGTH)
+            return sanitize("; ".join(switching.explain_findings(own)), FAULT_LENGTH)
         before, self._in_force = self._refuse_other(), False
         self._switch = step = Switch(self._replaces, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
-        write_switch(before, step, host)
-        if fault := follow(step, host, self._show):
+        switching.write_switch(before, step, host)
+        if fault := switching.follow(step, host, self._show):
             if NO_REASON in fault:
                 raise BlockedError(f"a node was gone meanwhile: {fault}", AGAIN)
             self._refuse_other()
@@ -172,7 +159,7 @@ class Climb:
 
     def _refuse_other(self) -> Switch | None:
         """What the file has. Raises BlockedError where somebody else has chosen since the last step."""
-        choice, own = read_choice(self._host), self._switch
+        choice, own = switching.read_choice(self._host), self._switch
         if own is not None and (choice.chosen_at != own.chosen_at if choice is not None else self._in_force):
             raise BlockedError(f"somebody has chosen {label(choice.chosen if choice else None)} meanwhile", AGAIN)
         return choice
@@ -183,7 +170,7 @@ class Climb:
         try:
             measured = self._test(step)
         except EngineEndedError as error:
-            end = await_end(self._host, lambda last: last.at > began)
+            end = switching.await_end(self._host, lambda last: last.at > began)
             if end is not None and end.cause in NOT_OF_THE_RECIPE:
                 raise BlockedError(f"the engine was ended: {end.reason}", AGAIN) from None
             measured = Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
@@ -191,7 +178,7 @@ class Climb:
         return measured
 
     def _test(self, step: tuple[str, Value]) -> Measured:
-        serves = await_service(self._host, ready_seconds(self._config))
+        serves = switching.await_service(self._host, ready_seconds(self._config))
         if serves is None:
             raise BlockedError("no agent runs any more", f"systemctl start sparkd-head; {AGAIN}")
         if not serves:
@@ -251,7 +238,6 @@ def find_shortage(sample: Sample | None, floor_bytes: int) -> str:
         if free is None:
             return f"the memory of {sanitize(name)} is not known"
         if free < needed:
-            return (
-                f"{size(free)} of memory left on {sanitize(name)}, {size(needed)} needed (memory.floor_mib and 1 GiB)"
-            )
+            left = f"{size(free)} of memory left on {sanitize(name)}"
+            return f"{left}, {size(needed)} needed (memory.floor_mib and 1 GiB)"
     return ""

@@ -65,9 +65,8 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str) -> Result:
     try:
         return msgspec.convert(parse_json(urlsafe_b64decode(encoded)), Result, strict=False)
     except ValueError as error:
-        raise BlockedError(
-            f"what {head} sent is no result: {sanitize(str(error))}", "is sparkd the same on both?"
-        ) from None
+        reason = f"what {head} sent is no result: {sanitize(str(error))}"
+        raise BlockedError(reason, "is sparkd the same on both?") from None
 
 
 def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Result:

@@ -6,16 +6,20 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median, quantiles
+from typing import TypeAlias
 
 from msgspec import Struct
 
 from sparkd.base.lib.text import sanitize
 from sparkd.base.vllm.api import Drafts
 from sparkd.base.vllm.streaming import Streamed
-from sparkd.tools.measure.load import Reply
 
 DECODE, FIRST = "decode_tokens_per_second", "first_token_seconds"
 """Keys of a recipe's `expect`, by the number of requests: tokens of all requests together; seconds."""
+
+
+Reply: TypeAlias = Streamed | str
+"""An answer, or why there is none."""
 
 
 class Spread(Struct, frozen=True):

@@ -18,16 +18,8 @@ from sparkd.base.state.history import Launch, Row
 from sparkd.base.state.known_good import find_differences, format_utc
 from sparkd.base.state.switch import Chosen, Stage, Switch, label
 from sparkd.base.status.model import NodeReport, read_living_report
+from sparkd.tools.measure import climb
 from sparkd.tools.measure.bench import Result, Wanted
-from sparkd.tools.measure.climb import (
-    ANSWER_TOKENS,
-    DEFAULT_CONCURRENCY,
-    PROMPT_TOKENS,
-    RUNS,
-    longest_step,
-    ready_seconds,
-    smoke_twice,
-)
 from sparkd.tools.measure.figures import Level, Spread
 from sparkd.tools.measure.ladder import LEAST_SHARE, describe_rate, is_faster
 from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, keep, make_row, read_rows, run
@@ -59,8 +51,8 @@ def _is_steady(level: Level) -> bool:
 def measure(like: Result | None = None) -> tuple[Result, Spread]:
     """A short bench, under the load of that one. Raises SparkdError where requests fail, KeyboardInterrupt."""
     with open_endpoint(MOST_AT_ONCE) as served:
-        at_once = max(expected_levels(served.node.recipe), default=DEFAULT_CONCURRENCY)
-        wanted = Wanted((at_once,), (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=0)
+        at_once = max(expected_levels(served.node.recipe), default=climb.DEFAULT_CONCURRENCY)
+        wanted = Wanted((at_once,), (), climb.PROMPT_TOKENS, climb.ANSWER_TOKENS, climb.RUNS, staggered=False, seed=0)
         if like is not None:
             level = like.levels[0]
             load = {"prompt_tokens": like.prompt_tokens, "answer_tokens": like.answer_tokens}
@@ -104,7 +96,7 @@ class ImageTrial:
         if baseline is None:
             self._show(f"measuring {label(self._switch.before)} first")
             baseline, _ = measure()
-        wanted, until = self._switch.to, time_after(longest_step(self._config, self._switch.drain_seconds))
+        wanted, until = self._switch.to, time_after(climb.longest_step(self._config, self._switch.drain_seconds))
         trial = replace(self._switch, to=wanted and replace(wanted, until=until))
         stays = False
         try:
@@ -120,10 +112,10 @@ class ImageTrial:
                 go_back(self._host, lambda choice: (choice.chosen_at, choice.to) == (trial.chosen_at, trial.to))
 
     def _find_fault(self, baseline: Result) -> str:
-        if not await_service(self._host, ready_seconds(self._config)):
+        if not await_service(self._host, climb.ready_seconds(self._config)):
             return "it does not serve: sparkd status"
         try:
-            if faults := smoke_twice():
+            if faults := climb.smoke_twice():
                 return f"smoke: {sanitize('; '.join(faults))}; whether the plan before passes it: sudo sparkd smoke"
             _, rate = measure(baseline)
         except SparkdError as error:

@@ -21,21 +21,15 @@ from sparkd.base.vllm.lint.predicates import DRAFTS, HIGHEST_SHARE
 from sparkd.tools.measure.figures import DECODE, FIRST, Spread
 
 Value: TypeAlias = int | float
-SHARE, LENGTH, BATCH, SEQUENCES, TOKENS = (
-    "gpu-memory-utilization",
-    "max-model-len",
-    "max-num-batched-tokens",
-    "max-num-seqs",
-    "speculative-tokens",
-)
 BOUNDS: Mapping[str, tuple[Value, Value]] = {
-    SHARE: (0.1, 0.95),
-    LENGTH: (256, 1 << 21),
-    BATCH: (64, 1 << 20),
-    SEQUENCES: (1, 1024),
-    TOKENS: (1, 16),
+    "gpu-memory-utilization": (0.1, 0.95),
+    "max-model-len": (256, 1 << 21),
+    "max-num-batched-tokens": (64, 1 << 20),
+    "max-num-seqs": (1, 1024),
+    "speculative-tokens": (1, 16),
 }
 """The knobs, and how far a person may go. A shorter context has no room for the prompts of the measurement."""
+SHARE, LENGTH, BATCH, SEQUENCES, TOKENS = BOUNDS
 ROOM = (SHARE, LENGTH)
 """Knobs of which more is wanted as long as it costs no speed."""
 SHARE_STEP = 0.02

@@ -8,8 +8,8 @@ import select
 import signal
 import sys
 import uuid
-from collections.abc import Coroutine
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -67,9 +67,12 @@ def keep(row: Row) -> None:
         report_progress(f"the result is not kept: {error}")
 
 
-def only_one() -> AbstractContextManager[None]:
-    """A lock, since two would measure each other's load."""
-    return files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`")
+@contextmanager
+def only_one() -> Iterator[None]:
+    """A lock, since two would measure each other's load. As `catch_ends` from then on."""
+    with files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`"):
+        catch_ends()
+        yield
 
 
 def catch_ends() -> None:

@@ -16,8 +16,7 @@ from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.text import size
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.streaming import StreamError
-from sparkd.tools.measure.bench import Wanted
-from sparkd.tools.measure.load import REQUEST_SECONDS, Prompts
+from sparkd.tools.measure.bench import REQUEST_SECONDS, Prompts, Wanted
 
 SAMPLE_SECONDS, STEP_SECONDS = 5.0, 20.0
 """Time between two samples; time for one number of requests, before the next one's turn."""

@@ -178,10 +178,8 @@ def find_memory(host: Host, memory: Memory) -> int:
     """
     available, report = host.meminfo().available_bytes, read_living_report(host.files)
     if report is not None and report.phase in (Phase.LAUNCHING, Phase.LOADING):
-        raise BlockedError(
-            "an engine is loading, which takes its memory only now",
-            f"wait until sparkd status says serving; or: {STOP}",
-        )
+        hint = f"wait until sparkd status says serving; or: {STOP}"
+        raise BlockedError("an engine is loading, which takes its memory only now", hint)
     kept = round(memory.headroom_gib * GIB) + memory.floor_mib * MIB
     if available - kept < LEAST_MEMORY:
         needed = f"{size(available)} of memory available, {size(LEAST_MEMORY + kept)} needed to build"

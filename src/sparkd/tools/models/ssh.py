@@ -131,12 +131,9 @@ class SshHost(Struct, frozen=True):
             fixed = kind == "l" or (modes[-1] in "tT" and number < len(entries))
             if owner != "root" or ("w" in (modes[4], modes[7]) and not fixed):
                 reason = f"nothing is written there as root: others may write to {sanitize(name)}, of {folder}"
-                how = (
-                    "sudo mkdir -p"
-                    if modes[-1] in "tT"
-                    else "sudo chown root: and sudo chmod go-w what it is: namei -l"
-                )
-                raise BlockedError(f"{self.address}: {reason}", f"there: {how} {shlex.quote(folder)}")
+                repair = "sudo chown root: and sudo chmod go-w what it is: namei -l"
+                repair = "sudo mkdir -p" if modes[-1] in "tT" else repair
+                raise BlockedError(f"{self.address}: {reason}", f"there: {repair} {shlex.quote(folder)}")
         return ()
 
     def inspect_image(self, ref: str) -> object:

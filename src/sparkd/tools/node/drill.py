@@ -8,13 +8,11 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from sparkd.agent.actions.history import read
 from sparkd.agent.actions.processes import signal_process
 from sparkd.base.host import Host
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, NotReadyError
 from sparkd.base.lib.text import sanitize
-from sparkd.base.state.history import last_load
 from sparkd.base.status.model import IN_SERVICE, NodeReport, read_living_report
 from sparkd.base.status.publisher import status_line
 from sparkd.tools.node.served import find_container
@@ -60,11 +58,6 @@ def read_serving(host: Host) -> NodeReport:
         state = status_line(report) if report is not None else "no agent runs"
         raise BlockedError(f"a drill needs an endpoint that serves: {sanitize(state)}", "sparkd status")
     return report
-
-
-def expected_seconds(host: Host) -> float | None:
-    """Seconds that the last load took; None where none is known."""
-    return last_load(read(host.files))
 
 
 def kill(target: Target) -> None:

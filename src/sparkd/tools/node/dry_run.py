@@ -123,9 +123,8 @@ class NextStart(CachedHost):
 
     def docker(self) -> DockerFacts:
         facts = super().docker()
-        return replace(
-            facts, containers=tuple(container for container in facts.containers if container not in self.ranks)
-        )
+        others = tuple(container for container in facts.containers if container not in self.ranks)
+        return replace(facts, containers=others)
 
     def processes(self) -> ProcessTable:
         return ProcessTable(tuple(process for process in super().processes() if process.pid not in self._released))

@@ -8,17 +8,13 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.base.host import infiniband, network
+from sparkd.base.host import Host, infiniband, network
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import Link
 from sparkd.base.lib.text import parse_json, sanitize
-
-if TYPE_CHECKING:
-    from sparkd.base.host import Host
 
 ETHERNET, INFINIBAND = "1", "32"
 """ARPHRD_ETHER and ARPHRD_INFINIBAND of linux/if_arp.h: tunnels have others."""

@@ -16,7 +16,7 @@ from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import ModelFit, read_sum
 from sparkd.base.recipes.schema import WEIGHTS_GB, Recipe
-from sparkd.tools.node.trial import try_recipe
+from sparkd.tools.node.recipe_lint import try_recipe
 
 FIRST = "deepseek-v4-flash-nvidia"
 """The first of recipes that are alike: measured by NVIDIA, with an image that can be pulled."""
@@ -121,11 +121,8 @@ def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterato
     if supply.image:
         build = "" if supply.docker else recipe.image_build()
         reason = f"you build its image: {supply.image}" if build else supply.image
-        yield Lack(
-            reason,
-            supply.docker or build or f"sudo docker pull {plan.image}",
-            by_hand=bool(build) and build == recipe.image.build,
-        )
+        command = supply.docker or build or f"sudo docker pull {plan.image}"
+        yield Lack(reason, command, by_hand=bool(build) and build == recipe.image.build)
 
 
 def rank(fit: Fit) -> tuple[object, ...]:

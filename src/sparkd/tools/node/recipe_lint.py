@@ -1,37 +1,87 @@
-"""What is wrong with a recipe on any node, and what could be better, each with its file and line."""
+"""What a recipe is on any node: its plan, by the settings' defaults; what is wrong with it, and what could be better,
+each with its file and line. A plan as JSON.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate, chain
 
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.checks.paths import paths_of_plan
 from sparkd.agent.preflight.needed_paths import read_path
 from sparkd.base.config import Settings
+from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import size
+from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.compile_jobs import find_room
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import ModelFit, read_sum
-from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.additions import MAX_JOBS, VERBS
+from sparkd.base.recipes.image import Lines
 from sparkd.base.recipes.loader import Loaded
 from sparkd.base.recipes.reach import find_reach
-from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Recipe, has_placeholder
+from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Container, Recipe, has_placeholder
 from sparkd.base.vllm.args import command_line
 from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.lint.rules import Issue
-from sparkd.tools.node.trial import try_recipe
 
 GB10_BYTES = 127_535_224 << 10
 """MemTotal of a DGX Spark of 128 GB (gb10-services, a sample of /proc/meminfo)."""
+
+
+class Trial(Struct, frozen=True):
+    plan: LaunchPlan | None
+    """The head's, with the fewest nodes that fit; None where none does."""
+    errors: tuple[str, ...]
+    """What the highest number of nodes meets."""
+    warnings: tuple[str, ...]
+
+
+def try_recipe(recipe: Recipe, settings: Settings | None = None, size: int | None = None) -> Trial:
+    """Plan it for each number of nodes that `nodes` allows, or for `size` alone. Each message names its key."""
+    plans: dict[int, LaunchPlan] = {}
+    refused = f"nodes.min is {recipe.nodes.min}, and cluster.nodes names at most {MAX_NODES} nodes"
+    sizes = range(recipe.nodes.min, min(recipe.nodes.max, MAX_NODES) + 1) if size is None else (size,)
+    for nodes in sizes:
+        # With an interface and an RDMA device each placeholder has a value.
+        node = Node(0, "10.0.0.1", "10.0.0.1", nodes, "eth0", ("mlx5_0",))
+        try:
+            plans[nodes] = make_plan(recipe, settings or Settings(), node)
+        except ConfigError as error:
+            refused = f"{error.reason} ({error.hint})" if error.hint else error.reason
+        if recipe.nodes.min in plans:
+            break  # the others say nothing more
+    warnings = []
+    if plans and size is None and recipe.nodes.min not in plans and "min" in recipe.nodes.model_fields_set:
+        fit = " or ".join(map(str, plans))
+        warnings.append(f"nodes.min is {recipe.nodes.min}, and the recipe fits {fit} node(s) only")
+    return Trial(next(iter(plans.values()), None), () if plans else (refused,), tuple(warnings))
+
+
+def plan_as_json(plan: LaunchPlan) -> str:
+    values = to_builtins(plan, enc_hook=_dump_model)
+    return json.dumps({"schema": 1, **values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
+
+
+def _dump_model(value: Container | Lines) -> dict[str, object]:
+    fields = value.model_dump()
+    if isinstance(value, Container):
+        fields["ulimits"] = [{"name": name, **limit.model_dump()} for name, limit in value.limits.items()]
+        fields["shm_bytes"] = value.shm_size_bytes
+        fields["mounts"] = fields.pop("volumes")
+    return fields
 
 
 def lint(

@@ -74,9 +74,8 @@ def open_endpoint(connections: int) -> Iterator[Served]:
         rank = Rank(container.id, container.name, container.image_id, container.pid, pidfd)
         admit = ApiOwner(host, rank, events, plan.api_host, plan.api_port).admit
         key = secrets.get(API_KEY)
-        yield Served(
-            node, report, rank, Endpoint(plan.api_host, plan.api_port, plan.served_name, key, admit, connections)
-        )
+        endpoint = Endpoint(plan.api_host, plan.api_port, plan.served_name, key, admit, connections)
+        yield Served(node, report, rank, endpoint)
     except (HttpError, StreamError) as error:
         raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
     finally:

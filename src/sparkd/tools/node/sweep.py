@@ -70,17 +70,15 @@ def find_orphans(
     """
 
     def is_orphan(candidate: ContainerFacts) -> bool:
+        if not candidate.ours or role not in (None, candidate.label(f"{LABEL}role")):
+            return False
         holder = whose(candidate, owner, known)
         by_invocation = known.holder(candidate) == invocation
         if holder is Whose.LEFT:
             return bool(invocation) and (by_invocation or role is not None)
         return holder is Whose.ORPHAN and (not invocation or by_invocation)
 
-    return tuple(
-        container
-        for container in containers
-        if container.ours and (role is None or container.label(f"{LABEL}role") == role) and is_orphan(container)
-    )
+    return tuple(filter(is_orphan, containers))
 
 
 def _end(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:

@@ -200,9 +200,8 @@ def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str
     except ConfigError as error:
         return error.reason.splitlines()[0].partition("; chosen for")[0]
     findings = findings_of(node, host, config, BY_RECIPE)
-    return (
-        f"{findings[0].id}: {findings[0].verdict.reason}" if findings else next(find_missing_elsewhere(node, nodes), "")
-    )
+    own = f"{findings[0].id}: {findings[0].verdict.reason}" if findings else ""
+    return own or next(find_missing_elsewhere(node, nodes), "")
 
 
 def follow_agent(host: Host) -> Iterator[NodeReport | None]:

@@ -14,15 +14,12 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sparkd.base.host import Host
 from sparkd.base.host.sockets import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
-
-if TYPE_CHECKING:
-    from sparkd.base.host import Host
 
 SECONDS = 1.0
 CONNECT_SECONDS = 0.5

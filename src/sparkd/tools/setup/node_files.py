@@ -88,9 +88,7 @@ class NodeFiles:
             if now is None or (key.over and key.text != now):
                 # Not as a person's: the manifest would keep what was there, and `deinit` put it in force again.
                 self.setup.write(key.path, key.text, 0o600, own=True)
-            elif key.path in [
-                entry.path for entry in self.setup.written()
-            ]:  # by an earlier version, with what was there
+            elif any(entry.path == key.path for entry in self.setup.written()):  # by a version that kept what was there
                 self.setup.record(key.path, now, own=True)
         if text:
             self.setup.write(self.init_file, text, 0o644, own=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
@@ -46,11 +46,9 @@ class Setup:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root, self.files = root, Files(str(root))
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Raises UsageError while another process has this."""
-        with files.locked(self._root):
-            yield
+        return files.locked(self._root)
 
     def written(self) -> tuple[Written, ...]:
         manifest = FILE.read(self.files, _refuse)

@@ -102,9 +102,8 @@ def describe_port(port: FabricPort) -> str:
 def propose_addresses(port: FabricPort) -> str:
     """Commands that give a port and its twins addresses, to be typed by a person."""
     names = (port.link.name, *port.twins)
-    lines = (
-        f"    {name}: {{addresses: [10.100.{number}.1/24], mtu: 9000}}" for number, name in enumerate(names)
-    )  # the last byte differs on each node
+    # The last byte differs on each node.
+    lines = (f"    {name}: {{addresses: [10.100.{net}.1/24], mtu: 9000}}" for net, name in enumerate(names))
     body = "\n".join(["network:", "  version: 2", "  ethernets:", *lines])
     return (
         f"sudo tee {NETPLAN} <<'END'   # .1 on this node, .2 on the next one, and so on\n{body}\nEND\n"
@@ -124,9 +123,8 @@ def _short(parts: Sequence[str]) -> str:
 
 def reason(fit: Fit) -> str:
     where = f" on {fit.nodes} nodes" if fit.nodes > 1 else ""
-    return f"{fit.recipe}{where}: " + (
-        "; ".join(lack.reason for lack in fit.lacks) or f"{fit.model} and its image are here"
-    )
+    lacks = "; ".join(lack.reason for lack in fit.lacks)
+    return f"{fit.recipe}{where}: {lacks or f'{fit.model} and its image are here'}"
 
 
 def group(fits: Sequence[Fit]) -> Iterator[str]:

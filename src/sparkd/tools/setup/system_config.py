@@ -1,5 +1,5 @@
-"""Configuration of the system. Drop-ins of sparkd's units; and kernel settings: one file of sysctl.d, the live values,
-and a record of the values before.
+"""Configuration of the system. Drop-ins of sparkd's units; kernel settings: one file of sysctl.d, the live values,
+and a record of the values before; and the machine's watchdog.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sparkd.base.config.units import DropIn, State, compare_file, no_dropins
 from sparkd.base.host import kernel
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
+from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import PUBLIC, StateFile
 
 PATH = "/etc/sysctl.d/60-sparkd.conf"
@@ -200,3 +201,45 @@ def remove(root: Path, path: str) -> None:
 
 def _refuse(reason: str) -> NoReturn:
     raise ConfigError(reason, f"look at it, set what it names by hand (sysctl -w), and remove it and {PATH}")
+
+
+DROPIN = "/etc/systemd/system.conf.d/50-sparkd.conf"
+TEXT = f"{HEADER}; `sparkd tune revert` removes it.\n[Manager]\nRuntimeWatchdogSec=60\n"
+"""A machine that freezes resets itself: systemd keeps the hardware's watchdog from it. Served every 30 s, since one
+that runs out of memory may stand still for tens of seconds, and recover."""
+PANIC = {"kernel.panic": "30", "kernel.panic_on_oops": "1"}
+"""A panic ends in a reboot; 30 s leave pstore and a console the time for the kernel's last words. No
+kernel.hung_task_panic: a task that waits for a driver, a disk or a file server is no freeze."""
+
+
+def apply_watchdog(root: Path) -> list[str]:
+    """The changes, or why there is none. Raises ConfigError where somebody else's file has the name; UsageError."""
+    with files.locked(root):
+        content, machine = own_content(Files(str(root)), DROPIN), kernel.read_recovery(Files(str(root)))
+        if not machine.watchdog:
+            return ["this machine has no watchdog: if it freezes, its power must be cut"]
+        if content is None and machine.active:
+            return [f"the watchdog ({machine.watchdog}) is in use by something else: nothing is to be done"]
+        if content == TEXT.encode():
+            return []
+        write(root, DROPIN, TEXT)
+        UnitFiles(root).daemon_reload()
+        return [f"wrote {DROPIN}: the watchdog ({machine.watchdog}) resets a frozen machine"]
+
+
+def revert_watchdog(root: Path) -> list[str]:
+    """The changes. Raises as `apply_watchdog`."""
+    with files.locked(root):
+        if own_content(Files(str(root)), DROPIN) is None:
+            return []
+        remove(root, DROPIN)
+        UnitFiles(root).daemon_reload()
+        return [f"removed {DROPIN}"]
+
+
+def with_panic(recipe: Recipe) -> Recipe:
+    """The recipe with the kernel's settings too, which no recipe may have of its own."""
+    sysctls = {**recipe.host.sysctls, **PANIC}
+    source = f"{', '.join(PANIC)}: --watchdog" + (f"; the others: {recipe.source}" if recipe.host.sysctls else "")
+    host = recipe.host.model_copy(update={"sysctls": sysctls})
+    return recipe.model_copy(update={"host": host, "source": source})

@@ -30,8 +30,8 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.models.ssh import SshHost
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.node.fit import Fit, find_fits
+from sparkd.tools.node.recipe_lint import try_recipe
 from sparkd.tools.node.render import CONFIGURATION, parts
-from sparkd.tools.node.trial import try_recipe
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
 from sparkd.tools.setup.safe_endpoint import Additions, Offers, describe_endpoint
@@ -139,13 +139,8 @@ class Wizard:
         self.files.refuse_overruled(early)
         key = settings.cluster.key_file
         over = " in place of the key that is there" * self.host.files.exists(key)
-        self._show(
-            [
-                ("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head"),
-                ("", f"{key}: the cluster's key{over}"),
-                ("", f"{head_key.PUBLIC}: the head's public key"),
-            ]
-        )
+        self._show([("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head")])
+        self._show([("", f"{key}: the cluster's key{over}"), ("", f"{head_key.PUBLIC}: the head's public key")])
         if self.wishes.plan or not self._confirmed():
             return
         with self.files.setup.alone():
@@ -284,11 +279,9 @@ class Wizard:
         shown = look_at(settings, self.host)
         summary = next(str(line) for line in reversed(parts(shown)) if not str(line).startswith("next:"))
         findings = blocking(shown.findings)
-        if settings.cluster.follow_head and any(
-            finding.id == CONFIGURATION for finding in findings
-        ):  # as it must be, for now
-            findings = tuple(finding for finding in findings if finding.id != CONFIGURATION)
-            good = sum(finding.verdict.level is Level.OK for finding in shown.findings)
+        others = tuple(finding for finding in findings if finding.id != CONFIGURATION)
+        if settings.cluster.follow_head and others != findings:  # as it must be, for now
+            findings, good = others, sum(finding.verdict.level is Level.OK for finding in shown.findings)
             summary = f"{good} ok; the others run when the head's configuration has come"
         lines = (f"{finding.verdict.level.value} {finding.id}: {finding.verdict.reason}" for finding in findings)
         self._show([("check", summary), *(("", line) for line in lines)])

@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from string import Template
 from typing import TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ from sparkd.base.host import Host, caches, versions
 from sparkd.base.host.files import Kind
 from sparkd.base.host.gpu import read_clocks, read_driver
 from sparkd.base.host.journal import LATEST_US, Query
+from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import BlockedError, SparkdError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
@@ -43,8 +45,8 @@ from sparkd.base.status.model import read_report
 from sparkd.tools.measure.past import as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.recipe_lint import plan_as_json
 from sparkd.tools.node.render import Shown
-from sparkd.tools.node.trial import plan_as_json
 from sparkd.tools.support.capture_tree import MOST_BYTES, Archive, read_machine, without_commands
 
 T = TypeVar("T")
@@ -241,9 +243,8 @@ class Collector:
                     there = inventory.parse(await reader.fetch(inventory.PATH))
                     self.of_nodes[f"nodes/{peer.address}/inventory.json"] = inventory.dump(there).decode()
                 except (HttpError, UnsignedError, ValueError) as error:
-                    self.missing.append(
-                        f"report of {peer.address} (there: sudo sparkd capture): {sanitize(str(error))}"
-                    )
+                    place = f"{peer.address} (there: sudo sparkd capture)"
+                    self.missing.append(f"report of {place}: {sanitize(str(error))}")
 
     def _failures(self) -> list[datetime]:
         """When the last two failures were, newest first."""
@@ -257,19 +258,9 @@ class Collector:
         return failures
 
     def _readme(self, name: str) -> str:
-        missing = "".join(f"  {line}\n" for line in self.missing) or "  nothing\n"
-        return (
-            f"{name}, by sparkd {__version__}\n\n"
-            "summary.md       for a forum\n"
-            "preflight.json   what the checks find; diff.txt: what differs from the last known good start\n"
-            "logs/            agents and engines of all nodes, of the last day and around the last failures\n"
-            "nodes/           what the agents of the other nodes say\n"
-            "stacks/          of ranks that hung, before they were ended\n"
-            "tree/            the files that the checks read: sparkd preflight --root tree\n\n"
-            f"Secrets and prompts are replaced by {HIDDEN}.\n"
-            "Host names, addresses, paths and names of processes are in it.\n\n"
-            f"Missing:\n{missing}"
-        )
+        missing = "\n".join(f"  {line}" for line in self.missing) or "  nothing"
+        text = Template(read_data("capture-readme.txt").decode())
+        return text.substitute(name=name, version=__version__, hidden=HIDDEN, missing=missing)
 
 
 def _line(entry: Entry) -> str:

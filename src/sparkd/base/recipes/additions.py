@@ -49,7 +49,7 @@ BETWEEN_NODES: Mapping[str, str] = {
     "TP_SOCKET_IFNAME": INTERFACE,
 }
 BETWEEN_GPUS: Mapping[str, str] = {"NCCL_SOCKET_IFNAME": f"={INTERFACE}", "NCCL_IB_HCA": HCAS, "NCCL_DEBUG": "WARN"}
-"""Without `=`, NCCL takes the name for a beginning, also of a VLAN's. Without WARN, vLLM's NCCL errors have no reason."""
+"""Without `=`, NCCL takes the name for a beginning, also of a VLAN's. Without WARN, NCCL's errors have no reason."""
 ALLOCATOR, NEWER_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 """PyTorch ignores the newer name where it has the older one."""
 ADDED_LIMITS = {"nofile": 1 << 20, "memlock": -1}

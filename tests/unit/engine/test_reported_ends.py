@@ -123,6 +123,7 @@ FOO, NINJA = f"{RANK}ValueError: foo", "ninja: build stopped: subcommand failed.
         ((FOO, f"{WRITERS['C']}{NINJA}"), "ValueError: foo"),
         ((FOO, f"{RANK}vllm.v1.engine.exceptions.EngineDeadError: x"), "ValueError: foo"),
         ((FOO, "n:1:2 [0] NCCL WARN harmless"), "ValueError: foo"),
+        ((FOO, "n:1:2 [0] NCCL WARN Call to ibv_x failed"), "ValueError: foo"),
         (("n:1:2 [0] NCCL WARN harmless",), "n:1:2 [0] NCCL WARN harmless"),
         (("n:1:2 [0] NCCL WARN harmless", FOO), "ValueError: foo"),
     ],

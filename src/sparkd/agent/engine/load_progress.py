@@ -49,8 +49,9 @@ _ERROR = re.compile("|".join((*_LOG.errors, f"^{NOT_AS_NEEDED}: ")))
 _WORKER_DIED = re.compile(r"^Worker proc \S{1,64} died unexpectedly \(exit code: (?!0\))")
 _SECOND_HAND = re.compile(r"Executor failed\.|^[\w.]+$|/ray/session_[\w.-]{1,64}/logs/raylet\.")
 """Errors that only report another one (Ray's agent quotes the log of a dead raylet), and bare names."""
-_NCCL_WARNS = re.compile(r"[\s\S]{0,250} NCCL WARN (?!Call to ibv_)")
-"""May be harmless: it is quoted beside an error of NCCL's."""
+_NCCL_WARNS = re.compile(r"[\s\S]{0,250} NCCL WARN (?P<rdma>Call to ibv_)?")
+"""May be harmless where it is not RDMA's: it is quoted beside an error of NCCL's. That may come first, since what NCCL
+prints lies in a buffer until its process ends (seen)."""
 _OF_NCCL = re.compile(r"NCCL error|RPC call to \w{1,40} timed out")
 _NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")
 """Errors that point to lines above, and say nothing themselves."""
@@ -284,11 +285,14 @@ def _note_error(before: LoadProgress, source: str, text: str, now: float) -> Loa
     if _WORKER_DIED.match(text):
         after = replace(after, worker_died=True)
         text = _own_error(before, text, now) or text
-    if after.cause:
-        return after
-    if not (_SECOND_HAND.search(text) or _NCCL_WARNS.match(text)):
+    if not after.cause and _is_cause(text):
         return replace(after, cause=text, cause_source=source)
-    return after if after.symptom else replace(after, symptom=text)
+    kept = after.symptom or (after.cause and not _NCCL_WARNS.match(text))
+    return after if kept else replace(after, symptom=text)
+
+
+def _is_cause(text: str) -> bool:
+    return not _SECOND_HAND.search(text) and ((warns := _NCCL_WARNS.match(text)) is None or warns["rdma"] is not None)
 
 
 def _own_error(before: LoadProgress, text: str, now: float) -> str:

@@ -12,6 +12,7 @@ from tests.unit.conftest import Said
 
 from sparkd.agent.daemon import blocked, hooks
 from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.agent.preflight.gate import HANG_HINT
 from sparkd.agent.preflight.runner import IDS, examine
 from sparkd.base.lib.errors import ExitCode
 
@@ -106,6 +107,10 @@ def test_a_look_that_hangs_is_the_only_one_and_its_end_is_a_change(
     code, journal = run_agent(ghost)
     thread.join()
     assert code is ExitCode.GOOD, journal
+    hung = [line for line in journal.splitlines() if "agent.run.blocked" in line and blocked.HANGS in line]
+    assert len(hung) == 1, journal
+    assert "; script-paths: " in hung[0].partition("before its end")[2], "what blocked before"
+    assert HANG_HINT in hung[0]
 
 
 def test_a_stop_ends_a_blocked_run_at_once(ghost: World) -> None:

@@ -186,7 +186,7 @@ def causes(*lines: str) -> str:
             (
                 "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled, NCCL version 2.27.5: "
                 "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.: "
-                "Last error:: Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
+                "Last error: Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
             ),
         ),
         (
@@ -199,7 +199,7 @@ def causes(*lines: str) -> str:
             ),
             (
                 "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled, NCCL version 2.28.9: "
-                "ncclRemoteError: A call failed possibly due to a network error.: Last error:: "
+                "ncclRemoteError: A call failed possibly due to a network error.: Last error: "
                 "NET/IB: Got completion from peer with error 12"
             ),
         ),

@@ -46,6 +46,12 @@ def test_ranks_meet_on_the_fabric_of_their_own_node(executor: str) -> None:
     assert dict(head.shared)["env.VLLM_HOST_IP"] == "{node.address}"
 
 
+def test_nccl_says_why_it_fails_between_nodes() -> None:
+    assert dict(plan(HEAD).env)["NCCL_DEBUG"] == "WARN"
+    assert dict(plan(HEAD, env={"NCCL_DEBUG": "INFO"}).env)["NCCL_DEBUG"] == "INFO"
+    assert "NCCL_DEBUG" not in dict(plan(ALONE).env)
+
+
 def test_the_nodes_of_a_cluster_have_names_in_the_form_that_torch_looks_up() -> None:
     def hosts(*nodes: str) -> tuple[tuple[str, str], ...]:
         settings = configured(cluster={"nodes": nodes})

@@ -10,6 +10,7 @@ import pytest
 from msgspec import ValidationError, toml
 from tests.unit.commands import sparkd
 
+from sparkd.agent.engine.rank import KERNEL_OOM
 from sparkd.base.host.kernel_events import parse_printed
 from sparkd.base.vllm.known_errors import GAP, PORT_IN_USE, TABLE, KnownErrors, explain
 from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES
@@ -110,6 +111,8 @@ KERNEL = "Nov 22 10:00:00 spark1 kernel: "
             "built for another CUDA",
         ),
         ("Out of memory: Killed process 4848 (VLLM::EngineCor) total-vm:1kB", "memory ran out"),
+        (f"its engine ended: {KERNEL_OOM} (ncclRemoteError: x)", "lower gpu_memory_utilization or max-num-seqs"),
+        ("it ended: the kernel killed for want of memory at 10:00: VLLM::Worker (4848)", "max-num-seqs"),
         ("vllm-ds4-head.service: Main process exited, code=exited, status=127/n/a", "systemctl cat"),
         ("bash: /workspace/vllm-head-090.sh: No such file or directory", "not where the command says"),
         ("This model's maximum context length is 200000 tokens. However, you requested 200001 tokens", "max-model-len"),

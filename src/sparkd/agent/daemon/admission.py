@@ -12,20 +12,22 @@ from msgspec import Struct, field
 from sparkd.agent.daemon import hooks
 from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.head_config import check_head, show_unproven
-from sparkd.agent.engine.memory_guard.guard import HINT as MEMORY_HINT
 from sparkd.agent.preflight.check import Finding
 from sparkd.agent.preflight.gate import THREADS_HINT, Gate, GateIO
 from sparkd.agent.preflight.hooks import list_hooks
 from sparkd.agent.preflight.runner import build_checks
 from sparkd.base.cluster.membership import check_inputs
 from sparkd.base.host import docker
-from sparkd.base.lib.errors import BlockedError, ExitCode, NeedsPersonError
+from sparkd.base.lib.errors import BlockedError, NeedsPersonError
 from sparkd.base.lib.main_loop import never
 from sparkd.base.state.launch_history import BACKOFF_SECONDS
 from sparkd.base.status.model import FindingReport, Phase
 
 LOOK_SECONDS = 10.0
 """Limit for a look at dockerd's process, or at the list of hooks: milliseconds, on a disk that does not hang."""
+
+_NO_REMEDY = ("sparkd starts", "nothing is to be done", "its log")
+"""Begin hints of a first failure that say nothing to who has to fix a fifth."""
 
 T = TypeVar("T")
 
@@ -105,7 +107,8 @@ class Backoff(Struct):
             failed, proven = len(BACKOFF_SECONDS), agent.settings.supervise.proven_seconds
             span = f"{proven / 60:.0f} minutes" if proven >= 120 else f"{proven} s"
             end = launches.last.get(plan)
-            remedy = MEMORY_HINT if end is not None and end.code == ExitCode.MEMORY_GUARD else "fix the cause"
+            hint = end.hint if end is not None else ""
+            remedy = "fix the cause" if not hint or hint.startswith(_NO_REMEDY) else hint
             agent.store.record(lambda now: now.reset(plan))
             raise NeedsPersonError(
                 f"{failed} launches of this plan in a row ended within {span} of service"

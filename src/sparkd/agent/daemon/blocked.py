@@ -20,8 +20,8 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import check_head
 from sparkd.agent.daemon.shutdown import log_differences
 from sparkd.agent.daemon.startup import read_agreement
+from sparkd.agent.preflight.gate import HANG_HINT, decision
 from sparkd.agent.preflight.gate import LOOK_SECONDS as HANG_SECONDS
-from sparkd.agent.preflight.gate import decision
 from sparkd.agent.preflight.runner import IDS, blocking, build_checks, downgraded, examine
 from sparkd.base.cluster.membership import check_inputs
 from sparkd.base.host import docker
@@ -61,10 +61,12 @@ def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
             raise
         except BlockedError as error:
             blocked.report(error)
-            wait = _Wait(agent, error.checks, plans)
+            wait, reason = _Wait(agent, error.checks, plans), error.reason
         deadline, changed = time.monotonic() + next(pauses), False
         while not changed and (time.monotonic() < deadline or wait.hangs):
             changed = wait.has_changed()
+            if wait.hangs:
+                blocked.report(BlockedError(f"{HANGS}, and no try follows before its end; {reason}", HANG_HINT))
             _follow(agent)
             blocked.raise_if_outdated()
         agent.phase.forget_failure()

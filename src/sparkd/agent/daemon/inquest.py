@@ -46,7 +46,9 @@ NEWS_SECONDS = 1.5
 SILENCE_SECONDS = 10.0
 """Limit for each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
 
-_OTHER_RANK = re.compile(r"by peer|timed? ?out|remote process|NCCL|gloo", re.IGNORECASE)
+OTHER_RANK = re.compile(
+    r"by peer|timed? ?out|remote (?:process|server)|broken pipe|NCCL|gloo|RayWorkerProc|actor died", re.IGNORECASE
+)
 """What a rank logs when another one is gone: gloo's `Connection closed by peer`, NCCL's `remote process exited`."""
 
 
@@ -78,7 +80,7 @@ def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
     oom = agent.look(running.find_oom_kill, KILLS_SECONDS, "the kernel's kills", (False, ""))
     cause, text = running.find_cause(code, MachineFacts(docker_ended, *oom))
     reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
-    if agent.context.peers and cause is Cause.ENGINE_ERROR and _OTHER_RANK.search(text):
+    if agent.context.peers and cause is Cause.ENGINE_ERROR and OTHER_RANK.search(text):
         running.kill(LOST_GRACE_SECONDS)
         _raise_if_peer_lost(agent, reason)
     return EngineEndedError(reason, "" if running.ready else "its log: the lines above, marked engine|", cause=cause)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from sparkd.base.lib import read_data
 from sparkd.base.plan.script import NOT_AS_NEEDED
+from sparkd.base.vllm.known_errors import explain
 from sparkd.base.vllm.log_lines import PROCESS_PREFIX
 
 SEARCHED = 4096
@@ -48,6 +49,10 @@ _ERROR = re.compile("|".join((*_LOG.errors, f"^{NOT_AS_NEEDED}: ")))
 _WORKER_DIED = re.compile(r"^Worker proc \S{1,64} died unexpectedly \(exit code: (?!0\))")
 _SECOND_HAND = re.compile(r"Executor failed\.|^[\w.]+$|/ray/session_[\w.-]{1,64}/logs/raylet\.")
 """Errors that only report another one (Ray's agent quotes the log of a dead raylet), and bare names."""
+_NCCL_WARNS = re.compile(r"[\s\S]{0,250} NCCL WARN (?P<rdma>Call to ibv_)?")
+"""May be harmless where it is not RDMA's: it is quoted beside an error of NCCL's. That may come first, since what NCCL
+prints lies in a buffer until its process ends (seen)."""
+_OF_NCCL = re.compile(r"NCCL error|RPC call to \w{1,40} timed out")
 _NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")
 """Errors that point to lines above, and say nothing themselves."""
 _STOPPED = re.compile(r"\[shutdown\] (?!MPClient)")
@@ -89,7 +94,9 @@ _NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in 
 """A step or an error. Most lines are neither, and one match costs a fifth of a match for each pattern."""
 LAST_ERROR = "Last error:"
 """NCCL's line between its own error and what has caused it."""
-_CONTINUES = re.compile(r"(?:validation errors? for \w{1,80}|NCCL version [\d.]{1,20}|device error\. ?|Last error:)$")
+_CONTINUES = re.compile(
+    r"(?:validation errors? for \w{1,80}|NCCL version [\d.]{1,20}|device error\. ?|Last error:|throwing an .{1,80}')$"
+)
 
 
 class LoadProgress(Struct, frozen=True):
@@ -103,7 +110,9 @@ class LoadProgress(Struct, frozen=True):
     took: tuple[tuple[str, float], ...] = ()
     """Seconds of each step that is over, in their order; one that came twice is there twice."""
     cause: str = ""
-    """First causal line since the last step, or of the last burst of errors; empty where there is none."""
+    """First causal line since the last step, or of the last burst of errors, with a line that explains it; empty where
+    there is none."""
+    cause_source: str = ""
     symptom: str = ""
     """First line that only reports a failure elsewhere; of a serving engine, the last that may be a client's text."""
     failing_since: float | None = None
@@ -137,8 +146,16 @@ class LoadProgress(Struct, frozen=True):
 
     def root_cause(self, now: float) -> str:
         """Why the engine fails now, in its own words; empty where it logged no recent cause."""
+        if not self.is_failing(now):
+            return ""
         symptom = f"{LAST_WORDS}{self.symptom}" if self.serving and self.symptom else self.symptom
-        return self.cause or symptom if self.is_failing(now) else ""
+        return f"{self.cause}; {symptom}" if self._needs_symptom() else self.cause or symptom
+
+    def _needs_symptom(self) -> bool:
+        """Whether the cause itself says little: a process that ended itself, or a call of NCCL's that failed."""
+        if _NCCL_WARNS.match(self.symptom):
+            return _OF_NCCL.search(self.cause) is not None
+        return bool(self.symptom and _WORKER_DIED.match(self.cause) and not _KILLED.search(self.cause))
 
     def proven_cause(self, now: float) -> str:
         """As `root_cause`, but never a client's text."""
@@ -196,6 +213,8 @@ def _note_symptom(before: LoadProgress, source: str, text: str, now: float) -> L
         return before
     if before.proven_cause(now) or _NO_CAUSE.search(text) or _SECOND_HAND.search(text):
         return before
+    if before.symptom and before.is_failing(now) and text.startswith("terminate called "):
+        return before  # what was logged just before says why
     return replace(
         before, cause="", symptom=text, failing_since=before.failing_since if before.is_failing(now) else now
     )
@@ -218,11 +237,11 @@ def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadPr
         for step, pattern in _STEPS:
             if match := pattern.match(text):
                 return _enter_step(before, step, match.groupdict(), now)
-    if _continues(before.cause, text.strip()):
-        return replace(before, cause=f"{before.cause}: {text.strip()}"[:SEARCHED])
+    if _belongs_to_cause(before, source, text, now):
+        return replace(before, cause=f"{before.cause.rstrip(': ')}: {text.strip()}"[:SEARCHED])
     if _finds_gone(before, text, now):
         return replace(before, cause=_blamed(before) or GONE, failing_since=now, worker_died=True)
-    return before if not notable or _NO_CAUSE.search(text) else _note_error(before, text, now)
+    return before if not notable or _NO_CAUSE.search(text) else _note_error(before, source, text, now)
 
 
 def _finds_gone(before: LoadProgress, text: str, now: float) -> bool:
@@ -244,7 +263,20 @@ def _continues(cause: str, text: str) -> bool:
     return _CONTINUES.search(cause) is not None or (text == LAST_ERROR and "NCCL version" in cause)
 
 
-def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:
+def _belongs_to_cause(before: LoadProgress, source: str, text: str, now: float) -> bool:
+    """Whether it is a line of the cause's message, or explains a cause that nobody explains: a compiler's message below
+    it, or the exception that it led to, of the same process."""
+    if _continues(before.cause, text.strip()):
+        return True
+    of_cause = (
+        before.cause and source == before.cause_source and before.is_failing(now) and len(before.cause) < SEARCHED
+    )
+    if not of_cause or _KILLED.search(before.cause) or _NO_CAUSE.search(text) or _WORKER_DIED.match(text):
+        return False
+    return explain(text) is not None and explain(before.cause) is None
+
+
+def _note_error(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
     """The first error of a burst is the cause."""
     after = before
     if not before.is_failing(now) or (before.serving and not before.cause):
@@ -253,11 +285,14 @@ def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:
     if _WORKER_DIED.match(text):
         after = replace(after, worker_died=True)
         text = _own_error(before, text, now) or text
-    if after.cause:
-        return after
-    if not _SECOND_HAND.search(text):
-        return replace(after, cause=text)
-    return after if after.symptom else replace(after, symptom=text)
+    if not after.cause and _is_cause(text):
+        return replace(after, cause=text, cause_source=source)
+    kept = after.symptom or (after.cause and not _NCCL_WARNS.match(text))
+    return after if kept else replace(after, symptom=text)
+
+
+def _is_cause(text: str) -> bool:
+    return not _SECOND_HAND.search(text) and ((warns := _NCCL_WARNS.match(text)) is None or warns["rdma"] is not None)
 
 
 def _own_error(before: LoadProgress, text: str, now: float) -> str:

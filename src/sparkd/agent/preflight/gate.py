@@ -35,6 +35,7 @@ SLOW_POLL_SECONDS = 5.0
 LOOK_SECONDS = 120.0
 """Limit for all checks together: 0.3 s on a healthy node. Beyond it a driver or a file server hangs."""
 THREADS_HINT = "see who has so many processes: ps -eLo user= | sort | uniq -c"
+HANG_HINT = "a driver or a file server hangs: see dmesg; where that does not help, reboot this node"
 MAX_ROUNDS = 4
 """Rounds of fixes. Ending strays sets segments free, so a second is common. More: something makes new ones."""
 
@@ -140,8 +141,7 @@ class Gate(Struct):
         except BlockingIOError as error:
             raise BlockedError(f"no look at this node: {error}", THREADS_HINT, IDS) from None
         except TimeoutError as error:
-            hint = "a driver or a file server hangs: see dmesg; where that does not help, reboot this node"
-            raise BlockedError(str(error), hint, IDS) from None
+            raise BlockedError(str(error), HANG_HINT, IDS) from None
 
     def _examine(self) -> tuple[Finding, ...]:
         self.memory = self._resample_memory()

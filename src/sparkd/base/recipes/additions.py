@@ -48,8 +48,8 @@ BETWEEN_NODES: Mapping[str, str] = {
     "GLOO_SOCKET_IFNAME": INTERFACE,
     "TP_SOCKET_IFNAME": INTERFACE,
 }
-BETWEEN_GPUS: Mapping[str, str] = {"NCCL_SOCKET_IFNAME": f"={INTERFACE}", "NCCL_IB_HCA": HCAS}
-"""Without `=`, NCCL takes the name for a beginning, also of a VLAN's."""
+BETWEEN_GPUS: Mapping[str, str] = {"NCCL_SOCKET_IFNAME": f"={INTERFACE}", "NCCL_IB_HCA": HCAS, "NCCL_DEBUG": "WARN"}
+"""Without `=`, NCCL takes the name for a beginning, also of a VLAN's. Without WARN, NCCL's errors have no reason."""
 ALLOCATOR, NEWER_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 """PyTorch ignores the newer name where it has the older one."""
 ADDED_LIMITS = {"nofile": 1 << 20, "memlock": -1}

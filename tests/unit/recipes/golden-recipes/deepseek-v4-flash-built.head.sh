@@ -14,6 +14,7 @@ launch() {
   export TP_SOCKET_IFNAME=bond0
   export NCCL_SOCKET_IFNAME==bond0
   export NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0
+  export NCCL_DEBUG=WARN
   export NCCL_IB_DISABLE=0
   export NCCL_IGNORE_CPU_AFFINITY=1
   export TORCH_CUDA_ARCH_LIST=12.1a

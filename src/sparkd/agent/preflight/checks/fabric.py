@@ -70,7 +70,7 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
         named, carriers, link = self.interface, facts.carriers, facts.link
         if facts.interfaces:
             reason = f"fabric.interface is {named}, which this node does not have"
-            yield block(reason, f"it has {', '.join(facts.interfaces)}")
+            yield block(reason, f"leave it empty, or set it to one of: {', '.join(facts.interfaces)}")
         elif named and carriers and named not in carriers:
             reason = f"fabric.interface is {named}, but {self.address} is on {' or '.join(carriers)}"
             yield warn(reason, "leave fabric.interface empty, or correct cluster.nodes")

@@ -30,6 +30,7 @@ from sparkd.base.lib.text import size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state.rank_record import RECORD_HINT, Whose, read_rank, whose
 
+FIX_HINT = "once nothing else blocks, a start ends it, as does: sudo sparkd preflight"
 MOST_ZOMBIES, MOST_USERS = 16, 3
 """How many are named: a user can have thousands."""
 
@@ -135,7 +136,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         fix = RemoveContainer(container.id, container.name, frees_bytes=held)
         if identity(fix) in self.tried:
             return _stuck_container(inside, f"{what} of an agent that is gone {state} and can't be removed")
-        return block(f"{what} of an agent that is gone {state}", "remove it", fixes=(fix,))
+        return block(f"{what} of an agent that is gone {state}", FIX_HINT, fixes=(fix,))
 
     def _engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         if engine.container_id and not facts.docker_known:
@@ -180,7 +181,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         if stuck:
             reason = f"an orphaned engine does not end: {_words(facts, engine)}"
             return block(reason, f"look at: cat /proc/{stuck[0].pid}/stack")
-        return block(f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
+        return block(f"an orphaned engine: {_words(facts, engine)}", FIX_HINT, fixes=fixes)
 
 
 def _is_left(facts: StrayFacts, engine: Engine) -> bool:

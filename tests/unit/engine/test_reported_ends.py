@@ -1,0 +1,140 @@
+"""What people see of an engine's end, for ends that others have reported: its cause, and what to do."""
+
+import os
+import time
+from collections.abc import Iterable
+from functools import reduce
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import pytest
+from msgspec import Struct, toml
+from tests.tree import Tree
+from tests.unit.rank_records import rank_record
+
+from sparkd.agent.actions.processes import Rank
+from sparkd.agent.daemon.inquest import OTHER_RANK, Evidence, judge_end
+from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
+from sparkd.agent.engine.log_reader import LogReader
+from sparkd.agent.engine.rank import MachineFacts, Running
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import Cause, EngineEndedError, LaunchError
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.state.launch_history import End
+from sparkd.base.status.model import Phase
+
+
+class ReportedEnd(Struct, forbid_unknown_fields=True):
+    source: str
+    log: list[str]
+    says: str
+    do: str = ""
+    why: str = "engine-error"
+    serving: bool = False
+    queries: bool = False
+    code: int = 1
+
+
+class ReportedStart(Struct, forbid_unknown_fields=True):
+    source: str
+    error: str
+    do: str
+
+
+class Reported(Struct, forbid_unknown_fields=True):
+    ends: list[ReportedEnd]
+    starts: list[ReportedStart]
+
+
+REPORTED = toml.decode((Path(__file__).parent / "reported-ends.toml").read_bytes(), type=Reported)
+WRITERS = {
+    "W": "(Worker_TP0 pid=7) ERROR 01-01 00:00:00 [multiproc_executor.py:671] ",
+    "C": "(EngineCore pid=9) ERROR 01-01 00:00:00 [core.py:800] ",
+    "A": "(APIServer pid=1) ",
+    "E": "(EngineCore pid=9) ",
+}
+LOADED = (
+    "(APIServer pid=1) INFO 01-01 00:00:00 [utils.py:1] non-default args: {}",
+    *(WRITERS[name].replace("ERROR", "INFO") + "ready" for name in "WC"),
+    "(APIServer pid=1) INFO:     Application startup complete.",
+)
+
+
+class Log(NamedTuple):
+    progress: LoadProgress
+
+
+def expand(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
+    """Each line with the stream that it comes by: vLLM's logger writes to stdout."""
+    for line in lines:
+        name, _, text = line.partition(" ")
+        prefix = WRITERS.get(name, "")
+        if " ERROR " in text[:8] or text.startswith("ERROR "):
+            prefix = prefix.partition(") ")[0] + ") " if prefix else ""
+        whole = prefix + text
+        yield 1 if " ERROR " in whole[:60] else 2, whole
+
+
+def end_of(reported: ReportedEnd, tree: Tree) -> tuple[End, str]:
+    """The judged end, and the cause as the engine's rank gives it."""
+    now, progress = time.monotonic(), LoadProgress()
+    if reported.serving:
+        progress = reduce(lambda before, line: advance_progress(before, line, now), LOADED, progress)
+        assert progress.serving
+    progress = reduce(
+        lambda before, line: advance_progress(before, line[1], now, line[0]), expand(reported.log), progress
+    )
+    with MainLoop(Notifier(), {}) as loop:
+        rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", os.getpid(), -1)
+        running = Running(rank, cast(LogReader, Log(progress)), rank_record(), repr, Host(tree.root), loop)
+        running.ready = reported.serving
+        cause, text = running.find_cause(str(reported.code), MachineFacts())
+    error = EngineEndedError(f"rank 0 ended while x: {text}", cause=cause)
+    return judge_end(error, Evidence(), Phase.LOADING, "now"), text
+
+
+@pytest.mark.parametrize("reported", REPORTED.ends, ids=lambda reported: reported.source)
+def test_a_reported_end_has_its_cause_and_what_to_do(reported: ReportedEnd, tree: Tree) -> None:
+    end, text = end_of(reported, tree)
+    assert reported.says in text
+    assert end.cause == reported.why
+    assert reported.do in end.hint
+    assert bool(end.hint) is bool(reported.do)
+    assert bool(OTHER_RANK.search(text)) is reported.queries
+
+
+@pytest.mark.parametrize("reported", REPORTED.starts, ids=lambda reported: reported.source)
+def test_a_container_that_docker_can_not_start_has_what_to_do(reported: ReportedStart) -> None:
+    error = LaunchError(f"container sparkd-rank0 can't be started: {reported.error}")
+    end = judge_end(error, Evidence(), Phase.LAUNCHING, "now")
+    assert reported.do in end.hint
+    assert (end.cause, end.action) == (Cause.LAUNCH_FAILED, "inspect")
+
+
+RANK = WRITERS["W"]
+FOO, NINJA = f"{RANK}ValueError: foo", "ninja: build stopped: subcommand failed."
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ((FOO, f"{RANK}{NINJA}", f"{RANK}RuntimeError: CUDA error: out of memory"), f"ValueError: foo: {NINJA}"),
+        ((FOO, f"{WRITERS['C']}{NINJA}"), "ValueError: foo"),
+        ((FOO, f"{RANK}vllm.v1.engine.exceptions.EngineDeadError: x"), "ValueError: foo"),
+        ((FOO, "n:1:2 [0] NCCL WARN harmless"), "ValueError: foo"),
+        ((FOO, "n:1:2 [0] NCCL WARN Call to ibv_x failed"), "ValueError: foo"),
+        (("n:1:2 [0] NCCL WARN harmless",), "n:1:2 [0] NCCL WARN harmless"),
+        (("n:1:2 [0] NCCL WARN harmless", FOO), "ValueError: foo"),
+    ],
+)
+def test_only_a_line_of_its_own_process_explains_a_cause(lines: tuple[str, ...], cause: str) -> None:
+    progress = reduce(lambda before, line: advance_progress(before, line, 0.0), lines, LoadProgress())
+    assert progress.root_cause(0.0) == cause
+
+
+@pytest.mark.parametrize("code", ["-9", "None"])
+def test_nothing_explains_a_kill(code: str) -> None:
+    killed = f"Worker proc VllmWorker-0 died unexpectedly (exit code: {code}), shutting down executor."
+    progress = reduce(lambda before, line: advance_progress(before, line, 0.0), (killed, NINJA), LoadProgress())
+    assert (progress.root_cause(0.0), progress.killed(0.0)) == (killed, True)

@@ -279,10 +279,6 @@ class Actions:
         write = partial(files.write, self._state / name, text, mode, durable=True)
         self._act(write, WRITE_SECONDS, f"writing {name}")
 
-    def remove_state(self, name: str) -> None:
-        """Remove a file in /var/lib/sparkd, where there is one, so that it does not come back. Raises OSError."""
-        self._act(partial(files.remove, self._state / name), WRITE_SECONDS, f"removing {name}")
-
     def keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
         """Let HEAD_FILES have these by name, and no others. Raises OSError."""
         self._act(partial(self._keep_head_files, wanted), WRITE_SECONDS, f"writing {HEAD_FILES}")

@@ -11,6 +11,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state import launch_history
+from sparkd.base.state.file import ignore_report
 from sparkd.base.state.launch_history import LOADING, LaunchHistory
 
 TOO_MANY = 3
@@ -62,7 +63,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         return cls(inputs.plan.counted_as, f"sparkd-{inputs.role}")
 
     def probe(self, host: Host) -> LastBootFacts:
-        known = launch_history.load_history(host.files)
+        known = launch_history.FILE.load(host.files, ignore_report) or LaunchHistory()
         if not known.boots:
             return LastBootFacts((), bool(known.good), (), 0)
         boot_id = host.files.value("/proc/sys/kernel/random/boot_id")

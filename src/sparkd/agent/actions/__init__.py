@@ -47,7 +47,7 @@ from sparkd.base.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import LOG_POSITION, RankStage, Whose, read_rank, whose
+from sparkd.base.state.rank_record import RankStage, Whose, read_rank, whose
 
 if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers
@@ -177,12 +177,8 @@ class Actions:
         self.write_private(RANK_FILE.path, RANK_FILE.encode(record))
 
     def write_private(self, path: str, text: str) -> None:
-        """Write a file in /run for root alone. Raises OSError."""
+        """Write a file in /run for root alone; also called by the thread that reads the rank's log. Raises OSError."""
         files.write(self._private_file(path), text, 0o600, durable=False)
-
-    def keep_log_position(self, position: str) -> None:
-        """Called by the thread that reads the rank's log. Raises OSError."""
-        self.write_private(LOG_POSITION, position)
 
     def forget_rank(self) -> None:
         """Remove the record of a rank whose container is gone. Raises OSError."""

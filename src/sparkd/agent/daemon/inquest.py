@@ -30,7 +30,7 @@ from sparkd.base.lib.errors import (
 from sparkd.base.lib.main_loop import never
 from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.status.model import Phase
-from sparkd.base.vllm.known_errors import PORT_IN_USE, explain
+from sparkd.base.vllm.known_errors import explain
 
 LOST_GRACE_SECONDS = 0.5
 """Grace period of an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no
@@ -162,19 +162,9 @@ def may_be_culprit(error: SparkdError) -> bool:
     return died or error.cause in (*_UNNAMED, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)
 
 
-def names_port(error: SparkdError) -> bool:
-    """Whether the engine says that a port is in use."""
-    return any(words in own_words(error) for words in PORT_IN_USE)
-
-
 def own_words(error: SparkdError) -> str:
     """The reason, without last words of the log that a client may have written."""
     return error.reason.partition(LAST_WORDS)[0]
-
-
-def _cause_by(culprit: Culprit, cause: Cause) -> Cause:
-    """The kernel's own account of a kill is better than anybody's."""
-    return cause if cause is Cause.KERNEL_OOM else culprit.cause or cause
 
 
 def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> End:
@@ -190,7 +180,9 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
         reason, cause = f"{reason}; {evidence.port_holder}", Cause.PORT_TAKEN
         hint = "sparkd starts it again once the port is free: see the check `ports`"
     elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in _UNNAMED):
-        reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, _cause_by(culprit, cause)
+        reason, hint = f"{reason}; {culprit.text}", culprit.hint or hint
+        if cause is not Cause.KERNEL_OOM:  # the kernel's own account of a kill is better than anybody's
+            cause = culprit.cause or cause
     elif error.code is not ExitCode.PEER_LOST and (known := explain(own_words(error))) is not None:
         hint = known.hint
     if evidence.frame:

@@ -114,7 +114,8 @@ def make_warm(
         if not outcome.whole:
             answer_again(agent.settings.supervise.stall_seconds if outcome.lost else wanted.timeout_seconds)
     except BaseException as error:
-        if not _is_of_engine(error):
+        of_peer = isinstance(error, PeerLostError) and error.cause is Cause.PEER_FAILED
+        if not (of_peer or isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)):  # not by a request
             _keep(agent, known)
         raise
     _keep(agent, replace(known, begun=0, kernels=_count(agent) if outcome.over else known.kernels))
@@ -127,12 +128,6 @@ def _find_cold(agent: Agent) -> list[str]:
     own = agent.reporter.report
     others = [peer.name for peer in agent.monitor.statuses() if peer.report and peer.report.engine.warmth == COLD]
     return [own.node, *others] if own.engine.warmth == COLD else others
-
-
-def _is_of_engine(error: BaseException) -> bool:
-    """Whether the requests may have caused it."""
-    failed = isinstance(error, PeerLostError) and error.cause is Cause.PEER_FAILED
-    return failed or isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)
 
 
 def _log(agent: Agent, running: Running, outcome: Result, seconds: int) -> None:

@@ -15,7 +15,7 @@ from sparkd.agent.actions.processes import Rank, mapped_below, named_segments
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.hang import HangWatch
-from sparkd.agent.engine.load_progress import GONE, LoadProgress
+from sparkd.agent.engine.load_progress import GONE
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
 from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
@@ -105,7 +105,7 @@ class Running:
         self._host = host
         self._loop = loop
         self._started_at = time.monotonic() - age_seconds
-        self._page_cache: PageCacheRelease | None = None
+        self.page_cache: PageCacheRelease | None = None
         """None where nothing is released."""
         self._api: ApiOwner | None = None
         """The proof of the head's rank, once its endpoint was probed."""
@@ -134,13 +134,10 @@ class Running:
         if self.guard is not None:
             self.guard.raise_if_killed()
 
-    def release_page_cache(self, release: PageCacheRelease) -> None:
-        self._page_cache = release
-
     @property
     def released_bytes(self) -> int:
         """Page cache given back since the launch."""
-        return self._page_cache.released_bytes if self._page_cache is not None else 0
+        return self.page_cache.released_bytes if self.page_cache is not None else 0
 
     def endpoint(self, plan: LaunchPlan, key: str | None, events: Events, connections: int = CONNECTIONS) -> Endpoint:
         """The endpoint of its API, which is proven to be this rank's before each request."""
@@ -268,7 +265,8 @@ class Running:
             return Cause.KERNEL_OOM, machine.oom_victim + quoted
         if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
-        killed = self._was_killed(progress, code, now)
+        explained = words and not (self.ready or progress.serving)  # a client can forge words, and no exit code
+        killed = (code == KILLED_CODE and not explained) or progress.killed(now)
         if words and not killed and (proven or not progress.serving):
             return Cause.ENGINE_ERROR, words
         if machine.oom_killed:
@@ -277,11 +275,6 @@ class Running:
             how = "killed" if proven == GONE else "killed by signal 9"
             return Cause.KILLED_FROM_OUTSIDE, f"{how} from outside, not by sparkd{quoted}"
         return Cause.ENGINE_ENDED, words
-
-    def _was_killed(self, progress: LoadProgress, code: str, now: float) -> bool:
-        # A client can forge words, and no exit code.
-        explained = progress.root_cause(now) and not (self.ready or progress.serving)
-        return (code == KILLED_CODE and not explained) or progress.killed(now)
 
     def docker_ended(self) -> bool:
         """Runs in a thread: a look at dockerd's process may hang."""

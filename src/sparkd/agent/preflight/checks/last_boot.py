@@ -36,10 +36,6 @@ class Launch(Struct, frozen=True):
     end_seen: bool
     """False: it ended with its machine."""
 
-    @property
-    def ended_by_this_load(self) -> bool:
-        return self.this_plan and self.phase == LOADING and not self.end_seen
-
 
 class LastBootFacts(Struct, frozen=True):
     before: tuple[Launch, ...]
@@ -82,7 +78,8 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         if last.end_seen:
             return ok("sparkd saw the end of the last launch before this boot")
         ended = f", by what is left of it {facts.end}" if facts.end else ""
-        in_a_row = len(tuple(takewhile(lambda launch: launch.ended_by_this_load, reversed(facts.before))))
+        by_this_load = (one.this_plan and one.phase == LOADING and not one.end_seen for one in reversed(facts.before))
+        in_a_row = len(tuple(takewhile(bool, by_this_load)))
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"

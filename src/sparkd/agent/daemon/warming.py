@@ -94,7 +94,10 @@ def make_warm(
 
     `works`: whether this rank computes with new memory. `answer_again` waits so many seconds for another completion.
     """
-    wanted, cold = agent.settings.readiness, _find_cold(agent)
+    wanted, own = agent.settings.readiness, agent.reporter.report
+    cold = [peer.name for peer in agent.monitor.statuses() if peer.report and peer.report.engine.warmth == COLD]
+    if own.engine.warmth == COLD:
+        cold.insert(0, own.node)
     if wanted.warm == "never" or not (cold or wanted.warm == "always"):
         return
     known = _read(agent).find(agent.agreed.agreement.digest)
@@ -121,13 +124,6 @@ def make_warm(
     _keep(agent, replace(known, begun=0, kernels=_count(agent) if outcome.over else known.kernels))
     _report(agent, WARM if outcome.over else COLD)
     _log(agent, running, outcome, round(running.seconds - began))
-
-
-def _find_cold(agent: Agent) -> list[str]:
-    """Names of the nodes with cold caches."""
-    own = agent.reporter.report
-    others = [peer.name for peer in agent.monitor.statuses() if peer.report and peer.report.engine.warmth == COLD]
-    return [own.node, *others] if own.engine.warmth == COLD else others
 
 
 def _log(agent: Agent, running: Running, outcome: Result, seconds: int) -> None:

@@ -129,11 +129,6 @@ class Running:
         """One of GUARD_STATES."""
         return self.guard.state if self.guard is not None else "off"
 
-    def raise_if_killed(self) -> None:
-        """Raises MemoryGuardError where the guard has killed it."""
-        if self.guard is not None:
-            self.guard.raise_if_killed()
-
     @property
     def released_bytes(self) -> int:
         """Page cache given back since the launch."""

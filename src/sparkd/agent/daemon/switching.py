@@ -73,8 +73,7 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     with suppress(OSError):  # `raise_if_unwritten` reports it
         if not actions.exchange_state(FILE, before, after):
             return begin_switch(config, host, actions, events)  # somebody has chosen again meanwhile
-        seen = stamp_switch(host)
-        stamp = seen if FILE.read(host.files) == after else Switch  # unlike any: somebody has chosen again since
+        stamp = _stamp_written(host, after)
     if before.stage in (Stage.DRAINING, Stage.TRYING) and (after is None or after.stage is Stage.IN_FORCE):
         _report_return(host, actions, events, before, reason)
     return after, stamp
@@ -99,6 +98,12 @@ def stamp_switch(host: Host) -> object:
     with suppress(OSError):
         return host.files.stat(NOTICE)
     return None
+
+
+def _stamp_written(host: Host, written: Switch | None) -> object:
+    """The stamp of what was written; unlike any stamp where somebody has chosen again since."""
+    stamp = stamp_switch(host)
+    return stamp if FILE.read(host.files) == written else Switch
 
 
 class Switching:

@@ -94,10 +94,7 @@ def make_warm(
 
     `works`: whether this rank computes with new memory. `answer_again` waits so many seconds for another completion.
     """
-    wanted, own = agent.settings.readiness, agent.reporter.report
-    cold = [peer.name for peer in agent.monitor.statuses() if peer.report and peer.report.engine.warmth == COLD]
-    if own.engine.warmth == COLD:
-        cold.insert(0, own.node)
+    wanted, cold = agent.settings.readiness, _find_cold(agent)
     if wanted.warm == "never" or not (cold or wanted.warm == "always"):
         return
     known = _read(agent).find(agent.agreed.agreement.digest)
@@ -117,13 +114,25 @@ def make_warm(
         if not outcome.whole:
             answer_again(agent.settings.supervise.stall_seconds if outcome.lost else wanted.timeout_seconds)
     except BaseException as error:
-        of_peer = isinstance(error, PeerLostError) and error.cause is Cause.PEER_FAILED
-        if not (of_peer or isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)):  # not by a request
+        if not _is_of_engine(error):
             _keep(agent, known)
         raise
     _keep(agent, replace(known, begun=0, kernels=_count(agent) if outcome.over else known.kernels))
     _report(agent, WARM if outcome.over else COLD)
     _log(agent, running, outcome, round(running.seconds - began))
+
+
+def _find_cold(agent: Agent) -> list[str]:
+    """Names of the nodes with cold caches."""
+    own = agent.reporter.report
+    others = [peer.name for peer in agent.monitor.statuses() if peer.report and peer.report.engine.warmth == COLD]
+    return [own.node, *others] if own.engine.warmth == COLD else others
+
+
+def _is_of_engine(error: BaseException) -> bool:
+    """Whether the requests may have caused it."""
+    failed = isinstance(error, PeerLostError) and error.cause is Cause.PEER_FAILED
+    return failed or isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)
 
 
 def _log(agent: Agent, running: Running, outcome: Result, seconds: int) -> None:

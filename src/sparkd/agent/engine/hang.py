@@ -97,11 +97,13 @@ def look_at_rank(host: Host, processes: Iterable[Process], pid: int, at: float, 
     engine_seconds, other_seconds = (read_activity(host.files, group).cpu_seconds for group in groups)
     # (anon_)pipe_write, by the kernel's version
     unread = waits and "pipe_write" in read_waits(host.files, own, MAX_THREADS)[0]
-    stopped = (process for process in own if process.state == "T" and process.comm not in COMPILERS)
-    halted = [f"its process {process.pid} ({process.comm}) is stopped (state T)" for process in stopped]
-    if is_frozen(host.files, pid):
-        halted.append(FROZEN)
-    return Look(at, tuple(halted), frozenset(process.pid for process in rank), engine_seconds, other_seconds, unread)
+    halted = (*_find_stopped(own), *([FROZEN] if is_frozen(host.files, pid) else ()))
+    return Look(at, halted, frozenset(process.pid for process in rank), engine_seconds, other_seconds, unread)
+
+
+def _find_stopped(processes: Iterable[Process]) -> list[str]:
+    stopped = (process for process in processes if process.state == "T" and process.comm not in COMPILERS)
+    return [f"its process {process.pid} ({process.comm}) is stopped (state T)" for process in stopped]
 
 
 class HangWatch(Struct):

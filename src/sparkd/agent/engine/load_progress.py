@@ -252,13 +252,18 @@ def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:
         after = replace(before, cause="", symptom=symptom, failing_since=now, blamed=_blamed(before))
     if _WORKER_DIED.match(text):
         after = replace(after, worker_died=True)
-        if "(exit code: None)" in text and now - before.blamed_at <= BURST_SECONDS and not before.serving:
-            text = before.blamed or text  # what it logged just before; the load got over an older error
+        text = _own_error(before, text, now) or text
     if after.cause:
         return after
     if not _SECOND_HAND.search(text):
         return replace(after, cause=text)
     return after if after.symptom else replace(after, symptom=text)
+
+
+def _own_error(before: LoadProgress, text: str, now: float) -> str:
+    """What a process that died logged just before, where its exit code is unread. The load got over an older error."""
+    recent = now - before.blamed_at <= BURST_SECONDS and not before.serving
+    return before.blamed if recent and "(exit code: None)" in text else ""
 
 
 def _enter_step(before: LoadProgress, step: str, counts: dict[str, str | None], now: float) -> LoadProgress:

@@ -15,7 +15,7 @@ from sparkd.agent.actions.processes import Rank, mapped_below, named_segments
 from sparkd.agent.engine.api_owner import ApiOwner
 from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.hang import HangWatch
-from sparkd.agent.engine.load_progress import GONE
+from sparkd.agent.engine.load_progress import GONE, LoadProgress
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
 from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
@@ -260,8 +260,7 @@ class Running:
             return Cause.KERNEL_OOM, machine.oom_victim + quoted
         if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
-        explained = words and not (self.ready or progress.serving)  # a client can forge words, and no exit code
-        killed = (code == KILLED_CODE and not explained) or progress.killed(now)
+        killed = self._was_killed(progress, code, now)
         if words and not killed and (proven or not progress.serving):
             return Cause.ENGINE_ERROR, words
         if machine.oom_killed:
@@ -270,6 +269,11 @@ class Running:
             how = "killed" if proven == GONE else "killed by signal 9"
             return Cause.KILLED_FROM_OUTSIDE, f"{how} from outside, not by sparkd{quoted}"
         return Cause.ENGINE_ENDED, words
+
+    def _was_killed(self, progress: LoadProgress, code: str, now: float) -> bool:
+        # A client can forge words, and no exit code.
+        explained = progress.root_cause(now) and not (self.ready or progress.serving)
+        return (code == KILLED_CODE and not explained) or progress.killed(now)
 
     def docker_ended(self) -> bool:
         """Runs in a thread: a look at dockerd's process may hang."""

@@ -167,10 +167,7 @@ def read_sum(
 def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str, int], share_bytes: int) -> MemorySum:
     """The sum of a plan, by the model's `config` and the bytes of its `tensors`. Pure."""
     launch = Launch(flags=first_values(plan.argv), env=dict(plan.env), model=parse_limits(config))
-    flags, drafting = launch.flags, launch.table("speculative-config")
-    drafts = parse_count(drafting.get("num_speculative_tokens"), 1000) or 0  # tokens
-    if "mtp" not in str(drafting.get("method")):  # no layers of the model itself draft
-        drafts = 0
+    flags, drafts = launch.flags, _own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*SIZES[:2], DATA_SIZE))
     batched, sequences = EARLIER_DEFAULTS if is_before(find_release(plan.image), 33) else DEFAULTS
     batched = launch.amount("max-num-batched-tokens") or batched
@@ -184,6 +181,13 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
         held = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
     length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
     return MemorySum(share_bytes, held, cache, length, launch.amount("max-num-seqs") or sequences)
+
+
+def _own_drafts(launch: Launch) -> int:
+    """Tokens that layers of the model itself draft."""
+    drafts = launch.table("speculative-config")
+    wanted = parse_count(drafts.get("num_speculative_tokens"), 1000) or 0
+    return wanted if "mtp" in str(drafts.get("method")) else 0
 
 
 def _loads_as_stored(launch: Launch, config: Mapping[str, object]) -> bool:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, verdict, warn
 from sparkd.base.host import Host, caches, docker, docker_image
 from sparkd.base.host.caches import Folder
+from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import GIB, sanitize, size
@@ -117,8 +118,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
             image="known",
             caches=tuple(folders.values()),
             user=image.user.partition(":")[0],
-            # Not in a tree of files, whose owner is who has copied it.
-            shared=find_writable(host.files, caches.ROOT) if host.files.root == "/" else "",
+            shared=_find_shared(host.files),
             used_before=history.good_caches if same else (),
             others=len(others),
             others_bytes=sum(other.bytes for other in others),
@@ -209,6 +209,11 @@ class CompileCache(Check[CacheFacts], frozen=True):
             lost = f"the cache {gone} is gone" if gone else "its caches are empty"
             reason = f"{lost}, although the last good start was of this image: {SLOW}"
             yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
+
+
+def _find_shared(files: Files) -> str:
+    """What others may write to; not in a tree of files, whose owner is who has copied it."""
+    return find_writable(files, caches.ROOT) if files.root == "/" else ""
 
 
 def _judge_shared(writable: str) -> Iterator[Verdict]:

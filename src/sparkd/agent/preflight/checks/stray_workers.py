@@ -144,9 +144,8 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         # A `vllm serve` is its engine's leader even when adopted: one started over ssh with nohup always is.
         alone = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
         name = _container_name(facts, engine)
-        if not name and engine.container_id and engine.container_id == facts.rank_container:
-            # The recorded rank's, whose agent is gone. Its `vllm serve` too: docker has removed the container.
-            return self._stray(facts, engine)
+        if not name and _is_left(facts, engine):
+            return self._stray(facts, engine)  # its `vllm serve` too: docker has removed the container
         how = f"docker stop {quote(name)}" if name else stop_by_hand(engine.top.pid, engine.service_stop)
         offers = () if name else (_ends(engine),)
         if engine.serves or not engine.adopted or alone:
@@ -182,6 +181,11 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
             reason = f"an orphaned engine does not end: {_words(facts, engine)}"
             return block(reason, f"look at: cat /proc/{stuck[0].pid}/stack")
         return block(f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
+
+
+def _is_left(facts: StrayFacts, engine: Engine) -> bool:
+    """Whether it is the recorded rank's, whose agent is gone."""
+    return bool(engine.container_id) and engine.container_id == facts.rank_container
 
 
 def _ends(engine: Engine) -> tuple[EndProcess, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Container, Iterable
 from enum import Enum
@@ -123,8 +122,7 @@ def _with_gpu(host: Host, table: ProcessTable, among: Container[int]) -> set[int
     if not host.gpu_present():
         return set()
     opened = host.gpu_users(process for process in table if process.pid in among)
-    # What is unreadable to root has ended, or took too long.
-    return {*(file.pid for file in opened.found), *(opened.unreadable_pids if os.geteuid() else ())}
+    return {*(file.pid for file in opened.found), *(() if host.by_root else opened.unreadable_pids)}
 
 
 def pids_of(engines: Iterable[Engine]) -> frozenset[int]:

@@ -59,6 +59,11 @@ class Host:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
         return float(self.files.value("/proc/uptime").split()[0])
 
+    @property
+    def by_root(self) -> bool:
+        """Whether sparkd runs as root: then what is unreadable has ended, or took too long."""
+        return os.geteuid() == 0
+
     def meminfo(self) -> MemInfo:
         return meminfo.read_meminfo(self.files)
 

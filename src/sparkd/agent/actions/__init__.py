@@ -277,21 +277,22 @@ class Actions:
 
     def keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
         """Let HEAD_FILES have these by name, and no others. Raises OSError."""
-        self._act(partial(self._keep_head_files, wanted), WRITE_SECONDS, f"writing {HEAD_FILES}")
-
-    def _keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
         folder = Path(self._host.files.real(HEAD_FILES))
-        if not wanted and not folder.is_dir():
-            return
-        refuse_shared(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        for name, content in wanted.items():
-            if not (folder / name).is_file() or (folder / name).read_bytes() != content:
-                files.write(folder / name, content, 0o644, durable=True)  # for an image with another user
-        for file in folder.iterdir():
-            if file.name not in wanted:
-                file.unlink()
+
+        def keep() -> None:
+            if not wanted and not folder.is_dir():
+                return
+            refuse_shared(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            for name, content in wanted.items():
+                if not (folder / name).is_file() or (folder / name).read_bytes() != content:
+                    files.write(folder / name, content, 0o644, durable=True)  # for an image with another user
+            for file in folder.iterdir():
+                if file.name not in wanted:
+                    file.unlink()
+
+        self._act(keep, WRITE_SECONDS, f"writing {HEAD_FILES}")
 
     def keep_stacks(self, name: str, text: Callable[[], str]) -> str:
         """Write a text, which is made beside the main loop, to a file for root alone; its path. Raises OSError."""

@@ -1,28 +1,19 @@
-"""What other nodes lack for the head's plan, by their inventories, which the head requests."""
+"""What other nodes lack for the head's plan, by their inventories."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from shlex import quote
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError
-from sparkd.agent.cluster.inventory import PATH, Inventory, Model, parse, read_inventory
-from sparkd.base.cluster.auth import KeyRing
-from sparkd.base.cluster.membership import NodeContext, Peer, check_inputs, peers_of
+from sparkd.agent.cluster.inventory import Inventory, Model
+from sparkd.base.cluster.membership import NodeContext, Peer, check_inputs
 from sparkd.base.config import Settings
-from sparkd.base.host import Host
-from sparkd.base.lib.http_client import HttpError
-from sparkd.base.lib.slow_document import ANSWER_SECONDS
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.allowed import find_refusals
 from sparkd.base.plan.model import LaunchPlan
-
-TRIES = 3
-"""A slow read times out, and the page cache serves the retry."""
 
 
 class Inventories(NamedTuple):
@@ -35,28 +26,6 @@ class Lack(NamedTuple):
     reason: str
     hint: str
     """What to do about it on the head."""
-
-
-def request_inventories(settings: Settings, host: Host) -> Inventories:
-    """Those of all other nodes. Takes seconds."""
-    if not (peers := peers_of(settings, 0)):
-        return Inventories(None, ())
-    keys, port = KeyRing(host.files, settings.cluster.key_file).keys, settings.cluster.report_port
-    own = settings.cluster.nodes[0]
-
-    async def request(peer: Peer) -> Inventory | str:
-        reader, reason = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS + 2), keys, lambda: None), ""
-        for _ in range(TRIES):
-            try:
-                return parse(await reader.fetch(PATH))
-            except (HttpError, UnsignedError, ValueError) as error:
-                reason = str(error)
-        return reason
-
-    async def request_all() -> list[Inventory | str]:
-        return await asyncio.gather(*map(request, peers))
-
-    return Inventories(read_inventory(settings, host), list(zip(peers, asyncio.run(request_all()), strict=True)))
 
 
 def find_missing_elsewhere(node: NodeContext, nodes: Inventories) -> Iterator[str]:

@@ -61,9 +61,8 @@ def families(report: NodeReport, now: datetime) -> Iterator[Family]:
     documentation = "Launches of the engine on this node before this agent."
     yield _counter("launches", documentation, [({}, report.launches)])
     yield _counter("ends", "Ends of those launches by cause.", _all_ends(report) if report.launches is not None else ())
-    documentation, kinds = "Messages of the kernel's log that matter, since the agent began.", report.kernel_counts
-    pairs = (({"kind": kind, "action": action}, kinds.get(f"{kind} {action}", 0)) for kind, action in COUNTED)
-    yield _counter("kernel_messages", documentation, ((labels, max(0, count)) for labels, count in pairs))
+    documentation = "Messages of the kernel's log that matter, since the agent began."
+    yield _counter("kernel_messages", documentation, _kernel_messages(report))
     yield from _peers(report)
 
 
@@ -116,6 +115,11 @@ def _all_ends(report: NodeReport) -> Samples:
     for cause, count in report.ends.items():
         counts[_cause(cause)] += max(0, count)
     return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
+
+
+def _kernel_messages(report: NodeReport) -> Samples:
+    counts = report.kernel_counts
+    return (({"kind": kind, "action": action}, max(0, counts.get(f"{kind} {action}", 0))) for kind, action in COUNTED)
 
 
 def _peers(report: NodeReport) -> Iterator[Family]:

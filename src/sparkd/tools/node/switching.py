@@ -12,7 +12,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkd.agent.actions import files
-from sparkd.agent.cluster.inventory_comparison import Inventories, find_missing_elsewhere, request_inventories
+from sparkd.agent.cluster.inventory_comparison import Inventories, find_missing_elsewhere
+from sparkd.agent.cluster.inventory_requests import request_inventories
 from sparkd.agent.preflight.check import Finding
 from sparkd.agent.preflight.runner import build_checks, downgraded, examine, uncleared
 from sparkd.agent.preflight.runner import chosen as without_skipped

@@ -143,7 +143,6 @@ WRITERS = {
     ),
     "tune-recipe": Writer(lambda root: files.write(root / "r.yaml", "x", 0o644, durable=True, over=False), "r.yaml"),
     "state": Writer(act(lambda one: one.write_state("s.json", "{}", 0o600)), f"{STATE}/s.json"),
-    "state, removed": Writer(act(lambda one: one.remove_state("s.json")), f"{STATE}/s.json"),
     "state of people and agent": Writer(
         lambda root: files.exchange(Files(str(root)), FILE, None, Count(1)), f"{STATE}/count.json"
     ),

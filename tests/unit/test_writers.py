@@ -30,7 +30,7 @@ GUARDED = "refuse_shared, before it"
 KERNEL = "a setting of the kernel's, below /proc or /sys"
 RUN = "in /run/sparkd, which is root's"
 WRITERS = {
-    "agent/actions/__init__.py:Actions._keep_head_files": GUARDED,
+    "agent/actions/__init__.py:Actions.keep_head_files": GUARDED,
     "agent/actions/__init__.py:Actions._private_file": GUARDED,
     "agent/actions/__init__.py:Actions.keep_stacks": "behind files.write, in its folder",
     "agent/actions/__init__.py:Actions.launch": RUN,

@@ -14,7 +14,7 @@ from tests.unit.wire import http
 
 from sparkd.agent.daemon import blocked
 from sparkd.base.lib.errors import ExitCode
-from sparkd.base.state.launch_history import EARLIER, FILE
+from sparkd.base.state.launch_history import FILE
 
 ASSERTING = "a" * 64
 OLD, NEW = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -68,12 +68,6 @@ class AssertingWorld(World):
     def results(self) -> list[dict[str, object]]:
         return list(self._history()["asserts"].values())
 
-    def move_back(self) -> None:
-        """The results to where earlier versions kept them."""
-        history = self._history()
-        self.tree.file(EARLIER.path, json.dumps({"schema": 1, "results": history.pop("asserts")}), 0o600)
-        self.tree.file(FILE.path, json.dumps(history))
-
     def _history(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.tree.root / FILE.path[1:]).read_text())
         return found
@@ -121,19 +115,6 @@ def test_an_image_that_is_not_as_asserted_blocks_until_it_is_built_again(asserti
     assert "make image" in line
     assert asserting.runs == [OLD, NEW]
     assert journal.index("agent.run.blocked") < journal.index("engine.container.started")
-
-
-def test_a_result_that_an_earlier_version_has_kept_holds_and_moves(asserting: AssertingWorld) -> None:
-    asserting.use(OLD, 64, FAULT)
-    for _ in range(2):
-        stopped = asserting.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
-        _code, journal = run_agent(asserting)
-        stopped.join()
-        assert "AssertionError: torch is built without CUDA" in journal
-        assert asserting.runs == [OLD], "not checked again"
-        assert len(asserting.results()) == 1
-        assert not (asserting.tree.root / EARLIER.path[1:]).exists()
-        asserting.move_back()
 
 
 def test_assertions_that_can_not_run_are_no_verdict_on_the_image(

@@ -9,14 +9,16 @@ from tests.tree import Tree
 from tests.unit.rank_records import rank_record
 
 from sparkd.agent.cluster.monitor import ExpectedPeer
-from sparkd.agent.daemon.kept_rank import FILE, KeptRank, without_launch
 from sparkd.agent.daemon.taking_over import (
+    FILE,
     MOST_TAKEN_OVER,
     WITHIN_SECONDS,
+    KeptRank,
     LeftRank,
     find_left,
     first_report,
     open_rank,
+    without_launch,
 )
 from sparkd.base.cluster.membership import make_context, node_of_rank
 from sparkd.base.config import Engine, Settings

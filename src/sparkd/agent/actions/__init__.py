@@ -47,7 +47,7 @@ from sparkd.base.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import LOG_POSITION, RankStage, Whose, read_rank, whose
+from sparkd.base.state.rank_record import RankStage, Whose, read_rank, whose
 
 if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers
@@ -177,12 +177,8 @@ class Actions:
         self.write_private(RANK_FILE.path, RANK_FILE.encode(record))
 
     def write_private(self, path: str, text: str) -> None:
-        """Write a file in /run for root alone. Raises OSError."""
+        """Write a file in /run for root alone; also called by the thread that reads the rank's log. Raises OSError."""
         files.write(self._private_file(path), text, 0o600, durable=False)
-
-    def keep_log_position(self, position: str) -> None:
-        """Called by the thread that reads the rank's log. Raises OSError."""
-        self.write_private(LOG_POSITION, position)
 
     def forget_rank(self) -> None:
         """Remove the record of a rank whose container is gone. Raises OSError."""
@@ -279,27 +275,24 @@ class Actions:
         write = partial(files.write, self._state / name, text, mode, durable=True)
         self._act(write, WRITE_SECONDS, f"writing {name}")
 
-    def remove_state(self, name: str) -> None:
-        """Remove a file in /var/lib/sparkd, where there is one, so that it does not come back. Raises OSError."""
-        self._act(partial(files.remove, self._state / name), WRITE_SECONDS, f"removing {name}")
-
     def keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
         """Let HEAD_FILES have these by name, and no others. Raises OSError."""
-        self._act(partial(self._keep_head_files, wanted), WRITE_SECONDS, f"writing {HEAD_FILES}")
-
-    def _keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
         folder = Path(self._host.files.real(HEAD_FILES))
-        if not wanted and not folder.is_dir():
-            return
-        refuse_shared(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        for name, content in wanted.items():
-            if not (folder / name).is_file() or (folder / name).read_bytes() != content:
-                files.write(folder / name, content, 0o644, durable=True)  # for an image with another user
-        for file in folder.iterdir():
-            if file.name not in wanted:
-                file.unlink()
+
+        def keep() -> None:
+            if not wanted and not folder.is_dir():
+                return
+            refuse_shared(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            for name, content in wanted.items():
+                if not (folder / name).is_file() or (folder / name).read_bytes() != content:
+                    files.write(folder / name, content, 0o644, durable=True)  # for an image with another user
+            for file in folder.iterdir():
+                if file.name not in wanted:
+                    file.unlink()
+
+        self._act(keep, WRITE_SECONDS, f"writing {HEAD_FILES}")
 
     def keep_stacks(self, name: str, text: Callable[[], str]) -> str:
         """Write a text, which is made beside the main loop, to a file for root alone; its path. Raises OSError."""

@@ -1,4 +1,4 @@
-"""Requests the inventories of all other nodes, on the head."""
+"""Requests the inventories of all other nodes, on the head. What compares them is loaded without a client."""
 
 from __future__ import annotations
 

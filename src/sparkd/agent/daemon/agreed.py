@@ -14,7 +14,7 @@ from sparkd.base.plan import agreement
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.state.known_good import LOOKED_AT, Facts, node_values
-from sparkd.base.status.model import NodeReport, PeerStatus
+from sparkd.base.status.model import PeerStatus
 from sparkd.base.status.phases import PHASES
 from sparkd.base.status.publisher import Reporter
 
@@ -84,8 +84,10 @@ class PlanDifferences(Struct):
         """A node with another plan. One that is ending may come back with this one."""
         known = ("", self.agent.reporter.report.plan_digest)
         for peer in peers:
-            if peer.living and not _is_ending(peer.living) and peer.living.plan_digest not in known:
-                return peer
+            if peer.living and peer.living.plan_digest not in known:
+                rule = PHASES[peer.living.phase]
+                if rule.loss is None or rule.ahead:
+                    return peer
         return None
 
     def _report(self, other: PeerStatus) -> str:
@@ -120,8 +122,3 @@ class PlanDifferences(Struct):
             return "make the configuration, the image and the model the same on all nodes"
         to = f"sudo sparkd rollback {back.plan[:12]}"
         return f"this node is rolled back: {to} on the others, or sparkd rollback --end here"
-
-
-def _is_ending(report: NodeReport) -> bool:
-    rule = PHASES[report.phase]
-    return rule.loss is not None and not rule.ahead

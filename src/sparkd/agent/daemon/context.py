@@ -189,8 +189,8 @@ class OwnRank(Struct):
 
     def raise_if_killed(self) -> None:
         """Raises MemoryGuardError where the guard has killed it."""
-        if self.running is not None:
-            self.running.raise_if_killed()
+        if self.running is not None and self.running.guard is not None:
+            self.running.guard.raise_if_killed()
 
     def raise_if_ended(self) -> None:
         """Raises RankEndedError."""

@@ -72,7 +72,11 @@ class HeadFollower(Struct):
         report = self.head.status.living
         if report is None or report.config_digest in ("", self.digest):
             if report is not None and report.config_digest:
-                self._forget_doubts()
+                # The head has this node's configuration again, whatever came between. Without its key doubts stay.
+                self.refusal = None
+                without_key = head_key.missing(self.place.head_address).reason
+                if self.unproven is not None and self.unproven.reason != without_key:
+                    self.unproven = None
             return
         now = time.monotonic()
         if report.config_digest != self._refused or now - self._tried_at >= AGAIN_SECONDS:
@@ -81,12 +85,6 @@ class HeadFollower(Struct):
         refusal = self.refusal or (None if self.digest else self.unproven)
         if refusal is not None:
             raise BlockedError(refusal.reason, refusal.hint)
-
-    def _forget_doubts(self) -> None:
-        """The head has this node's configuration again, whatever came between; without its key this node still is."""
-        self.refusal = None
-        if self.unproven is not None and self.unproven.reason != head_key.missing(self.place.head_address).reason:
-            self.unproven = None
 
     def look_for_key(self) -> None:
         """Warn also while the head has no other configuration, and no more once a join has brought the key."""

@@ -30,7 +30,7 @@ from sparkd.base.lib.errors import (
 from sparkd.base.lib.main_loop import never
 from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.status.model import Phase
-from sparkd.base.vllm.known_errors import PORT_IN_USE, explain
+from sparkd.base.vllm.known_errors import explain
 
 LOST_GRACE_SECONDS = 0.5
 """Grace period of an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no
@@ -162,11 +162,6 @@ class Evidence(Struct, frozen=True):
 def may_be_culprit(error: SparkdError) -> bool:
     died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
     return died or error.cause in (*_UNNAMED, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)
-
-
-def names_port(error: SparkdError) -> bool:
-    """Whether the engine says that a port is in use."""
-    return any(words in own_words(error) for words in PORT_IN_USE)
 
 
 def own_words(error: SparkdError) -> str:

@@ -13,13 +13,14 @@ from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import caches, docker, docker_config
-from sparkd.base.state.rank_record import RankRecord
+from sparkd.base.state.rank_record import LOG_POSITION, RankRecord
 from sparkd.base.vllm.log_lines import LogForwarder
 
 
 def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float = 0.0) -> Running:
     """Make it this agent's rank from now on. `since`: position in its log."""
-    follow, keep = partial(docker.follow_log, agent.host, rank.container_id), agent.actions.keep_log_position
+    follow = partial(docker.follow_log, agent.host, rank.container_id)
+    keep = partial(agent.actions.write_private, LOG_POSITION)
     forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
     journal = agent.journal
     log = LogReader(follow, forwarder, journal.put, agent.events, agent.loop.wake, since, keep, journal.checkpoint)

@@ -139,5 +139,5 @@ def release_page_cache(agent: Agent, running: Running) -> None:
         contiguous=ContiguousMemory(agent.host, round(wanted_gib * GIB), agent.actions.compact_memory, agent.events),
         events=agent.events,
     )
-    running.release_page_cache(work)
+    running.page_cache = work
     agent.run_aside("page-cache", work.run)

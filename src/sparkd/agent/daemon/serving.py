@@ -17,10 +17,10 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import group_is_idle, report_idle, watch_hang
 from sparkd.agent.daemon.head_config import look_for_key
 from sparkd.agent.daemon.history import expected_load
-from sparkd.agent.daemon.kept_rank import keep_rank
 from sparkd.agent.daemon.own_rank import is_alarmed, is_ended_by_docker
 from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
+from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower, make_warm, note_warmth
 from sparkd.agent.engine import readiness
 from sparkd.agent.engine.activity import THROTTLE_HINT, THROTTLE_ID, ActivityMeter, GpuThrottleMonitor

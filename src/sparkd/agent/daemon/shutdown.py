@@ -21,7 +21,6 @@ from sparkd.agent.daemon.inquest import (
     count_end,
     judge_end,
     may_be_culprit,
-    names_port,
     own_words,
 )
 from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
@@ -42,6 +41,7 @@ from sparkd.base.state.launch_history import STOPPED, End
 from sparkd.base.status.model import Phase, utc_now
 from sparkd.base.status.phases import find_loss
 from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.known_errors import PORT_IN_USE
 
 FAILED_GRACE_SECONDS = 5.0
 """Grace period of an engine that is given up: no request is left to finish, and preflight clears what it leaves."""
@@ -173,8 +173,9 @@ class _Looks:
         agent, running = self._agent, self._running
         if running is None or running.ready or not agent.context.is_head or self._error.code not in COUNTED:
             return None
-        holder, named = running.api_holder, names_port(self._error)
-        if holder and (named or holder in own_words(self._error)):
+        holder, words = running.api_holder, own_words(self._error)
+        named = any(said in words for said in PORT_IN_USE)
+        if holder and (named or holder in words):
             return lambda: holder
         if not named:
             return None

@@ -263,7 +263,8 @@ def _find_unanswered(agent: Agent, program: str) -> tuple[str, bool, bool] | Non
     doubtful = agent.loop.beside(partial(is_doubtful, agent.plan), 10.0, "reading vLLM's flags")
     if not (program or doubtful) or EngineImage.id in agent.settings.preflight.skip:
         return None
-    image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
+    read = partial(docker_image.read_image, ref=agent.plan.image_to_run)
+    image = agent.loop.beside(partial(docker.query, agent.host, read), 2 * TIMEOUT_SECONDS, "docker")
     if image is None:
         return None
     checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
@@ -301,10 +302,6 @@ def _record_table(agent: Agent, image_id: str, log: str) -> bool:
     agent.events.info("engine.vllm.queried", image=agent.plan.image, **counted)
     tables = agent.store.read(vllm_tables.read_tables)
     return agent.store.write(vllm_tables.FILE, tables.record(image_id, table)) and bool(table.flags)
-
-
-def _read_image(agent: Agent) -> docker_image.Image | None:
-    return docker.query(agent.host, lambda reader: docker_image.read_image(reader, agent.plan.image_to_run))
 
 
 def _blocked(agent: Agent, what: str, reason: str, hint: str) -> BlockedError:

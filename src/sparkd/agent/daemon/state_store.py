@@ -86,9 +86,7 @@ class StateStore(Struct):
 
     def record_start(self, boot_id: str) -> None:
         """Record that this process began: until its end is recorded, it counts as killed."""
-        if self.record(lambda launches: launches.recover(boot_id, utc_now())):
-            earlier = launch_history.EARLIER.name  # what it had is written with the rest
-            self._try_to_write(earlier, partial(self.actions.remove_state, earlier))
+        self.record(lambda launches: launches.recover(boot_id, utc_now()))
 
     def write(self, file: StateFile[Content], value: Content) -> bool:
         """Returns whether it worked. A full disk is logged once and ends no engine."""

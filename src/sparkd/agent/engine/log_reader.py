@@ -85,7 +85,9 @@ class LogReader:
         reported = ""
         while True:
             try:
-                self._read(self._follow(self._position()))
+                with suppress(ValueError):  # nothing is read yet
+                    self._since = since_of(self._last)
+                self._read(self._follow(self._since))
                 ended = "the log ended"
             except DockerError as error:
                 ended = str(error)
@@ -114,11 +116,6 @@ class LogReader:
                 self._process_line(stream, line)
         for priority, text in self._forwarder.flush():
             self._put(priority, text)
-
-    def _position(self) -> str:
-        with suppress(ValueError):  # nothing is read yet
-            self._since = since_of(self._last)
-        return self._since
 
     def _keep_position(self) -> None:
         """Keep that of a second ago, once all of that time is in the journal: a line may come twice, and none is lost.

@@ -105,7 +105,7 @@ class Running:
         self._host = host
         self._loop = loop
         self._started_at = time.monotonic() - age_seconds
-        self._page_cache: PageCacheRelease | None = None
+        self.page_cache: PageCacheRelease | None = None
         """None where nothing is released."""
         self._api: ApiOwner | None = None
         """The proof of the head's rank, once its endpoint was probed."""
@@ -129,18 +129,10 @@ class Running:
         """One of GUARD_STATES."""
         return self.guard.state if self.guard is not None else "off"
 
-    def raise_if_killed(self) -> None:
-        """Raises MemoryGuardError where the guard has killed it."""
-        if self.guard is not None:
-            self.guard.raise_if_killed()
-
-    def release_page_cache(self, release: PageCacheRelease) -> None:
-        self._page_cache = release
-
     @property
     def released_bytes(self) -> int:
         """Page cache given back since the launch."""
-        return self._page_cache.released_bytes if self._page_cache is not None else 0
+        return self.page_cache.released_bytes if self.page_cache is not None else 0
 
     def endpoint(self, plan: LaunchPlan, key: str | None, events: Events, connections: int = CONNECTIONS) -> Endpoint:
         """The endpoint of its API, which is proven to be this rank's before each request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
@@ -18,7 +19,6 @@ from sparkd.base.vllm.args import DATA_SIZE, FORMATS, SIZES, parse_count
 from sparkd.base.vllm.flag import first_values
 from sparkd.base.vllm.kv_cache import MOST_LAYERS, KvCache, read_kv_cache
 from sparkd.base.vllm.lint.predicates import Launch, parse_limits
-from sparkd.base.vllm.rank_weights import RankWeights, divide_weights
 from sparkd.base.vllm.releases import find_release, is_before
 
 OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
@@ -32,6 +32,13 @@ CHANGES_WEIGHTS = (
 )  # fmt: skip
 CHANGES_CACHE = ("decode-context-parallel-size", "num-gpu-blocks-override", "hf-overrides", "hf-config-path")
 """Flags whose effect is not computed: what they change is unknown."""
+_WHOLE = re.compile(
+    r"norm|(?:^|\.)(?:gate|router|shared_expert_gate|fc|eh_proj|e_proj|h_proj)\.|e_score_correction|indexer|compressor"
+    r"|_a_proj|\bwq_a\b|\bwkv\b|\bhc_|latent_proj"
+)
+"""Parts of the names of tensors that each rank of tensor parallelism holds whole."""
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")
+_DRAFT = re.compile(r"(?:^|\.)mtp\.")
 
 
 class ModelFit(Enum):
@@ -40,6 +47,15 @@ class ModelFit(Enum):
     TIGHT = "tight"
     FITS = "fits"
     UNKNOWN = "unknown"
+
+
+class RankWeights(Struct, frozen=True):
+    """Bytes on the fullest rank."""
+
+    least: int
+    """The tensors divided evenly: no rank holds less, unless the engine quantizes what it loads."""
+    expected: int
+    """Includes what each rank holds whole, but not the engine's own copies and paddings."""
 
 
 class MemorySum(Struct, frozen=True):
@@ -180,3 +196,32 @@ def _loads_as_stored(launch: Launch, config: Mapping[str, object]) -> bool:
     if quantizes or (launch.flags.get("load-format") or "") not in FORMATS or "VLLM_PP_LAYER_PARTITION" in launch.env:
         return False
     return launch.flags.keys().isdisjoint(CHANGES_WEIGHTS)
+
+
+def divide_weights(
+    tensors: Mapping[str, int], layers: int, ranks: int, stages: int, copies: int = 1, *, drafts: bool = False
+) -> RankWeights:
+    """The weights of a rank, by the names and bytes of a model's tensors.
+
+    vLLM divides most matrices over the ranks of tensor parallelism, whole experts or parts of each alike; what it holds
+    whole on each is in its layers' classes (ReplicatedLinear, norms, routers; vllm/model_executor/layers of 0.33).
+    `layers`: the model's, 0 where unknown; layers beyond these draft. `ranks` are those of tensor parallelism, `stages`
+    those of pipeline parallelism, and `copies` those of data parallelism, over which experts are divided too.
+    """
+    divided = experts = whole = outside = 0
+    for name, count in tensors.items():
+        layer = _LAYER.search(name)
+        if not drafts and (_DRAFT.search(name) or (layer and 0 < layers <= int(layer[1]))):
+            continue
+        if ".experts." in name:
+            experts += count
+        elif _WHOLE.search(name):
+            whole += count
+        elif layer:
+            divided += count
+        else:
+            outside += count  # embeddings and head, at the first and the last stage
+    even = (divided + experts + whole + outside) // (ranks * stages * copies)
+    ends = outside // ranks if stages == 1 else outside // (2 * ranks)
+    of_layers = divided // (ranks * stages) + experts // (ranks * stages * copies) + whole // stages
+    return RankWeights(even, max(even, of_layers + ends))

@@ -8,7 +8,6 @@ boot finds open ended with its machine: by a power cut, a freeze, or a kernel cr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from typing import Annotated
@@ -227,24 +226,9 @@ def _asserts_key(image_id: str, program: str) -> str:
     return sha256(f"{image_id}\n{program}".encode()).hexdigest()
 
 
-class _ImageAsserts(Struct, frozen=True):
-    results: Mapping[str, AssertResult] = field(default_factory=dict)
-
-
 FILE = StateFile("launch-history.json", LaunchHistory, PUBLIC)
-EARLIER = StateFile("image-asserts.json", _ImageAsserts)
-"""Where earlier versions kept `asserts`. The first start writes them into FILE, and removes it then."""
 
 
 def read_history(files: Files, report: Report = ignore_report) -> LaunchHistory:
-    """Empty where there is no usable file. With the asserts of an earlier version, until they have moved."""
-    history = FILE.read(files, report) or LaunchHistory()
-    with suppress(OSError):
-        if earlier := EARLIER.load(files, ignore_report):
-            return replace(history, asserts={**earlier.results, **history.asserts})
-    return history
-
-
-def load_history(files: Files) -> LaunchHistory:
-    """The file alone. Raises OSError where it can't be read."""
-    return FILE.load(files, ignore_report) or LaunchHistory()
+    """Empty where there is no usable file."""
+    return FILE.read(files, report) or LaunchHistory()

@@ -194,18 +194,12 @@ def make_rollback(entry: Entry, replaces: str, image_id: str) -> Switch | None:
         return None
 
 
-FORMER_DEFAULT = "deepseek-v4-flash-balanced"
-"""engine.recipe of earlier versions, which left it out of the fingerprint."""
-
-
 def fingerprint_engine(engine: Engine, recipe: Recipe | None) -> str:
     """Fingerprint of the configuration. `recipe` None: it can't be loaded.
 
     Defaults are left out: a later version of sparkd, which has more of them, ends no choice.
     """
     values = engine.model_dump(mode="json", exclude_defaults=True, exclude=set(AS_CONFIGURED))
-    if values.get("recipe") == FORMER_DEFAULT:
-        del values["recipe"]  # its content counts below
     configured = {
         "engine": values,
         "recipe": recipe and recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=DESCRIPTION),

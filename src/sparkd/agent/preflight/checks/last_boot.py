@@ -11,6 +11,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state import launch_history
+from sparkd.base.state.file import ignore_report
 from sparkd.base.state.launch_history import LOADING, LaunchHistory
 
 TOO_MANY = 3
@@ -35,10 +36,6 @@ class Launch(Struct, frozen=True):
     end_seen: bool
     """False: it ended with its machine."""
 
-    @property
-    def ended_by_this_load(self) -> bool:
-        return self.this_plan and self.phase == LOADING and not self.end_seen
-
 
 class LastBootFacts(Struct, frozen=True):
     before: tuple[Launch, ...]
@@ -62,7 +59,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         return cls(inputs.plan.counted_as, f"sparkd-{inputs.role}")
 
     def probe(self, host: Host) -> LastBootFacts:
-        known = launch_history.load_history(host.files)
+        known = launch_history.FILE.load(host.files, ignore_report) or LaunchHistory()
         if not known.boots:
             return LastBootFacts((), bool(known.good), (), 0)
         boot_id = host.files.value("/proc/sys/kernel/random/boot_id")
@@ -81,7 +78,8 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         if last.end_seen:
             return ok("sparkd saw the end of the last launch before this boot")
         ended = f", by what is left of it {facts.end}" if facts.end else ""
-        in_a_row = len(tuple(takewhile(lambda launch: launch.ended_by_this_load, reversed(facts.before))))
+        by_this_load = (one.this_plan and one.phase == LOADING and not one.end_seen for one in reversed(facts.before))
+        in_a_row = len(tuple(takewhile(bool, by_this_load)))
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"

@@ -100,7 +100,8 @@ class Ports(Check[PortsFacts], frozen=True):
         problems, own, engines = [], list[str](), list[str]()
         for held in facts.held:
             port = f"{held.wanted.what}, port {held.wanted.port}"
-            if _is_owners(held, facts.owner_pid):
+            # Without root the holder of a socket is unknown, but the node's owner is known: its ports are its own.
+            if held.wanted.agents and facts.owner_pid is not None and held.use.pid in (facts.owner_pid, None):
                 own.append(f"{port}: the agent's own, pid {facts.owner_pid}")
             elif held.told_by_strays:  # words: keep
                 engines.append(f"{port}: an engine's, see stray-workers")
@@ -112,23 +113,14 @@ class Ports(Check[PortsFacts], frozen=True):
         return verdict(problems, "; ".join(filter(None, parts)) or "this node listens on none")
 
 
-def _is_owners(held: Held, owner_pid: int | None) -> bool:
-    """Without root the holder of a socket is unknown, but the node's owner is known: its ports are its own, then."""
-    return held.wanted.agents and owner_pid is not None and held.use.pid in (owner_pid, None)
-
-
 def _in_the_way(listener: Listener, wanted: Wanted) -> bool:
-    if listener.port != wanted.port or (listener.only_ipv6 and not _by_ipv6(wanted)):
-        return False
     here, there = _plain(listener.address), _plain(wanted.address)
+    by_ipv6 = ":" in there or not there
+    if listener.port != wanted.port or (listener.only_ipv6 and not by_ipv6):
+        return False
     if "" in (here, there) or EVERY_IPV6 in (here, there) or here == there:
         return True
     return EVERY_IPV4 in (here, there) and (":" in here) is (":" in there)
-
-
-def _by_ipv6(wanted: Wanted) -> bool:
-    """Whether it is to be listened on with IPv6 too."""
-    return ":" in (address := _plain(wanted.address)) or not address
 
 
 def _plain(address: str) -> str:

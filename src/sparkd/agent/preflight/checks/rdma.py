@@ -59,10 +59,6 @@ class Selection(Struct, frozen=True):
         among = (self._matches(name, hca) and number in (None, port) for name, number in self.names)
         return (not self.names or any(among)) is not self.others
 
-    def names_whole(self, hca: str) -> bool:
-        """Whether it is selected by its own name."""
-        return not self.others and any(name == hca for name, _ in self.names)
-
     def missing(self, present: tuple[str, ...]) -> tuple[str, ...]:
         """Names to use that no device here has."""
         names = () if self.others else self.names
@@ -134,7 +130,8 @@ class Rdma(Check[RdmaFacts], frozen=True):
         ports = select_ports(selection, facts.hcas)
         up = tuple(dict.fromkeys(hca for hca, port in ports if port.state == ACTIVE))
         # Half of the ports of a DGX Spark have no cable: where all are selected, those that are up are meant.
-        meant = [(hca, port) for hca, port in ports if not up or hca in up or selection.names_whole(hca.name)]
+        by_name = {name for name, _ in selection.names if not selection.others}
+        meant = [(hca, port) for hca, port in ports if not up or hca in up or hca.name in by_name]
         used = tuple(dict.fromkeys(hca for hca, _ in meant))
         problems = [*self._absent(facts, selection, used, up=bool(up)), *_shared_lanes(facts, used)]
         problems += [_describe_down(hca, port, facts) for hca, port in meant if port.state != ACTIVE]

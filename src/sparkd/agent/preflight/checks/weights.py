@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from shlex import quote
 
 from msgspec.structs import asdict, replace
@@ -14,6 +14,7 @@ from sparkd.base.host.model_folder import ModelFolder
 from sparkd.base.lib.text import size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.vllm.args import FORMATS
+from sparkd.base.vllm.container_paths import is_below
 
 MOST_SHOWN = 8
 
@@ -44,9 +45,10 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         plan = inputs.plan
         values = dict(plan.shared)
         binds = tuple(Bind(volume.source, volume.target) for volume in plan.container.volumes)
+        inside = (bind for bind in binds if is_below(plan.model_path, bind.source))
         return cls(
             folder=plan.model_path,
-            seen_as=_seen_as(plan.model_path, binds),
+            seen_as=next((bind.target + plan.model_path[len(bind.source) :] for bind in inside), ""),
             binds=binds,
             image=plan.image_to_run,
             load_format=values.get("args.load-format", ""),
@@ -116,9 +118,3 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
 def _more(count: int) -> str:
     """How many there are beside the first one, in words."""
     return f" (and {count - 1} more)" if count > 1 else ""
-
-
-def _seen_as(path: str, binds: Sequence[Bind]) -> str:
-    """A node's path as the container has it."""
-    inside = (bind for bind in binds if path == bind.source or path.startswith(f"{bind.source}/"))
-    return next((bind.target + path[len(bind.source) :] for bind in inside), "")

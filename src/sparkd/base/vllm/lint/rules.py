@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.vllm.flag import Flag, FlagTable, ParsedFlag, misprint_of
-from sparkd.base.vllm.lint import environment, fields, predicates, values
+from sparkd.base.vllm.lint import environment, predicates, values
 from sparkd.base.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, RENAMED, Launch, Matches, about
 from sparkd.base.vllm.releases import add_history, load_releases
 
@@ -169,9 +169,9 @@ RULES = (
          hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe"),
     Rule("flag-misprint", BLOCKS, likely_typo,
          hint="correct it; where a fork has this flag, name it under flags.extra of the recipe"),
-    Rule("json-field", BLOCKS, partial(fields.wrong, sure=True),
+    Rule("json-field", BLOCKS, partial(values.wrong_fields, sure=True),
          hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe"),
-    Rule("json-unknown", WARNS, partial(fields.wrong, sure=False),
+    Rule("json-unknown", WARNS, partial(values.wrong_fields, sure=False),
          hint="correct it, or name the flag under flags.extra where a fork has it: vLLM ends with status 2 or 1"),
     Rule("tool-choice", BLOCKS, values.incomplete,
          hint="give the other flag too, or take this one out"),

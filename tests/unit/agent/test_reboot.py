@@ -19,7 +19,7 @@ from tests.unit.http_receivers import receiver
 from tests.unit.traffic_programs import Programs
 
 from sparkd.agent.actions import Actions
-from sparkd.agent.daemon import reboot
+from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.reboot import APART_SECONDS, find_earlier, find_session, reboot_if_due
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.agent.preflight.check import Finding, Level, Verdict, verdict
@@ -258,8 +258,8 @@ def test_the_message_is_sent_before_the_reboot_is_requested(node: Node) -> None:
     assert "sparkd reboots this node, nothing is to be done: the driver leaks" in json.loads(body)["text"]
 
 
-def test_a_message_that_hangs_is_waited_for_and_no_longer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "MESSAGE_SECONDS", 0.3)
+def test_a_message_that_hangs_is_waited_for_and_no_longer(node: Node) -> None:
+    node.made.remake(pace=Pace(message_seconds=0.3))
     with receiver() as received:
         received.slow = True
         notified(node, received.url)

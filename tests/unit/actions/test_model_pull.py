@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.tree import Tree
@@ -74,9 +75,9 @@ class Machine:
             "HF_ENDPOINT": hub.endpoint,
         }
 
-    def pull(self, *words: str, **env: str) -> Done:
+    def pull(self, *words: str, **given: Any) -> Done:
         """In this process, by the client as it was imported."""
-        return sparkd("model", "pull", *words, **{"config": self.env["SPARKD_CONFIG"], **self.env, **env})
+        return sparkd("model", "pull", *words, **{"config": self.env["SPARKD_CONFIG"], **self.env, **given})
 
     def start(self, *words: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
         """In a process of its own."""
@@ -194,8 +195,7 @@ def test_much_is_confirmed_on_a_terminal(
     ours, theirs = pty.openpty()
     os.write(ours, answer.encode())
     with os.fdopen(theirs) as terminal:
-        monkeypatch.setattr(sys, "stdin", terminal)
-        done = machine.pull(REPO, *words)
+        done = machine.pull(REPO, *words, stdin=terminal)
     os.close(ours)
     assert (done.returncode, machine.folder.exists()) == (0, downloads)
     assert ("download it? [Y/n]" in done.stdout) is not bool(words)

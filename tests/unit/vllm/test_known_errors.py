@@ -1,7 +1,7 @@
 """Known errors by the lines of those who met them; safe and fast on lines that a client made."""
 
+import io
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -162,17 +162,15 @@ def test_lines_of_the_kernel_are_explained_by_its_own_table_with_the_action(line
         ("tp2-worker", "no error that sparkd knows"),
     ],
 )
-def test_whole_logs_are_explained_on_stdin(log: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (LOGS / f"{log}.log").open("rb") as file:
-        monkeypatch.setattr(sys, "stdin", file)
-        done = sparkd("explain", "-")
+def test_whole_logs_are_explained_on_stdin(log: str, said: str) -> None:
+    with (LOGS / f"{log}.log").open() as file:
+        done = sparkd("explain", "-", stdin=file)
     assert (done.returncode, done.stderr) == (0, "")
     assert said in done.stdout
 
 
-def test_a_closed_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)  # what Python makes of <&-
-    done = sparkd("explain")
+def test_a_closed_stdin_is_named() -> None:
+    done = sparkd("explain", stdin=None)
     assert (done.returncode, done.stderr.splitlines()[0].startswith("sparkd: there is no stdin")) == (2, True)
 
 
@@ -188,13 +186,12 @@ def test_a_line_is_explained_with_meaning_remedy_and_source() -> None:
     assert sparkd("explain", "all is well").stdout == "no error that sparkd knows; it may still be one\n"
 
 
-def test_what_is_on_stdin_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_on_stdin_is_bounded_and_counted() -> None:
     text = b"ModuleNotFoundError: No module named 'deep_gemm'\n" * 3 + b"\xff\x00" * LINE_LIMIT_BYTES
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile() as file, io.TextIOWrapper(file) as stdin:
         file.write(text)
         file.seek(0)
-        monkeypatch.setattr(sys, "stdin", file)
-        shown = sparkd("explain").stdout
+        shown = sparkd("explain", stdin=stdin).stdout
     assert "'deep_gemm' (3 lines)" in shown
 
 

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import sparkd
+from tests.unit.event_log import EventLog
 from tests.unit.http_receivers import Receiver, receiver
 from tests.unit.node_reports import HEAD
 from tests.unit.nodes import until
@@ -37,24 +38,9 @@ FAILED = replace(SERVING, phase=Phase.FAILED, message="api_key=hunter2 ended", c
 LOST = Notice("lost", "spark1", "gone", at=time.time())
 
 
-class Log:
-    """What would be in the journal."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, dict[str, object]]] = []
-
-    def info(self, event: str, **fields: object) -> None:
-        self.lines.append((event, fields))
-
-    warning = error = info
-
-    def names(self) -> list[str]:
-        return [name for name, _ in self.lines]
-
-
 @pytest.fixture
-def log() -> Log:
-    return Log()
+def log() -> EventLog:
+    return EventLog()
 
 
 @pytest.fixture
@@ -75,7 +61,7 @@ def program(tree: Tree, *lines: str, mode: int = 0o755) -> Notify:
     return Notify(command=PROGRAM)
 
 
-def outbox(tree: Tree, settings: Notify, log: Log, **pace: Any) -> Outbox:
+def outbox(tree: Tree, settings: Notify, log: EventLog, **pace: Any) -> Outbox:
     made = Outbox(Host(tree.root), settings, log, os.getuid(), **pace)
     assert made.open(wait=False)
     return made
@@ -87,7 +73,7 @@ def stored(tree: Tree) -> NotifyState:
     return found
 
 
-def test_a_message_is_sent_once_and_by_no_later_process(tree: Tree, near: Receiver, log: Log) -> None:
+def test_a_message_is_sent_once_and_by_no_later_process(tree: Tree, near: Receiver, log: EventLog) -> None:
     one = outbox(tree, webhook(tree, near.url), log)
     one.record(replace(one.state, serving=True), (LOST,))
     assert [queued.notice for queued in stored(tree).queue] == [LOST], "on disk before it is sent"
@@ -98,7 +84,7 @@ def test_a_message_is_sent_once_and_by_no_later_process(tree: Tree, near: Receiv
     assert log.names() == ["notify.message.sent"]
 
 
-def test_what_could_not_be_sent_is_sent_by_the_next_process(tree: Tree, log: Log) -> None:
+def test_what_could_not_be_sent_is_sent_by_the_next_process(tree: Tree, log: EventLog) -> None:
     with reserved_port() as number:
         settings = webhook(tree, f"http://127.0.0.1:{number}/")
         with closing(outbox(tree, settings, log)) as first:
@@ -113,7 +99,7 @@ def test_what_could_not_be_sent_is_sent_by_the_next_process(tree: Tree, log: Log
         assert len(late.bodies) == 1
 
 
-def test_one_process_sends_at_a_time(tree: Tree, near: Receiver, log: Log) -> None:
+def test_one_process_sends_at_a_time(tree: Tree, near: Receiver, log: EventLog) -> None:
     settings = webhook(tree, near.url)
     first = outbox(tree, settings, log)
     second = Outbox(Host(tree.root), settings, log, os.getuid())
@@ -123,7 +109,7 @@ def test_one_process_sends_at_a_time(tree: Tree, near: Receiver, log: Log) -> No
         assert second.open(wait=True), "an agent sends once `sparkd notify flush` has ended"
 
 
-def test_a_failing_receiver_is_tried_again_later_and_each_time_later(tree: Tree, near: Receiver, log: Log) -> None:
+def test_a_failing_receiver_is_tried_again_later_and_each_time_later(tree: Tree, near: Receiver, log: EventLog) -> None:
     near.status = 500
     one = outbox(tree, webhook(tree, near.url), log, retry_seconds=(0.05, 1.0))
     one.record(one.state, (LOST, replace(LOST, text="second")))
@@ -138,7 +124,7 @@ def test_a_failing_receiver_is_tried_again_later_and_each_time_later(tree: Tree,
     assert stored(tree).queue == ()
 
 
-def test_a_message_that_the_receiver_refuses_holds_up_no_other(tree: Tree, near: Receiver, log: Log) -> None:
+def test_a_message_that_the_receiver_refuses_holds_up_no_other(tree: Tree, near: Receiver, log: EventLog) -> None:
     near.status = 400
     one = outbox(tree, webhook(tree, near.url), log)
     one.record(one.state, (LOST, LOST))
@@ -147,7 +133,9 @@ def test_a_message_that_the_receiver_refuses_holds_up_no_other(tree: Tree, near:
     assert log.names() == ["notify.message.failed"]
 
 
-def test_a_way_that_fails_keeps_no_other_from_sending(tree: Tree, near: Receiver, log: Log, tmp_path: Path) -> None:
+def test_a_way_that_fails_keeps_no_other_from_sending(
+    tree: Tree, near: Receiver, log: EventLog, tmp_path: Path
+) -> None:
     settings = program(tree, "exit 1").model_copy(update={"webhook_file": URL_FILE})
     webhook(tree, near.url)
     one = outbox(tree, settings, log)
@@ -156,7 +144,7 @@ def test_a_way_that_fails_keeps_no_other_from_sending(tree: Tree, near: Receiver
     assert (len(near.bodies), [queued.ways for queued in stored(tree).queue]) == (1, [("command",)])
 
 
-def test_what_was_dropped_is_said_in_the_next_message(tree: Tree, near: Receiver, log: Log) -> None:
+def test_what_was_dropped_is_said_in_the_next_message(tree: Tree, near: Receiver, log: EventLog) -> None:
     one = outbox(tree, webhook(tree, near.url), log)
     many = tuple(Notice("needs-person", "spark1", str(number), at=time.time()) for number in range(QUEUE_LIMIT + 3))
     one.record(one.state, many)
@@ -166,7 +154,7 @@ def test_what_was_dropped_is_said_in_the_next_message(tree: Tree, near: Receiver
     assert texts[:2] == ["3 (3 earlier messages were dropped)", "4"]
 
 
-def test_a_full_disk_keeps_no_message_from_being_sent(tree: Tree, near: Receiver, log: Log) -> None:
+def test_a_full_disk_keeps_no_message_from_being_sent(tree: Tree, near: Receiver, log: EventLog) -> None:
     one = outbox(tree, webhook(tree, near.url), log)
     (tree.root / "var/lib/sparkd" / FILE.name).mkdir()  # no file can take its place
     one.record(one.state, (LOST,))
@@ -176,7 +164,7 @@ def test_a_full_disk_keeps_no_message_from_being_sent(tree: Tree, near: Receiver
     assert log.names() == ["notify.message.failed", "notify.message.sent"], "logged once"
 
 
-def test_events_that_are_not_wanted_are_not_queued(tree: Tree, near: Receiver, log: Log) -> None:
+def test_events_that_are_not_wanted_are_not_queued(tree: Tree, near: Receiver, log: EventLog) -> None:
     one = outbox(tree, webhook(tree, near.url, events=("lost",)), log)
     one.record(one.state, (replace(LOST, event="serving"), LOST))
     assert [queued.notice.event for queued in stored(tree).queue] == ["lost"]
@@ -253,11 +241,11 @@ def test_a_program_in_a_folder_of_others_is_not_run(tree: Tree) -> None:
         run(tree, settings)
 
 
-def start(tree: Tree, settings: Notify, log: Log) -> Any:
+def start(tree: Tree, settings: Notify, log: EventLog) -> Any:
     return start_notifications(Host(tree.root), settings, log, os.getuid())
 
 
-def test_the_agents_reports_become_messages_without_secrets(tree: Tree, near: Receiver, log: Log) -> None:
+def test_the_agents_reports_become_messages_without_secrets(tree: Tree, near: Receiver, log: EventLog) -> None:
     take = start(tree, webhook(tree, near.url), log)
     reporter = Reporter(SERVING, (take,), Redaction(("hunter2",)))
     began = time.monotonic()
@@ -271,7 +259,7 @@ def test_the_agents_reports_become_messages_without_secrets(tree: Tree, near: Re
     until(lambda: stored(tree).queue == ())
 
 
-def test_a_slow_receiver_never_holds_up_the_main_thread(tree: Tree, near: Receiver, log: Log) -> None:
+def test_a_slow_receiver_never_holds_up_the_main_thread(tree: Tree, near: Receiver, log: EventLog) -> None:
     near.slow = True
     take = start(tree, webhook(tree, near.url), log)
     take(make_public(SERVING))
@@ -282,7 +270,7 @@ def test_a_slow_receiver_never_holds_up_the_main_thread(tree: Tree, near: Receiv
     assert time.monotonic() - began < 0.5
 
 
-def test_an_agent_that_was_killed_is_reported_by_the_next_one(tree: Tree, near: Receiver, log: Log) -> None:
+def test_an_agent_that_was_killed_is_reported_by_the_next_one(tree: Tree, near: Receiver, log: EventLog) -> None:
     settings = webhook(tree, near.url)
     with closing(outbox(tree, settings, log)) as first:
         first.record(NotifyState(serving=True, recipe="tiny", incarnation="e"), ())
@@ -330,7 +318,7 @@ def test_with_a_configuration_that_cannot_be_read_the_last_one_counts(tree: Tree
     assert len(near.bodies) == 1
 
 
-def test_the_queue_of_a_way_that_is_no_longer_configured_is_dropped(tree: Tree, near: Receiver, log: Log) -> None:
+def test_the_queue_of_a_way_that_is_no_longer_configured_is_dropped(tree: Tree, near: Receiver, log: EventLog) -> None:
     settings = webhook(tree, near.url)
     tree.file(FILE.path, FILE.encode(NotifyState(queue=(Queued(LOST, ("command",)),))))
     one = outbox(tree, settings, log)
@@ -338,7 +326,7 @@ def test_the_queue_of_a_way_that_is_no_longer_configured_is_dropped(tree: Tree, 
     assert stored(tree).queue == ()
 
 
-def test_a_state_that_cannot_be_read_is_reported_and_begun_again(tree: Tree, near: Receiver, log: Log) -> None:
+def test_a_state_that_cannot_be_read_is_reported_and_begun_again(tree: Tree, near: Receiver, log: EventLog) -> None:
     settings = webhook(tree, near.url)
     tree.file(FILE.path, "{")
     assert outbox(tree, settings, log).state == NotifyState()

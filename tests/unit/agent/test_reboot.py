@@ -208,26 +208,28 @@ def test_a_unit_that_is_still_starting_may(node: Node, programs: Programs) -> No
     assert node.requests_reboot()
 
 
-def test_a_requested_stop_reboots_nothing(node: Node) -> None:
+@pytest.fixture
+def stoppable(node: Node) -> Iterator[Node]:
+    """A signal requests its stop."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     node.made.agent.loop.listen()
+    yield node
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_requested_stop_reboots_nothing(stoppable: Node) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-    assert not node.requests_reboot()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    assert node.refusal == "a stop was requested"
+    assert not stoppable.requests_reboot()
+    assert stoppable.refusal == "a stop was requested"
 
 
-def test_a_stop_that_comes_during_the_last_look_reboots_nothing(node: Node, programs: Programs) -> None:
+def test_a_stop_that_comes_during_the_last_look_reboots_nothing(stoppable: Node, programs: Programs) -> None:
     """As `kill` by hand, for which systemd has no job."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    node.made.agent.loop.listen()
     note_calls(programs, f"$(test -e {programs.folder}/first && kill -TERM {os.getpid()}; >{programs.folder}/first)")
-    assert not node.requests_reboot()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    assert node.refusal == "a stop was requested"
-    assert REBOOT not in node.calls
+    assert not stoppable.requests_reboot()
+    assert stoppable.refusal == "a stop was requested"
+    assert REBOOT not in stoppable.calls
 
 
 def test_disks_that_hang_do_not_hold_the_reboot(node: Node) -> None:

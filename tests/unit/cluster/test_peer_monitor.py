@@ -164,13 +164,16 @@ def test_a_proof_expires_and_the_next_one_may_fail() -> None:
         monitor.check()
 
 
-def test_no_token_ends_the_run_at_the_timeout_and_not_before() -> None:
-    peers, engine, monitor = tracked(1)
-    peers[1].silent(LATE)
+@pytest.mark.parametrize("proof_ends", [False, True])
+def test_no_token_ends_the_run_at_the_timeout_and_not_before(proof_ends: bool) -> None:
+    peers, engine, monitor = tracked(0)
+    if proof_ends:
+        monitor.prove_by(lambda _seconds: token(), 2 * TIMEOUT_SECONDS)
+    peers[0].silent(LATE)
     monitor.check()
     engine.makes(False)
     monitor.check()
-    peers[1].silent(OVER)
+    peers[0].silent(OVER)
     with pytest.raises(PeerLostError, match="has been silent for 1001 s, and the engine does not answer"):
         monitor.check()
 
@@ -194,17 +197,6 @@ def test_a_proof_with_an_end_holds_a_silence_until_then_and_the_return_of_an_age
             peers[0].status = replace(peers[0].status, contact=Contact.REFUSED)
             monitor.check()
             assert monitor.trouble.endswith("its rank serves: the next one is awaited for 30 s")
-
-
-def test_a_proof_with_an_end_that_fails_holds_no_silence() -> None:
-    peers, engine, monitor = tracked(0)
-    monitor.prove_by(lambda _seconds: token(), 2 * TIMEOUT_SECONDS)
-    peers[0].silent(LATE)
-    monitor.check()
-    engine.makes(False)
-    peers[0].silent(OVER)
-    with pytest.raises(PeerLostError, match="has been silent for 1001 s, and the engine does not answer"):
-        monitor.check()
 
 
 def test_a_timeout_beyond_the_end_of_a_proof_stays_as_it_is() -> None:

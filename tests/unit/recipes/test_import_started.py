@@ -541,11 +541,7 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
                        "GroupAdd": ["video"], "PidMode": "host", "ExtraHosts": ["a:1.2.3.4"], "CpusetCpus": "",
                        "PortBindings": {"8000/tcp": [{"HostIp": "", "HostPort": "9000"}]}},
     }  # fmt: skip
-    tree.file("/run/docker.pid", "7")
-    tree.process(7, "dockerd", opened=("socket:[5]",))
-    tree.file("/proc/7/comm", "dockerd\n")
-    tree.file("/proc/net/unix", "Num RefCount Protocol Flags Type St Inode Path\n"
-              "0: 2 0 00010000 0001 01 5 /run/docker.sock\n")  # fmt: skip
+    tree.dockerd()
     tree.docker("/containers/vllm/json", detail)
     tree.docker("/images/sha256:1/json", own)
     tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:1"})

@@ -3,10 +3,10 @@
 import io
 import os
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from types import EllipsisType
 from typing import IO
 
 import pytest
@@ -24,21 +24,22 @@ class Done:
     stderr: str
 
 
-def sparkd(
-    *words: str, config: Path | str = "/dev/null/none", stdin: IO[str] | EllipsisType | None = ..., **env: str
-) -> Done:
-    """What a person gets who says these words, with no other SPARKD_* in the environment than these.
+@contextmanager
+def stdin_of(file: IO[str] | None) -> Iterator[None]:
+    """The standard input of a command line; None where it is closed, as by <&-."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", file)
+        yield
 
-    `stdin`: None where it is closed, as by <&-; the test's own where it is not given.
-    """
+
+def sparkd(*words: str, config: Path | str = "/dev/null/none", **env: str) -> Done:
+    """What a person gets who says these words, with no other SPARKD_* in the environment than these."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         for name in [name for name in os.environ if name.startswith("SPARKD_")]:
             patch.delenv(name)
         for name, value in {"SPARKD_CONFIG": str(config), **env}.items():
             patch.setenv(name, value)
-        if stdin is not ...:
-            patch.setattr(sys, "stdin", stdin)
         try:
             code = main.main([*words])
         except SystemExit as ended:  # argparse

@@ -8,11 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.tree import Tree
-from tests.unit.commands import INTERRUPTIBLE, Done, sparkd
+from tests.unit.commands import INTERRUPTIBLE, Done, sparkd, stdin_of
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
 from tests.unit.nodes import until
 
@@ -75,9 +74,9 @@ class Machine:
             "HF_ENDPOINT": hub.endpoint,
         }
 
-    def pull(self, *words: str, **given: Any) -> Done:
+    def pull(self, *words: str, **env: str) -> Done:
         """In this process, by the client as it was imported."""
-        return sparkd("model", "pull", *words, **{"config": self.env["SPARKD_CONFIG"], **self.env, **given})
+        return sparkd("model", "pull", *words, **{"config": self.env["SPARKD_CONFIG"], **self.env, **env})
 
     def start(self, *words: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
         """In a process of its own."""
@@ -194,8 +193,8 @@ def test_much_is_confirmed_on_a_terminal(
     monkeypatch.setattr(model, "CONFIRM_BYTES", sum(map(len, hub.files.values())) - 1)
     ours, theirs = pty.openpty()
     os.write(ours, answer.encode())
-    with os.fdopen(theirs) as terminal:
-        done = machine.pull(REPO, *words, stdin=terminal)
+    with os.fdopen(theirs) as terminal, stdin_of(terminal):
+        done = machine.pull(REPO, *words)
     os.close(ours)
     assert (done.returncode, machine.folder.exists()) == (0, downloads)
     assert ("download it? [Y/n]" in done.stdout) is not bool(words)

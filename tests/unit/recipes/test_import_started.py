@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.commands import sparkd
+from tests.unit.commands import stdin_of
 
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -571,7 +571,8 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sparkd("recipe", "import", "-", "--write", str(tmp_path), stdin=io.StringIO(f"{LINE}\n")).returncode == 0
+    with stdin_of(io.StringIO(f"{LINE}\n")):
+        assert main.main(["recipe", "import", "-", "--write", str(tmp_path)]) == 0
     assert load_recipe(str(tmp_path / "m.yaml"), []).recipe.model.repo == "org/m"
     (tmp_path / "bare.sh").write_text("vllm serve org/bare --seed 1\n")
     assert main.main(["recipe", "import", str(tmp_path / "bare.sh")]) == 78
@@ -753,10 +754,10 @@ def test_the_token_is_there_before_the_model_is_pulled_with_it(name: str, tmp_pa
     assert steps[pull].endswith(f"m.yaml --token-file /etc/sparkd/{name.lower()}")
 
 
-def test_a_text_that_is_cut_off_is_refused() -> None:
-    done = sparkd("recipe", "import", "-", stdin=io.StringIO(f"{LINE} " + "#" * (1 << 20)))
-    assert done.returncode == 78
-    assert "standard input: is larger" in done.stderr
+def test_a_text_that_is_cut_off_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with stdin_of(io.StringIO(f"{LINE} " + "#" * (1 << 20))):
+        assert main.main(["recipe", "import", "-"]) == 78
+    assert "standard input: is larger" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

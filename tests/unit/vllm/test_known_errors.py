@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import ValidationError, toml
-from tests.unit.commands import sparkd
+from tests.unit.commands import sparkd, stdin_of
 
 from sparkd.base.host.kernel_events import parse_printed
 from sparkd.base.vllm.known_errors import GAP, PORT_IN_USE, TABLE, KnownErrors, explain
@@ -163,14 +163,15 @@ def test_lines_of_the_kernel_are_explained_by_its_own_table_with_the_action(line
     ],
 )
 def test_whole_logs_are_explained_on_stdin(log: str, said: str) -> None:
-    with (LOGS / f"{log}.log").open() as file:
-        done = sparkd("explain", "-", stdin=file)
+    with (LOGS / f"{log}.log").open() as file, stdin_of(file):
+        done = sparkd("explain", "-")
     assert (done.returncode, done.stderr) == (0, "")
     assert said in done.stdout
 
 
 def test_a_closed_stdin_is_named() -> None:
-    done = sparkd("explain", stdin=None)
+    with stdin_of(None):
+        done = sparkd("explain")
     assert (done.returncode, done.stderr.splitlines()[0].startswith("sparkd: there is no stdin")) == (2, True)
 
 
@@ -191,7 +192,8 @@ def test_what_is_on_stdin_is_bounded_and_counted() -> None:
     with tempfile.TemporaryFile() as file, io.TextIOWrapper(file) as stdin:
         file.write(text)
         file.seek(0)
-        shown = sparkd("explain", stdin=stdin).stdout
+        with stdin_of(stdin):
+            shown = sparkd("explain").stdout
     assert "'deep_gemm' (3 lines)" in shown
 
 

@@ -144,15 +144,17 @@ def test_broken_toml_is_no_reason_to_loop(spark: SparkdNode) -> None:
     stays_down(spark)
 
 
-def test_an_unknown_key_is_answered_with_the_nearest(spark: SparkdNode) -> None:
-    spark.node.write("/etc/sparkd/sparkd.toml", CONFIGURATION + "stop_grace_second = 5\n")
-    assert "stop_grace_seconds" in refused(spark, 78)
-    stays_down(spark)
-
-
-def test_an_unknown_recipe_is_answered_with_the_nearest(spark: SparkdNode) -> None:
-    spark.node.write("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpi"\n')
-    assert "tiny-cpu" in refused(spark, 78)
+@pytest.mark.parametrize(
+    ("settings", "nearest"),
+    [
+        (CONFIGURATION + "stop_grace_second = 5\n", "stop_grace_seconds"),
+        ('[engine]\nrecipe = "tiny-cpi"\n', "tiny-cpu"),
+    ],
+    ids=["key", "recipe"],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(spark: SparkdNode, settings: str, nearest: str) -> None:
+    spark.node.write("/etc/sparkd/sparkd.toml", settings)
+    assert nearest in refused(spark, 78)
     stays_down(spark)
 
 

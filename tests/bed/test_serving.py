@@ -68,12 +68,6 @@ def serving(spark: SparkdNode) -> SparkdNode:
     return spark
 
 
-def test_installing_starts_and_enables_nothing(spark: SparkdNode) -> None:
-    for unit in (HEAD, "sparkd-worker"):
-        assert spark.node.run("systemctl", "is-enabled", unit, check=False).stdout.strip() == "disabled"
-        assert spark.node.run("systemctl", "is-active", unit, check=False).stdout.strip() == "inactive"
-
-
 def test_a_cold_start_blocks_until_a_completion_works(spark: SparkdNode) -> None:
     seen: list[str] = []
     with spark.starting() as start:

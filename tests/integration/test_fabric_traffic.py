@@ -126,8 +126,7 @@ def test_a_stranger_that_takes_the_place_of_the_other_node_is_named_and_gone_at_
     found = run("""
         nodes("200mbit")
         from sparkd.tools.measure import traffic_programs as programs
-        programs.LISTEN_SECONDS["iperf3"] = 5.0
-        process = programs.listen(programs.tcp_command("127.0.0.1"))
+        process = programs.listen(programs.tcp_command("127.0.0.1"), 5.0)
         while True:
             try:
                 stranger = socket.create_connection(("127.0.0.1", 29513))

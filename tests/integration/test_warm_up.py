@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -23,7 +24,7 @@ from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import Phase
 from sparkd.base.vllm import warm_up as module
 from sparkd.base.vllm.api import Endpoint
-from sparkd.base.vllm.warm_up import Compiled, Limits, Result, warm_up
+from sparkd.base.vllm.warm_up import Compiled, Limits, Result
 
 PROGRAM = Path(__file__).parent / "programs/endpoint_alike.py"
 LIMITS = Limits(batch_tokens=2048, requests=8, context_tokens=4096)
@@ -37,9 +38,8 @@ NODE = "10.77.0.2"
 SMALL = ("engine.args.max-num-seqs = 8", "engine.args.max-num-batched-tokens = 2048")
 
 
-@pytest.fixture(autouse=True)
-def no_reports_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)
+warm_up = partial(module.warm_up, settle_seconds=0.0)
+"""Of an engine that has no reports to be waited for."""
 
 
 @contextmanager

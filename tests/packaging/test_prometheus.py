@@ -4,7 +4,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from itertools import count
@@ -294,8 +294,12 @@ def test_an_alert_comes_after_its_delay_and_not_before(tmp_path: Path, alert: st
             "exp_alerts": [{"exp_labels": labels, "exp_annotations": annotations}],
         },
     ]
-    file = tmp_path / "test.yaml"
-    suite = {"interval": "1m", "input_series": named, "alert_rule_test": tests}
+    run_rules(tmp_path, named, tests)
+
+
+def run_rules(folder: Path, series: Sequence[object], expected: Sequence[object]) -> None:
+    suite = {"interval": "1m", "input_series": series, "alert_rule_test": expected}
+    file = folder / "test.yaml"
     file.write_text(json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [suite]}))
     promtool("test", "rules", str(file))
 
@@ -334,7 +338,4 @@ def test_an_alert_of_the_engine_comes_after_its_delay_and_not_before(tmp_path: P
         {"eval_time": f"{due - 1}m", "alertname": alert, "exp_alerts": []},
         {"eval_time": f"{due}m", "alertname": alert, "exp_alerts": [firing]},
     ]
-    file = tmp_path / "test.yaml"
-    suite = {"interval": "1m", "input_series": named, "alert_rule_test": tests}
-    file.write_text(json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [suite]}))
-    promtool("test", "rules", str(file))
+    run_rules(tmp_path, named, tests)

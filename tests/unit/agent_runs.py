@@ -19,6 +19,7 @@ from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.bootstrap import build_agent
+from sparkd.agent.daemon.context import Agent, Pace
 from sparkd.agent.daemon.run import run
 from sparkd.agent.preflight.runner import IDS
 from sparkd.base.host import Host
@@ -50,6 +51,7 @@ class World:
 
     def __init__(self, tree: Tree, port: int) -> None:
         self.port = port
+        self.pace = Pace()
         self.last_words = BOOM
         self.tree = Tree(Path(machine(tree, 0).files.root))
         self.requests: list[str] = []
@@ -138,11 +140,12 @@ def open_world(kind: Callable[[Tree, int], W], reply: Callable[[str, str], Reply
             world.rank.wait()
 
 
-def run_agent(world: World, role: str = "head") -> tuple[ExitCode, str]:
+def run_agent(world: World, role: str = "head", run: Callable[[Agent], ExitCode] = run) -> tuple[ExitCode, str]:
     """Run an agent as `sparkd run` does; its exit code, and the journal."""
 
     def work(loop: MainLoop, notifier: Notifier, journal: Journal) -> ExitCode:
-        agent = build_agent(role, loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
+        log = ProcessLog(journal.put)
+        agent = build_agent(role, loop, notifier, journal, log, {}, world.tree.root, world.pace)
         try:
             return run(agent)
         finally:

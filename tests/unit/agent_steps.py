@@ -5,11 +5,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tests.unit.cluster_nodes import AgentUnderTest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.peer_wait import RANKS_SECONDS, join_epoch, wait_for_peers
+from sparkd.base.config import Settings
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import SparkdError
 
@@ -61,6 +63,17 @@ def running_steps(agent: AgentUnderTest, steps: Callable[[Agent], object]) -> It
 def wait_and_join(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
     wait_for_peers(agent)
     join_epoch(agent, ranks_seconds)
+
+
+@contextmanager
+def joined_worker(tree: Tree, configured: Settings) -> Iterator[AgentUnderTest]:
+    """Rank 1, in the epoch of a head that calls."""
+    with agent_under_test(tree, 1, configured) as worker:
+        worker.set_plan("d")
+        with running_steps(worker, wait_and_join) as walk:
+            assert walk.join() is None
+        worker.ended.clear()
+        yield worker
 
 
 def wait_while_blocked(agent: Agent) -> None:

@@ -2,9 +2,12 @@
 
 import io
 import os
-from contextlib import redirect_stderr, redirect_stdout
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -19,6 +22,14 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
+
+
+@contextmanager
+def stdin_of(file: IO[str] | None) -> Iterator[None]:
+    """The standard input of a command line; None where it is closed, as by <&-."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", file)
+        yield
 
 
 def sparkd(*words: str, config: Path | str = "/dev/null/none", **env: str) -> Done:

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,9 +79,17 @@ def said(tmp_path: Path) -> Iterator[Said]:
         thread.join()
 
 
-@pytest.fixture
-def no_thread() -> Iterator[None]:
+@contextmanager
+def without_threads() -> Iterator[None]:
     """No thread can be started: its stack would be larger than the machine."""
     before = threading.stack_size(1 << 46)
-    yield
-    threading.stack_size(before)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+@pytest.fixture
+def no_thread() -> Iterator[None]:
+    with without_threads():
+        yield

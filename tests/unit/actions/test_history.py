@@ -56,15 +56,10 @@ def test_rows_are_read_back_in_their_order_and_replaced_by_their_ids(files: File
     assert sorted(os.listdir(path.parent)) == [".history.db.lock", "history.db"]
 
 
-def test_totals_count_each_launch_and_end_once_and_outlive_the_rows(
-    files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history, "ROWS_KEPT", 3)
-    for number in range(5):
-        history.write(files, replace(LAUNCH, id=str(number)))
-        history.write(files, replace(ENDED, id=str(number)))
-        history.write(files, replace(ENDED, id=str(number)))
-    history.write(files, replace(LAUNCH, id="last"))
+def test_totals_count_each_launch_and_end_once_and_outlive_the_rows(files: Files) -> None:
+    rows = [replace(row, id=str(number)) for number in range(5) for row in (LAUNCH, ENDED, ENDED)]
+    for row in (*rows, replace(LAUNCH, id="last")):
+        history.write(files, row, limits=history.Limits(rows=3))
     assert history.read_totals(files) == {"launches": 6, "ends.engine-ended": 5}
     assert [one.id for one in history.read(files)] == ["3", "4", "last"]
     history.close_open(files, End("killed", cause="agent-killed"))
@@ -78,7 +73,7 @@ def test_large_rows_leave_the_file_bounded(files: Files, path: Path) -> None:
         history.write(files, replace(LAUNCH, id=str(number), facts=facts))
     kept = history.read(files)
     assert kept[-1].id == "119"
-    assert path.stat().st_size < history.BYTES_KEPT * 1.5
+    assert path.stat().st_size < history.LIMITS.kind_bytes * 1.5
     history.write(files, replace(LAUNCH, id="huge", facts=Facts({"x": "x" * history.ROW_BYTES}, {}, {})))
     assert history.read(files)[-1] == replace(LAUNCH, id="huge", facts=Facts({}, {}, {}))
 
@@ -229,12 +224,11 @@ def test_an_end_that_came_twice_is_counted_once(files: Files) -> None:
     assert history.read_totals(files) == {"launches": 1, "ends.agent-killed": 1}
 
 
-def test_a_full_disk_is_an_error_and_loses_nothing(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_loses_nothing(files: Files) -> None:
     history.write(files, LAUNCH)
-    monkeypatch.setattr(history, "MOST_PAGES", 8)
     facts = Facts({"x": "x" * (history.ROW_BYTES - 1000)}, {}, {})
     with pytest.raises(OSError, match="full"):
-        history.write(files, replace(LAUNCH, id="b", facts=facts))
+        history.write(files, replace(LAUNCH, id="b", facts=facts), limits=history.Limits(pages=8))
     assert history.read(files) == (LAUNCH,)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.commands import INTERRUPTIBLE, Done, sparkd
+from tests.unit.commands import INTERRUPTIBLE, Done, sparkd, stdin_of
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
 from tests.unit.nodes import until
 
@@ -193,8 +193,7 @@ def test_much_is_confirmed_on_a_terminal(
     monkeypatch.setattr(model, "CONFIRM_BYTES", sum(map(len, hub.files.values())) - 1)
     ours, theirs = pty.openpty()
     os.write(ours, answer.encode())
-    with os.fdopen(theirs) as terminal:
-        monkeypatch.setattr(sys, "stdin", terminal)
+    with os.fdopen(theirs) as terminal, stdin_of(terminal):
         done = machine.pull(REPO, *words)
     os.close(ours)
     assert (done.returncode, machine.folder.exists()) == (0, downloads)

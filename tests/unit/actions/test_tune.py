@@ -381,17 +381,6 @@ def test_a_drop_in_of_somebody_elses_is_never_touched(guarded: Tree) -> None:
     assert files(guarded) == before
 
 
-def test_a_drop_in_of_somebody_elses_holds_up_no_setting(guarded: Tree, tune: Tune) -> None:
-    guarded.file(DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
-    with pytest.raises(ConfigError, match="was not written by sparkd"):
-        tune("apply", chosen=True)
-    assert (guarded.root / "proc/sys/vm/swappiness").read_text().strip() == "10"
-    with pytest.raises(ConfigError, match="was not written by sparkd"):
-        tune("revert")
-    assert (guarded.root / "proc/sys/vm/swappiness").read_text().strip() == "60"
-    assert not (guarded.root / PATH[1:]).exists()
-
-
 def test_a_setting_that_is_stuck_holds_up_no_drop_in(guarded: Tree, tune: Tune) -> None:
     tune("apply", chosen=True)
     (guarded.root / "proc/sys/vm/swappiness").unlink()

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from tests.tree import Tree
 from tests.unit.agent_runs import World, open_world
-from tests.unit.agent_steps import running_steps, wait_and_join
-from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings
+from tests.unit.agent_steps import joined_worker
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, settings
 from tests.unit.nodes import Node, node, report
 
 
@@ -27,9 +27,5 @@ def head(port: int) -> Iterator[Node]:
 @pytest.fixture
 def worker(tree: Tree, port: int, head: Node) -> Iterator[AgentUnderTest]:
     """Rank 1, in the head's epoch."""
-    with agent_under_test(tree, 1, settings(addresses(2), port)) as worker:
-        worker.set_plan("d")
-        with running_steps(worker, wait_and_join) as walk:
-            assert walk.join() is None
-        worker.ended.clear()
+    with joined_worker(tree, settings(addresses(2), port)) as worker:
         yield worker

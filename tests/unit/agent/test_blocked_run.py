@@ -4,27 +4,34 @@ import json
 import re
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.agent_runs import World, configuration, end, phases, run_agent
 from tests.unit.conftest import Said
 
-from sparkd.agent.daemon import blocked, hooks
-from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.agent.daemon.blocked import HANGS, retry_while_blocked
+from sparkd.agent.daemon.context import Agent, Pace
+from sparkd.agent.daemon.run import start
 from sparkd.agent.preflight.gate import HANG_HINT
-from sparkd.agent.preflight.runner import IDS, examine
-from sparkd.base.lib.errors import ExitCode
+from sparkd.agent.preflight.runner import IDS
+from sparkd.base.host import Host
+from sparkd.base.host.docker import AWAY, DockerFacts
+from sparkd.base.lib.endings import StopRequested
+from sparkd.base.lib.errors import BlockedError, ExitCode
 
 SCRIPT = "/srv/scripts/rank.sh"
 
 
+PACE = Pace(retry_seconds=(300.0,), look_seconds=0.05, look_share=1)
+"""It looks again fast, and without a change tries again in minutes."""
+
+
 @pytest.fixture
-def ghost(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world whose engine.script does not exist. It looks again fast, and without a change tries again in minutes."""
-    monkeypatch.setattr(blocked, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(blocked, "LOOK_SHARE", 1)
-    monkeypatch.setattr(blocked, "RETRY_SECONDS", (300.0,))
+def ghost(world: World) -> World:
+    """A world whose engine.script does not exist."""
+    world.pace = PACE
     world.tree.file("/etc/sparkd/sparkd.toml", configuration(world.port, SCRIPT, ("script-paths",)))
     return world
 
@@ -46,70 +53,74 @@ def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(ghost: Wo
     )
 
 
-def ends_after(tries: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Ends the run with this try; when each began."""
-    times: list[float] = []
+class Tries:
+    """Steps that a run is to take, and when each try of them began. The run is stopped with the last one."""
 
-    def examined(*values: Any) -> Any:
-        times.append(time.monotonic())
-        if len(times) == tries:
+    def __init__(self, count: int, steps: Callable[[Agent], object]) -> None:
+        self.times: list[float] = []
+        self._count, self._steps = count, steps
+
+    def run(self, agent: Agent) -> ExitCode:
+        with pytest.raises(StopRequested):
+            retry_while_blocked(agent, self._begin)
+        return ExitCode.GOOD
+
+    def _begin(self, agent: Agent) -> object:
+        self.times.append(time.monotonic())
+        if len(self.times) == self._count:
             end()
-        return examine(*values)
-
-    monkeypatch.setattr("sparkd.agent.preflight.gate.examine", examined)
-    return times
+        return self._steps(agent)
 
 
-def test_an_hour_blocked_is_few_lines_and_no_container(ghost: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocked, "RETRY_SECONDS", (0.01,))
+def test_an_hour_blocked_is_few_lines_and_no_container(ghost: World) -> None:
+    ghost.pace = replace(PACE, retry_seconds=(0.01,))
     ghost.tree.file("/etc/sparkd/sparkd.toml", configuration(ghost.port, SCRIPT, tuple(IDS)))
-    ends_after(20, monkeypatch)  # an hour has some 14 tries
-    code, journal = run_agent(ghost)
-    assert code is ExitCode.GOOD, journal
+    _, journal = run_agent(ghost, run=Tries(20, start).run)  # an hour has some 14 tries
+    assert journal.count("agent.run.blocked") == 1
     assert len(journal.splitlines()) <= 60
     assert all(request.startswith("GET ") for request in ghost.requests)
 
 
-def test_what_no_check_sees_is_tried_again_at_its_own_pace(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocked, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(blocked, "RETRY_SECONDS", (0.1, 0.6))
-    world.tree.file("/etc/sparkd/preflight.d/10-site", "#!/bin/sh\nexit 1\n", mode=0o755)
-    finding = Finding("hook:10-site", Verdict(Level.BLOCK, "no"), {}, 0.0)
-    monkeypatch.setattr(hooks, "run_hooks", lambda *_: (finding,))
-    times = ends_after(3, monkeypatch)
-    code, journal = run_agent(world)
-    assert code is ExitCode.GOOD, journal
-    assert times[1] - times[0] >= 0.1
-    assert times[2] - times[1] >= 0.6
+def test_what_no_check_sees_is_tried_again_at_its_own_pace(world: World) -> None:
+    world.pace = Pace(retry_seconds=(0.1, 0.6), look_seconds=0.1)
+
+    def run_hook(_agent: Agent) -> None:
+        raise BlockedError("hook:10-site: no", checks=("hook:10-site",))
+
+    tries = Tries(3, run_hook)
+    run_agent(world, run=tries.run)
+    first, second, third = tries.times
+    assert second - first >= 0.1
+    assert third - second >= 0.6
 
 
-def test_a_look_that_hangs_is_the_only_one_and_its_end_is_a_change(
-    ghost: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocked, "HANG_SECONDS", 0.05)
-    monkeypatch.setattr(blocked, "RETRY_SECONDS", (0.05,))
-    released, looks = threading.Event(), list[float]()
+def test_a_look_that_hangs_is_the_only_one_and_its_end_is_a_change(world: World) -> None:
+    world.pace = replace(PACE, retry_seconds=(0.05,), hang_seconds=0.05)
+    released, counted = threading.Event(), list[tuple[int, int]]()
 
-    def hanging(*values: Any) -> Any:
-        looks.append(time.monotonic())
+    def docker() -> DockerFacts:
         released.wait(10)
-        return examine(*values)
+        return AWAY
 
-    monkeypatch.setattr("sparkd.agent.daemon.blocked.examine", hanging)
-    tries = ends_after(2, monkeypatch)
+    def refuse(_agent: Agent) -> None:
+        raise BlockedError("stale-container: it is there", checks=("stale-container",))
+
+    tries = Tries(2, refuse)
 
     def release() -> None:
         time.sleep(1)
-        assert (len(looks), len(tries)) == (1, 1)
+        looks = [thread for thread in threading.enumerate() if thread.name == "call"]
+        counted.append((len(looks), len(tries.times)))
         released.set()
 
-    thread = ghost.once("blocked", release)
-    code, journal = run_agent(ghost)
+    thread = world.once("blocked", release)
+    _, journal = run_agent(world, run=lambda agent: tries.run(replace(agent, host=Host(world.tree.root, docker))))
     thread.join()
-    assert code is ExitCode.GOOD, journal
-    hung = [line for line in journal.splitlines() if "agent.run.blocked" in line and blocked.HANGS in line]
+    assert counted == [(1, 1)]
+    assert len(tries.times) == 2
+    hung = [line for line in journal.splitlines() if "agent.run.blocked" in line and HANGS in line]
     assert len(hung) == 1, journal
-    assert "; script-paths: " in hung[0].partition("before its end")[2], "what blocked before"
+    assert "; stale-container: " in hung[0].partition("before its end")[2], "what blocked before"
     assert HANG_HINT in hung[0]
 
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.agent_steps import running_steps, wait_and_join
-from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings
+from tests.unit.agent_steps import joined_worker
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, settings
 from tests.unit.engine_server import engine
 from tests.unit.followers import LOADING, following
 from tests.unit.nodes import Node, report, until
@@ -73,27 +73,22 @@ def test_a_head_whose_agent_hangs_is_lost_once_its_engine_does_not_answer(
 
     with engine(answer) as api_port:
         configured = settings(addresses(2), port, api_port=api_port, agent_return_seconds=returns_seconds)
-        with agent_under_test(tree, 1, configured) as worker:
-            worker.set_plan("d")
-            with running_steps(worker, wait_and_join) as walk:
-                assert walk.join() is None
-            worker.ended.clear()
-            with following(worker) as (_, _, walk):
-                head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
-                until(lambda: worker.report.phase is Phase.SERVING)
-                assert requests == []
-                head.publish_bytes(b"")  # from now on it says nothing
-                reader = worker.agent.monitor.readers[0]
-                until(lambda: reader.status.said == "it has no report yet")
-                assert reader.heard_at is not None
-                reader.heard_at -= 25.0
-                if returns_seconds:
-                    until(lambda: worker.report.message.endswith("; the engine answers"))
-                    assert (worker.report.phase, walk.over) == (Phase.DEGRADED, False)
-                    health[0] = 503
-                    reader.heard_at -= 5.0
-                until(lambda: walk.over)
-                error = walk.join()
+        with joined_worker(tree, configured) as worker, following(worker) as (_, _, walk):
+            head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
+            until(lambda: worker.report.phase is Phase.SERVING)
+            assert requests == []
+            head.publish_bytes(b"")  # from now on it says nothing
+            reader = worker.agent.monitor.readers[0]
+            until(lambda: reader.status.said == "it has no report yet")
+            assert reader.heard_at is not None
+            reader.heard_at -= 25.0
+            if returns_seconds:
+                until(lambda: worker.report.message.endswith("; the engine answers"))
+                assert (worker.report.phase, walk.over) == (Phase.DEGRADED, False)
+                health[0] = 503
+                reader.heard_at -= 5.0
+            until(lambda: walk.over)
+            error = walk.join()
     assert isinstance(error, PeerLostError)
     assert re.search(reason, error.reason), error.reason
     assert set(requests) == ({"GET /health"} if returns_seconds else set())

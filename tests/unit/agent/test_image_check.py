@@ -12,7 +12,7 @@ from tests.unit.agent_runs import REF, World, configuration, open_world, run_age
 from tests.unit.docker_server import json_response, plain
 from tests.unit.wire import http
 
-from sparkd.agent.daemon import blocked
+from sparkd.agent.daemon.context import Pace
 from sparkd.base.lib.errors import ExitCode
 from sparkd.base.state.launch_history import FILE
 
@@ -74,10 +74,9 @@ class AssertingWorld(World):
 
 
 @pytest.fixture
-def asserting(monkeypatch: pytest.MonkeyPatch) -> Iterator[AssertingWorld]:
-    monkeypatch.setattr(blocked, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(blocked, "LOOK_SHARE", 1)
+def asserting() -> Iterator[AssertingWorld]:
     with open_world(AssertingWorld) as world:
+        world.pace = Pace(look_seconds=0.05, look_share=1)
         yield world
 
 

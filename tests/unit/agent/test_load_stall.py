@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.tree import Tree
-from tests.unit.agent_steps import StepsThread, running_steps, wait_and_join
+from tests.unit.agent_steps import StepsThread, joined_worker, running_steps, wait_and_join
 from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, running, settings
 from tests.unit.engine_server import Reply, engine, models
 from tests.unit.followers import LOADING
@@ -78,16 +78,12 @@ def load(peer: Node, idle_seconds: int | None, rank: int = 0, epoch: str = "e") 
 @contextmanager
 def following(tree: Tree, port: int) -> Iterator[tuple[AgentUnderTest, subprocess.Popen[bytes], StepsThread]]:
     """Rank 1, in the head's epoch."""
-    with agent_under_test(tree, 1, settings(addresses(2), port, stall_seconds=STALL_SECONDS)) as worker:
-        worker.set_plan("d")
-        with running_steps(worker, wait_and_join) as walk:
-            assert walk.join() is None
-        worker.ended.clear()
-        with (
-            running(worker.agent, LOADING) as (rank, process),
-            running_steps(worker, lambda agent: follow_head(agent, rank)) as walk,
-        ):
-            yield worker, process, walk
+    with (
+        joined_worker(tree, settings(addresses(2), port, stall_seconds=STALL_SECONDS)) as worker,
+        running(worker.agent, LOADING) as (rank, process),
+        running_steps(worker, lambda agent: follow_head(agent, rank)) as walk,
+    ):
+        yield worker, process, walk
 
 
 def test_a_worker_that_stands_still_waits_for_a_head_that_works_and_names_itself_once_that_waits_too(

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, running, settings
+from tests.unit.conftest import without_threads
 from tests.unit.nodes import until
 
 from sparkd.agent.daemon.inquest import find_cause
@@ -238,15 +239,9 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         os.close(dying.pidfd)
 
 
-def test_a_guard_for_which_there_is_no_thread_is_none_that_the_end_of_the_rank_waits_for(
-    tree: Tree, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_thread: object) -> None:
-        raise BlockingIOError(11, "no room")
-
-    monkeypatch.setattr("sparkd.agent.engine.memory_guard.guard.start_thread", refuse)
+def test_a_guard_for_which_there_is_no_thread_is_none_that_the_end_of_the_rank_waits_for(tree: Tree, port: int) -> None:
     with agent_under_test(tree, 1, settings(addresses(2), port)) as made, running(made.agent) as (rank, _):
-        with pytest.raises(BlockingIOError):
+        with without_threads(), pytest.raises(BlockingIOError):
             rank.guard_memory(1, made.agent.events)
         end_rank(made.agent, rank)
         assert rank.rank.ended.is_set()

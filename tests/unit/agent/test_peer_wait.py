@@ -17,9 +17,8 @@ from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node, report, until
 
-from sparkd.agent.daemon import peer_wait
 from sparkd.agent.daemon.blocked import retry_while_blocked
-from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.context import Agent, Pace
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import (
@@ -176,15 +175,12 @@ def test_a_worker_goes_as_its_head_called(
 
 @pytest.mark.parametrize("names_devices", [False, True])
 @pytest.mark.parametrize("up", [True, False])
-def test_rdma_that_comes_up_while_a_node_waits_is_used(
-    worker: AgentUnderTest, up: bool, names_devices: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer_wait, "DEVICES_POLL_SECONDS", 0.1)
+def test_rdma_that_comes_up_while_a_node_waits_is_used(worker: AgentUnderTest, up: bool, names_devices: bool) -> None:
     plan, machine = worker.agent.plan, Tree(Path(worker.agent.host.files.root))
     container = plan.container.model_copy(update={"gpus": "all", "privileged": True})
     shared = (*plan.shared, *([("env.NCCL_IB_HCA", "{node.hcas}")] if names_devices else []))
     plan = replace(plan, container=container, shared=shared)
-    worker.remake(context=replace(worker.agent.context, plan=plan))
+    worker.remake(context=replace(worker.agent.context, plan=plan), pace=Pace(rdma_seconds=0.1))
     worker.agent.reporter.update(transport="tcp")
     with running_steps(worker, wait_and_join) as walk:
         await_message(worker, "waiting for 127.0.0.1")

@@ -19,7 +19,7 @@ from tests.unit.http_receivers import receiver
 from tests.unit.traffic_programs import Programs
 
 from sparkd.agent.actions import Actions
-from sparkd.agent.daemon import reboot
+from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.reboot import APART_SECONDS, find_earlier, find_session, reboot_if_due
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.agent.preflight.check import Finding, Level, Verdict, verdict
@@ -208,26 +208,28 @@ def test_a_unit_that_is_still_starting_may(node: Node, programs: Programs) -> No
     assert node.requests_reboot()
 
 
-def test_a_requested_stop_reboots_nothing(node: Node) -> None:
+@pytest.fixture
+def stoppable(node: Node) -> Iterator[Node]:
+    """A signal requests its stop."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     node.made.agent.loop.listen()
+    yield node
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_requested_stop_reboots_nothing(stoppable: Node) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
-    assert not node.requests_reboot()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    assert node.refusal == "a stop was requested"
+    assert not stoppable.requests_reboot()
+    assert stoppable.refusal == "a stop was requested"
 
 
-def test_a_stop_that_comes_during_the_last_look_reboots_nothing(node: Node, programs: Programs) -> None:
+def test_a_stop_that_comes_during_the_last_look_reboots_nothing(stoppable: Node, programs: Programs) -> None:
     """As `kill` by hand, for which systemd has no job."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    node.made.agent.loop.listen()
     note_calls(programs, f"$(test -e {programs.folder}/first && kill -TERM {os.getpid()}; >{programs.folder}/first)")
-    assert not node.requests_reboot()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    assert node.refusal == "a stop was requested"
-    assert REBOOT not in node.calls
+    assert not stoppable.requests_reboot()
+    assert stoppable.refusal == "a stop was requested"
+    assert REBOOT not in stoppable.calls
 
 
 def test_disks_that_hang_do_not_hold_the_reboot(node: Node) -> None:
@@ -258,8 +260,8 @@ def test_the_message_is_sent_before_the_reboot_is_requested(node: Node) -> None:
     assert "sparkd reboots this node, nothing is to be done: the driver leaks" in json.loads(body)["text"]
 
 
-def test_a_message_that_hangs_is_waited_for_and_no_longer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "MESSAGE_SECONDS", 0.3)
+def test_a_message_that_hangs_is_waited_for_and_no_longer(node: Node) -> None:
+    node.made.remake(pace=Pace(message_seconds=0.3))
     with receiver() as received:
         received.slow = True
         notified(node, received.url)

@@ -178,16 +178,7 @@ def test_a_running_agent_leaves_for_a_chosen_plan_once(started: AgentUnderTest) 
     agent.loop.wait(0)
 
 
-def test_a_blocked_node_starts_again_with_a_rollback(started: AgentUnderTest) -> None:
-    agent = run_by(started, put(started, Stage.IN_FORCE))
-    agent.phase.enter(Phase.BLOCKED, "no")
-    awaits_end(agent.switching, started, 0.1)
-    put(started, Stage.IN_FORCE, to=chosen(started, "another"), chosen_at="2026-02-02")
-    with pytest.raises(OutdatedPlanError):
-        awaits_end(agent.switching, started)
-
-
-def test_a_node_that_is_blocked_with_a_rollback_starts_again_with_another_one(started: AgentUnderTest) -> None:
+def test_a_blocked_node_starts_again_with_a_rollback_and_with_another_one(started: AgentUnderTest) -> None:
     first = make_rollback(known_good_entry(), "", "")
     time.sleep(0.002)
     second = make_rollback(known_good_entry(), "", "")
@@ -195,6 +186,7 @@ def test_a_node_that_is_blocked_with_a_rollback_starts_again_with_another_one(st
     assert second is not None
     agent = run_by(started, put(started, Stage.IN_FORCE, chosen_at=first.chosen_at))
     agent.phase.enter(Phase.BLOCKED, "no")
+    awaits_end(agent.switching, started, 0.1)
     put(started, Stage.IN_FORCE, to=chosen(started, "another"), chosen_at=second.chosen_at)
     with pytest.raises(OutdatedPlanError):
         awaits_end(agent.switching, started)

@@ -18,7 +18,7 @@ from sparkd.base.cluster.membership import Peer
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AwaitedError, BlockedError
 from sparkd.tools.cli import fabric as command
-from sparkd.tools.measure import fabric_test, traffic_programs
+from sparkd.tools.measure import fabric_test
 from sparkd.tools.measure.fabric import Facts, Pair, Port, Result
 from sparkd.tools.measure.traffic import RESULT, Measured, Measurer, receive_result
 from sparkd.tools.measure.traffic_programs import IPERF3, TrafficError
@@ -59,15 +59,12 @@ def test_both_nodes_have_the_result(worker: list[Result], programs: Programs, tr
     assert (found["schema"], found["own"]["node"], len(found["verdicts"])) == (1, "spark1", 1)
 
 
-def test_a_node_that_does_not_come_is_said(
-    port: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fabric_test, "WAIT_SECONDS", 1.0)
+def test_a_node_that_does_not_come_is_said(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BlockedError, match=f"{WORKER} does not take part: connection refused"):
-        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)), 1.0)
     assert capsys.readouterr().err.count("waits for") == 1
     with pytest.raises(BlockedError, match=f"{HEAD} did not come"):
-        fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
+        fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD, 1.0)
 
 
 @contextmanager
@@ -119,16 +116,12 @@ def test_another_key_is_said(port: int) -> None:
         fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
 
 
-def test_an_agent_that_runs_there_is_waited_for_and_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric_test, "WAIT_SECONDS", 1.0)
+def test_an_agent_that_runs_there_is_waited_for_and_named(port: int) -> None:
     with listening(port, b""), pytest.raises(BlockedError, match=f"does not take part: its agent has port {port}"):
-        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)), 1.0)
 
 
-def test_iperf3_that_does_not_work_here_ends_the_test(
-    programs: Programs, tree: Tree, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(traffic_programs, "TRY_AGAIN_SECONDS", 0.01)
+def test_iperf3_that_does_not_work_here_ends_the_test(programs: Programs, tree: Tree, port: int) -> None:
     programs.write(IPERF3, "echo no")
     body, host = msgspec.json.encode(facts("spark2", WORKER)), Host(str(tree.root))
     with listening(port, body), pytest.raises(BlockedError, match=r"does not work on this node: .* ends in: no"):

@@ -5,17 +5,9 @@ import sys
 import threading
 from functools import partial
 
+from tests.unit.event_log import EventLog
+
 from sparkd.tools.cli.run import report_thread
-
-
-class Recorded:
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, object]]] = []
-
-    def info(self, event: str, **fields: object) -> None:
-        self.events.append((event, fields))
-
-    warning = error = info
 
 
 def fail() -> None:
@@ -23,7 +15,7 @@ def fail() -> None:
 
 
 def test_the_error_of_a_thread_is_an_event() -> None:
-    events, before = Recorded(), threading.excepthook
+    events, before = EventLog(), threading.excepthook
     threading.excepthook = partial(report_thread, events)
     try:
         thread = threading.Thread(target=fail, name="page-cache")
@@ -31,13 +23,15 @@ def test_the_error_of_a_thread_is_an_event() -> None:
         thread.join()
     finally:
         threading.excepthook = before
-    assert events.events == [("agent.thread.failed", {"thread": "page-cache", "reason": "KeyError: 'x'"})]
+    assert events.lines == [("agent.thread.failed", {"thread": "page-cache", "reason": "KeyError: 'x'"})]
 
 
 BUG = """
 import types
 from sparkd.agent.daemon import bootstrap, run
 from sparkd.base.lib.redaction import Redaction
+from tests.unit.event_log import EventLog
+
 from sparkd.tools.cli.run import run_agent
 
 def fail(_):

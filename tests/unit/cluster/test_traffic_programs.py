@@ -104,9 +104,8 @@ def test_iperf3_runs_as_nobody_and_knows_no_variable_of_this_process(programs: P
         assert "NoNewPrivs:\t1" in status
 
 
-def test_it_ends_at_its_deadline_by_itself(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(traffic_programs.LISTEN_SECONDS, IPERF3, 0.5)
-    process = listen(tcp_command(HERE))
+def test_it_ends_at_its_deadline_by_itself(programs: Programs) -> None:
+    process = listen(tcp_command(HERE), 0.5)
     pid = programs.pid(IPERF3)
     process.wait(10)
     assert not programs.lives(pid)
@@ -128,11 +127,10 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not programs.lives(programs.pid(IPERF3))
 
 
-def test_output_without_end_is_not_kept(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic_programs, "TRY_AGAIN_SECONDS", 0.01)
+def test_output_without_end_is_not_kept(programs: Programs) -> None:
     programs.write(IPERF3, f"exec yes {'x' * 1000}")
     with pytest.raises(TrafficError, match="no figure, but ends in: xxx"):
-        measure_tcp(HERE, HERE)
+        measure_tcp(HERE, HERE, pause_seconds=0.01)
 
 
 def test_a_warning_beside_the_figures_is_passed_over() -> None:
@@ -140,11 +138,11 @@ def test_a_warning_beside_the_figures_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("program", [IPERF3, IB_WRITE_BW])
-def test_a_program_that_fails_is_tried_again_and_its_last_line_is_quoted(
-    programs: Programs, monkeypatch: pytest.MonkeyPatch, program: str
-) -> None:
+def test_a_program_that_fails_is_tried_again_and_its_last_line_is_quoted(programs: Programs, program: str) -> None:
     programs.write(program, f"echo x >>{programs.folder}/tries; echo 'Unable to connect' >&2; exit 1")
-    monkeypatch.setattr(traffic_programs, "TRY_AGAIN_SECONDS", 0.01)
     with pytest.raises(TrafficError, match=f"{program} printed no figure, but ends in: Unable to connect"):
-        measure_tcp(HERE, HERE) if program == IPERF3 else measure_rdma("rocep1s0f0", "10.0.0.2")
+        if program == IPERF3:
+            measure_tcp(HERE, HERE, pause_seconds=0.01)
+        else:
+            measure_rdma("rocep1s0f0", "10.0.0.2", 0.01)
     assert len((programs.folder / "tries").read_text().splitlines()) == traffic_programs.TRIES

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 from tests.unit.docker_server import STAMP
+from tests.unit.event_log import EventLog
 from tests.unit.rank_records import rank_record
 
 from sparkd.agent.actions.processes import Rank
@@ -148,16 +149,6 @@ def test_no_name_of_a_process_makes_a_clients_text_a_proof(process: str, stamp: 
     assert (loaded.serving, after.worker_died, after.proven_cause(1.0)) == (True, False, "")
 
 
-class Recorded:
-    def __init__(self) -> None:
-        self.events: list[tuple[str, dict[str, object]]] = []
-
-    def info(self, event: str, **fields: object) -> None:
-        self.events.append((event, fields))
-
-    warning = error = info
-
-
 def follow(frames: list[tuple[int, bytes]], _since: str) -> Iterator[tuple[int, bytes]]:
     yield from ((stream, STAMP + data) for stream, data in frames)
     while True:
@@ -167,7 +158,7 @@ def follow(frames: list[tuple[int, bytes]], _since: str) -> Iterator[tuple[int, 
 
 def read(
     frames: list[tuple[int, bytes]],
-    events: Recorded,
+    events: EventLog,
     done: str,
     forwarder: LogForwarder | None = None,
     sources: frozenset[str] | None = None,
@@ -193,7 +184,7 @@ def read(
 
 def test_of_a_serving_engine_a_carriage_return_begins_no_line() -> None:
     text = b"INFO 11-21 01:48:55 [x.py:1] of a client\r" + WORKER_KILLED.encode() + b"\nend-of-log\n"
-    reader = read([(1, LOADED), (1, b"(APIServer pid=26170) " + text)], Recorded(), "end-of-log")
+    reader = read([(1, LOADED), (1, b"(APIServer pid=26170) " + text)], EventLog(), "end-of-log")
     assert (reader.progress.serving, reader.progress.worker_died) == (True, False)
 
 
@@ -205,7 +196,7 @@ def ready(rank: Rank, reader: LogReader, tree: Tree) -> Running:
 
 
 def test_what_may_be_a_clients_text_is_quoted_and_not_explained(tree: Tree) -> None:
-    reader = read([(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")], Recorded(), "end-of-log")
+    reader = read([(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")], EventLog(), "end-of-log")
     with subprocess.Popen(["sleep", "60"]) as process:
         rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
         found = ready(rank, reader, tree).find_cause("0", MachineFacts())
@@ -216,7 +207,7 @@ def test_what_may_be_a_clients_text_is_quoted_and_not_explained(tree: Tree) -> N
 @pytest.mark.parametrize(("end", "code"), [("", "137"), (CORE_KILLED, "0"), (WORKER_KILLED, "0")])
 def test_the_cause_of_a_serving_rank_that_was_killed_is_the_kill(tree: Tree, end: str, code: str) -> None:
     forged = [(stream, f"{line}\n".encode()) for stream, line in FORGED]
-    reader = read([(1, LOADED), *forged, (1, f"{end}\nend-of-log\n".encode())], Recorded(), "end-of-log")
+    reader = read([(1, LOADED), *forged, (1, f"{end}\nend-of-log\n".encode())], EventLog(), "end-of-log")
     with subprocess.Popen(["sleep", "60"]) as process:
         rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
         cause, text = ready(rank, reader, tree).find_cause(code, MachineFacts())
@@ -234,12 +225,12 @@ class Broken(LogForwarder):
 
 
 def test_a_line_that_can_not_be_parsed_is_an_event_and_the_next_ones_are_read() -> None:
-    events = Recorded()
+    events = EventLog()
     frames = [(1, b"".join(b"bad %d\n" % number for number in range(100)) + b"bad 1\nend-of-log\n")]
     read(frames, events, "end-of-log", Broken(Redactor(), "-"))
-    assert {event for event, _ in events.events} == {"engine.log.failed"}
-    assert len(events.events) == 5
-    assert events.events[0][1]["reason"] == "ValueError: no way to read bad 0"
+    assert {event for event, _ in events.lines} == {"engine.log.failed"}
+    assert len(events.lines) == 5
+    assert events.lines[0][1]["reason"] == "ValueError: no way to read bad 0"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +259,7 @@ def test_a_cause_that_continues_for_ever_is_bounded() -> None:
 
 def test_the_end_of_an_engine_that_was_taken_over_is_proven_by_the_sources_that_its_load_had() -> None:
     end = [(1, WORKER_KILLED.encode() + b"\nend-of-log\n")]
-    loaded = read([(1, LOADED), (1, WORKER_KILLED.encode() + b"\nend-of-log\n")], Recorded(), "end-of-log")
+    loaded = read([(1, LOADED), (1, WORKER_KILLED.encode() + b"\nend-of-log\n")], EventLog(), "end-of-log")
     assert loaded.progress.worker_died
-    assert read(end, Recorded(), "end-of-log", sources=loaded.progress.sources).progress.worker_died
-    assert not read(end, Recorded(), "end-of-log", sources=frozenset()).progress.worker_died
+    assert read(end, EventLog(), "end-of-log", sources=loaded.progress.sources).progress.worker_died
+    assert not read(end, EventLog(), "end-of-log", sources=frozenset()).progress.worker_died

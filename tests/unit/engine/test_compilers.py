@@ -88,12 +88,15 @@ def test_what_was_stopped_continues_at_the_end_also_after_errors(failing: int, s
 
 def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_not() -> None:
     present = [Process(7, "VLLM::Worker_TP", "S", 1, 1, 9, 1), Process(8, "cicc", "R", 1, 1, 1, 1)]
-    watch = CompilerWatch(
-        0, threading.Event(), lambda: present, lambda: SHORT, lambda _key, _resume: True, EventLines()
-    )
-    watch._find()
+    ended = threading.Event()
+    watch = CompilerWatch(0, ended, lambda: tuple(present), lambda: SHORT, lambda _key, _resume: True, EventLines())
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    until(lambda: 7 in watch.pids)
     present[:1] = [Process(9, "python3", "Z", 1, 1, 1, 1), Process(10, "python3", "S", 1, 1, 1, 1)]
-    watch._find()
+    until(lambda: watch.pids != {7})
+    ended.set()
+    thread.join()
     assert watch.pids == {7, 10}
 
 

@@ -16,7 +16,7 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 import sparkd
-from sparkd.agent.engine.memory_guard.guard import BOOT, MemoryGuard
+from sparkd.agent.engine.memory_guard.guard import ANSWER_SECONDS, BOOT, MemoryGuard
 
 LEASE_SECONDS = 2.0
 FOLDER = str(Path(sparkd.__file__).parents[1])
@@ -139,9 +139,15 @@ def test_a_floor_of_zero_watches_the_agent_alone(unit: Unit, rank: subprocess.Po
     assert rank.wait(20) == -signal.SIGKILL
 
 
-def guarded(rank: subprocess.Popen[bytes], unit: str, stack: ExitStack, floor_bytes: int = 1) -> MemoryGuard:
+def guarded(
+    rank: subprocess.Popen[bytes],
+    unit: str,
+    stack: ExitStack,
+    floor_bytes: int = 1,
+    answer_seconds: float = ANSWER_SECONDS,
+) -> MemoryGuard:
     pidfd = os.pidfd_open(rank.pid)
-    guard = MemoryGuard(floor_bytes, pidfd, EventLines(), lambda: None, unit=unit)
+    guard = MemoryGuard(floor_bytes, pidfd, EventLines(), lambda: None, unit=unit, answer_seconds=answer_seconds)
     guard.start()
     os.close(pidfd)
     stack.callback(guard.close)
@@ -217,11 +223,8 @@ def test_who_says_anything_else_is_left_and_the_rank_stays_watched(unit: Unit, r
     assert rank.wait(20) == -signal.SIGKILL
 
 
-def test_a_unit_that_answers_too_late_does_no_harm(
-    unit: Unit, rank: subprocess.Popen[bytes], stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sparkd.agent.engine.memory_guard.guard.ANSWER_SECONDS", 0.3)
-    guard = guarded(rank, unit.path, stack)
+def test_a_unit_that_answers_too_late_does_no_harm(unit: Unit, rank: subprocess.Popen[bytes], stack: ExitStack) -> None:
+    guard = guarded(rank, unit.path, stack, answer_seconds=0.3)
     until(lambda: watched(guard))
     late = unit.start()
     time.sleep(LEASE_SECONDS + 1)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -183,10 +184,10 @@ class Rank:
 
 
 @contextmanager
-def guarded(floor_bytes: int, proc: str = "/proc") -> Iterator[Rank]:
+def guarded(floor_bytes: int, proc: str = "/proc", **answers: Any) -> Iterator[Rank]:
     with subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         pidfd, events, rung = os.pidfd_open(process.pid), EventLines(), list[float]()
-        guard = MemoryGuard(floor_bytes, pidfd, events, lambda: rung.append(time.monotonic()), proc)
+        guard = MemoryGuard(floor_bytes, pidfd, events, lambda: rung.append(time.monotonic()), proc, **answers)
         guard.start()
         try:
             yield Rank(process, guard, events, rung)
@@ -270,11 +271,8 @@ def test_a_killed_guard_is_restarted_and_logged() -> None:
     assert not killers()
 
 
-def test_a_process_that_gives_no_answer_is_ended_and_another_one_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = "sparkd.agent.engine.memory_guard.guard"
-    monkeypatch.setattr(f"{module}.ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(f"{module}.BOOT", "import time; time.sleep(60)  # {}: memory_guard.killer")
-    with guarded(1) as rank:
+def test_a_process_that_gives_no_answer_is_ended_and_another_one_started() -> None:
+    with guarded(1, boot="import time; time.sleep(60)  # {}: memory_guard.killer", answer_seconds=0.3) as rank:
         until(killers)
         (first,) = killers()
         until(lambda: killers() - {first})

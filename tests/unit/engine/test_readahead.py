@@ -126,16 +126,12 @@ def test_a_readahead_that_cannot_be_set_is_logged_and_ends_no_launch(lowering: A
     assert line.startswith("page_cache.readahead.failed reason=[Errno 2] No such file")
 
 
-def test_where_no_thread_can_restore_it_that_is_said(lowering: AgentUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_thread: object) -> None:
-        raise BlockingIOError(11, "no room")
-
-    monkeypatch.setattr("sparkd.base.lib.event_loop.start_thread", refuse)
+def test_where_no_thread_can_restore_it_that_is_said(lowering: AgentUnderTest, no_thread: None) -> None:
     restore_readahead(lowering.agent)
     lowering.agent.loop.wait_until(never, 0.02, shielded=True)
     failed = [line for line in lowering.events.lines if line.startswith("page_cache.restore.failed")]
     assert len(failed) == 1
-    assert "no room" in failed[0]
+    assert "can't start new thread" in failed[0]
 
 
 def test_without_the_setting_readahead_is_not_read(agent: Agent) -> None:

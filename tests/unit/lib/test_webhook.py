@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,16 +12,6 @@ from tests.unit.wire import reserved_port
 
 from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.webhook import RefusedError, check_url, post
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    names = ("-addext", "subjectAltName=IP:127.0.0.1")
-    subprocess.run([*words.split(), *names, "-keyout", path, "-out", f"{path}.crt"], check=True, capture_output=True)
-    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
-    return path
 
 
 @pytest.fixture(autouse=True)

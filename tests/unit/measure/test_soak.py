@@ -61,6 +61,7 @@ def silent(begin: int, end: int, measured: Sequence[Sample] = ()) -> list[Sample
         (silent(0, 301), UNKNOWN, "spark2: too few samples"),
         (silent(120, 301), UNKNOWN, "spark2: too few samples"),
         (silent(100, 200), STEADY, "spark2: no drift"),
+        (silent(100, 200, samples(600, 50e6)), NOT_STEADY, "spark2: available memory shrinks by "),
         (samples(300, swap=MIB), NOT_STEADY, "swap in use has grown by 300 MiB"),
         (samples(300, failed=1), NOT_STEADY, "300 failed"),
         ([], UNKNOWN, "nothing was measured"),
@@ -75,10 +76,6 @@ def test_the_slope_is_the_leak_within_a_quarter() -> None:
     found = find_drift("spark2", samples(300, 50e6))
     assert found is not None
     assert found.bytes_per_hour == pytest.approx(-3e9, rel=0.25)
-
-
-def test_a_node_that_is_silent_for_a_time_is_judged_by_the_rest() -> None:
-    assert judge(silent(100, 200, samples(600, 50e6)), "").outcome == NOT_STEADY
 
 
 def started(port: int, alive: Callable[[], bool] = lambda: True) -> Soak:

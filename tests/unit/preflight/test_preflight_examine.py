@@ -1,3 +1,5 @@
+"""Checks that are run and judged together: the worst counts, and fixes are applied only if they clear all."""
+
 import json
 from enum import Enum
 from typing import get_args
@@ -5,18 +7,14 @@ from typing import get_args
 import pytest
 from msgspec import Struct, field
 from tests.tree import Tree
+from tests.unit.preflight.findings import ALL, CACHE, DROP, END, GHOST, GOOD, REMOVE, STRAY, UNLINK, finding
 
 from sparkd.agent.preflight.check import Check, Finding, Level, Verdict, verdict
 from sparkd.agent.preflight.checks.kernel import Kernel
 from sparkd.agent.preflight.fixes import (
     ORDER,
     CompactMemory,
-    DropPageCache,
-    EndProcess,
     Fix,
-    FixState,
-    RemoveContainer,
-    UnlinkSegment,
 )
 from sparkd.agent.preflight.runner import (
     CHECKS,
@@ -31,16 +29,8 @@ from sparkd.agent.preflight.runner import (
 from sparkd.base.config.settings import ALL_FIXES, Preflight
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import plain
-from sparkd.tools.node import render
-from sparkd.tools.node.render import HELD_BACK, WOULD_APPLY, Shown, as_json, parts
 
-END = EndProcess(10, 100, "VLLM::Worker_TP", frees_bytes=60)
-REMOVE = RemoveContainer("0123456789abcdef" * 4, "sparkd-rank0", frees_bytes=30)
-UNLINK = UnlinkSegment("/dev/shm/psm_00000001", 1, 2, frees_bytes=10)
-DROP = DropPageCache(would_free_bytes=90)
 COMPACT = CompactMemory(80)
-ALL = ("end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory")
 
 
 class Facts(Struct, frozen=True):
@@ -71,18 +61,8 @@ class Harmless(Sick, frozen=True):
     levels = (Level.WARN,)
 
 
-def finding(check_id: str, level: Level, *fixes: Fix, clears: bool = False, shortage: int = 0) -> Finding:
-    return Finding(
-        check_id, Verdict(level, f"{check_id} said", "do it", fixes, clears=clears, shortage_bytes=shortage), {}, 0.01
-    )
-
-
-STRAY = finding("stray-workers", Level.BLOCK, END, REMOVE, clears=True)
 SHM = finding("shared-memory", Level.WARN, UNLINK)
-CACHE = finding("page-cache", Level.WARN, DROP)
 SCATTERED = finding("memory-fragmented", Level.WARN, COMPACT)
-GOOD = finding("script-paths", Level.OK)
-GHOST = finding("script-paths", Level.BLOCK)
 
 
 def short(shortage: int) -> Finding:
@@ -218,63 +198,6 @@ def test_problems_that_fixes_clear_are_clearable_together() -> None:
 def test_more_problems_than_a_line_holds_are_counted() -> None:
     merged = verdict([Verdict(Level.BLOCK, str(n)) for n in range(6)], "good")
     assert merged.reason == "0; 1; 2; 3; and 2 more"
-
-
-def shown(*findings: Finding, fixes: tuple[FixState, ...] = (), before: tuple[Finding, ...] = ()) -> Shown:
-    return Shown("spark1", "head", not before, findings, fixes, before, hooks=("/etc/sparkd/preflight.d/10-site",))
-
-
-def test_json_has_the_promised_shape() -> None:
-    found = json.loads(as_json(shown(STRAY, fixes=render.intended((STRAY,), ALL))))
-    assert set(found) >= {"schema", "node", "role", "dry_run", "verdict", "needs_person", "checks"}
-    assert (found["schema"], found["node"], found["role"], found["dry_run"]) == (1, "spark1", "head", True)
-    assert (found["verdict"], found["needs_person"]) == ("block", False)
-    (check,) = found["checks"]
-    assert set(check) == {"id", "level", "reason", "hint", "needs_person", "action", "facts", "fixes", "seconds"}
-    assert check["fixes"][0] == {
-        "kind": "end-process", "target": "pid 10 (VLLM::Worker_TP)", "state": "would apply", "note": "",
-    }  # fmt: skip
-
-
-def test_fixes_are_held_back_where_they_cannot_clear_everything() -> None:
-    assert {one.state for one in render.intended((STRAY, CACHE), ALL)} == {WOULD_APPLY}
-    assert {one.state for one in render.intended((STRAY, CACHE, GHOST), ALL)} == {HELD_BACK}
-
-
-def test_an_applied_fix_shows_under_its_check() -> None:
-    done = FixState(END, "applied", "ended by SIGTERM")
-    after = finding("stray-workers", Level.OK)
-    found = json.loads(as_json(shown(after, fixes=(done,), before=(STRAY,))))
-    assert found["checks"][0]["fixes"][0]["state"] == "applied"
-    assert found["before"][0]["level"] == "block"
-    assert found["dry_run"] is False
-
-
-def as_text(all_of_it: Shown, *, every: bool = False) -> str:
-    return plain(parts(all_of_it, every=every)) + "\n"
-
-
-def test_the_table_shows_what_is_not_ok_the_worst_first_and_all_of_it_on_request() -> None:
-    tight, late = finding("disk-room", Level.WARN), finding("memlock", Level.SKIPPED)
-    all_of_it = shown(GOOD, tight, late, GHOST)
-    short, whole = as_text(all_of_it).splitlines(), as_text(all_of_it, every=True).splitlines()
-    for lines, ids in ((short, [GHOST.id, "disk-room"]), (whole, [GOOD.id, "disk-room", "memlock", GHOST.id])):
-        assert [line.split()[1] for line in lines[: lines.index("")] if line[0] != " "] == ids
-    assert short[-1] == whole[-1] == "spark1 (head): block (1 ok, 1 skipped, 1 warnings, 1 blocks)"
-
-
-def test_the_table_shows_findings_hints_fixes_hooks_and_verdict() -> None:
-    text = as_text(shown(STRAY, GOOD, fixes=render.intended((STRAY,), ALL)))
-    assert f"BLOCK   stray-workers  stray-workers said\n{'on spark1: do it':>39}\n" in text
-    assert "would apply: end-process pid 10 (VLLM::Worker_TP)" in text
-    assert "would run: /etc/sparkd/preflight.d/10-site" in text
-    assert text.endswith("spark1 (head): block (1 ok, 1 blocks)\n")
-
-
-def test_the_table_shows_both_looks_where_something_was_changed() -> None:
-    text = as_text(shown(GOOD, fixes=(FixState(DROP, "failed", "EROFS"),), before=(CACHE,)), every=True)
-    assert text.index("before:") < text.index("page-cache") < text.index("after:") < text.index("script-paths")
-    assert "failed: drop-page-cache page cache (EROFS)" in text
 
 
 def test_what_may_change_a_machine_is_a_closed_list() -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.unit.commands import stdin_of
 
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -540,11 +541,7 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
                        "GroupAdd": ["video"], "PidMode": "host", "ExtraHosts": ["a:1.2.3.4"], "CpusetCpus": "",
                        "PortBindings": {"8000/tcp": [{"HostIp": "", "HostPort": "9000"}]}},
     }  # fmt: skip
-    tree.file("/run/docker.pid", "7")
-    tree.process(7, "dockerd", opened=("socket:[5]",))
-    tree.file("/proc/7/comm", "dockerd\n")
-    tree.file("/proc/net/unix", "Num RefCount Protocol Flags Type St Inode Path\n"
-              "0: 2 0 00010000 0001 01 5 /run/docker.sock\n")  # fmt: skip
+    tree.dockerd()
     tree.docker("/containers/vllm/json", detail)
     tree.docker("/images/sha256:1/json", own)
     tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:1"})
@@ -573,9 +570,9 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
         form_of_container("other", Host(tree.root))
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINE}\n"))
-    assert main.main(["recipe", "import", "-", "--write", str(tmp_path)]) == 0
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stdin_of(io.StringIO(f"{LINE}\n")):
+        assert main.main(["recipe", "import", "-", "--write", str(tmp_path)]) == 0
     assert load_recipe(str(tmp_path / "m.yaml"), []).recipe.model.repo == "org/m"
     (tmp_path / "bare.sh").write_text("vllm serve org/bare --seed 1\n")
     assert main.main(["recipe", "import", str(tmp_path / "bare.sh")]) == 78
@@ -757,9 +754,9 @@ def test_the_token_is_there_before_the_model_is_pulled_with_it(name: str, tmp_pa
     assert steps[pull].endswith(f"m.yaml --token-file /etc/sparkd/{name.lower()}")
 
 
-def test_a_text_that_is_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(f"{LINE} " + "#" * (1 << 20)))
-    assert main.main(["recipe", "import", "-"]) == 78
+def test_a_text_that_is_cut_off_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with stdin_of(io.StringIO(f"{LINE} " + "#" * (1 << 20))):
+        assert main.main(["recipe", "import", "-"]) == 78
     assert "standard input: is larger" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone
 from tests.unit.tools.test_planted_secrets import PLANTED
 
-from sparkd.agent.daemon import shutdown
+from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, DockerFacts
@@ -220,16 +220,16 @@ def test_a_failure_of_this_node_counts_once_for_an_open_launch(
     ids=str,
 )
 def test_a_dockerd_that_does_not_answer_is_named_where_it_may_be_behind_the_error(
-    started: AgentUnderTest, monkeypatch: pytest.MonkeyPatch, error: SparkdError, cause: Cause
+    started: AgentUnderTest, error: SparkdError, cause: Cause
 ) -> None:
-    monkeypatch.setattr(shutdown, "HANG_SECONDS", 0.1)
     answers = threading.Event()
 
     def hangs() -> DockerFacts:
         answers.wait(30)
         return AWAY
 
-    hung = replace(started.agent, host=Host(started.agent.host.files.root, hangs))
+    host = Host(started.agent.host.files.root, hangs)
+    hung = replace(started.agent, host=host, pace=Pace(last_look_seconds=0.1))
     shutdown_on_error(hung, None, error)
     answers.set()
     last = written(started).last_cause

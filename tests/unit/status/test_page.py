@@ -29,8 +29,6 @@ from sparkd.base.state.history import Bench
 from sparkd.base.status.model import Contact, FindingReport, NodeReport, PeerStatus, Phase
 from sparkd.base.status.publisher import Published
 
-VOID = ("meta", "link", "br", "img", "input")
-
 
 def fetch(report: NodeReport, path: str = "/", beat_age: float = 0.1, kept: Kept | None = None) -> Response:
     handle = make_handler(lambda: Published(report, ""), lambda: beat_age, kept=kept)

@@ -16,7 +16,6 @@ from tests.tree import Tree
 
 from sparkd.agent.cluster.logs import NodeLog, Page
 from sparkd.agent.preflight.engine_processes import is_serve
-from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Line, Lines, Query
 from sparkd.base.lib.http_client import HttpError
@@ -139,9 +138,8 @@ def test_what_only_root_may_read_is_copied_of_the_settings_alone(tmp_path: Path)
 
 
 @pytest.fixture
-def collector(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Collector]:
+def collector(tree: Tree) -> Callable[[], Collector]:
     """Of the machine `tree`, whose configuration is broken."""
-    monkeypatch.setattr(capture_collector, "load_settings", lambda _env: load_settings({}, tree.root))
     tree.file("/etc/sparkd/sparkd.toml", "[cluster\n")
     return lambda: Collector(Host(str(tree.root)))
 

@@ -1,16 +1,13 @@
-import os
-from pathlib import Path
-
 import pytest
 from tests.tree import Tree
 from tests.unit.rank_records import rank_record
+from tests.unit.traffic_programs import Programs
 
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.state.rank_record import FILE as RECORD
 from sparkd.base.state.rank_record import GUARD, GUARD_COMM, KnownRank, RankStage
-from sparkd.tools.node import sweep
 from sparkd.tools.node.sweep import find_orphans, is_left
 
 MINE, OTHERS, OLD = "a" * 32, "b" * 32, "c" * 32
@@ -134,21 +131,17 @@ def left(tree: Tree) -> Tree:
     ],
 )
 def test_a_rank_is_left_to_the_next_agent_after_a_crash_alone_and_where_no_stop_is_ordered(
-    left: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], jobs: str | None, expected: bool
+    left: Tree, programs: Programs, env: dict[str, str], jobs: str | None, expected: bool
 ) -> None:
     """`jobs`: what systemctl lists; None where it fails."""
-    systemctl = tmp_path / "bin/systemctl"
-    systemctl.parent.mkdir()
-    systemctl.write_text(f"#!/bin/sh\necho '{jobs}'\n" if jobs is not None else "#!/bin/sh\nexit 1\n")
-    systemctl.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
+    programs.write("systemctl", f"echo '{jobs}'" if jobs is not None else "exit 1")
     assert is_left(Host(left.root), "head", env) is expected
     assert not is_left(Host(left.root), "worker", env)
     assert not is_left(Host(left.root), None, env)
 
 
-def test_a_rank_that_no_guard_has_is_not_left(left: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "is_stop_ordered", lambda: False)
+def test_a_rank_that_no_guard_has_is_not_left(left: Tree, programs: Programs) -> None:
+    programs.write("systemctl", "exit 0")
     assert is_left(Host(left.root), "head", CRASHED)
     left.file(GUARD, "")
     assert not is_left(Host(left.root), "head", CRASHED)

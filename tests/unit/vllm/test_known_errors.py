@@ -1,14 +1,14 @@
 """Known errors by the lines of those who met them; safe and fast on lines that a client made."""
 
+import io
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from msgspec import ValidationError, toml
-from tests.unit.commands import sparkd
+from tests.unit.commands import sparkd, stdin_of
 
 from sparkd.agent.engine.rank import KERNEL_OOM
 from sparkd.base.host.kernel_events import parse_printed
@@ -165,17 +165,16 @@ def test_lines_of_the_kernel_are_explained_by_its_own_table_with_the_action(line
         ("tp2-worker", "no error that sparkd knows"),
     ],
 )
-def test_whole_logs_are_explained_on_stdin(log: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (LOGS / f"{log}.log").open("rb") as file:
-        monkeypatch.setattr(sys, "stdin", file)
+def test_whole_logs_are_explained_on_stdin(log: str, said: str) -> None:
+    with (LOGS / f"{log}.log").open() as file, stdin_of(file):
         done = sparkd("explain", "-")
     assert (done.returncode, done.stderr) == (0, "")
     assert said in done.stdout
 
 
-def test_a_closed_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", None)  # what Python makes of <&-
-    done = sparkd("explain")
+def test_a_closed_stdin_is_named() -> None:
+    with stdin_of(None):
+        done = sparkd("explain")
     assert (done.returncode, done.stderr.splitlines()[0].startswith("sparkd: there is no stdin")) == (2, True)
 
 
@@ -191,13 +190,13 @@ def test_a_line_is_explained_with_meaning_remedy_and_source() -> None:
     assert sparkd("explain", "all is well").stdout == "no error that sparkd knows; it may still be one\n"
 
 
-def test_what_is_on_stdin_is_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_on_stdin_is_bounded_and_counted() -> None:
     text = b"ModuleNotFoundError: No module named 'deep_gemm'\n" * 3 + b"\xff\x00" * LINE_LIMIT_BYTES
-    with tempfile.TemporaryFile() as file:
+    with tempfile.TemporaryFile() as file, io.TextIOWrapper(file) as stdin:
         file.write(text)
         file.seek(0)
-        monkeypatch.setattr(sys, "stdin", file)
-        shown = sparkd("explain").stdout
+        with stdin_of(stdin):
+            shown = sparkd("explain").stdout
     assert "'deep_gemm' (3 lines)" in shown
 
 

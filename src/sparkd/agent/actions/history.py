@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -27,10 +28,7 @@ from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 
 SCHEMA = 1
-ROWS_KEPT, BYTES_KEPT = 500, 8 << 20
-"""Limits of each kind of row; a launch has some 10 KB."""
-MOST_PAGES = 16384
-"""Pages of 4 KiB: no fault of ours fills the disk."""
+ROWS_KEPT = 500
 ROW_BYTES = 1 << 18
 """A launch whose facts are longer is kept without them."""
 BUSY_SECONDS, CLOSE_SECONDS = 2.0, 0.2
@@ -39,6 +37,20 @@ MOST_READ = 60
 """Rows of each kind that an agent reads: half a MiB."""
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 ASIDE = ".broken"
+
+
+class Limits(NamedTuple):
+    """What the file may grow to."""
+
+    rows: int = ROWS_KEPT
+    """Of each kind."""
+    kind_bytes: int = 8 << 20
+    """Of all rows of a kind; a launch has some 10 KB."""
+    pages: int = 16384
+    """Of 4 KiB: no fault of ours fills the disk."""
+
+
+LIMITS = Limits()
 _TABLES = f"""
 CREATE TABLE rows (number INTEGER PRIMARY KEY, kind TEXT, id TEXT, ended INTEGER, body BLOB, UNIQUE (kind, id));
 CREATE TABLE totals (name TEXT PRIMARY KEY, count INTEGER);
@@ -54,7 +66,7 @@ DELETE FROM rows WHERE number IN (
 """
 
 
-def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS) -> bool:
+def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS, limits: Limits = LIMITS) -> bool:
     """Keep rows, in place of those with the same ids; True where a broken file was set aside first.
 
     Raises OSError. May take as long as the disk does.
@@ -62,19 +74,19 @@ def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS) -> bool:
     path = _path(files)
     with alone(path.with_name(f".{path.name}.lock")), _as_oserror(path):
         try:
-            _write(path, rows, busy_seconds)
+            _write(path, rows, busy_seconds, limits)
         except sqlite3.DatabaseError as error:
             if _code(error) not in BROKEN:
                 raise
             for suffix in ("-journal", "-wal", "-shm", ""):  # the file last: a journal must not meet a new file
                 with suppress(FileNotFoundError):
                     Path(f"{path}{suffix}").replace(f"{path}{ASIDE}{suffix}")
-            _write(path, rows, busy_seconds)
+            _write(path, rows, busy_seconds, limits)
             return True
     return False
 
 
-def _write(path: Path, rows: tuple[Row, ...], busy_seconds: float) -> None:
+def _write(path: Path, rows: tuple[Row, ...], busy_seconds: float, limits: Limits) -> None:
     if not _exists(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE))
     if not path.stat().st_size:  # else its mode is what an administrator has given it
@@ -82,7 +94,7 @@ def _write(path: Path, rows: tuple[Row, ...], busy_seconds: float) -> None:
     with _connect(path, "rw", busy_seconds) as database:
         database.execute("PRAGMA journal_mode = DELETE")
         database.execute("PRAGMA synchronous = EXTRA")
-        database.execute(f"PRAGMA max_page_count = {MOST_PAGES}")
+        database.execute(f"PRAGMA max_page_count = {limits.pages}")
         with database:
             database.execute("BEGIN IMMEDIATE")
             if not _schema(database):
@@ -90,7 +102,7 @@ def _write(path: Path, rows: tuple[Row, ...], busy_seconds: float) -> None:
                     database.execute(statement)
             for row in rows:
                 _put(database, row)
-            database.execute(_TRIM, (ROWS_KEPT, BYTES_KEPT))
+            database.execute(_TRIM, (limits.rows, limits.kind_bytes))
 
 
 def _put(database: sqlite3.Connection, row: Row) -> None:

@@ -88,6 +88,7 @@ class PeerMonitor(Struct):
     resumed_at: Callable[[], float] = lambda: float("-inf")
     """Since when this process has listened without a standstill, monotonic: silence counts from then on."""
     on_check: Callable[[tuple[PeerStatus, ...]], object] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
     trouble: str = ""
     """The current problem while the engine still has time; empty where there is none."""
     _expected: dict[int, ExpectedPeer] = {}
@@ -102,7 +103,7 @@ class PeerMonitor(Struct):
 
     def track(self, *expected: ExpectedPeer) -> None:
         """Let `check` raise the loss of any of these from now on."""
-        self._expected, self._tracked_at = {peer.rank: peer for peer in expected}, time.monotonic()
+        self._expected, self._tracked_at = {peer.rank: peer for peer in expected}, self.clock()
 
     @property
     def tracked(self) -> tuple[ExpectedPeer, ...]:
@@ -131,7 +132,7 @@ class PeerMonitor(Struct):
         """The current statuses. Raises PeerLostError (exit 14) where a tracked peer is lost."""
         peers = self.statuses()
         self.on_check(peers)
-        now = time.monotonic()
+        now = self.clock()
         silent: tuple[float, PeerStatus] | None = None
         away = ""
         for peer in peers:

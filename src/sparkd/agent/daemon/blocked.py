@@ -21,7 +21,6 @@ from sparkd.agent.daemon.head_config import check_head
 from sparkd.agent.daemon.shutdown import log_differences
 from sparkd.agent.daemon.startup import read_agreement
 from sparkd.agent.preflight.gate import HANG_HINT, decision
-from sparkd.agent.preflight.gate import LOOK_SECONDS as HANG_SECONDS
 from sparkd.agent.preflight.runner import IDS, blocking, build_checks, downgraded, examine
 from sparkd.base.cluster.membership import check_inputs
 from sparkd.base.host import docker
@@ -31,14 +30,6 @@ from sparkd.base.status.model import Phase
 
 T = TypeVar("T")
 
-RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0)
-"""Waits between two tries without a change. The last one repeats."""
-LOOK_SECONDS = 5.0
-"""Pause between two looks at what blocks, and so between two tries: a repaired node is to serve within 15 s and the
-engine's own start.
-"""
-LOOK_SHARE = 0.01
-"""Most that the looks use of one core."""
 CONFIGURATION = "etc/sparkd"
 FREE = ()
 """State in which no check blocks any more."""
@@ -51,7 +42,7 @@ def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
 
     Raises OutdatedPlanError (exit 10) where the configuration changes meanwhile: the next process reads it.
     """
-    pauses = chain(RETRY_SECONDS, repeat(RETRY_SECONDS[-1]))
+    pauses = chain(agent.pace.retry_seconds, repeat(agent.pace.retry_seconds[-1]))
     blocked = _Blocked(agent)
     while True:
         plans = _peer_plans(agent)
@@ -138,14 +129,14 @@ class _Blocked:
     def _stamp_configuration(self) -> object:
         agent = self._agent
         look = partial(stamp_configuration, agent.host.files.root)
-        return agent.look(look, LOOK_SECONDS, "looking at the configuration", agent.configured_at)
+        return agent.look(look, agent.pace.look_seconds, "looking at the configuration", agent.configured_at)
 
     def _stamp_named_files(self, before: object) -> object:
         """Files that the configuration names: a process reads them once. `before` where they hang."""
         agent, settings = self._agent, self._agent.context.configured
         paths = [*(secret.file for secret in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
         look = partial(_stamp, [Path(path) for path in paths if path.startswith("/")])
-        return agent.look(look, LOOK_SECONDS, "looking at the configuration's files", before)
+        return agent.look(look, agent.pace.look_seconds, "looking at the configuration's files", before)
 
 
 class _Wait:
@@ -165,7 +156,8 @@ class _Wait:
 
     def has_changed(self) -> bool:
         """Wait, and look again. False while a look hangs."""
-        self._agent.loop.wait_until(never, max(LOOK_SECONDS, self._cpu_seconds / LOOK_SHARE))
+        pace = self._agent.pace
+        self._agent.loop.wait_until(never, max(pace.look_seconds, self._cpu_seconds / pace.look_share))
         state = self._look()
         if self.hangs:
             return False
@@ -175,7 +167,7 @@ class _Wait:
     def _look(self) -> object:
         loop = self._agent.loop
         look = self._hung or loop.start(self._read)
-        self.hangs = not loop.wait_until(look.done, 0 if self._hung else HANG_SECONDS)
+        self.hangs = not loop.wait_until(look.done, 0 if self._hung else self._agent.pace.hang_seconds)
         self._hung = look if self.hangs else None
         if self.hangs:
             return HANGS

@@ -19,7 +19,7 @@ from sparkd.agent.actions.processes import Rank
 from sparkd.agent.cluster.service import join_cluster
 from sparkd.agent.daemon.assembly import assemble, make_follower, report_sinks, serve_observers, unplaced_status
 from sparkd.agent.daemon.blocked import stamp_configuration
-from sparkd.agent.daemon.context import Agent, Base
+from sparkd.agent.daemon.context import USUAL_PACE, Agent, Base, Pace
 from sparkd.agent.daemon.head_config import await_head, use_kept
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
@@ -57,6 +57,7 @@ def build_agent(
     log: ProcessLog,
     env: Mapping[str, str],
     root: Path = Path("/"),
+    pace: Pace = USUAL_PACE,
 ) -> Agent:
     """Waits for the node's fabric address, and for files that the configuration names, without a deadline.
 
@@ -77,7 +78,7 @@ def build_agent(
         settings = left.kept.configured
         log.configure(as_json=settings.log.format == "json", level=settings.log.level)
         actions = Actions.acquire(host, loop, owner, handed)
-        base = Base(settings, host, actions, loop, notifier, journal, log, configured_at, object())
+        base = Base(settings, host, actions, loop, notifier, journal, log, configured_at, object(), pace=pace)
         if (rank := open_rank(host, left)) is not None:
             return _take_over(base, left, rank)
         actions.release()
@@ -97,7 +98,7 @@ def build_agent(
     if place is not None and place.switch != begun:
         place = None
     notify = _start_notifications(config, host, events)
-    base = Base(config, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify)
+    base = Base(config, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify, pace)
     agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(begun))
     last = agent.store.require_launches().last_exit
     # First of all: a crash before this would not be counted.

@@ -14,6 +14,7 @@ from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.cluster.service import Cluster
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.engine.rank import Running
+from sparkd.agent.preflight.gate import LOOK_SECONDS
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
@@ -43,6 +44,32 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Pace(Struct, frozen=True):
+    """Pauses and limits of an agent's waits."""
+
+    retry_seconds: tuple[float, ...] = (5.0, 15.0, 60.0, 300.0)
+    """Waits between two tries of a blocked node without a change. The last one repeats."""
+    look_seconds: float = 5.0
+    """Pause between two looks at what blocks, and so between two tries: a repaired node is to serve within 15 s and the
+    engine's own start.
+    """
+    look_share: float = 0.01
+    """Most that the looks use of one core."""
+    hang_seconds: float = LOOK_SECONDS
+    """Limit for one of them."""
+    rdma_seconds: float = 3.0
+    """Pause between two looks for RDMA devices while the other nodes are awaited."""
+    message_seconds: float = 35.0
+    """Limit for each way of a message before a reboot: an operator's program has 30 s, a webhook 10."""
+    last_look_seconds: float = 3.0
+    """Limit at the end of a run for dockerd to list its containers, which takes milliseconds, and for a look at the
+    ports.
+    """
+
+
+USUAL_PACE = Pace()
+
+
 class Base(Struct, frozen=True):
     """The part that needs no place in the cluster."""
 
@@ -59,6 +86,7 @@ class Base(Struct, frozen=True):
     """Stamp of the choice that may replace its plan, likewise."""
     notify: Sink | None = None
     """Takes each report, for messages to people; None where none are configured."""
+    pace: Pace = USUAL_PACE
 
 
 class Context(Base, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -39,15 +40,21 @@ FILE = StateFile("notify.json", NotifyState)
 LOCK = "notify.lock"
 TICK_SECONDS = 10.0
 """Pause between two looks while time alone may bring a message."""
-RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0, 600.0)
 MOST_REPORTS = 64
 """Reports kept for a thread that is sending."""
 
 
-def deliver(files: Files, settings: Notify, way: str, notice: Notice, owner_uid: int = 0) -> None:
+def deliver(
+    files: Files,
+    settings: Notify,
+    way: str,
+    notice: Notice,
+    owner_uid: int = 0,
+    program_seconds: float = DEADLINE_SECONDS,
+) -> None:
     """Raises LaunchError where it may work later, RefusedError where the receiver does not take this message."""
     if way == "command":
-        _run(files, settings.command, notice, owner_uid)
+        _run(files, settings.command, notice, owner_uid, program_seconds)
     else:
         body = render(settings.template, notice)
         post(read_url(files, settings.webhook_file, owner_uid), body.content, body.headers)
@@ -69,7 +76,7 @@ def read_url(files: Files, path: str, owner_uid: int = 0) -> str:
     return url
 
 
-def _run(files: Files, path: str, notice: Notice, owner_uid: int) -> None:
+def _run(files: Files, path: str, notice: Notice, owner_uid: int, seconds: float) -> None:
     if (program := check_program(files, path, owner_uid=owner_uid)).problem:
         raise LaunchError(program.problem, program.hint)
     fields = {"EVENT": notice.event, "NODE": notice.node, "TITLE": notice.title, "TEXT": notice.text}
@@ -78,21 +85,30 @@ def _run(files: Files, path: str, notice: Notice, owner_uid: int) -> None:
     try:
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(as_json(notice))  # less than a pipe holds
-        code, output = run_program((files.real(path),), wait_readable, env, DEADLINE_SECONDS, stdin)
+        code, output = run_program((files.real(path),), wait_readable, env, seconds, stdin)
     except OSError as error:
         raise LaunchError(f"{path} can't be run: {error.strerror}", "does its first line name it?") from None
     finally:
         os.close(stdin)
     if code != 0:
-        ended = f"did not end within {DEADLINE_SECONDS:g} s" if code is None else f"ended with exit code {code}"
+        ended = f"did not end within {seconds:g} s" if code is None else f"ended with exit code {code}"
         raise LaunchError(f"{path} {ended}: {first_line(output)}", f"run it by hand: {path}")
 
 
 class Outbox:
     """Used by one thread."""
 
-    def __init__(self, host: Host, settings: Notify, events: Events, owner_uid: int = 0) -> None:
+    def __init__(
+        self,
+        host: Host,
+        settings: Notify,
+        events: Events,
+        owner_uid: int = 0,
+        retry_seconds: Sequence[float] = (5.0, 15.0, 60.0, 300.0, 600.0),
+    ) -> None:
+        """`retry_seconds`: the pause after each failure of a way. The last one repeats."""
         self.state = NotifyState()
+        self._retry_seconds = retry_seconds
         self._files, self._settings, self._events, self._owner_uid = host.files, settings, events, owner_uid
         self._lock = -1
         self._folder = Path(host.files.real(FOLDER))
@@ -149,7 +165,7 @@ class Outbox:
                     self._report_once(way, error.reason, error.hint)
                     if not isinstance(error, RefusedError):
                         tries = self._tries[way] = self._tries.get(way, -1) + 1
-                        pause = RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)]
+                        pause = self._retry_seconds[min(tries, len(self._retry_seconds) - 1)]
                         self._again_at[way] = time.monotonic() + pause
                         break
                 else:

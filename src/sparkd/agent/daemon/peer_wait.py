@@ -22,7 +22,6 @@ from sparkd.base.status.phases import PHASES, find_loss
 
 POLL_SECONDS = 1.0
 """Pause in silence: reports wake the loop."""
-DEVICES_POLL_SECONDS = 3.0
 RANKS_SECONDS = 450.0
 """Limit for the workers' ranks to run: docker takes up to 300 s, a preflight 120. vLLM's own rendezvous ends after 600.
 """
@@ -37,7 +36,7 @@ def wait_for_peers(agent: Agent) -> bool:
     began = time.monotonic()
     looked_at = -math.inf
     while True:
-        if time.monotonic() - looked_at >= DEVICES_POLL_SECONDS:
+        if time.monotonic() - looked_at >= agent.pace.rdma_seconds:
             # A head calls all to TCP where one node reports no RDMA, for as long as the engine serves.
             note_late_rdma(agent)
             looked_at = time.monotonic()

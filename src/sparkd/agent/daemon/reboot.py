@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 APART_SECONDS = 6 * 3600.0
 LOOK_SECONDS = 15.0
 """Limit for a look at who is logged in, at the last reboot, and at systemd's jobs."""
-MESSAGE_SECONDS = 35.0
-"""Limit for each way: an operator's program has 30 s, a webhook 10."""
 SESSIONS = "/run/systemd/sessions"
 """A file for each session of logind's."""
 UNATTENDED = ("greeter", "lock-screen", "background", "manager")
@@ -128,7 +126,7 @@ def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool
             if aside:
                 send()
             else:
-                agent.loop.beside(send, MESSAGE_SECONDS, f"the message by notify.{way}", shielded=True)
+                agent.loop.beside(send, agent.pace.message_seconds, f"the message by notify.{way}", shielded=True)
         except (SparkdError, OSError) as error:
             agent.events.warning("notify.message.failed", by=way, reason=str(error), hint="sudo sparkd notify test")
 

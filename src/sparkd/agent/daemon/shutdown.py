@@ -53,8 +53,6 @@ GONE_SECONDS = 5.0
 """Limit for a killed rank to end, with its whole container: the other nodes' engines lose it then, and not before."""
 GOODBYE_SECONDS = 0.3
 """Time for the other nodes to read that this one leaves, before it refuses connections."""
-HANG_SECONDS = 3.0
-"""Limit for dockerd to list its containers, which takes milliseconds, and for a look at the ports."""
 MOST_LINES = 12
 NAME_LIMIT = 80
 DIFF_HINT = "sparkd diff; to go back to it: sparkd rollback"
@@ -137,7 +135,7 @@ class _Looks:
 
     def __init__(self, agent: Agent, running: Running | None, error: SparkdError) -> None:
         self._agent, self._running, self._error = agent, running, error
-        self._ends_at = time.monotonic() + HANG_SECONDS
+        self._ends_at = time.monotonic() + agent.pace.last_look_seconds
         self._docker = agent.loop.start(partial(_answered_at, agent.host)) if error.cause in BY_DOCKER else None
         self._holder = agent.loop.start(look) if (look := self._look_for_holder()) is not None else None
         self._culprit = agent.loop.start(who) if (who := self._look_for_culprit()) is not None else None

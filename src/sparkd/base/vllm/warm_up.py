@@ -192,6 +192,7 @@ async def warm_up(
     show: Callable[[int, int, int], object],
     seconds: float,
     still_seconds: float,
+    settle_seconds: float = SETTLE_SECONDS,
 ) -> Result:
     """Passes of requests until one compiles nothing, for at most `seconds`. Raises what `look` raises.
 
@@ -216,7 +217,7 @@ async def warm_up(
             if sender.is_lost or time.monotonic() >= deadline:
                 return sum_up(number, await look())
         await sender.send_structured()
-        after = await _settle(look, deadline)
+        after = await _settle(look, deadline, settle_seconds)
         if sender.is_lost or after.compilers:
             return sum_up(number, after)
         if (after.kernels, after.files) == (previous.kernels, previous.files):
@@ -225,9 +226,9 @@ async def warm_up(
     return sum_up(MOST_PASSES, previous, over=not sender.unanswered)
 
 
-async def _settle(look: Look, deadline: float) -> Compiled:
+async def _settle(look: Look, deadline: float, seconds: float) -> Compiled:
     while True:
-        await asyncio.sleep(SETTLE_SECONDS)
+        await asyncio.sleep(seconds)
         compiled = await look()
         if not compiled.compilers or time.monotonic() >= deadline:
             return compiled

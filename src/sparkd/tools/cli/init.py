@@ -84,10 +84,15 @@ def _refuse(args: argparse.Namespace) -> None:
         raise UsageError("there is no terminal to confirm on", "--yes writes at once, --plan only shows")
 
 
+RELEASE = (
+    "sudo docker ps -aqf label=io.sparkd.kept | xargs -r sudo docker rm;"
+    " sudo docker images sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r sudo docker rmi"
+)
+"""Removes what keeps known good images, and does nothing where there are none."""
+
+
 def deinit(_args: argparse.Namespace) -> None:
     lines = NodeFiles(Host(), os.environ).take_back()
     print("\n".join(lines) or "nothing to take back: `sparkd init` has written nothing here")
     print("left as they are: models, images, recipes, the state in /var/lib/sparkd, and which units are enabled")
-    remove = "sudo docker ps -aqf label=io.sparkd.kept | xargs -r sudo docker rm"
-    release = "sudo docker images sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r sudo docker rmi"
-    print(f"so is what keeps known good images, where there are any; to end it: {remove}; {release}")
+    print(f"so is what keeps known good images, where there are any; to end it: {RELEASE}")

@@ -52,12 +52,12 @@ def measure_all(settings: Settings, host: Host) -> list[Result]:
         return [measure(facts, peer, port, keys, host) for peer in peers]
 
 
-def await_result(facts: Facts, port: int, keys: Keys, head: str) -> Result:
+def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float = WAIT_SECONDS) -> Result:
     """What the head has measured with this node. Raises AwaitedError, BlockedError."""
-    report_progress(f"waits for {head}, for {WAIT_SECONDS:.0f} s: sudo sparkd fabric test there, too")
+    report_progress(f"waits for {head}, for {seconds:.0f} s: sudo sparkd fabric test there, too")
     addresses, body = {own_port.address: own_port.hca for own_port in facts.ports}, msgspec.json.encode(facts)
     try:
-        encoded = asyncio.run(receive_result(addresses, port, keys, body, WAIT_SECONDS))
+        encoded = asyncio.run(receive_result(addresses, port, keys, body, seconds))
     except OSError as error:
         raise AwaitedError(f"port {port} can't be had: {error.strerror}", f"ss -ltnp sport = :{port}") from None
     if encoded is None:
@@ -101,9 +101,9 @@ def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
     return Pair(own, other, figures, rdma_gbps=rdma)
 
 
-def greet(measurer: Measurer) -> Facts:
-    """The other node's ports, as soon as it listens. Raises BlockedError after WAIT_SECONDS, or where it refuses."""
-    end, shown = time.monotonic() + WAIT_SECONDS, False
+def greet(measurer: Measurer, seconds: float = WAIT_SECONDS) -> Facts:
+    """The other node's ports, as soon as it listens. Raises BlockedError after `seconds`, or where it refuses."""
+    end, shown = time.monotonic() + seconds, False
     while True:
         try:
             if answer := measurer.request(PORTS):
@@ -120,6 +120,6 @@ def greet(measurer: Measurer) -> Facts:
             hint = "there, with the agent stopped: sudo sparkd fabric test"
             raise BlockedError(f"{measurer.to} does not take part: {reason}", hint)
         if not shown:
-            report_progress(f"waits for {measurer.to}, for {WAIT_SECONDS:.0f} s: sudo sparkd fabric test there, too")
+            report_progress(f"waits for {measurer.to}, for {seconds:.0f} s: sudo sparkd fabric test there, too")
             shown = True
         time.sleep(POLL_SECONDS)

@@ -35,7 +35,7 @@ STREAMS, SECONDS = 8, 3
 """iperf3 with 8 reached what an interface of a ConnectX-7 carries (110 Gb/s, MTU 9000: NVIDIA's forum, 367853)."""
 RDMA_SECONDS, MARGIN_SECONDS, QUEUE_PAIRS = 4, 1, 8
 """Eight queue pairs found the known fault (NVIDIA/dgx-spark-playbooks, pull request 108)."""
-START_SECONDS, TRIES, TRY_AGAIN_SECONDS = 10.0, 5, 0.5
+START_SECONDS, TRIES, PAUSE_SECONDS = 10.0, 5, 0.5
 """Time for both to meet. The one that listens is slower than the one that connects."""
 LISTEN_SECONDS = {IPERF3: 20.0, IB_WRITE_BW: TRIES * START_SECONDS}
 _NOBODY = ("--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs")
@@ -104,20 +104,20 @@ def _without_figure(program: str, printed: bytes) -> str:
     return f"{program} printed no figure, but ends in: {sanitize(last)}"
 
 
-def measure_tcp(own: str, to: str, *, back: bool = False) -> float:
+def measure_tcp(own: str, to: str, *, back: bool = False, pause_seconds: float = PAUSE_SECONDS) -> float:
     """Gb/s to the other address, or `back` from there. Raises TrafficError."""
-    return _measure(tcp_command(own, to, back=back), SECONDS, parse_tcp)
+    return _measure(tcp_command(own, to, back=back), SECONDS, parse_tcp, pause_seconds)
 
 
-def measure_rdma(device: str, to: str) -> float:
+def measure_rdma(device: str, to: str, pause_seconds: float = PAUSE_SECONDS) -> float:
     """Gb/s that this node writes to the other. Raises TrafficError."""
-    return _measure(rdma_command(device, to), RDMA_SECONDS, parse_rdma)
+    return _measure(rdma_command(device, to), RDMA_SECONDS, parse_rdma, pause_seconds)
 
 
-def _measure(words: list[str], seconds: float, parse: Callable[[bytes], float]) -> float:
+def _measure(words: list[str], seconds: float, parse: Callable[[bytes], float], pause_seconds: float) -> float:
     failure = TrafficError()
     for _ in range(TRIES):
-        time.sleep(TRY_AGAIN_SECONDS)
+        time.sleep(pause_seconds)
         process = _start(words, seconds + START_SECONDS, subprocess.PIPE)
         assert process.stdout is not None
         try:
@@ -129,9 +129,9 @@ def _measure(words: list[str], seconds: float, parse: Callable[[bytes], float]) 
     raise failure
 
 
-def listen(words: list[str]) -> subprocess.Popen[bytes]:
-    """Start it to listen; `end` is to end it. Raises OSError."""
-    return _start(words, LISTEN_SECONDS[words[0]], subprocess.DEVNULL)
+def listen(words: list[str], seconds: float | None = None) -> subprocess.Popen[bytes]:
+    """Start it to listen, for its LISTEN_SECONDS where none are given; `end` is to end it. Raises OSError."""
+    return _start(words, LISTEN_SECONDS[words[0]] if seconds is None else seconds, subprocess.DEVNULL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

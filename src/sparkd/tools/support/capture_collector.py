@@ -76,7 +76,9 @@ class Collector:
         self.host = host
         self.missing: list[str] = []
         self.of_nodes = dict[str, str]()
-        loaded = self._attempt("settings (LOOK FOR SECRETS that they name)", lambda: load_settings(os.environ))
+        loaded = self._attempt(
+            "settings (LOOK FOR SECRETS that they name)", lambda: load_settings(os.environ, Path(host.files.root))
+        )
         self.settings = loaded or Settings()
         named = self._attempt("the plan's secrets (LOOK FOR THEM)", self._named_secrets)
         self.secret_files = frozenset({*self._configured_secrets(), *self._private_files(), *(named or ())} - {""})

@@ -367,11 +367,7 @@ def test_the_time_grows_with_the_shards_and_not_with_the_weights(tree: Tree) -> 
 def test_what_only_its_owner_may_read_is_held_against_the_images_user(tree: Tree, closed: str) -> None:
     model(tree, A, B)
     at(tree, closed).chmod(0o750)
-    tree.file("/run/docker.pid", "7")
-    tree.process(7, "dockerd", opened=("socket:[5]",))
-    tree.file("/proc/7/comm", "dockerd\n")
-    tree.file("/proc/net/unix", "Num RefCount Protocol Flags Type St Inode Path\n"
-              "0: 2 0 00010000 0001 01 5 /run/docker.sock\n")  # fmt: skip
+    tree.dockerd()
     image = {"Id": "sha256:0", "Architecture": "arm64", "Os": "linux", "Config": {"User": "vllm:vllm"}}
     tree.docker("/images/img/json", image)
     facts, verdict = look(tree, replace(CHECK, image="img"))

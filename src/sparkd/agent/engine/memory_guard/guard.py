@@ -45,9 +45,12 @@ class MemoryGuard:
         wake: Callable[[], None],
         proc: str = "/proc",
         unit: str = UNIT_SOCKET,
+        boot: str = BOOT,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         """`wake` is called when `over` becomes true. `proc`: the folder of meminfo. `unit`: the socket of sparkd-guard.
 
+        `boot`: starts a process of its own; one that is silent for `answer_seconds` is given up.
         A floor of 0: the unit kills the rank only where no agent comes back.
         """
         self._floor_bytes = floor_bytes
@@ -56,6 +59,7 @@ class MemoryGuard:
         self._wake = wake
         self._proc = proc
         self._unit = unit
+        self._boot, self._answer_seconds = boot, answer_seconds
         self._by_unit = True
         self._killer: socket.socket | None = None
         self._closing = threading.Event()
@@ -157,7 +161,7 @@ class MemoryGuard:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", BOOT.format(_FOLDER), self._proc, "0"],
+                [sys.executable, "-I", "-S", "-B", "-c", self._boot.format(_FOLDER), self._proc, "0"],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -178,7 +182,7 @@ class MemoryGuard:
             self._killer = connection
             if self._closing.is_set():  # `close` may have run before there was a connection
                 self._disconnect()
-            connection.settimeout(ANSWER_SECONDS)
+            connection.settimeout(self._answer_seconds)
             socket.send_fds(connection, [str(self._floor_bytes).encode()], [self._pidfd])
             while not line.startswith((ENDED, KILLED)) and (received := connection.recv(4096)):
                 connection.settimeout(None)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tests.bed import BedError
 from tests.bed.sparkd_node import SparkdNode
 
-from .faults import BY_NAME, FAULTS
+from .faults import BY_NAME, FAULTS, edit
 from .invariants import Rules
 from .world import World
 
@@ -179,11 +179,19 @@ class Siege:
         if member.show("ActiveState") != "failed":
             return
         code, report = member.exit_status(), member.report()
-        if code not in OWED or report is None or report.action in ("", "none"):
-            raise ViolationError(
-                f"tokens: {member.unit} stays down with {code} and requires nobody: {report and report.action}"
-            )
-        self.world.persons.append(f"{member.unit}: {code} {report.cause} {report.action}: {report.message}")
+        journal = member.journal_since(self.rules.cursors[member.node.name])
+        # With a file that can't be read no report is written, and that of a boot before is gone.
+        said = (
+            [f"{report.cause} {report.action}: {report.message}"]
+            if report and report.action not in ("", "none")
+            else []
+        )
+        said += [line for line in journal.splitlines() if "agent.run.refused" in line and "action=none" not in line]
+        if code not in OWED or not said:
+            raise ViolationError(f"tokens: {member.unit} stays down with {code} and requires nobody: {report}")
+        self.world.persons.append(f"{member.unit}: {code} {said[-1]}")
+        if code == 78:
+            edit(self.world, member, 0)
         member.node.run("systemctl", "reset-failed", member.unit)
         member.start_soon()
 

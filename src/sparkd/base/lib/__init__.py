@@ -34,12 +34,12 @@ def without(*modules: str, stand_in: object = None) -> Iterator[None]:
 
 
 def recipes_dir() -> Path:
-    return _data_path("recipes")
+    return _data_path("recipes").resolve()  # people read it as it is called in /usr/share
 
 
 def units_dir() -> Path:
     """Folder of the unit templates."""
-    return _data_path("units")
+    return _data_path("units").resolve()
 
 
 def read_data(name: str) -> bytes:
@@ -50,8 +50,7 @@ def read_data(name: str) -> bytes:
 def _data_path(name: str) -> Path:
     from pathlib import Path
 
-    # Resolved: people read it as it is called in /usr/share. importlib.resources takes 10 ms to import.
-    return (Path(__file__).parents[2] / "data" / name).resolve()
+    return Path(__file__).parents[2] / "data" / name  # importlib.resources takes 10 ms to import
 
 
 def start_thread(thread: threading.Thread) -> None:

@@ -12,7 +12,6 @@ alone, one after the other: it sleeps, burns CPU, or does that in pieces of two 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
@@ -115,6 +114,8 @@ class Prefill:
         self.running, self.pieces = 0, 0
         self.sent, self.answers = os.pipe(), os.pipe()
         if not os.fork():
+            import ctypes  # whose library the image for arm64 lacks
+
             prctl = ctypes.CDLL(None).prctl
             prctl(PR_SET_NAME, b"VLLM::EngineCor", 0, 0, 0)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

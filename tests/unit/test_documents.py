@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+MODULE = re.compile(r"`((?:src/sparkd|base|agent|tools|tests|packaging)/[a-z0-9_/]+\.py)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 
@@ -21,6 +22,12 @@ def test_each_link_of_a_document_leads_to_a_file_and_a_heading(path: Path) -> No
     links = [(path.parent / file if file else path, anchor) for file, anchor in LINK.findall(path.read_text())]
     assert [str(target) for target, _ in links if not target.exists()] == []
     assert [(target.name, anchor) for target, anchor in links if anchor and anchor not in anchors(target)] == []
+
+
+@pytest.mark.parametrize("path", [path for path in DOCUMENTS if path.parent.name != "adr"], ids=lambda path: path.name)
+def test_each_module_that_a_document_names_is_there(path: Path) -> None:
+    modules = set(MODULE.findall(path.read_text()))
+    assert [name for name in modules if not any((ROOT / place / name).exists() for place in ("", "src/sparkd"))] == []
 
 
 def test_readme_and_the_overview_of_the_manual_are_short() -> None:

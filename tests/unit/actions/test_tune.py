@@ -15,10 +15,10 @@ from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main, setup
 from sparkd.tools.setup.system_config import (
-    DROPIN,
     HEADER,
     PATH,
     STATE,
+    WATCHDOG_DROPIN,
     SysctlManager,
     apply_watchdog,
     revert_watchdog,
@@ -295,9 +295,9 @@ def test_a_watchdog_is_set_on_request_shown_and_taken_back(guarded: Tree, tune: 
         "kernel.panic_on_oops: 0 -> 1",
         "vm.swappiness: 60 -> 10",
         f"{PATH} sets 3 at each boot; `sparkd tune revert` takes that back",
-        f"wrote {DROPIN}: the watchdog (SBSA) resets a frozen machine",
+        f"wrote {WATCHDOG_DROPIN}: the watchdog (SBSA) resets a frozen machine",
     ]
-    assert (guarded.root / DROPIN[1:]).read_text().splitlines()[1:] == ["[Manager]", "RuntimeWatchdogSec=60"]
+    assert (guarded.root / WATCHDOG_DROPIN[1:]).read_text().splitlines()[1:] == ["[Manager]", "RuntimeWatchdogSec=60"]
     assert "hung_task" not in (guarded.root / PATH[1:]).read_text()
     (guarded.root / WATCHDOG[1:] / "state").write_text("active\n")  # as systemd does
     shown = tune("show")
@@ -309,7 +309,7 @@ def test_a_watchdog_is_set_on_request_shown_and_taken_back(guarded: Tree, tune: 
         "kernel.panic_on_oops: 1 -> 0",
         "vm.swappiness: 10 -> 60",
         f"removed {PATH}",
-        f"removed {DROPIN}",
+        f"removed {WATCHDOG_DROPIN}",
     ]
     (guarded.root / WATCHDOG[1:] / "state").write_text("inactive\n")
     assert {path: text for path, (_, text) in files(guarded).items()} == {
@@ -320,11 +320,11 @@ def test_a_watchdog_is_set_on_request_shown_and_taken_back(guarded: Tree, tune: 
 
 def test_an_apply_without_it_sets_no_watchdog_and_takes_none_back(guarded: Tree, tune: Tune) -> None:
     tune("apply")
-    assert not (guarded.root / DROPIN[1:]).exists()
+    assert not (guarded.root / WATCHDOG_DROPIN[1:]).exists()
     assert "kernel.panic" not in (guarded.root / PATH[1:]).read_text()
     tune("apply", chosen=True)
     assert len(tune("apply")) == 1
-    assert (guarded.root / DROPIN[1:]).exists()
+    assert (guarded.root / WATCHDOG_DROPIN[1:]).exists()
     assert "kernel.panic = 30" in (guarded.root / PATH[1:]).read_text()
 
 
@@ -345,7 +345,7 @@ def test_a_watchdog_that_something_else_uses_or_that_is_not_there_is_left(guarde
         (guarded.root / WATCHDOG[1:] / name).unlink()
     (guarded.root / WATCHDOG[1:]).rmdir()
     assert apply_watchdog(guarded.root) == ["this machine has no watchdog: if it freezes, its power must be cut"]
-    assert not (guarded.root / DROPIN[1:]).exists()
+    assert not (guarded.root / WATCHDOG_DROPIN[1:]).exists()
     assert revert_watchdog(guarded.root) == []
 
 
@@ -358,7 +358,7 @@ def until_error(root: Path, action: str, match: str, **options: bool) -> list[st
 
 
 def test_a_drop_in_of_somebody_elses_holds_up_no_other_setting(guarded: Tree) -> None:
-    guarded.file(DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
+    guarded.file(WATCHDOG_DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
     foreign = "50-sparkd.conf was not written by sparkd"
     assert "vm.swappiness: 60 -> 10" in until_error(guarded.root, "apply", foreign, watchdog=True)
     said = until_error(guarded.root, "revert", foreign)
@@ -369,11 +369,12 @@ def test_a_drop_in_of_somebody_elses_holds_up_no_other_setting(guarded: Tree) ->
 def test_a_setting_of_somebody_elses_does_not_keep_the_watchdog(guarded: Tree, tune: Tune) -> None:
     tune("apply", chosen=True)
     guarded.file(PATH, "vm.swappiness = 1\n")
-    assert until_error(guarded.root, "revert", "60-sparkd.conf was not written by sparkd") == [f"removed {DROPIN}"]
+    printed = until_error(guarded.root, "revert", "60-sparkd.conf was not written by sparkd")
+    assert printed == [f"removed {WATCHDOG_DROPIN}"]
 
 
 def test_a_drop_in_of_somebody_elses_is_never_touched(guarded: Tree) -> None:
-    guarded.file(DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
+    guarded.file(WATCHDOG_DROPIN, "[Manager]\nRuntimeWatchdogSec=20\n")
     before = files(guarded)
     for work in (apply_watchdog, revert_watchdog):
         with pytest.raises(ConfigError, match="was not written by sparkd"):
@@ -387,4 +388,4 @@ def test_a_setting_that_is_stuck_holds_up_no_drop_in(guarded: Tree, tune: Tune) 
     guarded.folder("/proc/sys/vm/swappiness")
     with pytest.raises(ConfigError, match=r"vm\.swappiness can't be read"):
         tune("revert")
-    assert not (guarded.root / DROPIN[1:]).exists()
+    assert not (guarded.root / WATCHDOG_DROPIN[1:]).exists()

@@ -1,4 +1,4 @@
-"""The process trees of vLLM on this machine."""
+"""The process trees of vLLM on this machine; their share of the GPU's memory, and who holds a port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LaunchPlan: the complete description of one rank's container; and the ports that it listens on."""
+"""LaunchPlan: the complete description of one rank's container; and the API's port, which nothing else may have."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class LaunchPlan(Struct, frozen=True):
 
     @property
     def counted_as(self) -> str:
-        """Key of its launches in the ledger. Launches with a rollback's image are counted separately."""
+        """Key by which the launch history counts its launches; those with a rollback's image are counted separately."""
         return f"{self.digest} {self.image_id}".rstrip()
 
 

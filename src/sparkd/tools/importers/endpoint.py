@@ -34,11 +34,11 @@ _CHECKOUT = EUGR.rpartition("/")[2]
 _BUILD_TOOL = "build-and-copy.sh"
 _REGULAR, _B12X = "eugr/spark-vllm:latest", "eugr/spark-vllm-b12x:latest"
 _PULLED = {"vllm-node": _REGULAR, "vllm-node-tf5": _REGULAR, "vllm-node-b12x": _B12X}
-"""What that tool pulls and gives the name, by the name, if all arguments are of _UNBUILT (at 028b7ce, 2026)."""
-_BUILT = ("vllm-node", "sparkrun-eugr-vllm")
-"""How the names begin that this tool, and sparkrun by it, give what they build."""
+"""Published image by the name that the tool gives it: pulled, if all arguments are of _PULL_FLAGS (028b7ce, 2026)."""
+_BUILT_NAMES = ("vllm-node", "sparkrun-eugr-vllm")
+"""Beginnings of the names of what this tool, and sparkrun by it, build."""
 _EXP_B12X = {"--exp-b12x", "--experimental-b12x"}
-_UNBUILT = {"--tf5", "--pre-tf", "--pre-transformers", *_EXP_B12X}
+_PULL_FLAGS = {"--tf5", "--pre-tf", "--pre-transformers", *_EXP_B12X}
 _OF_HUB_CACHE = re.compile(
     r"(?:/root/\.cache|/cache)/huggingface/hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
     r"/snapshots/([0-9a-f]{7,40})/?",
@@ -49,6 +49,12 @@ _OTHER_MOUNTS = ("/root/.cache/huggingface", "/cache/huggingface")
 MOST_MODS = 24
 _X86 = re.compile(r"(?:\A|[/:._-])(?:x86[_-]?64|amd64)(?:\Z|[:@._-])", re.IGNORECASE)
 """A part of an image's name."""
+_CUDA_TORCH = """\
+python3 -c 'from importlib.util import find_spec; from runpy import run_path
+torch = find_spec("torch"); assert torch, "torch is missing"
+assert run_path(torch.origin.replace("__init__", "version"))["cuda"], "torch is built without CUDA"'
+"""
+"""A build that resolves torch from Python's package index gets its wheel for the CPU."""
 
 
 def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
@@ -71,21 +77,13 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
     return bundle
 
 
-_CUDA_TORCH = """\
-python3 -c 'from importlib.util import find_spec; from runpy import run_path
-torch = find_spec("torch"); assert torch, "torch is missing"
-assert run_path(torch.origin.replace("__init__", "version"))["cuda"], "torch is built without CUDA"'
-"""
-"""A build that resolves torch from Python's package index gets its wheel for the CPU."""
-
-
 def _build_command(source: Source, bundle: Bundle, path: Path | None) -> str:
     """How the image is built; empty where a registry has it, perhaps by another name, and where that is not known."""
     image = bundle.base
     words = [str(word) for word in _listed(source, "build_args")]
     if source.is_running_here or (is_published(image) and not words):
         return ""
-    if not words and not image.startswith(_BUILT) and source.document.data.get("builder") != "eugr":
+    if not words and not image.startswith(_BUILT_NAMES) and source.document.data.get("builder") != "eugr":
         if not bundle.is_here:
             source.miss(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return ""
@@ -111,11 +109,11 @@ def _listed(source: Source, key: str) -> list[object]:
 
 
 def _pulled_image(name: str, words: list[str], checkouts: list[Path]) -> str:
-    """Empty where the tool builds. The one beside the recipe may be older, or a fork, and has another image then."""
+    """Empty where the tool builds. One beside the recipe may be older, or a fork, and then names another image."""
     image = _PULLED.get(name, "") if _EXP_B12X.isdisjoint(words) else _B12X
     with suppress(OSError, ConfigError):
         known = not checkouts or f'"{image}"' in read_file(checkouts[0] / _BUILD_TOOL)
-        return image if known and _UNBUILT.issuperset(words) else ""
+        return image if known and _PULL_FLAGS.issuperset(words) else ""
     return ""
 
 
@@ -129,7 +127,7 @@ def _find_model(source: Source, bundle: Bundle) -> None:
         path = volume.source.rstrip("/") + model.path[len(volume.target) :]
         if is_below(model.path, volume.target) and path:  # sparkd mounts a model where it is on the node
             bundle.update("model", path=path)
-            bundle.update("container", volumes=tuple(one for one in volumes if one.target != path))
+            bundle.update("container", volumes=tuple(mount for mount in volumes if mount.target != path))
             break
     path = bundle.recipe.model.path
     if not bundle.recipe.model.repo and path.startswith("/") and Path(path).is_dir():

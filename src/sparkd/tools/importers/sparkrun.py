@@ -191,8 +191,8 @@ def _container(source: Source) -> Mapping[str, object]:
 
 
 def convert_option(name: str, value: object) -> dict[str, object] | None:
-    """None for an option or a value without a counterpart."""
-    text, words = str(value), [str(one) for one in value] if isinstance(value, list) else [str(value)]
+    """Keys of `container`; None for an option or a value without a counterpart."""
+    text, words = str(value), [str(item) for item in value] if isinstance(value, list) else [str(value)]
     limits, volumes = [_limit(word) for word in words], [_volume(word) for word in words]
     match name:
         case "privileged":
@@ -224,7 +224,7 @@ def _limit(word: str) -> tuple[str, dict[str, int]] | None:
 
 
 def _volume(word: str) -> str:
-    """With its target and mode; empty for text that is no volume."""
+    """`SOURCE:TARGET:MODE`, with what the text leaves out; empty for text that is no volume."""
     match = _VOLUME.fullmatch(word)
     return f"{match[1]}:{match[2] or match[1]}:{match[3] or 'rw'}" if match else ""
 
@@ -234,5 +234,5 @@ def _parse_size(text: str) -> int:
     size = _SIZE.fullmatch(text)
     if size is None:
         return 0
-    found = int(float(f"{size[1]}.{size[2] or 0}") * _UNITS[size[3].lower()])
-    return found if found <= 2**50 else 0
+    size_bytes = int(float(f"{size[1]}.{size[2] or 0}") * _UNITS[size[3].lower()])
+    return size_bytes if size_bytes <= 2**50 else 0

@@ -21,9 +21,9 @@ from sparkd.tools.measure.bench import REQUEST_SECONDS, Prompts, Wanted
 SAMPLE_SECONDS, STEP_SECONDS = 5.0, 20.0
 """Time between two samples; time for one number of requests, before the next one's turn."""
 WARM_SHARE, WARM_SECONDS = 0.2, 300.0
-"""So much of the beginning is left out, at most: an engine's first requests take memory that stays."""
+"""The beginning that is left out: the shorter of the two. An engine's first requests take memory that stays."""
 NOISE_BYTES = 128 << 20
-"""Twice the change that a report may leave out."""
+"""Smaller changes are noise: a node's report omits up to half of it."""
 STEADY, NOT_STEADY, UNKNOWN = "steady", "not steady", "unknown"
 
 
@@ -109,9 +109,9 @@ class Soak:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def _add(self) -> None:
-        if look := self._look():
+        if sample := self._look():
             counts = {"answered": self._answered, "failed": self._failed, "tokens": self._tokens}
-            sample = replace(look, seconds=time.monotonic() - self._began, **counts)
+            sample = replace(sample, seconds=time.monotonic() - self._began, **counts)
             self.samples.append(sample)
             self._sampled(sample)
 

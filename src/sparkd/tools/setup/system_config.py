@@ -203,8 +203,8 @@ def _refuse(reason: str) -> NoReturn:
     raise ConfigError(reason, f"look at it, set what it names by hand (sysctl -w), and remove it and {PATH}")
 
 
-DROPIN = "/etc/systemd/system.conf.d/50-sparkd.conf"
-TEXT = f"{HEADER}; `sparkd tune revert` removes it.\n[Manager]\nRuntimeWatchdogSec=60\n"
+WATCHDOG_DROPIN = "/etc/systemd/system.conf.d/50-sparkd.conf"
+WATCHDOG_TEXT = f"{HEADER}; `sparkd tune revert` removes it.\n[Manager]\nRuntimeWatchdogSec=60\n"
 """A machine that freezes resets itself: systemd keeps the hardware's watchdog from it. Served every 30 s, since one
 that runs out of memory may stand still for tens of seconds, and recover."""
 PANIC = {"kernel.panic": "30", "kernel.panic_on_oops": "1"}
@@ -215,26 +215,26 @@ kernel.hung_task_panic: a task that waits for a driver, a disk or a file server 
 def apply_watchdog(root: Path) -> list[str]:
     """The changes, or why there is none. Raises ConfigError where somebody else's file has the name; UsageError."""
     with files.locked(root):
-        content, machine = own_content(Files(str(root)), DROPIN), kernel.read_recovery(Files(str(root)))
+        content, machine = own_content(Files(str(root)), WATCHDOG_DROPIN), kernel.read_recovery(Files(str(root)))
         if not machine.watchdog:
             return ["this machine has no watchdog: if it freezes, its power must be cut"]
         if content is None and machine.active:
             return [f"the watchdog ({machine.watchdog}) is in use by something else: nothing is to be done"]
-        if content == TEXT.encode():
+        if content == WATCHDOG_TEXT.encode():
             return []
-        write(root, DROPIN, TEXT)
+        write(root, WATCHDOG_DROPIN, WATCHDOG_TEXT)
         UnitFiles(root).daemon_reload()
-        return [f"wrote {DROPIN}: the watchdog ({machine.watchdog}) resets a frozen machine"]
+        return [f"wrote {WATCHDOG_DROPIN}: the watchdog ({machine.watchdog}) resets a frozen machine"]
 
 
 def revert_watchdog(root: Path) -> list[str]:
     """The changes. Raises as `apply_watchdog`."""
     with files.locked(root):
-        if own_content(Files(str(root)), DROPIN) is None:
+        if own_content(Files(str(root)), WATCHDOG_DROPIN) is None:
             return []
-        remove(root, DROPIN)
+        remove(root, WATCHDOG_DROPIN)
         UnitFiles(root).daemon_reload()
-        return [f"removed {DROPIN}"]
+        return [f"removed {WATCHDOG_DROPIN}"]
 
 
 def with_panic(recipe: Recipe) -> Recipe:

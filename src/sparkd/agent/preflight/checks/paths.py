@@ -32,7 +32,7 @@ _TEMPLATE = re.compile(r"[{}\n]")
 PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 """Where systemd looks for a program that is no path: systemd.exec(5)."""
 USUAL_FOLDER = "/usr/bin"
-"""Where a program that is in none of them is said to be missing."""
+"""The folder that is named for a program that is in none of them."""
 SPECIFIERS = {
     "%": "%", "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log", "E": "/etc", "T": "/tmp",  # noqa: S108
     "V": "/var/tmp", "h": "/root", "u": "root", "U": "0", "g": "root", "G": "0", "i": "", "I": "",  # noqa: S108

@@ -20,7 +20,7 @@ from sparkd.base.vllm.flag import first_values
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
 PROXY = "docker-proxy"
-"""Holds the published ports of containers, and is in none: without it the container runs on without them."""
+"""docker's process that holds a container's published ports from outside; without it the container runs on."""
 
 
 class Wanted(Struct, frozen=True):
@@ -46,7 +46,7 @@ class Held(Struct, frozen=True):
 
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[Wanted, ...]:
-    """Ports to be listened on: a worker serves no API, and comes to the head's port of the rendezvous."""
+    """Ports on which this node listens. A worker serves no API, and connects to the head's port of the rendezvous."""
     several, is_head = plan.node.cluster_size > 1, plan.node.rank == 0
     ports = []
     if is_head:

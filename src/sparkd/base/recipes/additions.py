@@ -48,8 +48,8 @@ BETWEEN_NODES: Mapping[str, str] = {
     "GLOO_SOCKET_IFNAME": INTERFACE,
     "TP_SOCKET_IFNAME": INTERFACE,
 }
-BETWEEN_GPUS: Mapping[str, str] = {"NCCL_SOCKET_IFNAME": f"={INTERFACE}", "NCCL_IB_HCA": HCAS, "NCCL_DEBUG": "WARN"}
-"""Without `=`, NCCL takes the name for a beginning, also of a VLAN's. Without WARN, NCCL's errors have no reason."""
+BETWEEN_GPUS: Mapping[str, str] = {"NCCL_SOCKET_IFNAME": f"={INTERFACE}", "NCCL_IB_HCA": HCAS}
+"""Without `=`, NCCL takes the name for a beginning, also of a VLAN's."""
 ALLOCATOR, NEWER_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 """PyTorch ignores the newer name where it has the older one."""
 ADDED_LIMITS = {"nofile": 1 << 20, "memlock": -1}
@@ -102,7 +102,9 @@ def added_env(recipe: Recipe, settings: Settings, nodes: int) -> dict[str, str]:
         if NEWER_ALLOCATOR not in env and not fixed and not shared:
             added[ALLOCATOR] = "expandable_segments:True"
     if nodes > 1:
-        added |= {**(RAY_ENV if recipe.executor == RAY else {}), **BETWEEN_NODES, **(BETWEEN_GPUS if on_gpu else {})}
+        added |= {**(RAY_ENV if recipe.executor == RAY else {}), **BETWEEN_NODES}
+        if on_gpu:
+            added |= {**BETWEEN_GPUS, "NCCL_DEBUG": "WARN"}  # without which NCCL's errors have no reason
     if why_tcp(env):
         added.pop("NCCL_IB_HCA", None)  # TCP is meant, and no device is awaited
     own = {*env, *recipe.secrets, *engine.secrets}

@@ -124,6 +124,24 @@ def test_a_look_that_hangs_is_the_only_one_and_its_end_is_a_change(world: World)
     assert HANG_HINT in hung[0]
 
 
+def test_the_end_of_a_look_that_hung_later_is_a_change_too(world: World) -> None:
+    world.pace = replace(PACE, retry_seconds=(3.0,), hang_seconds=0.05)
+    looks = list[float]()
+
+    def docker() -> DockerFacts:
+        looks.append(time.monotonic())
+        time.sleep(0.5 if len(looks) == 2 else 0)
+        return AWAY
+
+    def refuse(_agent: Agent) -> None:
+        raise BlockedError("hook:10-site: no", checks=("stale-container", "hook:10-site"))
+
+    tries = Tries(2, refuse)
+    _, journal = run_agent(world, run=lambda agent: tries.run(replace(agent, host=Host(world.tree.root, docker))))
+    assert tries.times[1] - tries.times[0] < 2.5, "the second one says what blocks now"
+    assert HANGS in journal
+
+
 def test_a_stop_ends_a_blocked_run_at_once(ghost: World) -> None:
     stopped_at: list[float] = []
 

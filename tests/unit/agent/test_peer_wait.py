@@ -17,6 +17,7 @@ from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node, report, until
 
+from sparkd import __version__
 from sparkd.agent.daemon.blocked import retry_while_blocked
 from sparkd.agent.daemon.context import Agent, Pace
 from sparkd.agent.daemon.shutdown import shutdown_on_error
@@ -251,6 +252,19 @@ def test_plans_that_differ_block_both_nodes_and_the_table_is_in_both_journals(tr
             assert not any("image" in row for row in rows)
         assert "(this node is rolled back: " in head.report.message
         assert "(make the configuration, the image and the model the same on all nodes)" in worker.report.message
+
+
+def test_a_plan_of_another_version_of_sparkd_says_which_is_to_be_upgraded(tree: Tree, port: int) -> None:
+    configured = settings(addresses(2), port)
+    with agent_under_test(tree, 0, configured) as head, agent_under_test(tree, 1, configured) as worker:
+        worker.agent.reporter.report = replace(worker.report, version="0.0.1")
+        head.set_plan("d1", **{"env.NCCL_DEBUG": "WARN"})
+        worker.set_plan("d2")
+        with running_steps(head, wait_while_blocked), running_steps(worker, wait_while_blocked):
+            until(lambda: {head.report.phase, worker.report.phase} == {Phase.BLOCKED})
+        for one, own, theirs in [(head, __version__, "0.0.1"), (worker, "0.0.1", __version__)]:
+            assert f"(sparkd is {own} here and {theirs} on spark" in one.report.message
+            assert "on the older: sudo apt install --only-upgrade sparkd" in one.report.message
 
 
 def test_a_head_that_stays_blocked_is_one_line_in_the_journal_of_a_waiting_worker(tree: Tree, port: int) -> None:

@@ -191,7 +191,7 @@ def test_a_worker_whose_rank_runs_warns_and_ceases_to_once_it_has_joined(tree: T
 def test_plans_that_differ_for_that_are_made_equal_by_the_join(tree: Tree, port: int) -> None:
     with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port) as head:
         send(head, worker, body(good(port)))
-        assert worker.agent.differences._hint() == head_key.REMEDY
+        assert worker.agent.differences._hint(worker.agent.monitor.statuses()[0]) == head_key.REMEDY
 
 
 def test_a_worker_without_a_document_takes_none_that_is_not_the_heads_and_says_so(tree: Tree, port: int) -> None:

@@ -69,6 +69,14 @@ def test_a_device_is_not_opened_whatever_link_leads_to_it(tmp_path: Path) -> Non
     assert Files().text("/dev/null") == "", "masked units are links to it"
 
 
+def test_of_the_devices_of_memory_only_those_that_are_needed_are_opened(tmp_path: Path) -> None:
+    """Beside /dev/null there lie /dev/mem and /dev/port, and a read of the latter may end a kernel."""
+    link = tmp_path / "config.json"
+    link.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="is a device"):
+        Files().head(str(link), 1)
+
+
 def test_stat_has_kind_and_permissions(tree: Tree) -> None:
     tree.file("/bin/tool", "#!", mode=0o755)
     facts = files(tree).stat("/bin/tool")

@@ -77,7 +77,7 @@ class PlanDifferences(Struct):
     def check(self, peers: tuple[PeerStatus, ...]) -> None:
         """Raises BlockedError (exit 10)."""
         if (differing := self._find(peers)) is not None:
-            raise BlockedError(self._report(differing), self._hint())
+            raise BlockedError(self._report(differing), self._hint(differing))
         self._reported.clear()
 
     def _find(self, peers: tuple[PeerStatus, ...]) -> PeerStatus | None:
@@ -113,9 +113,13 @@ class PlanDifferences(Struct):
                 agent.journal.put(TABLE_PRIORITY, agent.redact(f"plan| {row}"), keep=True)
         return f"{plan_differs}: {summary}"
 
-    def _hint(self) -> str:
+    def _hint(self, other: PeerStatus) -> str:
         if (follower := self.agent.follower) is not None and follower.unproven is not None:
             return follower.unproven.hint
+        own = self.agent.reporter.report.version
+        if other.living and (theirs := other.living.version) != own:
+            upgrade = "make both the same first, on the older: sudo apt install --only-upgrade sparkd"
+            return f"sparkd is {own} here and {theirs} on {other.name}: {upgrade}"
         switch = self.agent.context.switch
         back = switch.chosen if switch is not None else None
         if back is None or not back.proven:

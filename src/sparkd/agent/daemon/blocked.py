@@ -155,12 +155,12 @@ class _Wait:
         self._before = agreement if not checks and agreement.digest else self._look()
 
     def has_changed(self) -> bool:
-        """Wait, and look again. False while a look hangs."""
+        """Wait, and look again. False while a look hangs, and true at its end."""
         pace = self._agent.pace
         self._agent.loop.wait_until(never, max(pace.look_seconds, self._cpu_seconds / pace.look_share))
-        state = self._look()
-        if self.hangs:
-            return False
+        hung, state = self._hung is not None, self._look()
+        if hung or self.hangs:
+            return not self.hangs
         # What is repaired right after the verdict makes no difference between two looks.
         return state != self._before or state == FREE or (not self._checks and _peer_plans(self._agent) != self._plans)
 

@@ -286,7 +286,7 @@ def _note_error(before: LoadProgress, source: str, text: str, now: float) -> Loa
         after = replace(after, worker_died=True)
         text = _own_error(before, text, now) or text
     if not after.cause and _is_cause(text):
-        return replace(after, cause=text, cause_source=source)
+        return replace(after, cause=text, cause_source=source, failing_since=now)
     kept = after.symptom or (after.cause and not _NCCL_WARNS.match(text))
     return after if kept else replace(after, symptom=text)
 

@@ -271,8 +271,8 @@ class Running:
         return Cause.ENGINE_ENDED, words
 
     def _was_killed(self, progress: LoadProgress, code: str, now: float) -> bool:
-        # A client can forge words, and no exit code.
-        explained = progress.root_cause(now) and not (self.ready or progress.serving)
+        # A client can forge words, and no exit code; a warning of NCCL's, a mere symptom, explains none.
+        explained = progress.proven_cause(now) and not (self.ready or progress.serving)
         return (code == KILLED_CODE and not explained) or progress.killed(now)
 
     def docker_ended(self) -> bool:

@@ -33,6 +33,8 @@ MAX_LINKS = 40
 
 # O_NONBLOCK: a FIFO where a file is expected must not hang the agent.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+READABLE = (os.makedev(1, 3), os.makedev(1, 11))
+"""Devices that are opened: /dev/null, to which masked units are links, and the kernel's log."""
 
 T = TypeVar("T")
 
@@ -210,8 +212,7 @@ def open_file(path: str, flags: int = 0) -> int:
     try:
         status = os.fstat(name)
         is_device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
-        # But 1: /dev/null, to which masked units are links, and the kernel's log.
-        if is_device and os.major(status.st_rdev) != 1:
+        if is_device and status.st_rdev not in READABLE:
             raise OSError(errno.EINVAL, "is a device", path)
         return os.open(f"/proc/self/fd/{name}", _READ)
     except OSError as error:

@@ -34,8 +34,6 @@ SHORT_TOKENS = 64
 PREFILL_ANSWER, BATCH_ANSWER = 2, 12
 LEAVING = 8
 """Tokens by which answers differ, so that a batch shrinks step by step."""
-SETTLE_SECONDS = 3.0
-"""Time until what a pass has compiled is in the log, and in the reports of the other nodes."""
 TEXT = "river stone window garden winter paper music bridge letter market engine north seven yellow under quick"
 SAMPLED: Mapping[str, object] = {"temperature": 0.8, "top_p": 0.95, "top_k": 20, "ignore_eos": True}
 GREEDY: Mapping[str, object] = {"temperature": 0, "ignore_eos": True}
@@ -192,12 +190,13 @@ async def warm_up(
     show: Callable[[int, int, int], object],
     seconds: float,
     still_seconds: float,
-    settle_seconds: float = SETTLE_SECONDS,
+    settle_seconds: float = 3.0,
 ) -> Result:
     """Passes of requests until one compiles nothing, for at most `seconds`. Raises what `look` raises.
 
     `show` takes the number of the pass, its steps that are done, and all of them. An endpoint that answers nothing for
-    `still_seconds` while nobody compiles or works is lost.
+    `still_seconds` while nobody compiles or works is lost. What a pass has compiled is in the log, and in the reports
+    of the other nodes, after `settle_seconds`.
     """
     deadline = time.monotonic() + seconds
     sender, before = Sender(endpoint, limits.tools, look, deadline, still_seconds), await look()

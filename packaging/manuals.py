@@ -152,7 +152,7 @@ def symptoms() -> str:
     """Of troubleshooting.md: every known error, by its message."""
     engine = "".join(_symptom(one) for one in TABLE)
     effects = (effect for kind in KINDS.values() for effect in (*kind.codes.values(), kind))
-    kernel = "".join(map(_kernel_symptom, effects))
+    kernel = "".join(dict.fromkeys(map(_kernel_symptom, effects)))  # two codes may mean the same
     return f"## In the engine's lines\n\n{engine}\n## In the kernel's log\n\n{KERNEL_INTRODUCTION}\n\n{kernel}\n"
 
 

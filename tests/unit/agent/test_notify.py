@@ -74,11 +74,11 @@ def stored(tree: Tree) -> NotifyState:
 
 
 def test_a_message_is_sent_once_and_by_no_later_process(tree: Tree, near: Receiver, log: EventLog) -> None:
-    one = outbox(tree, webhook(tree, near.url), log)
-    one.record(replace(one.state, serving=True), (LOST,))
+    sender = outbox(tree, webhook(tree, near.url), log)
+    sender.record(replace(sender.state, serving=True), (LOST,))
     assert [queued.notice for queued in stored(tree).queue] == [LOST], "on disk before it is sent"
-    one.send()
-    one.send()
+    sender.send()
+    sender.send()
     assert [json.loads(body)["text"] for body in near.bodies] == ["gone"]
     assert (stored(tree).queue, stored(tree).serving) == ((), True)
     assert log.names() == ["notify.message.sent"]
@@ -111,24 +111,24 @@ def test_one_process_sends_at_a_time(tree: Tree, near: Receiver, log: EventLog) 
 
 def test_a_failing_receiver_is_tried_again_later_and_each_time_later(tree: Tree, near: Receiver, log: EventLog) -> None:
     near.status = 500
-    one = outbox(tree, webhook(tree, near.url), log, retry_seconds=(0.05, 1.0))
-    one.record(one.state, (LOST, replace(LOST, text="second")))
+    sender = outbox(tree, webhook(tree, near.url), log, retry_seconds=(0.05, 1.0))
+    sender.record(sender.state, (LOST, replace(LOST, text="second")))
     for _ in range(3):
-        one.send()
+        sender.send()
         time.sleep(0.1)
     assert len(near.bodies) == 2, "the second pause is longer"
     near.status = 200
     time.sleep(1)
-    one.send()
+    sender.send()
     assert [json.loads(body)["text"] for body in near.bodies] == ["gone"] * 3 + ["second"], "in order, one a try"
     assert stored(tree).queue == ()
 
 
 def test_a_message_that_the_receiver_refuses_holds_up_no_other(tree: Tree, near: Receiver, log: EventLog) -> None:
     near.status = 400
-    one = outbox(tree, webhook(tree, near.url), log)
-    one.record(one.state, (LOST, LOST))
-    one.send()
+    sender = outbox(tree, webhook(tree, near.url), log)
+    sender.record(sender.state, (LOST, LOST))
+    sender.send()
     assert (len(near.bodies), stored(tree).queue) == (2, ())
     assert log.names() == ["notify.message.failed"]
 
@@ -138,35 +138,35 @@ def test_a_way_that_fails_keeps_no_other_from_sending(
 ) -> None:
     settings = program(tree, "exit 1").model_copy(update={"webhook_file": URL_FILE})
     webhook(tree, near.url)
-    one = outbox(tree, settings, log)
-    one.record(one.state, (LOST,))
-    one.send()
+    sender = outbox(tree, settings, log)
+    sender.record(sender.state, (LOST,))
+    sender.send()
     assert (len(near.bodies), [queued.ways for queued in stored(tree).queue]) == (1, [("command",)])
 
 
 def test_what_was_dropped_is_said_in_the_next_message(tree: Tree, near: Receiver, log: EventLog) -> None:
-    one = outbox(tree, webhook(tree, near.url), log)
+    sender = outbox(tree, webhook(tree, near.url), log)
     many = tuple(Notice("needs-person", "spark1", str(number), at=time.time()) for number in range(QUEUE_LIMIT + 3))
-    one.record(one.state, many)
+    sender.record(sender.state, many)
     assert ("notify.messages.dropped", {"count": 3}) in log.lines
-    one.send()
+    sender.send()
     texts = [json.loads(body)["text"] for body in near.bodies]
     assert texts[:2] == ["3 (3 earlier messages were dropped)", "4"]
 
 
 def test_a_full_disk_keeps_no_message_from_being_sent(tree: Tree, near: Receiver, log: EventLog) -> None:
-    one = outbox(tree, webhook(tree, near.url), log)
+    sender = outbox(tree, webhook(tree, near.url), log)
     (tree.root / "var/lib/sparkd" / FILE.name).mkdir()  # no file can take its place
-    one.record(one.state, (LOST,))
-    one.record(replace(one.state, serving=True), ())
-    one.send()
+    sender.record(sender.state, (LOST,))
+    sender.record(replace(sender.state, serving=True), ())
+    sender.send()
     assert len(near.bodies) == 1
     assert log.names() == ["notify.message.failed", "notify.message.sent"], "logged once"
 
 
 def test_events_that_are_not_wanted_are_not_queued(tree: Tree, near: Receiver, log: EventLog) -> None:
-    one = outbox(tree, webhook(tree, near.url, events=("lost",)), log)
-    one.record(one.state, (replace(LOST, event="serving"), LOST))
+    sender = outbox(tree, webhook(tree, near.url, events=("lost",)), log)
+    sender.record(sender.state, (replace(LOST, event="serving"), LOST))
     assert [queued.notice.event for queued in stored(tree).queue] == ["lost"]
 
 
@@ -321,8 +321,8 @@ def test_with_a_configuration_that_cannot_be_read_the_last_one_counts(tree: Tree
 def test_the_queue_of_a_way_that_is_no_longer_configured_is_dropped(tree: Tree, near: Receiver, log: EventLog) -> None:
     settings = webhook(tree, near.url)
     tree.file(FILE.path, FILE.encode(NotifyState(queue=(Queued(LOST, ("command",)),))))
-    one = outbox(tree, settings, log)
-    one.record(one.state, ())
+    sender = outbox(tree, settings, log)
+    sender.record(sender.state, ())
     assert stored(tree).queue == ()
 
 

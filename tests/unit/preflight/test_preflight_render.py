@@ -16,11 +16,11 @@ def shown(*findings: Finding, fixes: tuple[FixState, ...] = (), before: tuple[Fi
 
 
 def test_json_has_the_promised_shape() -> None:
-    found = json.loads(as_json(shown(STRAY, fixes=render.intended((STRAY,), ALL))))
-    assert set(found) >= {"schema", "node", "role", "dry_run", "verdict", "needs_person", "checks"}
-    assert (found["schema"], found["node"], found["role"], found["dry_run"]) == (1, "spark1", "head", True)
-    assert (found["verdict"], found["needs_person"]) == ("block", False)
-    (check,) = found["checks"]
+    rendered = json.loads(as_json(shown(STRAY, fixes=render.intended((STRAY,), ALL))))
+    assert set(rendered) >= {"schema", "node", "role", "dry_run", "verdict", "needs_person", "checks"}
+    assert (rendered["schema"], rendered["node"], rendered["role"], rendered["dry_run"]) == (1, "spark1", "head", True)
+    assert (rendered["verdict"], rendered["needs_person"]) == ("block", False)
+    (check,) = rendered["checks"]
     assert set(check) == {"id", "level", "reason", "hint", "needs_person", "action", "facts", "fixes", "seconds"}
     assert check["fixes"][0] == {
         "kind": "end-process", "target": "pid 10 (VLLM::Worker_TP)", "state": "would apply", "note": "",
@@ -28,17 +28,17 @@ def test_json_has_the_promised_shape() -> None:
 
 
 def test_fixes_are_held_back_where_they_cannot_clear_everything() -> None:
-    assert {one.state for one in render.intended((STRAY, CACHE), ALL)} == {WOULD_APPLY}
-    assert {one.state for one in render.intended((STRAY, CACHE, GHOST), ALL)} == {HELD_BACK}
+    assert {fix.state for fix in render.intended((STRAY, CACHE), ALL)} == {WOULD_APPLY}
+    assert {fix.state for fix in render.intended((STRAY, CACHE, GHOST), ALL)} == {HELD_BACK}
 
 
 def test_an_applied_fix_shows_under_its_check() -> None:
     done = FixState(END, "applied", "ended by SIGTERM")
     after = finding("stray-workers", Level.OK)
-    found = json.loads(as_json(shown(after, fixes=(done,), before=(STRAY,))))
-    assert found["checks"][0]["fixes"][0]["state"] == "applied"
-    assert found["before"][0]["level"] == "block"
-    assert found["dry_run"] is False
+    rendered = json.loads(as_json(shown(after, fixes=(done,), before=(STRAY,))))
+    assert rendered["checks"][0]["fixes"][0]["state"] == "applied"
+    assert rendered["before"][0]["level"] == "block"
+    assert rendered["dry_run"] is False
 
 
 def as_text(all_of_it: Shown, *, every: bool = False) -> str:

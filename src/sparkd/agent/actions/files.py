@@ -254,8 +254,10 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
             # Renamed first: half removed, and with the time of its removal, it would pass for one in use.
             doomed = folder if folder in begun else folder.rename(folder.with_name(f"{DOOMED}{folder.name}"))
             shutil.rmtree(doomed)
-        except (OSError, RecursionError) as error:  # a container makes folders as deep as it likes
-            yield Pruned(str(folder), getattr(error, "strerror", "") or "its folders are too deep, remove it by rm -rf")
+        except OSError as error:
+            yield Pruned(str(folder), error.strerror or type(error).__name__)
+        except RecursionError:  # a container makes folders as deep as it likes
+            yield Pruned(str(folder), "its folders are too deep, remove it by rm -rf")
         else:
             yield Pruned(str(folder))
 

@@ -9,12 +9,7 @@ of probing the endpoint.
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
@@ -22,6 +17,7 @@ from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.inquest import find_causes
 from sparkd.agent.daemon.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.daemon.proving import try_out
+from sparkd.agent.daemon.reloading import ReloadRequested, raise_if_requested, reload
 from sparkd.agent.daemon.serving import follow_head, make_ready, serve
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.startup import await_docker, check_image, fingerprint, launch, watch
@@ -29,14 +25,10 @@ from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
-from sparkd.base.lib.main_loop import SIGNALS
-from sparkd.base.state.rank_record import read_rank
 
 if TYPE_CHECKING:
     from sparkd.agent.daemon.context import Agent
     from sparkd.agent.engine.rank import Running
-
-FLUSH_SECONDS = 5.0
 
 
 def run(agent: Agent) -> ExitCode:
@@ -122,42 +114,3 @@ def start(agent: Agent) -> Running:
             raise BlockedError(f"no thread to watch the rank: {error}", THREADS_HINT) from None
         raise
     return running
-
-
-class ReloadRequested(StopRequested):
-    """SIGHUP, while the rank serves."""
-
-
-def raise_if_requested(agent: Agent) -> None:
-    """Raises ReloadRequested where the next program can take the rank over."""
-    if not agent.loop.reload_requested:
-        return
-    agent.loop.reload_requested = False
-    known = read_rank(agent.host)
-    if known.record is None or known.record.invocation != agent.incarnation or not known.stays:
-        reason = "no rank serves here that a guard has"
-    elif not (Path(sys.argv[0]).is_absolute() and os.access(sys.argv[0], os.X_OK)):
-        reason = f"{sys.argv[0]} can't be executed"
-    else:
-        raise ReloadRequested("SIGHUP")
-    hint = f"nothing has changed; systemctl restart sparkd-{agent.context.role} ends the engine, too"
-    agent.events.warning("agent.reload.failed", reason=reason, hint=hint)
-
-
-def reload(agent: Agent) -> NoReturn:
-    """`systemctl reload`: this process becomes the installed program, by exec, and takes its own rank over.
-
-    Pid, start time, lock and watchdog stay, and the unit stays active. What may keep the new program from that is
-    looked at before, by `sparkd reload`; a stop that comes meanwhile is obeyed afterwards. Raises RankEndedError;
-    OSError where the program can't be executed: the next agent takes the rank over, as after a crash.
-    """
-    agent.rank.raise_if_ended()
-    agent.loop.enter(Stage.END)
-    agent.events.info("agent.reload.started", hint="")
-    agent.loop.keepalive()
-    agent.journal.close(FLUSH_SECONDS, FLUSH_SECONDS)
-    # From here on a signal waits for the new program; one that another thread got just before is sent again.
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    if agent.loop.stop_requested:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-    os.execve(sys.argv[0], sys.argv, {**os.environ, **agent.actions.hand_on()})  # noqa: S606  # the own program

@@ -5,18 +5,18 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from msgspec import Struct
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, verdict, warn
 from sparkd.agent.preflight.hooks import Hook, check_program
 from sparkd.agent.preflight.needed_paths import Needed, NeededPath, PathFacts, read_path, stat_if_any
+from sparkd.agent.preflight.unit_paths import paths_of_unit
 from sparkd.base.config import units
 from sparkd.base.config.units import DropIn, State
 from sparkd.base.host import Host
-from sparkd.base.host.files import Files, Kind
-from sparkd.base.host.units import OWN_UNITS, Unit
+from sparkd.base.host.files import Kind
+from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import SCRIPT_FILE
@@ -29,21 +29,6 @@ OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 MODS = "/workspace/mods"
 """Where other tools copy mods at the start of a container."""
 _TEMPLATE = re.compile(r"[{}\n]")
-PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-"""Where systemd looks for a program that is no path: systemd.exec(5)."""
-USUAL_FOLDER = "/usr/bin"
-"""The folder that is named for a program that is in none of them."""
-SPECIFIERS = {
-    "%": "%", "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log", "E": "/etc", "T": "/tmp",  # noqa: S108
-    "V": "/var/tmp", "h": "/root", "u": "root", "U": "0", "g": "root", "G": "0", "i": "", "I": "",  # noqa: S108
-}  # fmt: skip
-"""Values of the system manager: systemd.unit(5)."""
-_SPECIFIER = re.compile(r"%(.)")
-_VARIABLE = re.compile(r"\$\$|\$\{\w+\}|\$\w+")
-_SHELL = re.compile(r"[\s;&|<>()*]")
-"""Characters that mark a word as shell code, not a path."""
-UNKNOWN = "\0"
-"""Stands around the part of a word that only systemd knows. No path has it."""
 
 
 def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
@@ -91,52 +76,6 @@ def _flag_files(plan: LaunchPlan) -> Iterator[NeededPath]:
 def _is_of_a_mod(name: str) -> bool:
     """Whether a file is in no image as it is published. A template may also be given as text."""
     return not _TEMPLATE.search(name) and (not name.startswith("/") or is_below(name, MODS))
-
-
-class UnitPaths(NamedTuple):
-    needed: tuple[NeededPath, ...]
-    unknown: tuple[str, ...]
-    """Words that can't be looked up, each with its place."""
-
-
-def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
-    needed, unknown = dict[str, NeededPath](), list[str]()
-    hint = "make it, or fix the unit: systemctl edit, then systemctl daemon-reload"
-    for command in unit.commands:
-        for number, word in enumerate(command.command.words):
-            is_program = number == 0
-            path = _replace_specifiers(word.partition("=")[2] if word.startswith("-") else word, unit.name)
-            if is_program and not path.startswith("/"):
-                path = _find_program(path, files)
-            if not path.startswith("/"):
-                continue
-            if UNKNOWN in path or (not is_program and _SHELL.search(path) and not _exists(files, path)):
-                unknown.append(f"{word} in {command.key}")
-                continue
-            kind, where = Needed.PROGRAM if is_program else Needed.ANYTHING, f"{command.key} in {command.source}"
-            needed.setdefault(path, NeededPath(path, where, kind, hint, command.command.ignores_failure))
-    return UnitPaths(tuple(needed.values()), tuple(unknown))
-
-
-def _replace_specifiers(word: str, unit_name: str) -> str:
-    stem = unit_name.rpartition(".")[0]
-    values = {**SPECIFIERS, "n": unit_name, "N": stem, "p": stem, "P": stem, "j": stem.rpartition("-")[2]}
-
-    unknown = UNKNOWN + "{}" + UNKNOWN
-    known = _SPECIFIER.sub(lambda match: values.get(match[1], unknown.format(match[0])), word)
-    return _VARIABLE.sub(lambda match: "$" if match[0] == "$$" else unknown.format(match[0]), known)
-
-
-def _find_program(name: str, files: Files) -> str:
-    candidates = (f"{folder}/{name}" for folder in PROGRAM_FOLDERS)
-    return next((path for path in candidates if files.exists(path)), f"{USUAL_FOLDER}/{name}")
-
-
-def _exists(files: Files, path: str) -> bool:
-    try:
-        return files.exists(path)
-    except OSError:  # too long for a path, say
-        return False
 
 
 class ScriptFacts(Struct, frozen=True):

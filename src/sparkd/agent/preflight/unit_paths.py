@@ -1,0 +1,76 @@
+"""The paths in a unit's commands, with systemd's specifiers replaced."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from sparkd.agent.preflight.needed_paths import Needed, NeededPath
+from sparkd.base.host.files import Files
+from sparkd.base.host.units import Unit
+
+PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Where systemd looks for a program that is no path: systemd.exec(5)."""
+USUAL_FOLDER = "/usr/bin"
+"""Where a program that is in none of them is said to be missing."""
+SPECIFIERS = {
+    "%": "%", "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log", "E": "/etc", "T": "/tmp",  # noqa: S108
+    "V": "/var/tmp", "h": "/root", "u": "root", "U": "0", "g": "root", "G": "0", "i": "", "I": "",  # noqa: S108
+}  # fmt: skip
+"""Values of the system manager: systemd.unit(5)."""
+_SPECIFIER = re.compile(r"%(.)")
+_VARIABLE = re.compile(r"\$\$|\$\{\w+\}|\$\w+")
+_SHELL = re.compile(r"[\s;&|<>()*]")
+"""Characters that mark a word as shell code, not a path."""
+UNKNOWN = "\0"
+"""Stands around the part of a word that only systemd knows. No path has it."""
+
+
+class UnitPaths(NamedTuple):
+    needed: tuple[NeededPath, ...]
+    unknown: tuple[str, ...]
+    """Words that can't be looked up, each with its place."""
+
+
+def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
+    needed, unknown = dict[str, NeededPath](), list[str]()
+    hint = "make it, or fix the unit: systemctl edit, then systemctl daemon-reload"
+    for command in unit.commands:
+        for number, word in enumerate(command.command.words):
+            is_program = number == 0
+            path = _replace_specifiers(word.partition("=")[2] if word.startswith("-") else word, unit.name)
+            if is_program and not path.startswith("/"):
+                path = _find_program(path, files)
+            if not path.startswith("/"):
+                continue
+            if UNKNOWN in path or (not is_program and _SHELL.search(path) and not _exists(files, path)):
+                unknown.append(f"{word} in {command.key}")
+                continue
+            kind, where = Needed.PROGRAM if is_program else Needed.ANYTHING, f"{command.key} in {command.source}"
+            needed.setdefault(path, NeededPath(path, where, kind, hint, command.command.ignores_failure))
+    return UnitPaths(tuple(needed.values()), tuple(unknown))
+
+
+def _replace_specifiers(word: str, unit_name: str) -> str:
+    stem = unit_name.rpartition(".")[0]
+    values = {**SPECIFIERS, "n": unit_name, "N": stem, "p": stem, "P": stem, "j": stem.rpartition("-")[2]}
+
+    def specifier(match: re.Match[str]) -> str:
+        return values.get(match[1], f"{UNKNOWN}{match[0]}{UNKNOWN}")
+
+    def variable(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else f"{UNKNOWN}{match[0]}{UNKNOWN}"
+
+    return _VARIABLE.sub(variable, _SPECIFIER.sub(specifier, word))
+
+
+def _find_program(name: str, files: Files) -> str:
+    candidates = (f"{folder}/{name}" for folder in PROGRAM_FOLDERS)
+    return next((path for path in candidates if files.exists(path)), f"{USUAL_FOLDER}/{name}")
+
+
+def _exists(files: Files, path: str) -> bool:
+    try:
+        return files.exists(path)
+    except OSError:  # too long for a path, say
+        return False

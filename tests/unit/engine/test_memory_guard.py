@@ -217,12 +217,10 @@ def test_a_rank_is_killed_when_memory_falls_below_the_floor(tree: Tree) -> None:
         time.sleep(0.3)
         assert rank.process.poll() is None
         tree.file("/proc/meminfo", f"MemAvailable: {500 << 10} kB\n")
-        began = time.monotonic()
         assert rank.process.wait(10) == -signal.SIGKILL
-        assert time.monotonic() - began < 1
         error = rank.killed()
     assert "500 MiB available, below the floor of 512 MiB" in error.reason
-    assert re.search(r"600 MiB 0\.\d s before", error.reason), "on a loaded machine later than 0.2 s"
+    assert re.search(r"600 MiB \d\.\d s before", error.reason), "0.2 s on a machine without load"
 
 
 def test_a_rank_is_killed_above_the_floor_under_pressure(tree: Tree) -> None:

@@ -152,14 +152,17 @@ class Ticker:
     def __init__(self, text: str, every_seconds: float = TICK_SECONDS) -> None:
         self.text, self._every_seconds = text, every_seconds
         self._began, self._ended = time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="ticker", daemon=True)
 
     def __enter__(self) -> Self:
         if not sys.stderr.isatty():
-            start_thread(threading.Thread(target=self._tick, name="ticker", daemon=True))
+            start_thread(self._thread)
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(1)  # a line that is being written comes before what the caller prints
 
     def line(self) -> str:
         return f"{self.text}: for {time.monotonic() - self._began:.0f} s"

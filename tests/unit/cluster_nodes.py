@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 from pydantic import model_validator
 from tests.tree import Tree
+from tests.unit.clock import unstalled
 from tests.unit.docker_server import STAMP
 from tests.unit.nodes import KEY, PATIENCE_SECONDS, network
 from tests.unit.rank_records import rank_record
@@ -268,9 +268,9 @@ def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: s
 
 def until_with(true: Callable[[], object], *agents: AgentUnderTest, seconds: float = PATIENCE_SECONDS) -> None:
     """Until it is true, while these agents, which no thread runs, answer."""
-    began = time.monotonic()
+    began = unstalled()
     while not true():
-        assert time.monotonic() - began < seconds, "it never came true"
+        assert unstalled() - began < seconds, "it never came true"
         for one in agents:
             one.agent.loop.wait_until(lambda: bool(true()), 0.01, shielded=True)
 

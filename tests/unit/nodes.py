@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
+from tests.unit.clock import unstalled
 
 from sparkd.agent.cluster.client import PeerReader, Source
 from sparkd.agent.cluster.service import PeerApi
@@ -52,11 +53,11 @@ def status(contact: Contact = Contact.ANSWERS, said: NodeReport | None = None, w
 
 def until(true: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> float:
     """Seconds until it became true; fails where it does not."""
-    began = time.monotonic()
+    began = unstalled()
     while not true():
-        assert time.monotonic() - began < seconds, "it never came true"
+        assert unstalled() - began < seconds, "it never came true"
         time.sleep(0.002)
-    return time.monotonic() - began
+    return unstalled() - began
 
 
 def least(took: Callable[[], float], enough: float) -> float:

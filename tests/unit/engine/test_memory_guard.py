@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.tree import Tree
+from tests.unit.clock import unstalled
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
@@ -217,7 +218,9 @@ def test_a_rank_is_killed_when_memory_falls_below_the_floor(tree: Tree) -> None:
         time.sleep(0.3)
         assert rank.process.poll() is None
         tree.file("/proc/meminfo", f"MemAvailable: {500 << 10} kB\n")
+        began = unstalled()
         assert rank.process.wait(10) == -signal.SIGKILL
+        assert unstalled() - began < 1
         error = rank.killed()
     assert "500 MiB available, below the floor of 512 MiB" in error.reason
     assert re.search(r"600 MiB \d\.\d s before", error.reason), "0.2 s on a machine without load"

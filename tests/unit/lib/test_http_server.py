@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 import pytest
+from tests.unit.clock import unstalled
 from tests.unit.http_clients import (
     BODY,
     GET,
@@ -95,10 +96,10 @@ def test_a_held_request_is_answered_on_news_or_after_its_time() -> None:
     with serving(holder) as server, connect(server, data=GET) as sock:
         until(lambda: holder.held == 1)
         assert not select.select([sock], [], [], 0.2)[0]
-        began = time.monotonic()
+        began = unstalled()
         holder.publish()
         assert answer(sock) == (200, b"news")
-        assert time.monotonic() - began < 1
+        assert unstalled() - began < 1
     with serving(Holder(0.2)) as server:
         began = time.monotonic()
         assert fetch(server) == (200, b"old")
@@ -136,10 +137,10 @@ def test_63_held_requests_leave_a_place_and_are_answered_together_without_a_thre
         until(lambda: holder.held == 63)
         assert fetch(server, get("/now")) == (200, BODY)
         assert threading.active_count() <= threads
-        began = time.monotonic()
+        began = unstalled()
         holder.publish()
         assert [answer(sock) for sock in held] == [(200, b"news")] * 63
-        assert time.monotonic() - began < 1
+        assert unstalled() - began < 1
 
 
 def test_a_client_that_closes_its_sending_half_gets_the_answer_to_what_it_sent() -> None:

@@ -4,10 +4,10 @@ import base64
 import itertools
 import json
 import re
-import time
 from collections.abc import Callable
 
 import pytest
+from tests.unit.clock import unstalled
 
 from sparkd.base.lib.redaction import Redaction
 
@@ -202,9 +202,9 @@ def test_what_a_helper_needs_stays(text: str) -> None:
     "text", ["a" * (1 << 20), "-" * (1 << 20), "://" * 300_000, "token" * 200_000, "engine| " * 100_000]
 )
 def test_hostile_text_takes_no_longer_than_other_text(text: str) -> None:
-    began = time.monotonic()
+    began = unstalled()
     Redaction(KNOWN)(text)
-    assert time.monotonic() - began < 10
+    assert unstalled() - began < 10
 
 
 @pytest.mark.parametrize("name", ["password", "HF_TOKEN", "--api-key"])

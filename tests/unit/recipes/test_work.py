@@ -7,11 +7,11 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from time import process_time
 
 import pytest
+from tests.unit.clock import unstalled
 from tests.unit.commands import sparkd
 
 from sparkd.base.lib.errors import ConfigError
@@ -152,10 +152,10 @@ def test_tens_of_thousands_of_mounts_are_read_in_seconds() -> None:
     """A follower reads its head's document in the main thread. Each was compared with all others: 17 s."""
     volumes = [f"/a{number}:/b{number}:ro" for number in range(30_000)]
     values = {"schema": 1, "name": "x", "model": {"path": "/m"}, "image": {"ref": "i:1"}}
-    began = time.monotonic()
+    began = unstalled()
     recipe = Recipe.model_validate({**values, "container": {"volumes": volumes}})
     assert len(recipe.container.volumes) == 30_000
-    assert time.monotonic() - began < 6
+    assert unstalled() - began < 6
 
 
 def test_yaml_is_parsed_once_until_it_changes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone, running
 from tests.unit.known_good_entries import known_good_entry
+from tests.unit.nodes import until as until_true
 
 from sparkd.agent.actions.files import exchange
 from sparkd.agent.daemon.context import Agent
@@ -267,8 +268,13 @@ def test_a_choice_that_cannot_be_read_is_reported(started: AgentUnderTest) -> No
     switching, seconds = clocked(started, put(started, Stage.IN_FORCE))
     Tree(Path(started.agent.host.files.root)).file(FILE.path, "{")
     seconds[0] += 61
-    awaits_end(switching, started, 0.3)
-    assert [line.partition(" ")[0] for line in started.events.lines if "switch.json" in line] == ["state.read.failed"]
+
+    def said() -> list[str]:
+        awaits_end(switching, started, 0.02)
+        return [line.partition(" ")[0] for line in started.events.lines if "switch.json" in line]
+
+    until_true(said)
+    assert said() == ["state.read.failed"]
 
 
 def test_a_plan_in_force_awaits_docker_and_other_nodes_without_a_limit(started: AgentUnderTest) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.tools.cli.init import RELEASE
+from sparkd.tools.cli.init import REMOVE_KEPT_IMAGES
 
 DOCKER = """#!/bin/sh
 case "$1" in
@@ -32,6 +32,6 @@ def test_deinits_command_lets_go_of_what_is_kept_and_of_nothing_where_nothing_is
     (tmp_path / "ps").write_text(containers)
     (tmp_path / "images").write_text(names)
     env = {"PATH": f"{tmp_path}:{os.defpath}", "DOCKER_KEPT": str(tmp_path)}
-    done = subprocess.run(["sh", "-ec", RELEASE], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(["sh", "-ec", REMOVE_KEPT_IMAGES], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == removed
-    assert RELEASE.count("sudo docker") == 4
+    assert REMOVE_KEPT_IMAGES.count("sudo docker") == 4

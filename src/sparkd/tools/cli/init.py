@@ -84,7 +84,7 @@ def _refuse(args: argparse.Namespace) -> None:
         raise UsageError("there is no terminal to confirm on", "--yes writes at once, --plan only shows")
 
 
-RELEASE = (
+REMOVE_KEPT_IMAGES = (
     "sudo docker ps -aqf label=io.sparkd.kept | xargs -r sudo docker rm;"
     " sudo docker images sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r sudo docker rmi"
 )
@@ -95,4 +95,4 @@ def deinit(_args: argparse.Namespace) -> None:
     lines = NodeFiles(Host(), os.environ).take_back()
     print("\n".join(lines) or "nothing to take back: `sparkd init` has written nothing here")
     print("left as they are: models, images, recipes, the state in /var/lib/sparkd, and which units are enabled")
-    print(f"so is what keeps known good images, where there are any; to end it: {RELEASE}")
+    print(f"so is what keeps known good images, where there are any; to end it: {REMOVE_KEPT_IMAGES}")

@@ -188,7 +188,7 @@ class Listeners(Check[ListenersFacts], frozen=True):
         open_to_all = address in ("", "*") or _plain(address) in (EVERY_IPV4, EVERY_IPV6)
         if open_to_all and API_KEY not in named and not flags.get("api-key"):
             reason = f"the API will answer anybody who reaches port {plan.api_port} of this node: "
-            hint = f'set {API_KEY} = "/etc/sparkd/api.key" under [engine.secrets], or args.host to one address'
+            hint = "a key, which clients have to send then: sudo sparkd init --api-key; or set args.host to one address"
             return warn(f"{reason}on all addresses, no key", hint)
         where = "all addresses, with a key" if open_to_all else address
         ranks = f"; ranks meet on port {plan.master_port}" if plan.node.cluster_size > 1 else ""

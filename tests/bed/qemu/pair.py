@@ -57,10 +57,9 @@ class Pair:
 
     def join(self, machine: Machine) -> None:
         """After each boot: a bond of the two cables, with the address."""
+        # Their driver may come after the guest agent.
         cables = "[ -e /sys/class/net/eth0 ] && [ -e /sys/class/net/eth1 ]"
-        machine.sh(
-            f"timeout 60 sh -c 'until {cables}; do sleep 0.2; done'"
-        )  # their driver may come after the guest agent
+        machine.sh(f"timeout 60 sh -c 'until {cables}; do sleep 0.2; done'")
         machine.sh(
             f"ip link add {BOND} type bond mode active-backup miimon 100"
             f" && ip link set eth0 master {BOND} && ip link set eth1 master {BOND}"

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_what_listens_is_ended_with_its_guard(programs: Programs, name: str, wor
     end(process)
     assert not programs.lives(pid)
     end(process)  # a second time ends nobody else
+
+
+def test_what_has_only_begun_is_ended_too(programs: Programs) -> None:
+    slow = f'echo $$ >>{programs.folder}/begun; sleep 0.3; exec /usr/bin/setpriv "$@"'
+    programs.write("setpriv", slow)
+    process = listen(tcp_command(HERE))
+    begun = programs.folder / "begun"
+    while not (begun.exists() and len(begun.read_text().split()) == 2):
+        time.sleep(0.01)
+    end(process)
+    _, pid = begun.read_text().split()
+    assert not programs.lives(int(pid), 1)
 
 
 def test_iperf3_runs_as_nobody_and_knows_no_variable_of_this_process(programs: Programs) -> None:

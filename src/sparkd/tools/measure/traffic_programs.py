@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -136,7 +137,8 @@ def listen(words: list[str], seconds: float | None = None) -> subprocess.Popen[b
 
 def end(process: subprocess.Popen[bytes]) -> None:
     with process:  # which waits, and closes its output
-        process.kill()
+        if process.returncode is None:  # the whole group: a child that has just begun does not end with its parent yet
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(words: list[str], seconds: float, output: int) -> subprocess.Popen[bytes]:
@@ -144,4 +146,6 @@ def _start(words: list[str], seconds: float, output: int) -> subprocess.Popen[by
     user = _NOBODY if words[0] == IPERF3 and os.geteuid() == 0 else ()
     with_parent, limit = ("setpriv", "--pdeathsig=KILL"), ("timeout", "--signal=KILL", f"{seconds:g}")
     command, env = (*with_parent, "--", *limit, *with_parent, *user, "--", *words), {"PATH": os.environ["PATH"]}
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env)
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env, process_group=0
+    )

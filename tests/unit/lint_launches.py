@@ -1,7 +1,5 @@
 """Flags that are known to serve well, and scripts that start an engine with flags of their own."""
 
-from sparkd.base.vllm.lint.script import Place
-
 GOOD: dict[str, str | None] = {
     "gpu-memory-utilization": "0.90",
     "max-model-len": "131072",
@@ -10,6 +8,6 @@ GOOD: dict[str, str | None] = {
     "compilation-config": '{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["all"]}',
     "speculative-config": '{"method":"deepseek_mtp","num_speculative_tokens":2}',
 }
-HEAD, WORKER = Place(0, 2, "10.0.0.1", 29501), Place(1, 2, "10.0.0.1", 29501)
+HEAD, WORKER = (0, 2, "10.0.0.1", 29501), (1, 2, "10.0.0.1", 29501)
 SERVE = "vllm serve /m -tp 2 --nnodes 2 --master-addr 10.0.0.1 --master-port 29501 --node-rank"
 BY_ROLE = f"if [ $RANK = 0 ]; then exec {SERVE} 0\nelse exec {SERVE} 1 --headless; fi"

@@ -48,7 +48,7 @@ def test_brackets_without_end_list_no_model() -> None:
         ((500, b"engine is dead"), "HTTP 500 engine is dead"),
         ((200, b'{"usage": {"completion_tokens": 0}}'), "no token was made"),
         ((200, b"not json"), "no completion: not json"),
-        ((200, b"[" * 100_000), f"no completion: {'[' * 200}"),
+        ((200, b"[" * 100_000), f"no completion: {'[' * 199}…"),
     ],
 )
 def test_a_completion_without_a_token_fails_the_third_stage(answer: Reply, said: str) -> None:

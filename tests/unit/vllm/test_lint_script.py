@@ -11,7 +11,6 @@ from tests.unit.lint_launches import BY_ROLE, GOOD, HEAD, SERVE, WORKER
 
 from sparkd.base.vllm.flag import first_values
 from sparkd.base.vllm.lint import script
-from sparkd.base.vllm.lint.script import Place
 
 
 @pytest.mark.parametrize(
@@ -53,8 +52,8 @@ from sparkd.base.vllm.lint.script import Place
         ("", WORKER, []),
     ],
 )
-def test_a_script_of_ones_own(text: str, place: Place, expected: list[str]) -> None:
-    assert [one.rule for one in script.find_misplaced(script.parse_script(text, {}), place)] == expected
+def test_a_script_of_ones_own(text: str, place: tuple[int, int, str, int], expected: list[str]) -> None:
+    assert [one.rule for one in script.find_misplaced(script.parse_script(text, {}), *place)] == expected
 
 
 def test_a_script_is_read_as_the_shell_would() -> None:
@@ -112,5 +111,5 @@ def test_a_long_line_in_an_open_quote_takes_no_second() -> None:
 @settings(max_examples=300, deadline=None)
 @given(SHELL)
 def test_no_script_is_too_odd(text: str) -> None:
-    for one in script.find_misplaced(script.parse_script(text, {}), WORKER):
+    for one in script.find_misplaced(script.parse_script(text, {}), *WORKER):
         assert one.reason

@@ -1,6 +1,5 @@
 """What is sent to warm an engine, and what counts as compiled. Whether that warms it: tests/integration."""
 
-from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.warm_up import LEAVING, Compiled, Limits, add_up, make_steps, read_limits, sizes
 
 
@@ -35,5 +34,5 @@ def test_its_limits_are_those_of_the_command_line() -> None:
 
 
 def test_what_is_compiled_on_any_node_counts() -> None:
-    reports = [EngineReport(kernels_compiled=2, compilers=1), EngineReport(kernels_compiled=3)]
-    assert add_up(reports, 7) == Compiled(5, 7, 1)
+    assert add_up([(2, 1, False), (3, 0, False)], 7) == Compiled(5, 7, 1)
+    assert add_up([(0, 0, True), (0, 0, False)], 0).works

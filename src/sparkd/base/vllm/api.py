@@ -12,7 +12,7 @@ from msgspec.structs import astuple
 from sparkd.base.lib.http_client import CONNECTIONS, Admit, HttpClient
 from sparkd.base.lib.text import parse_json
 from sparkd.base.vllm.logprobs import Scored, UnscoredError, parse_scored
-from sparkd.base.vllm.streaming import Streamed, stream_completion
+from sparkd.base.vllm.streaming import Streamed, head, stream_completion
 
 HEALTH_TIMEOUT_SECONDS = 5.0
 ANSWER_LIMIT_BYTES = 256 << 10
@@ -201,12 +201,12 @@ class Endpoint:
         body = {"model": self.served_name, "prompt": "1", "max_tokens": 1, "temperature": 0}
         answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
         if answer.status != 200:
-            return Completion(token=False, said=f"HTTP {answer.status} {_head(answer.body)}".strip())
+            return Completion(token=False, said=f"HTTP {answer.status} {head(answer.body)}".strip())
         with suppress(ValueError):
             match parse_json(answer.body):
                 case {"usage": {"completion_tokens": int(made)}}:
                     return Completion(token=made >= 1, said="" if made else "no token was made")
-        return Completion(token=False, said=f"no completion: {_head(answer.body)}")
+        return Completion(token=False, said=f"no completion: {head(answer.body)}")
 
     async def generate(
         self, prompt: str | Sequence[int], tokens: int, seconds: float, more: Mapping[str, object]
@@ -227,7 +227,7 @@ class Endpoint:
             return parse_scored(answer.body)
         # What vLLM's server says of NaN comes with either status.
         refused = answer.status == 400 and b"Out of range float" not in answer.body
-        raise (UnscoredError if refused else ValueError)(f"HTTP {answer.status} {_head(answer.body)}")
+        raise (UnscoredError if refused else ValueError)(f"HTTP {answer.status} {head(answer.body)}")
 
     async def chat(self, text: str, tokens: int, seconds: float, more: Mapping[str, object]) -> Answer:
         """The answer to one message of a user. Raises ValueError for another answer."""
@@ -264,7 +264,7 @@ class Endpoint:
         body = {"model": self.served_name, **fields}
         answer = await self._http.request(path, seconds, json=body, limit_bytes=ANSWER_LIMIT_BYTES)
         if answer.status != 200:
-            raise ValueError(f"HTTP {answer.status} {_head(answer.body)}")
+            raise ValueError(f"HTTP {answer.status} {head(answer.body)}")
         return parse_json(answer.body)
 
 
@@ -292,8 +292,3 @@ def _calls(message: Mapping[object, object]) -> tuple[tuple[str, str], ...]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _head(body: bytes) -> str:
-    text = body[:200].decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -177,10 +177,6 @@ def _read_amount(text: str) -> int:
     return int(float(match[1]) * 1000**power) if match[2].islower() else int(match[1]) << 10 * power
 
 
-def _read_amount_or_auto(text: str) -> int:
-    return -1 if text.strip().lower() == "auto" else _read_amount(text)
-
-
 def _check_object(text: str) -> None:
     if not isinstance(json.loads(expand_amounts(text)), dict):
         raise ValueError("no object")
@@ -197,7 +193,10 @@ _READERS: dict[Kind, tuple[Callable[[str], object], str]] = {
     "text or object": (_check_text_or_object, "text, or a JSON object"),
     "int": (int, "a whole number"),
     "amount": (_read_amount, "a whole number, such as 8192 or 8k"),
-    "amount or auto": (_read_amount_or_auto, "a whole number, such as 8192 or 8k, or auto"),
+    "amount or auto": (
+        lambda text: -1 if text.strip().lower() == "auto" else _read_amount(text),
+        "a whole number, such as 8192 or 8k, or auto",
+    ),
     "float": (float, "a number"),
     "json": (json.loads, "JSON"),
     "object": (_check_object, "a JSON object"),

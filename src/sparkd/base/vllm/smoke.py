@@ -21,7 +21,8 @@ from sparkd.base.vllm.logprobs import TEXT_LOGPROB, UnscoredError, find_gap, fin
 
 TOKENS, FEWEST_TOKENS = 48, 16
 GREEDY_TOKENS = 24
-TEXTS = toml.decode(read_data("known-texts.toml"), type=dict[str, tuple[str, ...]])["texts"]
+_TEXTS = toml.decode(read_data("known-texts.toml"), type=dict[str, tuple[str, ...]])
+TEXTS, PROMPTS = _TEXTS["texts"], _TEXTS["prompts"]
 SCORE: Mapping[str, object] = {"max_tokens": 1, "prompt_logprobs": 0}
 WRITE: Mapping[str, object] = {"max_tokens": 16, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
 UNSCORED = ("kv-sharing-fast-prefill", "kv-transfer-config", "kv-offloading-size")
@@ -31,14 +32,6 @@ ALONE_SECONDS = 2.0
 """Duration of one answer alone: where it takes longer, those of the next rounds are shorter."""
 GREEDY = "1, 2, 3, 4, 5, 6, 7, 8,"
 """Sent at temperature 0. Its next token is certain enough that no rounding of a kernel changes it."""
-PROMPTS = (
-    "Explain in plain English why the sea is salty.",
-    "Describe in plain English a walk through a small town by the sea.",
-    "In plain English: what should somebody check before a long drive?",
-    "Explain in plain English how bread is made.",
-    "In plain English: what are the most useful things to know about computers?",
-    "Describe in plain English what happens in a garden in spring.",
-)
 AT_ONCE = (1, 2, 4, 6)
 CHURN_SECONDS = 0.1
 """Pause between two requests that join the others."""

@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from random import Random
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -81,19 +80,6 @@ class Compiled(Struct, frozen=True):
     """Whether a node computes with new memory, as a compiler inside the engine does."""
 
 
-class Counts(Protocol):
-    """The counts in the report of a node."""
-
-    @property
-    def kernels_compiled(self) -> int: ...
-
-    @property
-    def compilers(self) -> int: ...
-
-    @property
-    def works(self) -> bool: ...
-
-
 class Result(Struct, frozen=True):
     """`kernels` and `files`: compiled meanwhile, as in `Compiled`."""
 
@@ -132,9 +118,10 @@ def read_limits(argv: Iterable[str], context_tokens: int) -> Limits:
     )
 
 
-def add_up(nodes: Sequence[Counts], files: int) -> Compiled:
-    kernels, compilers = sum(node.kernels_compiled for node in nodes), sum(node.compilers for node in nodes)
-    return Compiled(kernels, files, compilers, any(node.works for node in nodes))
+def add_up(nodes: Iterable[tuple[int, int, bool]], files: int) -> Compiled:
+    """`nodes`: of each its kernels, its compilers, and whether it works."""
+    kernels, compilers, works = zip(*nodes, strict=True)
+    return Compiled(sum(kernels), files, sum(compilers), any(works))
 
 
 def sizes(most: int, draw: Random | None = None) -> list[int]:

@@ -165,7 +165,8 @@ def count_compiled(served: Served) -> Compiled:
     report = read_living_report(machine_files) or served.report
     reports = (report, *(peer.living for peer in report.peers))
     engines = [node.engine for node in reports if node is not None]
-    return add_up(engines, caches.count_kernels(machine_files, served.report.engine.image, names))
+    counts = [(engine.kernels_compiled, engine.compilers, engine.works) for engine in engines]
+    return add_up(counts, caches.count_kernels(machine_files, served.report.engine.image, names))
 
 
 async def warm(served: Served, seconds: float) -> WarmResult:

@@ -20,6 +20,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import PUBLIC, StateFile
+from sparkd.tools.setup.setup_manifest import Setup
 
 PATH = "/etc/sysctl.d/60-sparkd.conf"
 HEADER = "# Written by `sparkd tune apply`"
@@ -96,9 +97,9 @@ class SysctlManager:
         except OSError as error:
             raise ConfigError(f"{name} can't be read: {error.strerror}", f"look at: sysctl {name}") from None
 
-    def file_content(self) -> bytes | None:
+    def file_content(self) -> str | None:
         """The file of sysctl.d; None where there is none. Raises ConfigError where sparkd did not write it."""
-        return own_content(self._files, PATH)
+        return own_text(self._root, PATH)
 
     def saved(self) -> dict[str, str]:
         """The values before sparkd first set them. Raises ConfigError where the record can't be read."""
@@ -121,7 +122,7 @@ class SysctlManager:
                 before.setdefault(name, value)
             if before != saved:
                 self._save(before)
-            if content != text.encode():
+            if content != text:
                 write(self._root, PATH, text)
             changes = self._set({**before, **wanted})
             if before.keys() != wanted.keys():
@@ -176,17 +177,12 @@ class SysctlManager:
         write(self._root, STATE, FILE.encode(Saved(dict(sorted(before.items())))))
 
 
-def own_content(host_files: Files, path: str) -> bytes | None:
-    """The file's content; None where there is none. Raises ConfigError where `sparkd tune` did not write it."""
-    try:
-        content = host_files.itself(path, 1 << 20).content
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}", f"ls -l {path}") from None
-    if not content.startswith(HEADER.encode()):
+def own_text(root: Path, path: str) -> str | None:
+    """The file's text; None where there is none. Raises ConfigError where `sparkd tune` did not write it."""
+    text = Setup(root).read(path)
+    if text is not None and not text.startswith(HEADER):
         raise ConfigError(f"{path} was not written by sparkd", "move it to another name")
-    return content
+    return text
 
 
 def write(root: Path, path: str, text: str) -> None:
@@ -215,12 +211,12 @@ kernel.hung_task_panic: a task that waits for a driver, a disk or a file server 
 def apply_watchdog(root: Path) -> list[str]:
     """The changes, or why there is none. Raises ConfigError where somebody else's file has the name; UsageError."""
     with files.locked(root):
-        content, machine = own_content(Files(str(root)), WATCHDOG_DROPIN), kernel.read_recovery(Files(str(root)))
+        content, machine = own_text(root, WATCHDOG_DROPIN), kernel.read_recovery(Files(str(root)))
         if not machine.watchdog:
             return ["this machine has no watchdog: if it freezes, its power must be cut"]
         if content is None and machine.active:
             return [f"the watchdog ({machine.watchdog}) is in use by something else: nothing is to be done"]
-        if content == WATCHDOG_TEXT.encode():
+        if content == WATCHDOG_TEXT:
             return []
         write(root, WATCHDOG_DROPIN, WATCHDOG_TEXT)
         UnitFiles(root).daemon_reload()
@@ -230,7 +226,7 @@ def apply_watchdog(root: Path) -> list[str]:
 def revert_watchdog(root: Path) -> list[str]:
     """The changes. Raises as `apply_watchdog`."""
     with files.locked(root):
-        if own_content(Files(str(root)), WATCHDOG_DROPIN) is None:
+        if own_text(root, WATCHDOG_DROPIN) is None:
             return []
         remove(root, WATCHDOG_DROPIN)
         UnitFiles(root).daemon_reload()

@@ -60,8 +60,8 @@ class PlanLint(Check[PlanFacts], frozen=True):
 
     def judge(self, facts: PlanFacts) -> Verdict:
         node, script = self.plan.node, facts._script
-        place = scripts.Place(node.rank, node.cluster_size, node.head_address, self.plan.master_port)
-        issues = list(scripts.find_misplaced(script, place)) if script is not None else []
+        place = (node.rank, node.cluster_size, node.head_address, self.plan.master_port)
+        issues = list(scripts.find_misplaced(script, *place)) if script is not None else []
         launch = _launch(self.plan, script if facts.own_command else None)
         issues += rules.find_issues(replace(launch, model=facts.model, vllm=facts._vllm))
         read = {f"secrets.{secret.name}": secret.file for secret in self.plan.secrets}

@@ -28,13 +28,6 @@ _READERS = frozenset(("cat", "eval", "mapfile", "read", "readarray", "xargs"))
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
-class Place(Struct, frozen=True):
-    rank: int
-    size: int
-    head_address: str
-    master_port: int
-
-
 class Script(Struct, frozen=True):
     """`serves`: the flags of each `vllm serve`; a value from a variable is None."""
 
@@ -65,20 +58,20 @@ def parse_script(text: str, inherited: Mapping[str, str]) -> Script:
     return Script(tuple(serves), env, passes_on, may_be_headless)
 
 
-def find_misplaced(script: Script, place: Place) -> Iterator[Issue]:
+def find_misplaced(script: Script, rank: int, size: int, head_address: str, master_port: int) -> Iterator[Issue]:
     """Differences between this node's rank and the engine that the script starts itself."""
     if script.passes_on or not script.serves:
         return
-    if place.rank and not script.may_be_headless:
-        reason = f"this node's rank is {place.rank}, and the `vllm serve` of engine.script has no --headless"
+    if rank and not script.may_be_headless:
+        reason = f"this node's rank is {rank}, and the `vllm serve` of engine.script has no --headless"
         yield _blocked("script-headless", f"{reason}: the head would wait for ever")
-    if not place.rank and all("headless" in serve for serve in script.serves):
+    if not rank and all("headless" in serve for serve in script.serves):
         yield _blocked("script-headless", "this node is the head, and engine.script starts vLLM with --headless")
     for flag, wanted in (
-        ("node-rank", str(place.rank)),
-        ("nnodes", str(place.size)),
-        ("master-addr", place.head_address),
-        ("master-port", str(place.master_port)),
+        ("node-rank", str(rank)),
+        ("nnodes", str(size)),
+        ("master-addr", head_address),
+        ("master-port", str(master_port)),
     ):
         values = [serve.get(flag) for serve in script.serves]
         if all(value is not None and _values_differ(value, wanted) for value in values):

@@ -12,7 +12,7 @@ from tests.unit.commands import sparkd, stdin_of
 
 from sparkd.agent.engine.rank import KERNEL_OOM
 from sparkd.base.host.kernel_events import parse_printed
-from sparkd.base.vllm.known_errors import GAP, PORT_IN_USE, TABLE, KnownErrors, explain
+from sparkd.base.vllm.known_errors import GAP, PORT_IN_USE, TABLE, KnownError, explain
 from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES
 
 LOGS = Path(__file__).parents[1] / "engine" / "engine-logs"
@@ -251,12 +251,11 @@ def test_every_entry_names_who_met_it() -> None:
     ],
 )
 def test_the_file_is_read_strictly(entry: str, problem: str) -> None:
-    content = f"[[engine]]\n{entry}\n"
     if not problem:
-        assert len(toml.decode(content, type=KnownErrors).engine) == 1
+        assert toml.decode(entry, type=KnownError).patterns == ("nine char",)
         return
     with pytest.raises(ValidationError, match=problem):
-        toml.decode(content, type=KnownErrors)
+        toml.decode(entry, type=KnownError)
 
 
 def test_the_lines_of_a_taken_port_are_those_that_the_agent_searches_for() -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from sparkd.base.host.gpu import GpuClocks, read_clocks
 from sparkd.base.lib.log import Events
@@ -42,7 +43,7 @@ class ActivityMeter:
 
     def advance(self, at: float, counters: Counters | None) -> ActivityReport | None:
         """The figures with one more reading; None without one, and for counters that no engine has."""
-        if counters is None or not all(0 <= value < math.inf for value in counters.values):
+        if counters is None or not all(0 <= value < math.inf for value in astuple(counters)):
             return None
         readings = self._readings
         if readings and readings[-1].counters.generation_tokens > counters.generation_tokens:

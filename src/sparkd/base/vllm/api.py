@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from sparkd.base.lib.http_client import CONNECTIONS, Admit, HttpClient
 from sparkd.base.lib.text import parse_json
@@ -69,10 +68,6 @@ class Counters(Struct, frozen=True):
     first_tokens: float = 0.0
     first_token_seconds: float = 0.0
     """Sum of the times to them."""
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        return astuple(self)
 
     @property
     def work(self) -> tuple[float, ...]:

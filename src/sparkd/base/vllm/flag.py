@@ -224,8 +224,10 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
         long = {name[2:]: flag for flag in self.flags for name in flag.aliases if name.startswith("--")}
         return {flag.name: flag for flag in self.flags} | others | long
 
-    def has(self, flag: str) -> bool:
-        return flag in self.by_name
+    def has(self, name: str) -> bool:
+        """Whether it has this flag, this FLAG.FIELD, or this variable."""
+        flag, dot, field = name.partition(".")
+        return name in self.variables or (field in self.fields_by_name.get(flag, {}) if dot else flag in self.by_name)
 
     @cached_property
     def fields_by_name(self) -> dict[str, dict[str, Field]]:

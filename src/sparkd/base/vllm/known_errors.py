@@ -37,13 +37,8 @@ class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.meaning}: {self.remedy}"
 
 
-class KnownErrors(Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the file, in the order of the search."""
-
-    engine: tuple[KnownError, ...]
-
-
-TABLE = toml.decode(read_data("known-errors.toml"), type=KnownErrors).engine
+TABLE = toml.decode(read_data("known-errors.toml"), type=dict[str, tuple[KnownError, ...]])["engine"]
+"""In the order of the search."""
 
 
 def explain(line: str) -> KnownError | None:

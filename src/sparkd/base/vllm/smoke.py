@@ -99,12 +99,6 @@ async def run(endpoint: Endpoint, wanted: Wanted, seconds: float) -> list[Round]
     return rounds
 
 
-async def _by_logprobs(endpoint: Endpoint, wanted: Wanted, seconds: float) -> AsyncIterator[Round]:
-    yield await _scored("known texts", _sense(endpoint, wanted, seconds), wanted.senseless or wanted.unscored)
-    for name, batches in (("scored again", (PROMPTS[:1], PROMPTS[1:2])), ("same, 6 at once", (PROMPTS,))):
-        yield await _scored(name, _agreement(endpoint, batches, seconds), wanted.unscored)
-
-
 async def _scored(name: str, work: Coroutine[object, object, Round], skipped: str) -> Round:
     if skipped:
         work.close()
@@ -144,8 +138,9 @@ async def run_all(endpoint: Endpoint, wanted: Wanted, seconds: float, *, short: 
         yield round_
         if round_.faults and round_.tokens_per_second is None:
             return
-    async for round_ in _by_logprobs(endpoint, wanted, seconds):
-        yield round_
+    yield await _scored("known texts", _sense(endpoint, wanted, seconds), wanted.senseless or wanted.unscored)
+    for name, batches in (("scored again", (PROMPTS[:1], PROMPTS[1:2])), ("same, 6 at once", (PROMPTS,))):
+        yield await _scored(name, _agreement(endpoint, batches, seconds), wanted.unscored)
     if short:
         return
     chat = await endpoint.has_chat(seconds)

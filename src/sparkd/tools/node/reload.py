@@ -75,16 +75,13 @@ def _await(host: Host, owner: NodeOwner, pidfd: int, before: tuple[int, ...]) ->
     reason = f"the agent has not taken its rank over within {WAIT_SECONDS:.0f} s"
     while time.monotonic() < deadline:
         report, now = read_living_report(host.files), _written(host)
-        if now and now[0] != before[0] and now[1] >= now[0] and _serves(report, owner):
+        serves = report is not None and report.pid == owner.pid and report.phase in IN_SERVICE
+        if now and now[0] != before[0] and now[1] >= now[0] and serves:
             return
         if ended.poll(100):  # systemd starts the next one once this command has ended
             reason = "the agent ended, and the next one takes its rank over, or starts another"
             break
     raise NotReadyError(reason, "sparkd status; journalctl -u 'sparkd-*' -n 50")
-
-
-def _serves(report: NodeReport | None, owner: NodeOwner) -> bool:
-    return report is not None and report.pid == owner.pid and report.phase in IN_SERVICE
 
 
 def _written(host: Host) -> tuple[int, ...]:

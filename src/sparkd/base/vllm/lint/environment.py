@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
-from functools import cache, partial
 from itertools import islice
+from operator import methodcaller
 
-import msgspec
+from msgspec import Struct, toml
 
 from sparkd.base.lib import read_data
-from sparkd.base.vllm.flag import SHIPPED, FlagTable, misprint_of
+from sparkd.base.vllm.flag import SHIPPED, misprint_of
 from sparkd.base.vllm.lint.predicates import Launch, Matches
 from sparkd.base.vllm.releases import add_history, load_releases
 
@@ -23,19 +22,17 @@ _ELSEWHERE = re.compile(r"[=^]?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
 """Names that a Spark does not give to its devices: it has rocep1s0f0 and enp1s0f0np0."""
 
 
-class Variables(msgspec.Struct, frozen=True):
+class Variables(Struct, frozen=True, forbid_unknown_fields=True):
     names: tuple[str, ...]
     removed: Mapping[str, str]
     """Variables that vLLM once had, each with its replacement."""
 
 
-@cache
-def load_variables() -> Variables:
-    return msgspec.convert(tomllib.loads(read_data("variables.toml").decode()), Variables)
+VARIABLES = toml.decode(read_data("variables.toml"), type=Variables)
 
 
 def misprinted(launch: Launch) -> Matches:
-    known = dict.fromkeys((*launch.vllm.variables, *load_variables().names))
+    known = dict.fromkeys((*launch.vllm.variables, *VARIABLES.names))
     real = {*known, *(name for table in load_releases() for name in table.variables)}
     others = (name for name in launch.env if name.startswith(PREFIXES) and name not in real)
     for name in islice(others, MOST_NAMES):
@@ -46,8 +43,7 @@ def misprinted(launch: Launch) -> Matches:
 def removed(launch: Launch) -> Matches:
     if not launch.vllm.variables:  # a build of which only the flags are known
         return
-    instead = load_variables().removed
-    gone = {*instead}
+    instead, gone = VARIABLES.removed, {*VARIABLES.removed}
     if launch.vllm.image or launch.vllm.version != SHIPPED.version:  # else the release is not known
         releases = [{*table.variables} for table in load_releases()]
         names = {name for variables in releases for name in variables if name.startswith("VLLM_")}
@@ -56,12 +52,8 @@ def removed(launch: Launch) -> Matches:
         if name not in gone or name in launch.vllm.variables:
             continue
         reason = f"{name}={launch.env[name][:40]} does nothing in {launch.vllm.vllm}"
-        since = add_history(reason, partial(_has_variable, name))
+        since = add_history(reason, methodcaller("has", name))
         yield f"env.{name}", f"{reason}: {instead[name]}" if name in instead else since
-
-
-def _has_variable(name: str, table: FlagTable) -> bool:
-    return name in table.variables
 
 
 def wrong_value(launch: Launch) -> Matches:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from operator import methodcaller
 
 from msgspec import Struct, field
 
@@ -197,7 +197,7 @@ def misnamed(launch: Launch) -> Matches:
     for flag, right in RENAMED.items():
         if flag in launch.flags and flag not in launch.vllm.by_name:
             reason = f"is no flag of {launch.vllm.vllm}: {right}"
-            yield about(flag, add_history(reason, partial(FlagTable.has, flag=flag)))
+            yield about(flag, add_history(reason, methodcaller("has", flag)))
 
 
 def longer_than_model(launch: Launch, *, by_will: bool) -> Matches:

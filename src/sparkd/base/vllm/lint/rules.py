@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import methodcaller
 
 from msgspec import Struct
 
@@ -89,7 +90,7 @@ def unknown(launch: Launch) -> Matches:
         flag = launch.vllm.by_name.get(whole)
         if flag is None:
             reason = f"is no flag of {launch.vllm.vllm}{did_you_mean(head, launch.vllm.by_name)}"
-            yield about(argument.name, add_history(reason, partial(FlagTable.has, flag=head)))
+            yield about(argument.name, add_history(reason, methodcaller("has", head)))
         elif reason := _unreadable(argument, flag) or _unlisted(argument, flag):
             yield about(argument.name, f"is read as --{whole}, and {reason}")
 

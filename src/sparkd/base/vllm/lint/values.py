@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import islice
+from operator import methodcaller
 
 from sparkd.base.lib.text import did_you_mean, sanitize
 from sparkd.base.vllm.args import JsonValue
-from sparkd.base.vllm.flag import Field, FlagTable, misprint_of
+from sparkd.base.vllm.flag import Field, misprint_of
 from sparkd.base.vllm.lint.predicates import NOTHING, Launch, Matches, about
 from sparkd.base.vllm.releases import add_history, load_releases
 
@@ -157,7 +157,7 @@ def wrong_fields(launch: Launch, *, sure: bool) -> Matches:
     for flag, name, value in _list_fields(launch):
         at, shown, known = f"args.{flag}.{name}", sanitize(name, 60), launch.vllm.fields_by_name[flag]
         if name not in known:
-            has = partial(_has_key, flag, name)
+            has = methodcaller("has", f"{flag}.{name}")
             elsewhere = any(map(has, load_releases()))
             right = "" if elsewhere else misprint_of(name, known)
             if sure is bool(right):
@@ -165,10 +165,6 @@ def wrong_fields(launch: Launch, *, sure: bool) -> Matches:
                 yield at, add_history(f"--{flag}: {shown} is no key of {launch.vllm.vllm}{meant}", has)
         elif sure is _needs_number(known[name], value) and (reason := known[name].wrong_value(value)):
             yield at, f"--{flag}: {name} {reason}"
-
-
-def _has_key(flag: str, name: str, table: FlagTable) -> bool:
-    return name in table.fields_by_name.get(flag, {})
 
 
 def _needs_number(field: Field, value: JsonValue) -> bool:

@@ -44,7 +44,7 @@ def imported(
         form = read_form(text, path, overrides, service, beside=True)
         assert form, "the form is recognised"
         forms.append(form)
-    result = import_forms(forms, (), Place(), image)
+    result = import_forms(forms, (), Place(image=image))
     written = folder / f"{result.name}.yaml"
     written.write_text(result.text)
     return load_recipe(str(written), []).recipe, [note.partition(": ")[2] for note in result.notes], result.text
@@ -562,7 +562,7 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert result.steps[stop + 1] == "sudo sparkd preflight --dry-run", "which needs its port"
     assert SECRET not in result.text + "".join(result.notes)
     assert not any("docker pull" in step for step in result.steps), "its image is here"
-    other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(), "mine:1")
+    other = import_forms([form_of_container("vllm", Host(tree.root))], (), Place(image="mine:1"))
     assert any("mine:1: no registry has it" in note for note in other.missing)
     tree.docker(f"/images/{IMAGE}/json", {"Id": "sha256:2"})
     launch, *_ = form_of_container("vllm", Host(tree.root)).launches

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from msgspec.structs import replace
+
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.host.docker import query
@@ -41,9 +43,8 @@ def import_recipes(args: argparse.Namespace) -> ExitCode:
     overrides, place = parse_overrides(args.overrides), _place(args)
     if any("://" in word for word in args.path):
         return _import_url(args, overrides, place)
-    if started := _read_forms(args, overrides):
-        return _show(args, place, convert.import_forms(started, (), place, args.image))
-    _refuse_unused(args)
+    if args.container or args.path[1:] or args.path == ["-"]:
+        return _show(args, place, convert.import_forms(_read_forms(args, overrides), (), place))
     code, faults = ExitCode.GOOD, list[str]()
     taken: set[str] = set()
     for path in convert.find_files(Path(args.path[0])):
@@ -59,12 +60,6 @@ def import_recipes(args: argparse.Namespace) -> ExitCode:
     return code
 
 
-def _refuse_unused(args: argparse.Namespace) -> None:
-    """Raises UsageError for options of a file that starts vLLM."""
-    if args.service or args.image:
-        raise UsageError("--service and --image are for a file that starts vLLM", "leave them out, or name that file")
-
-
 def _show(args: argparse.Namespace, place: Place, conversion: convert.Result, before: str = "") -> ExitCode:
     if args.write:
         write(place, conversion, args.force)
@@ -75,27 +70,22 @@ def _show(args: argparse.Namespace, place: Place, conversion: convert.Result, be
 
 
 def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
-    """What the files start together; none for a recipe of another tool. Raises ConfigError."""
+    """What the container, or the files, start together. Raises ConfigError."""
     if args.container:
         return [form_of_container(args.container, Host())]
     forms: list[Form] = []
     for name in args.path:
-        path, is_alone = Path(name), args.path == [name] and name != "-"
+        path = Path("standard input" if name == "-" else name)
         try:
-            if is_alone and (path.is_dir() or not path.exists()):
-                return []
             text = _read_input() if name == "-" else read_file(path)
         except FileNotFoundError:
             raise ConfigError(f"{path}: does not exist") from None
         except UnicodeDecodeError:
             raise ConfigError("standard input: is no UTF-8 text") from None
-        shown = Path("standard input") if name == "-" else path
-        if form := read_form(text, shown, overrides, args.service, beside=name != "-"):
-            forms.append(form)
-        elif is_alone:
-            return []
-        else:
-            raise ConfigError(f"{shown}: is no command line, script, compose file or unit that starts vLLM")
+        form = read_form(text, path, overrides, args.service, beside=name != "-")
+        if form is None:
+            raise ConfigError(f"{path}: is no command line, script, compose file or unit that starts vLLM")
+        forms.append(form)
     return forms
 
 
@@ -109,18 +99,18 @@ def _read_input() -> str:
 
 def _place(args: argparse.Namespace) -> Place:
     """The place of what is imported, by absolute paths from which docker can mount. Raises ConfigError."""
-    models = Place().models
+    place = Place(mods=args.mods, find_image=cache(_find_image), service=args.service, image=args.image)
     with suppress(SparkdError):  # a wrong configuration is found by the printed commands
-        models = load_settings(os.environ).engine.models_dir
+        place = replace(place, models=load_settings(os.environ).engine.models_dir)
     if not args.write:
-        return Place(mods=args.mods, models=models, find_image=cache(_find_image))
+        return place
     folder = os.path.abspath(args.write)  # noqa: PTH100 - links stay as they are
     if ":" in folder or not folder.isprintable():
         raise ConfigError(f"{sanitize(folder)}: docker can mount nothing from there", "name a folder without a colon")
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder}: is no folder")
     used = ADMINISTRATORS if find_writable(Files(), folder) else Path(folder)
-    return Place(used, args.mods, Path(folder), models, cache(_find_image))
+    return replace(place, folder=used, origin=Path(folder))
 
 
 def _find_image(ref: str) -> Image | None:
@@ -140,11 +130,7 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
         raise UsageError("a URL is imported alone", "save the files, and name them together")
     text = download_text(args.path[0])
     path = Path(unquote(urlsplit(args.path[0]).path).lstrip("/") or "imported")
-    if form := read_form(text, path, overrides, args.service, beside=False):
-        conversion = convert.import_forms([form], (), place, args.image)
-    else:
-        _refuse_unused(args)
-        conversion = convert.import_text(text, path, overrides, (), place, beside=None)
+    conversion = convert.import_text(text, path, overrides, (), place, beside=None)
     print(conversion.text, end="", flush=True)
     _print_open(conversion, args.write)
     if args.write and (args.yes or console.confirm(f"write it to {place.origin}? [y/N] ")):

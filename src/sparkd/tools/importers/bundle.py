@@ -36,6 +36,10 @@ class Place(Struct, frozen=True):
     models: str = Engine().models_dir
     find_image: Callable[[str], Image | None] = lambda _ref: None
     """In this machine's docker, by its name."""
+    service: str = ""
+    """The engine's in a compose file; empty for the only one."""
+    image: str = ""
+    """For a vLLM that is started without one."""
 
 
 class Bundle(Struct):

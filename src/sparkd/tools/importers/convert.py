@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import format_key, printable, read_file, validator_message
 from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
@@ -74,7 +74,7 @@ def find_files(path: Path) -> list[Path]:
 
 
 def import_file(path: Path, overrides: Overrides, taken: Collection[str] = (), place: Place | None = None) -> Result:
-    """Convert one file, under a name that is not in `taken`. Raises ConfigError with file and line."""
+    """Convert one file, under a name that is not in `taken`. Raises as `import_text`."""
     try:
         return import_text(read_file(path), path, overrides, taken, place or Place(), beside=path)
     except FileNotFoundError:
@@ -84,9 +84,11 @@ def import_file(path: Path, overrides: Overrides, taken: Collection[str] = (), p
 def import_text(
     text: str, path: Path, overrides: Overrides, taken: Collection[str], place: Place, *, beside: Path | None
 ) -> Result:
-    """`beside`: the file that the recipe's mods lie beside. Raises ConfigError with `path` and line."""
-    if form := read_form(text, path, overrides, beside=beside is not None):
+    """`beside`: the file that the recipe's mods lie beside. Raises ConfigError with `path` and line, UsageError."""
+    if form := read_form(text, path, overrides, place.service, beside=beside is not None):
         return import_forms([form], taken, place)
+    if place.service or place.image:
+        raise UsageError("--service and --image are for a file that starts vLLM", "leave them out, or name that file")
     try:
         document = parse_as_pyyaml(text)
     except YamlError as error:
@@ -96,9 +98,9 @@ def import_text(
     return _complete(source, path, place, lambda: _convert(source, name, overrides))
 
 
-def import_forms(forms: list[Form], taken: Collection[str], place: Place, image: str = "") -> Result:
+def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Result:
     """One recipe of what all of them start together, named by its model. Raises ConfigError with file and line."""
-    source, foreign, serve = combine(forms, image)
+    source, foreign, serve = combine(forms, place.image)
     name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
     return _complete(source, Path(forms[0].path), place, lambda: _make(source, name, foreign, serve))
 

@@ -225,7 +225,7 @@ def test_remove_takes_ours_and_leaves_the_rest(tree: Tree) -> None:
     tree.file(HEAD, OURS)
     foreign = tree.file(WORKER, "[Service]\nNice=5\n")
     beside = tree.file(HEAD.replace("50-sparkd", "mine"), "[Service]\nNice=5\n")
-    assert UnitFiles(tree.root).remove() == [f"removed {HEAD}"]
+    assert UnitFiles(tree.root).install(units.no_dropins()) == [f"removed {HEAD}"]
     assert foreign.exists()
     assert beside.exists()
 

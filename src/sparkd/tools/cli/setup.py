@@ -34,11 +34,8 @@ def add_units(parser: argparse.ArgumentParser) -> None:
 
 
 def manage_units(args: argparse.Namespace) -> None:
-    if args.action == "remove":
-        print("\n".join(system_config.UnitFiles().remove()) or "nothing to change")
-        return
-    wanted = units.dropins(load_settings(os.environ))
-    if args.action == "install":
+    wanted = units.no_dropins() if args.action == "remove" else units.dropins(load_settings(os.environ))
+    if args.action in ("install", "remove"):
         print("\n".join(system_config.UnitFiles().install(wanted)) or "nothing to change")
     elif args.action == "check":
         if differences := units.drift(wanted, Files()):

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 from msgspec import Meta, Struct
 
 from sparkd.agent.actions import files
-from sparkd.base.config.units import DropIn, State, compare_file, no_dropins
+from sparkd.base.config.units import DropIn, State, compare_file
 from sparkd.base.host import kernel
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
@@ -53,10 +53,6 @@ class UnitFiles:
         if changes:
             self.daemon_reload()
         return changes
-
-    def remove(self) -> list[str]:
-        """Remove every drop-in that sparkd wrote; returns the changes."""
-        return self.install(no_dropins())
 
     def daemon_reload(self) -> None:
         """Have systemd read its units again, where it runs, so not in a chroot."""

@@ -165,7 +165,7 @@ class Node:
         self._reporter = Reporter(self._reporter.report, sinks, self._redact)
         timeout_seconds = self._place.settings.supervise.peer_timeout_seconds
         monitor = PeerMonitor(cluster.readers, self._loop.start, timeout_seconds, on_check=self._meet)
-        self._loop.end_by(Ending(monitor.check))
+        self._loop.endings.end_by(Ending(monitor.check))
         self._reporter.publish()
 
     def _change(self, phase: Phase) -> None:

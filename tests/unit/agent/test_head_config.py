@@ -75,7 +75,7 @@ def awaiting(base: Base) -> Iterator[list[SparkdError]]:
     try:
         yield raised
     finally:
-        base.loop.end_by(Ending(over))
+        base.loop.endings.end_by(Ending(over))
         base.loop.wake()
         thread.join(10)
 

@@ -224,7 +224,7 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         subprocess.Popen(["sleep", "60"]) as victim,
     ):
         agent = made.agent
-        agent.loop.end_by(*endings(agent), Ending(other_node))
+        agent.loop.endings.end_by(*endings(agent), Ending(other_node))
         dying = replace(rank.rank, pidfd=os.pidfd_open(victim.pid))
         guarded = Running(dying, rank.log, rank.record, repr, agent.host, agent.loop)
         agent.rank.take(guarded)

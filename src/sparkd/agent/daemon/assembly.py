@@ -94,7 +94,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
         from sparkd.agent.daemon.power import PowerWatch
 
         agent.run_aside("power", PowerWatch(agent, owner_uid).run)
-    loop.end_by(*endings(agent))
+    loop.endings.end_by(*endings(agent))
     return agent
 
 

@@ -105,7 +105,7 @@ class _Blocked:
     def report(self, error: BlockedError) -> None:
         agent = self._agent
         agent.monitor.untrack_all()
-        agent.loop.forget()  # the end of a node that was tracked until now
+        agent.loop.endings.forget()  # the end of a node that was tracked until now
         agent.log.bind(epoch="")
         before = agent.reporter.report
         # The other nodes compare their plans with that of a node that could launch it.

@@ -122,7 +122,7 @@ def _start_notifications(config: Settings, host: Host, events: Events) -> Sink |
 def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
     """Raises BlockedError (exit 10) where the node lacks what may come back: the next process tries it again."""
     left = note_owner(base, left)
-    base.loop.enter(Stage.END)  # what would end it is acted on once it is this agent's
+    base.loop.endings.enter(Stage.END)  # what would end it is acted on once it is this agent's
     events = base.log.events(Redaction())
     base = replace(base, notify=_start_notifications(base.settings, base.host, events))
     try:
@@ -131,7 +131,7 @@ def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
         raise BlockedError(error.reason, error.hint) from None
     take_over(agent, left, rank)
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
-    base.loop.enter(Stage.RUN)
+    base.loop.endings.enter(Stage.RUN)
     return agent
 
 
@@ -189,7 +189,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
     serve_observers(base, reporter, events)
     follower = make_follower(base, place, cluster, events, owner_uid)
-    base.loop.end_by(Ending(partial(_raise_if_outdated, base)))
+    base.loop.endings.end_by(Ending(partial(_raise_if_outdated, base)))
 
     if not isinstance(awaited, HeadRefusedError):
         base.loop.report_ready()  # as any worker that stands by

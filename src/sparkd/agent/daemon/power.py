@@ -168,7 +168,7 @@ class PowerWatch:
             if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= supervise.power_after_minutes * 60:
                 self._refuse(address, f"{first.name} answers too, and comes first", "nothing is to be done here")
             return replace(node, alive_at=now, announced=False)
-        if seconds < supervise.power_after_minutes * 60 or agent.loop.stop_requested:
+        if seconds < supervise.power_after_minutes * 60 or agent.loop.endings.stop_requested:
             return node
         path = supervise.power_command[0]
         runs, objection, hint = self._find_objection(address, path)

@@ -46,12 +46,12 @@ def reload(agent: Agent) -> NoReturn:
     a crash.
     """
     agent.rank.raise_if_ended()
-    agent.loop.enter(Stage.END)
+    agent.loop.endings.enter(Stage.END)
     agent.events.info("agent.reload.started", hint="")
     agent.loop.keepalive()
     agent.journal.close(FLUSH_SECONDS, FLUSH_SECONDS)
     # From here on a signal waits for the new program; one that another thread got just before is sent again.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    if agent.loop.stop_requested:
+    if agent.loop.endings.stop_requested:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
     os.execve(sys.argv[0], sys.argv, {**os.environ, **agent.actions.hand_on()})  # noqa: S606  # the own program

@@ -21,7 +21,7 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from sparkd.base.lib.endings import Ending, Endings, Stage
+from sparkd.base.lib.endings import Endings
 from sparkd.base.lib.event_loop import EventLoop, run_in_thread
 from sparkd.base.lib.systemd import Notifier, watchdog_seconds
 
@@ -63,7 +63,8 @@ class MainLoop:
 
     def __init__(self, notifier: Notifier, env: Mapping[str, str]) -> None:
         self._notifier = notifier
-        self._endings = Endings()
+        self.endings = Endings()
+        """What ends each wait from here on."""
         self._loop = EventLoop(self._fail)
         self._news = False
         watched = watchdog_seconds(env)
@@ -99,34 +100,19 @@ class MainLoop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # after a reload
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._endings.request_stop(number)
+        self.endings.request_stop(number)
         self.wake()
 
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
         self.reload_requested = True
         self.wake()
 
-    @property
-    def stop_requested(self) -> bool:
-        return self._endings.stop_requested
-
-    def end_by(self, *endings: Ending) -> None:
-        """Let these end each wait from here on, after a stop and a task's bug; of several, the first in order."""
-        self._endings.end_by(*endings)
-
-    def enter(self, stage: Stage) -> None:
-        self._endings.enter(stage)
-
-    def forget(self) -> None:
-        """A cause that was seen while nothing could be interrupted. What still is one is seen again."""
-        self._endings.forget()
-
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, which has no end of its own, beside the waits. Its end, or its error, ends the run."""
         self._loop.spawn(work)
 
     def _fail(self, error: BaseException) -> None:
-        self._endings.fail(error)
+        self.endings.fail(error)
         self._note_news()
 
     def watch_exit(self, pidfd: int, on_exit: Callable[[], object]) -> None:
@@ -178,12 +164,12 @@ class MainLoop:
         """
         deadline = time.monotonic() + seconds
         with self._readable(fd) as is_readable:
-            news = self._endings.urgent
+            news = self.endings.urgent
             while not (is_readable() or news):
-                news = self._turn(deadline, shielded=True) or self._endings.urgent
+                news = self._turn(deadline, shielded=True) or self.endings.urgent
                 if time.monotonic() >= deadline:
                     break
-        self._endings.raise_first()
+        self.endings.raise_first()
         return is_readable()
 
     def wait_until(self, done: Callable[[], bool], seconds: float, *, shielded: bool = False) -> bool:
@@ -290,7 +276,7 @@ class MainLoop:
         Raises what ends the present stage, unless `shielded`.
         """
         self.keepalive()
-        known = self._news or (self._endings.urgent and not shielded)
+        known = self._news or (self.endings.urgent and not shielded)
         seconds = 0.0 if known else max(0.0, min(deadline - time.monotonic(), self._slice_seconds))
         due = time.monotonic() + seconds
         stood_still = due - seconds - self._turned_at
@@ -300,9 +286,9 @@ class MainLoop:
             self.resumed_at = self._turned_at
         news, self._news = self._news, False
         if shielded:
-            self._endings.look()
+            self.endings.look()
         else:
-            self._endings.raise_first()
+            self.endings.raise_first()
         return news
 
     def keepalive_age(self) -> float:

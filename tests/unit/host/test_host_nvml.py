@@ -187,7 +187,7 @@ class Busy(Library):
     def nvmlDeviceGetTemperature(self, device: object, sensor: object, celsius: object) -> int:
         return put(celsius, 71)
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: object, reasons: object) -> int:
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: object, reasons: object) -> int:
         return put(reasons, 0x4 | 0x1 | 0x20)
 
 

@@ -1,6 +1,6 @@
 """Queries of the GPU's driver with a deadline; the GPU's device files, and the processes that have them open.
 
-A call into a hung driver can be neither ended nor timed out: a thread of its own makes it, and imports `nvml`.
+A call into a hung driver can be neither ended nor timed out: a thread of its own makes it.
 """
 
 from __future__ import annotations
@@ -80,24 +80,16 @@ HUNG = GpuFacts((), error=f"it did not answer in {DEADLINE_SECONDS:g} s", troubl
 
 def read_driver() -> GpuFacts:
     """NO_GPU without its library. A failing driver is an `error`, never raised."""
+    from sparkd.base.host import nvml
 
-    def query() -> GpuFacts:
-        from sparkd.base.host import nvml
-
-        return nvml.query()
-
-    return answer_within(DEADLINE_SECONDS, query) or HUNG
+    return answer_within(DEADLINE_SECONDS, nvml.query) or HUNG
 
 
 def read_clocks() -> tuple[GpuClocks, ...]:
     """One for each GPU; empty where there is none, or its driver does not answer."""
+    from sparkd.base.host import nvml
 
-    def query() -> tuple[GpuClocks, ...]:
-        from sparkd.base.host import nvml
-
-        return nvml.query_clocks()
-
-    return answer_within(DEADLINE_SECONDS, query) or ()
+    return answer_within(DEADLINE_SECONDS, nvml.query_clocks) or ()
 
 
 def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:

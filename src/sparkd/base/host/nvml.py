@@ -97,10 +97,7 @@ def _listed(function: Callable[[object], list[Any]], device: object) -> list[Any
 def _clocks(device: object) -> GpuClocks:
     milliwatts = _unless_refused(pynvml.nvmlDeviceGetPowerUsage, device)
     busy = _unless_refused(pynvml.nvmlDeviceGetUtilizationRates, device)
-    # Drivers before 535 have the second name.
     reasons = _unless_refused(pynvml.nvmlDeviceGetCurrentClocksEventReasons, device)
-    if reasons is None:
-        reasons = _unless_refused(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, device)
     return GpuClocks(
         name=sanitize(pynvml.nvmlDeviceGetName(device)),
         sm_mhz=_unless_refused(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),

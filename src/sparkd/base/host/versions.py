@@ -9,7 +9,7 @@ from contextlib import suppress
 from sparkd import __version__
 from sparkd.base.host import Host, docker, kernel, meminfo
 from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import sanitize, size
 
 DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 """The second has a whole line, `NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release ...`."""
@@ -41,10 +41,10 @@ def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
     if words := [word for word in kernel.read_command_line(host.files) if not word.startswith(PLACES)]:
         facts["boot.command_line"] = " ".join(words)
     with suppress(OSError, ValueError):
-        facts["boot.memory"] = _gib(host.meminfo().total_bytes)
+        facts["boot.memory"] = size(host.meminfo().total_bytes)
     with suppress(OSError, ValueError):
         areas = meminfo.read_swaps(host.files)
-        facts["boot.swap"] = ", ".join(f"{area.path} {_gib(area.bytes)}" for area in areas) or "off"
+        facts["boot.swap"] = ", ".join(f"{area.path} {size(area.bytes)}" for area in areas) or "off"
     for name in sysctls:
         with suppress(OSError):
             if (value := kernel.read_sysctl(host.files, name)) is not None:
@@ -59,7 +59,3 @@ def _driver(host: Host) -> str:
             if number := _NUMBER.search(line):
                 return number[0]
     return ""
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

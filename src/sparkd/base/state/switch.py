@@ -9,7 +9,7 @@ again, what is configured holds.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum, StrEnum
 from hashlib import sha256
 from typing import Annotated, assert_never
@@ -21,7 +21,7 @@ from sparkd.base.config import Engine, Settings
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.known_good import Entry, ImageId, Plain, format_utc
-from sparkd.base.status.model import FindingReport, utc_now
+from sparkd.base.status.model import FindingReport, seconds_since, utc_now
 
 AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
 """How the node treats any engine: the unit is made for these settings, and no plan has them."""
@@ -129,16 +129,7 @@ class Switch(Struct, frozen=True):
 
     def expired(self, now: datetime) -> bool:
         until = self.to.until if self.to is not None and self.stage in (Stage.TRYING, Stage.IN_FORCE) else ""
-        return bool(until) and now >= parse_utc(until)
-
-
-def parse_utc(stamp: str) -> datetime:
-    """The beginning of time where it is none: such a plan is over."""
-    try:
-        then = datetime.fromisoformat(stamp)
-    except ValueError:
-        return datetime.min.replace(tzinfo=UTC)
-    return then if then.tzinfo else then.replace(tzinfo=UTC)
+        return bool(until) and seconds_since(until, now) != 0.0  # None of what is no time: such a plan is over
 
 
 def label(chosen: Chosen | None) -> str:

@@ -33,7 +33,7 @@ ID = "0123456789abcdef" * 4
 REF = "ghcr.io/x/vllm:1"
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
 GOOD = DockerEngineFacts(True, True, "", "29.2.1", ("runc",), (HOOK,))
-IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "linux", "2026-05-20T03:11:52Z", 3 << 30, "", (), (), ())
+IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "2026-05-20T03:11:52Z", 3 << 30, "", (), (), ())
 
 
 @pytest.mark.parametrize(

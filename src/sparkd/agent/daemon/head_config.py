@@ -237,8 +237,6 @@ def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
     except (OSError, TimeoutError) as error:
         hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
         agent.events.error("state.write.failed", file="head-files", reason=error.strerror or str(error), hint=hint)
-    with suppress(OSError):  # then kernels are compiled again; a timeout is one, too
-        agent.actions.move_to_head()
     agent.reporter.update(config_digest=kept.digest)
     agent.events.info(
         "cluster.config.followed",

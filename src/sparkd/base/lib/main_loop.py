@@ -4,7 +4,7 @@ A step of a run is plain code. Between two waits nothing else happens in this th
 read and answered, systemd's watchdog is fed (WATCHDOG=1), the start timeout is extended, and what ends the run is
 raised. Nothing else feeds the watchdog: a main loop that hangs is ended, and a long load is not.
 
-    wait        for time, news or a file descriptor
+    wait        for time or news
     wait_until  for a condition
     beside      for a call that may hang, in a thread, or for a coroutine
     start       does not wait: the same, whose end is news
@@ -16,7 +16,7 @@ import signal
 import time
 from asyncio import Future
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
@@ -26,7 +26,7 @@ from sparkd.base.lib.event_loop import EventLoop, run_in_thread
 from sparkd.base.lib.systemd import Notifier, watchdog_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
@@ -157,20 +157,15 @@ class MainLoop:
         self._news = True
         self._loop.stop()
 
-    def wait(self, seconds: float, fd: int | None = None) -> bool:
-        """Wait until `seconds` have passed, there is news, or `fd` is readable; True for the last.
+    def wait(self, seconds: float) -> None:
+        """Wait until `seconds` have passed, or there is news.
 
         Raises what ends the present stage: StopRequested, the error of a task, or that of an ending.
         """
-        deadline = time.monotonic() + seconds
-        with self._readable(fd) as is_readable:
-            news = self.endings.urgent
-            while not (is_readable() or news):
-                news = self._turn(deadline, shielded=True) or self.endings.urgent
-                if time.monotonic() >= deadline:
-                    break
+        deadline, news = time.monotonic() + seconds, False
+        while not (news or self.endings.urgent):
+            news = self._turn(deadline, shielded=True) or time.monotonic() >= deadline
         self.endings.raise_first()
-        return is_readable()
 
     def wait_until(self, done: Callable[[], bool], seconds: float, *, shielded: bool = False) -> bool:
         """Wait until `done`, which is called again at all news, at most `seconds`; whether it is.
@@ -250,25 +245,6 @@ class MainLoop:
     def _note_end(self, what: str, call: Future[Any]) -> None:
         if self._under_way.get(what) is call:
             del self._under_way[what]
-
-    @contextmanager
-    def _readable(self, fd: int | None) -> Iterator[Callable[[], bool]]:
-        if fd is None:
-            yield lambda: False
-            return
-        readable = False
-
-        def note() -> None:
-            nonlocal readable
-            readable = True
-            self._loop.remove_reader(fd)
-            self._loop.stop()
-
-        self._loop.add_reader(fd, note)
-        try:
-            yield lambda: readable
-        finally:
-            self._loop.remove_reader(fd)
 
     def _turn(self, deadline: float, shielded: bool) -> bool:
         """Turn the event loop until there is news, for one slice at most; whether there was some.

@@ -56,8 +56,7 @@ def deliver(
     if way == "command":
         _run(files, settings.command, notice, owner_uid, program_seconds)
     else:
-        body = render(settings.template, notice)
-        post(read_url(files, settings.webhook_file, owner_uid), body.content, body.headers)
+        post(read_url(files, settings.webhook_file, owner_uid), *render(settings.template, notice))
 
 
 def read_url(files: Files, path: str, owner_uid: int = 0) -> str:

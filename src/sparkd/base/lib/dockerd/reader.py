@@ -7,11 +7,13 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from sparkd.base.lib.text import parse_json
 
 if TYPE_CHECKING:
     from sparkd.base.lib.dockerd.client import APIClient, SdkClient
@@ -80,7 +82,7 @@ class DockerReader:
 
     def _get(self, path: str, work: Callable[[APIClient], object]) -> object:
         if path not in self.answers:
-            self.answers[path] = self._request(work)
+            self.answers[path] = self._request(path, work)
         answer = self.answers[path]
         if not isinstance(answer, DockerError):
             return answer
@@ -89,7 +91,7 @@ class DockerReader:
         reason = f"HTTP {answer.status}" if answer.status else str(answer)
         raise DockerError(f"GET {path}: {reason}", answer.status)
 
-    def _request(self, work: Callable[[APIClient], object]) -> object:
+    def _request(self, _path: str, work: Callable[[APIClient], object]) -> object:
         """The answer, or its error. After the deadline nothing is sent."""
         deadline = time.monotonic() + self._left
         try:
@@ -103,13 +105,32 @@ class DockerReader:
         return DockerError(f"no answer within {self._seconds:g} s")
 
 
-def connect(
-    socket_path: str = SOCKET, seconds: float = TIMEOUT_SECONDS, fixture: Callable[[str], bytes] | None = None
-) -> DockerReader:
-    """A reader of the running dockerd, or of recorded answers: see `client.FixtureTransport`."""
+class RecordedReader(DockerReader):
+    """Answers of a tree of files: `read(name)` is the body of PATH.json, or of PATH.500.json where docker failed."""
+
+    def __init__(self, read: Callable[[str], bytes]) -> None:
+        self._read = read
+        self.answers = {}
+
+    def close(self) -> None: ...
+
+    def _request(self, path: str, _work: Callable[[APIClient], object]) -> object:
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return parse_json(self._read(f"{path}.json"))
+            self._read(f"{path}.500.json")
+        except (FileNotFoundError, NotADirectoryError):
+            return DockerError("not recorded", MISSING)
+        except (OSError, ValueError) as error:
+            return DockerError(str(error))
+        return DockerError("recorded as failed", FAILED)
+
+
+def connect(socket_path: str = SOCKET, seconds: float = TIMEOUT_SECONDS) -> DockerReader:
+    """A reader of the running dockerd."""
     from sparkd.base.lib.dockerd.client import SdkClient
 
-    return DockerReader(SdkClient(socket_path, seconds, fixture), seconds)
+    return DockerReader(SdkClient(socket_path, seconds), seconds)
 
 
 def follow_log(container_id: str, since: str, socket_path: str = SOCKET) -> Iterator[tuple[int, bytes]]:

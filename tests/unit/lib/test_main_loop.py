@@ -423,17 +423,6 @@ def test_a_cause_that_was_kept_counts_no_more_in_a_stage_beyond_its_own(main: Ma
     main.wait(0.01)
 
 
-def test_a_pidfd_has_one_reader(main: MainLoop) -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        pidfd = os.pidfd_open(process.pid)
-        main.watch_exit(pidfd, list)
-        with pytest.raises(AssertionError):
-            main.watch_exit(pidfd, list)
-        main.unwatch_exit(pidfd)
-        process.kill()
-    os.close(pidfd)
-
-
 def test_one_call_of_a_subject_is_under_way_at_a_time(main: MainLoop) -> None:
     hangs, begun = threading.Event(), list[str]()
 

@@ -77,8 +77,6 @@ class MainLoop:
         self._turned_at = time.monotonic()
         self.resumed_at = float("-inf")
         """Monotonic, when the loop last turned again after it had stood still: nobody could be heard meanwhile."""
-        self._exits: dict[int, Callable[[], object]] = {}
-        """What to call once a process has ended, by its pidfd."""
         self._under_way: dict[str, Future[Any]] = {}
         """The call in a thread that has not ended, by its subject."""
 
@@ -117,16 +115,12 @@ class MainLoop:
 
     def watch_exit(self, pidfd: int, on_exit: Callable[[], object]) -> None:
         """Call `on_exit` in the first wait after the process has ended; that is news. Until `unwatch_exit`."""
-        assert pidfd not in self._exits, "a pidfd has one reader"
-        self._exits[pidfd] = on_exit
-        self._loop.add_reader(pidfd, self._report_exit, pidfd)
+        self._loop.add_reader(pidfd, self._report_exit, pidfd, on_exit)
 
     def unwatch_exit(self, pidfd: int) -> None:
-        if self._exits.pop(pidfd, None) is not None:
-            self._loop.remove_reader(pidfd)
+        self._loop.remove_reader(pidfd)
 
-    def _report_exit(self, pidfd: int) -> None:
-        on_exit = self._exits[pidfd]
+    def _report_exit(self, pidfd: int, on_exit: Callable[[], object]) -> None:
         self.unwatch_exit(pidfd)
         on_exit()
         self._note_news()

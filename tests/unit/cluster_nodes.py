@@ -81,11 +81,9 @@ class RecordingNotifier(Notifier):
     up = False
     stops = 0
 
-    def ready(self) -> None:
-        self.up = True
-
-    def stopping(self) -> None:
-        self.stops += 1
+    def send(self, state: str) -> None:
+        self.up = self.up or state == "READY=1"
+        self.stops += state == "STOPPING=1"
 
 
 def addresses(count: int) -> tuple[str, ...]:

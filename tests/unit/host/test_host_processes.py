@@ -5,7 +5,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.base.host import Host
-from sparkd.base.host.cgroups import container_id, systemd_unit
+from sparkd.base.host.cgroups import find_container, systemd_unit
 from sparkd.base.host.processes import Process, ProcessTable, parse_stat
 
 ID = "0123456789abcdef" * 4
@@ -71,7 +71,7 @@ def test_a_zombie_leads_no_group(tree: Tree) -> None:
 )
 def test_the_container_id_is_in_the_cgroup(tree: Tree, cgroup: str, found: str) -> None:
     tree.groups(cgroup)
-    assert container_id(Host(tree.root).files, cgroup) == found
+    assert find_container(Host(tree.root).files, cgroup)[0] == found
 
 
 @pytest.mark.parametrize("group", [f"/system.slice/docker-{ID}.scope", f"/docker/{ID}"])

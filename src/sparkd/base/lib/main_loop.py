@@ -132,13 +132,13 @@ class MainLoop:
     def report_ready(self) -> None:
         """Send READY=1 once; the start timeout is not extended after it."""
         if self._extends:
-            self._notifier.ready()
+            self._notifier.send("READY=1")
             self._extends = False
 
     def report_stopping(self) -> None:
         """Send STOPPING=1 once, and extend the stop's timeout from then on. systemd sends no SIGTERM after it."""
         if not self._stopping:
-            self._notifier.stopping()
+            self._notifier.send("STOPPING=1")
         self._stopping = self._extends = True
 
     def wake(self) -> None:
@@ -271,6 +271,6 @@ class MainLoop:
         if now - self._fed_at < self._slice_seconds / 2:
             return
         self._fed_at = now
-        self._notifier.alive()
+        self._notifier.send("WATCHDOG=1")
         if self._extends:
-            self._notifier.extend(EXTEND_SECONDS)
+            self._notifier.send(f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1_000_000:.0f}")

@@ -111,20 +111,13 @@ def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
 
 
 def read_fixture(files: Files) -> GpuFacts:
-    """The recorded answer of the driver, or `{"hangs": true}`; without one, the names in its /proc files.
-
-    Raises OSError, ValueError.
-    """
+    """The recorded answer of the driver, or `{"hangs": true}`; NO_GPU without one. Raises OSError, ValueError."""
     if files.recorded("nvml", object) == {"hangs": True}:
         return HUNG
     if facts := files.recorded("nvml", GpuFacts):
         names = tuple(sanitize(name) for name in facts.names)
         return replace(facts, names=names, error=sanitize(facts.error), driver=sanitize(facts.driver))
-    folder = "/proc/driver/nvidia/gpus"
-    texts = (files.text(f"{folder}/{name}/information", limit=65536) for name in files.names_if_any(folder))
-    lines = (line.partition(":") for text in texts for line in text.splitlines())
-    names = tuple(value.strip() for key, _, value in lines if key == "Model")
-    return GpuFacts(names) if names else NO_GPU
+    return NO_GPU
 
 
 def gpu_present(files: Files) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
@@ -11,13 +10,9 @@ from sparkd.base.host import Host, docker, kernel, meminfo
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.text import sanitize, size
 
-DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
-"""The second has a whole line, `NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release ...`."""
 PLACES = ("BOOT_IMAGE=", "initrd=")
 """Words of the command line with the kernel's path: its version is enough."""
 LIMIT = 100
-
-_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9}){1,4}")
 
 
 def read_versions(host: Host) -> Mapping[str, str]:
@@ -53,9 +48,7 @@ def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
 
 
 def _driver(host: Host) -> str:
-    for path in DRIVER:
-        with suppress(OSError):
-            line = host.files.text(path, limit=4096).partition("\n")[0]
-            if number := _NUMBER.search(line):
-                return number[0]
+    with suppress(OSError):
+        module = kernel.nvidia_module(host.files)
+        return module.version if module and module.version[0].isdigit() else ""
     return ""

@@ -120,8 +120,8 @@ def _start_notifications(config: Settings, host: Host, events: Events) -> Sink |
 
 
 def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
-    """Raises BlockedError (exit 10) where the node lacks what may come back: the next process tries it again."""
-    left = note_owner(base, left)
+    """Raises BlockedError (exit 10) where the node lacks what may come back: the next process tries it again, for as
+    long as the guard waits."""
     base.loop.enter(Stage.END)  # what would end it is acted on once it is this agent's
     events = base.log.events(Redaction())
     base = replace(base, notify=_start_notifications(base.settings, base.host, events))
@@ -129,7 +129,7 @@ def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
         agent = assemble(base, left.kept.context, left=left)
     except ConfigError as error:
         raise BlockedError(error.reason, error.hint) from None
-    take_over(agent, left, rank)
+    take_over(agent, note_owner(base, left), rank)
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
     base.loop.enter(Stage.RUN)
     return agent

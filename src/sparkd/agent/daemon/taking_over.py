@@ -193,7 +193,7 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
 
 
 def note_owner(base: Base, left: LeftRank) -> LeftRank:
-    """Make the record name this process, first of all: a crash from here on is counted, and a stop ends the rank.
+    """Make the record name this process: a crash from here on is counted, and a stop ends the rank.
 
     Raises OSError.
     """

@@ -1,0 +1,84 @@
+"""An agent leaves its rank, which serves, to the next one, or takes over what another one has left."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.agent.test_taking_over import kept_rank
+from tests.unit.agent_runs import World, end, run_agent
+from tests.unit.agent_runs import record as in_main_loop
+from tests.unit.rank_records import rank_record
+
+from sparkd.agent.daemon.bootstrap import build_agent
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.taking_over import FILE as KEPT
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.main_loop import SIGNALS, MainLoop
+from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.state.rank_record import FILE, GUARD, GUARD_COMM, RankStage, read_rank
+
+GUARD_PID = 4100
+
+
+@pytest.fixture(autouse=True)
+def _unblocked() -> Iterator[None]:
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def guard(world: World) -> None:
+    """A guard would end the rank where no agent comes back."""
+    record = read_rank(Host(world.tree.root)).record
+    assert record is not None
+    world.tree.process(record.pid, "sleep", start_time=record.start_time)
+    world.tree.process(GUARD_PID, GUARD_COMM)
+    world.tree.file(GUARD, f"0 {record.pid} {record.start_time} 77 88 {GUARD_PID}")
+
+
+def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sparkd"
+    program.write_text("#!/no/such/python\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+
+    def reload() -> None:
+        guard(world)
+        end(signal.SIGHUP)
+
+    thread = world.once("serving", reload)
+    with pytest.raises(RuntimeError, match=f"{program} can't be executed"):
+        run_agent(world)
+    thread.join()
+    assert world.rank is not None and world.rank.poll() is None, "the engine serves on"
+    assert read_rank(Host(world.tree.root)).stays
+
+
+def test_a_try_without_what_may_come_back_is_no_crash(tree: Tree) -> None:
+    """So the next one tries it again, for as long as the guard waits."""
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        began, container = int(Path(f"/proc/{rank.pid}/stat").read_text().split()[21]), "c" * 64
+        tree.file("/proc/sys/kernel/random/boot_id", "b1\n")
+        tree.file("/proc/uptime", "5000.0 1.0\n")
+        tree.process(rank.pid, "sleep", start_time=began, cgroup=f"0::/system.slice/docker-{container}.scope")
+        tree.process(GUARD_PID, GUARD_COMM)
+        tree.file(GUARD, f"0 {rank.pid} {began} 77 88 {GUARD_PID}")
+        served = {"boot_id": "b1", "stage": RankStage.READY, "pid": rank.pid, "start_time": began}
+        left = rank_record(**served, container_id=container)
+        tree.file(FILE.path, FILE.encode(left))
+        tree.file(KEPT.path, KEPT.encode(kept_rank("tiny-cpu-pair", nodes=("10.0.0.1", "10.0.0.2"))))
+
+        def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> Agent:
+            return build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, tree.root)
+
+        with pytest.raises(BlockedError, match="no cluster key"):
+            in_main_loop(build)
+        rank.kill()
+    assert FILE.decode((tree.root / FILE.path[1:]).read_bytes()).taken_over == ()

@@ -16,8 +16,9 @@ from tests.unit.rank_records import rank_record
 from sparkd.agent.daemon.bootstrap import build_agent
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.taking_over import FILE as KEPT
+from sparkd.agent.daemon.taking_over import KeptRank
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.errors import BlockedError, ConfigError
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import SIGNALS, MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
@@ -32,13 +33,12 @@ def _unblocked() -> Iterator[None]:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def guard(world: World) -> None:
-    """A guard would end the rank where no agent comes back."""
-    record = read_rank(Host(world.tree.root)).record
+def guard_rank(tree: Tree) -> None:
+    """A guard would end it where no agent comes back."""
+    record = read_rank(Host(tree.root)).record
     assert record is not None
-    world.tree.process(record.pid, "sleep", start_time=record.start_time)
-    world.tree.process(GUARD_PID, GUARD_COMM)
-    world.tree.file(GUARD, f"0 {record.pid} {record.start_time} 77 88 {GUARD_PID}")
+    tree.process(GUARD_PID, GUARD_COMM)
+    tree.file(GUARD, f"0 {record.pid} {record.start_time} 77 88 {GUARD_PID}")
 
 
 def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(
@@ -50,7 +50,10 @@ def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(
     monkeypatch.setattr(sys, "argv", [str(program)])
 
     def reload() -> None:
-        guard(world)
+        record = read_rank(Host(world.tree.root)).record
+        assert record is not None
+        world.tree.process(record.pid, "sleep", start_time=record.start_time)
+        guard_rank(world.tree)
         end(signal.SIGHUP)
 
     thread = world.once("serving", reload)
@@ -61,24 +64,43 @@ def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(
     assert read_rank(Host(world.tree.root)).stays
 
 
+def leave_rank(tree: Tree, pid: int, kept: KeptRank) -> None:
+    """It serves, and no agent has it."""
+    began, container = int(Path(f"/proc/{pid}/stat").read_text().split()[21]), "c" * 64
+    tree.file("/proc/sys/kernel/random/boot_id", "b1\n")
+    tree.file("/proc/uptime", "5000.0 1.0\n")
+    tree.process(pid, "sleep", start_time=began, cgroup=f"0::/system.slice/docker-{container}.scope")
+    served = {"boot_id": "b1", "stage": RankStage.READY, "pid": pid, "start_time": began}
+    tree.file(FILE.path, FILE.encode(rank_record(**served, container_id=container)))
+    tree.file(KEPT.path, KEPT.encode(kept))
+    guard_rank(tree)
+
+
 def test_a_try_without_what_may_come_back_is_no_crash(tree: Tree) -> None:
     """So the next one tries it again, for as long as the guard waits."""
+
+    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> Agent:
+        return build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, tree.root)
+
     with subprocess.Popen(["sleep", "60"]) as rank:
-        began, container = int(Path(f"/proc/{rank.pid}/stat").read_text().split()[21]), "c" * 64
-        tree.file("/proc/sys/kernel/random/boot_id", "b1\n")
-        tree.file("/proc/uptime", "5000.0 1.0\n")
-        tree.process(rank.pid, "sleep", start_time=began, cgroup=f"0::/system.slice/docker-{container}.scope")
-        tree.process(GUARD_PID, GUARD_COMM)
-        tree.file(GUARD, f"0 {rank.pid} {began} 77 88 {GUARD_PID}")
-        served = {"boot_id": "b1", "stage": RankStage.READY, "pid": rank.pid, "start_time": began}
-        left = rank_record(**served, container_id=container)
-        tree.file(FILE.path, FILE.encode(left))
-        tree.file(KEPT.path, KEPT.encode(kept_rank("tiny-cpu-pair", nodes=("10.0.0.1", "10.0.0.2"))))
-
-        def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> Agent:
-            return build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, tree.root)
-
+        leave_rank(tree, rank.pid, kept_rank("tiny-cpu-pair", nodes=("10.0.0.1", "10.0.0.2")))
         with pytest.raises(BlockedError, match="no cluster key"):
             in_main_loop(build)
         rank.kill()
     assert FILE.decode((tree.root / FILE.path[1:]).read_bytes()).taken_over == ()
+
+
+def test_a_unit_of_the_wrong_role_does_not_say_that_it_ends_the_rank(world: World) -> None:
+    refused = list[str]()
+
+    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+        with pytest.raises(ConfigError) as raised:
+            build_agent("worker", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
+        refused.append(raised.value.reason)
+
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(world.tree, rank.pid, kept_rank())
+        _, journal = in_main_loop(build)
+        rank.kill()
+    assert refused == ["this node is rank 0, the head, not a worker"]
+    assert "engine.rank.refused" not in journal

@@ -70,10 +70,8 @@ def build_agent(
     log.bind(node=host.name())
     events = log.events(Redaction())
     loop.listen()
-    hint = "nothing is to be done: it is ended, and another one is started"
-    left = find_left(
-        host, role, owner.invocation, lambda reason: events.warning("engine.rank.refused", reason=reason, hint=hint)
-    )
+    refused = list[str]()
+    left = find_left(host, role, owner.invocation, refused.append)
     if left is not None:
         settings = left.kept.configured
         log.configure(as_json=settings.log.format == "json", level=settings.log.level)
@@ -90,6 +88,9 @@ def build_agent(
     with suppress(AwaitedError):  # before the lock: a unit of the wrong role changes nothing
         place = resolve_context(config, role, host)
     actions = Actions.acquire(host, loop, owner, handed)
+    for reason in refused:  # by a unit of this node's role alone, which has the lock
+        hint = "nothing is to be done: it is ended, and another one is started"
+        events.warning("engine.rank.refused", reason=reason, hint=hint)
     actions.disown_rank()
     if reason := actions.set_aside_rank():
         events.warning("state.read.failed", reason=reason)

@@ -104,3 +104,16 @@ def test_a_unit_of_the_wrong_role_does_not_say_that_it_ends_the_rank(world: Worl
         rank.kill()
     assert refused == ["this node is rank 0, the head, not a worker"]
     assert "engine.rank.refused" not in journal
+
+
+def test_a_rank_whose_process_is_in_another_container_is_refused_with_a_reason(world: World) -> None:
+    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+        build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root).actions.release()
+
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(world.tree, rank.pid, kept_rank())
+        world.tree.file(f"/proc/{rank.pid}/cgroup", "0::/system.slice/some.service\n")
+        _, journal = in_main_loop(build)
+        assert rank.poll() is None, "preflight decides"
+        rank.kill()
+    assert 'engine.rank.refused reason="its first process has just ended, or is in another container"' in journal

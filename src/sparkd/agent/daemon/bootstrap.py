@@ -81,6 +81,7 @@ def build_agent(
             return _take_over(base, left, rank)
         actions.release()
         handed = None
+        refused.append("its first process has just ended, or is in another container")
     loaded = load_with_origins(env, root)
     config = loaded.settings
     log.configure(as_json=config.log.format == "json", level=config.log.level)

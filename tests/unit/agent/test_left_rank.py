@@ -117,3 +117,21 @@ def test_a_rank_whose_process_is_in_another_container_is_refused_with_a_reason(w
         assert rank.poll() is None, "preflight decides"
         rank.kill()
     assert 'engine.rank.refused reason="its first process has just ended, or is in another container"' in journal
+
+
+def test_a_full_run_keeps_no_agent_from_the_rank_that_serves(world: World) -> None:
+    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> bool:
+        agent = build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
+        running = agent.rank.running
+        assert running is not None and running.guard is not None
+        running.guard.close()
+        agent.actions.release()
+        return running.taken_over
+
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(world.tree, rank.pid, kept_rank())
+        (world.tree.root / FILE.folder[1:]).chmod(0o777)  # refused likewise
+        taken_over, journal = in_main_loop(build)
+        rank.kill()
+    assert taken_over
+    assert "state.write.failed file=rank.json" in journal

@@ -131,7 +131,7 @@ def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
         agent = assemble(base, left.kept.context, left=left)
     except ConfigError as error:
         raise BlockedError(error.reason, error.hint) from None
-    take_over(agent, note_owner(base, left), rank)
+    take_over(agent, note_owner(agent, left), rank)
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
     base.loop.enter(Stage.RUN)
     return agent

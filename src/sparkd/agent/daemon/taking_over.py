@@ -145,7 +145,7 @@ def find_left(host: Host, role: str, invocation: str, refuse: Callable[[str], ob
     known = read_rank(host)
     if (record := known.record) is None or not known.stays:
         if record is not None and record.stage is RankStage.READY and not known.alive:
-            refuse("its engine has ended meanwhile, and no agent saw how")
+            refuse("its engine has ended")
         return None
     faults = list[str]()
     kept = FILE.read(host.files, faults.append)

@@ -174,3 +174,5 @@ def test_the_first_report_has_what_the_agent_before_knew_of_the_rank() -> None:
     last = replace(made, incarnation="old", versions={"driver": "1"}, smoke_passed=True, message="it serves")
     again = first_report(replace(left, report=last), first)
     assert (again.incarnation, again.versions, again.smoke_passed) == ("new", {"driver": "1"}, True)
+    ended = replace(first, last_cause="x", last_cause_code="kernel-oom", last_action="reboot", last_hint="y")
+    assert first_report(left, ended) == made, "the end before this rank's launch"

@@ -218,6 +218,7 @@ def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
         rank_id=record.rank_id,
         last_cause="",
         last_cause_code="",
+        last_action="",
         last_hint="",
     )
     if last is None:

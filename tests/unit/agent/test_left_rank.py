@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,7 +120,18 @@ def test_a_rank_whose_process_is_in_another_container_is_refused_with_a_reason(w
     assert 'engine.rank.refused reason="its first process has just ended, or is in another container"' in journal
 
 
-def test_a_full_run_keeps_no_agent_from_the_rank_that_serves(world: World) -> None:
+@pytest.fixture
+def left(world: World) -> Iterator[World]:
+    """Where an agent has left a rank."""
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(world.tree, rank.pid, kept_rank())
+        yield world
+        rank.kill()
+
+
+def take_over(world: World) -> tuple[bool, str]:
+    """Whether the next agent has taken the rank over, and its journal."""
+
     def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> bool:
         agent = build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
         running = agent.rank.running
@@ -128,10 +140,28 @@ def test_a_full_run_keeps_no_agent_from_the_rank_that_serves(world: World) -> No
         agent.actions.release()
         return running.taken_over
 
-    with subprocess.Popen(["sleep", "60"]) as rank:
-        leave_rank(world.tree, rank.pid, kept_rank())
-        (world.tree.root / FILE.folder[1:]).chmod(0o777)  # refused likewise
-        taken_over, journal = in_main_loop(build)
-        rank.kill()
+    return in_main_loop(build)
+
+
+def test_a_full_run_keeps_no_agent_from_the_rank_that_serves(left: World) -> None:
+    (left.tree.root / FILE.folder[1:]).chmod(0o777)  # refused likewise
+    taken_over, journal = take_over(left)
     assert taken_over
     assert "state.write.failed file=rank.json" in journal
+
+
+def test_a_disk_that_hangs_keeps_no_agent_from_it(left: World) -> None:
+    """Another thread reads it."""
+    opened, watching = list[str](), threading.Event()
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if event == "open" and watching.is_set() and threading.current_thread() is threading.main_thread():
+            opened.append(str(args[0]))
+
+    sys.addaudithook(watch)
+    watching.set()
+    taken_over, _ = take_over(left)
+    watching.clear()
+    assert taken_over
+    assert [path for path in opened if "/var/lib/" in path] == []
+    assert [path for path in opened if "/run/sparkd/" in path], "these are seen"

@@ -33,7 +33,6 @@ from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import Redactor
 from sparkd.base.plan.fingerprint import read_secrets
 from sparkd.base.plan.model import Node
-from sparkd.base.state import launch_history
 from sparkd.base.state.rank_record import read_boot_id
 from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
 from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
@@ -51,7 +50,8 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     events = base.log.events(redact)
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid)
     first = initial_status(node, host, actions.owner.invocation)
-    history = launch_history.read_history(host.files)
+    store, rank = StateStore(host, actions, loop, events), OwnRank()
+    history = store.read_launches()
     first = replace(first, rank_id=uuid.uuid4().hex, restarts=history.restarts(datetime.now(UTC)))
     if (last := history.last_cause) is not None:
         hint = "" if last.code == ExitCode.PEER_LOST else last.hint  # the other node has what is to be done
@@ -69,7 +69,6 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
         partial(_report_peers, host, reporter, events),
     )
     serve_observers(base, reporter, events)
-    store, rank = StateStore(host, actions, loop, events), OwnRank()
     context = Context(
         **asdict(replace(base, settings=node.settings)),
         context=node,

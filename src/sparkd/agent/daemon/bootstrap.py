@@ -87,7 +87,7 @@ def build_agent(
     log.configure(as_json=config.log.format == "json", level=config.log.level)
     place = None
     with suppress(AwaitedError):  # before the lock: a unit of the wrong role changes nothing
-        place = resolve_context(config, role, host)
+        place = _resolve(config, role, host, loop)
     actions = Actions.acquire(host, loop, owner, handed)
     for reason in refused:  # by a unit of this node's role alone, which has the lock
         hint = "nothing is to be done: it is ended, and another one is started"
@@ -111,6 +111,15 @@ def build_agent(
     agent.switching.settle()
     use_kept(agent, loaded.origins)
     return agent
+
+
+def _resolve(config: Settings, role: str, host: Host, loop: MainLoop) -> NodeContext:
+    """Raises as `resolve_context`; BlockedError (exit 10) where a disk hangs, within the unit's TimeoutStartSec=."""
+    try:
+        return loop.beside(partial(resolve_context, config, role, host), 20.0, "reading the plan")
+    except (TimeoutError, BlockingIOError) as error:
+        hint = "what holds /var/lib/sparkd, or a file that the configuration names? look at dmesg"
+        raise BlockedError(str(error), hint) from None
 
 
 def _start_notifications(config: Settings, host: Host, events: Events) -> Sink | None:
@@ -147,7 +156,7 @@ def _await_agent(
     reported, deadline = "", time.monotonic() + limit_seconds
     while True:
         try:
-            place = place or resolve_context(base.settings, role, base.host)
+            place = place or _resolve(base.settings, role, base.host, base.loop)
             return assemble(base, place)
         except HeadAwaitedError as error:
             try:

@@ -111,3 +111,13 @@ def test_a_start_while_the_disk_of_the_state_hangs_ends_with_what_to_look_at() -
             node.start_agent()
             assert node.exit_code(STOP_SECONDS) == ExitCode.BLOCKED
         until(lambda: any("what holds /var/lib/sparkd" in line for line in node.lines), 5)
+
+
+def test_a_start_while_the_share_of_the_key_hangs_ends_with_what_to_look_at() -> None:
+    key = f"{SHARE}/cluster.key"
+    with world(f'cluster.key_file = "{key}"', pair=True) as node:
+        node.tree.file(key, f"{KEY.hex()}\n", 0o600)
+        with node.hung(SHARE):
+            node.start_agent()
+            assert node.exit_code(STOP_SECONDS) == ExitCode.BLOCKED
+        until(lambda: any(f"what holds {key}" in line for line in node.lines), 5)

@@ -184,6 +184,19 @@ def test_a_container_that_does_not_run_is_removed(
     assert docker.requests[-1].startswith(f"DELETE /v1.44/containers/{ID}?".encode())
 
 
+class StuckDockerd(FakeDockerd):
+    """Nor does it remove one."""
+
+    def _answer(self, request: bytes) -> Iterable[bytes]:
+        refused = json_response({"message": "no answer of containerd"}, 500)
+        return refused if request.startswith(b"DELETE ") else super()._answer(request)
+
+
+def test_a_container_that_can_not_be_removed_either_hides_no_reason(plan: LaunchPlan) -> None:
+    with pytest.raises(LaunchError, match=r"^container sparkd-rank0 can't be started: no space left$"):
+        start(StuckDockerd((), "no space left"), plan)
+
+
 HOSTS = {"Target": "/etc/hosts", "Source": "/run/sparkd/hosts", "Type": "bind", "ReadOnly": True}
 
 

@@ -85,7 +85,8 @@ class Containers:
             if rank is None:
                 raise LaunchError(f"container {name} ended as soon as it was started{self._first_line(container_id)}")
         except LaunchError:
-            self.remove(container_id)
+            with suppress(LaunchError):  # the next preflight removes it
+                self.remove(container_id)
             raise
         rank.torn_kernels = torn
         return rank

@@ -212,7 +212,9 @@ def test_the_conservative_reports_flags_are_those_of_the_shipped_recipe(tmp_path
          {"privileged": True, "init": True, "memory_limit_bytes": 100 << 30}),
     ],
 )  # fmt: skip
-def test_a_docker_line(line: str, args: dict[str, object], container: dict[str, object], tmp_path: Path) -> None:
+def test_a_docker_line_becomes_flags_and_settings_of_the_container(
+    line: str, args: dict[str, object], container: dict[str, object], tmp_path: Path
+) -> None:
     recipe, _, _ = imported(tmp_path, line)
     assert (recipe.args, recipe.model.repo, recipe.image.ref) == (args, "org/m", IMAGE)
     assert recipe.container.model_dump(exclude_unset=True) == container

@@ -45,7 +45,7 @@ WRITERS = {
     "agent/actions/files.py:write": GUARDED,
     "agent/actions/history.py:_write": "within `alone`, which has refuse_shared",
     "agent/actions/history.py:write": "within `alone`, which has refuse_shared",
-    "agent/actions/page_cache.py:_set": KERNEL,
+    "agent/actions/page_cache.py:_write_kib": KERNEL,
     "agent/actions/page_cache.py:compact_memory": KERNEL,
     "agent/actions/page_cache.py:drop_page_cache": KERNEL,
     "agent/actions/page_cache.py:lower_readahead": RUN,

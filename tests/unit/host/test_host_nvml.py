@@ -62,7 +62,7 @@ class Library:
         return 0
 
     def nvmlSystemGetDriverVersion(self, buffer: ctypes.Array[ctypes.c_char], size: object) -> int:
-        buffer.value = b"580.95\x1b[2J"
+        buffer.value = b"580.95\x1b[2J"  # a control sequence, which is escaped
         return 0
 
     def nvmlDeviceGetMemoryInfo(self, device: object, memory: object) -> int:

@@ -239,7 +239,7 @@ def test_a_specification_that_docker_does_not_read_is_no_way(tree: Tree) -> None
     assert ways(tree) == ()
 
 
-def test_a_specification_that_can_not_be_read_takes_no_way_away(tree: Tree) -> None:
+def test_an_unreadable_specification_hides_no_other_way_to_the_gpu(tree: Tree) -> None:
     """A link to nothing, a folder, and a file where a folder is looked for: what a half removed toolkit leaves."""
     engine(tree, Runtimes={"nvidia": {}}, CDISpecDirs=["/etc/cdi", "/var/run/cdi"])
     tree.link("/etc/cdi/a.yaml", "/missing")

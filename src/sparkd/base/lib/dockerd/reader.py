@@ -1,5 +1,5 @@
-"""Read access to dockerd, and the error of this package. The SDK is imported at the first connection, since that takes
-time and memory.
+"""Read access to dockerd: its answers, a container's log, and the error of this package. The SDK is imported at the
+first connection, since that takes time and memory.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ class DockerError(Exception):
 
 
 class DockerReader:
-    """Answers of dockerd as unchecked JSON, for one thread, within `seconds` in all; each is requested once, but a
-    container.
+    """dockerd's answers as unchecked JSON, for one thread. Each is requested once and kept, except a container's.
 
-    It connects at the first request. Methods raise DockerError.
+    It connects at the first request. All requests together have `seconds`. Methods raise DockerError.
     """
 
     def __init__(self, client: SdkClient, seconds: float) -> None:
@@ -72,7 +71,7 @@ class DockerReader:
         return self._get("/info", lambda api: api.info())
 
     def events(self, container_id: str, since: float, until: float) -> object:
-        """Events of a container, oldest first (wall clock). dockerd waits for an `until` to come, and keeps 256."""
+        """Events of a container, oldest first (wall clock). dockerd keeps 256, and answers once `until` has come."""
         filters = {"type": "container", "container": container_id}
         times: tuple[Any, Any] = f"{since:.6f}", f"{until:.6f}"  # dockerd takes fractions; the SDK declares int
         return self._get("/events", lambda api: list(islice(api.events(*times, filters, decode=True), 256)))
@@ -81,6 +80,7 @@ class DockerReader:
         self._client.close()
 
     def _get(self, path: str, work: Callable[[APIClient], object]) -> object:
+        """The kept answer, or a new one; None for HTTP 404."""
         if path not in self.answers:
             self.answers[path] = self._request(path, work)
         answer = self.answers[path]
@@ -136,7 +136,7 @@ def connect(socket_path: str = SOCKET, seconds: float = TIMEOUT_SECONDS) -> Dock
 def follow_log(container_id: str, since: str, socket_path: str = SOCKET) -> Iterator[tuple[int, bytes]]:
     """(stream, stamp and bytes) from `since` on until the container ends: 1 is stdout, 2 stderr.
 
-    `since`: as `since_of` makes it of a piece, which comes again; "0": all. It waits for more without a limit. Raises
+    `since`: "0" for all, or `since_of` a piece, which then comes again. It waits for more without a limit. Raises
     DockerError, also where dockerd stops.
 
     The SDK's own logs() leaves out the stream number, without which pieces of long lines of both streams would be

@@ -98,7 +98,7 @@ def _check_hashes(folder: str, files: Files) -> str:
 def pull_model(args: argparse.Namespace) -> None:
     host, configured = Host(), load_settings(os.environ)
     published = model_files.choose_repo(args.name, configured, host)
-    folder = published.folder(configured) if args.to is None else os.path.abspath(args.to)  # noqa: PTH100
+    folder = os.path.abspath(args.to) if args.to else published.folder(configured)  # noqa: PTH100
     token = model_files.read_token(args.token_file or configured.engine.secrets.get(model_files.TOKEN), host.files)
     repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
     print(f"{repo.name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)

@@ -153,7 +153,7 @@ def add_image(parser: argparse.ArgumentParser) -> None:
     build.add_argument("recipe", help="name or file")
     build.add_argument("--yes", action="store_true", help="build without a question")
     build.add_argument("--no-cache", action="store_true", help="repeat steps that docker has done before, too")
-    again = f"sudo {shlex.join(['sparkd', *sys.argv[1:]])}"
+    again = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
     build.set_defaults(run=build_image, as_root=("only root may build what root's docker runs", again))
     sync = actions.add_parser(
         "sync",

@@ -189,8 +189,10 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def capture(args: argparse.Namespace) -> None:
+    from sparkd.tools.measure.measuring import catch_ends
     from sparkd.tools.support.capture_collector import Collector, summarize  # it can act; `explain` can't
 
+    catch_ends()
     collector = Collector(Host())
     if args.issue:
         print(collector.redact(summarize(collector.settings, collector.host)), end="")

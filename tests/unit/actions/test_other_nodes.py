@@ -143,9 +143,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_program_that_this_node_lacks_is_named_with_its_package(programs: Path, tmp_path: Path) -> None:
-    with pytest.raises(BlockedError, match=r"rsync is not on this node \(apt install rsync\)"):
+    with pytest.raises(BlockedError, match=r"rsync is not on this node \(sudo apt install rsync\)"):
         SshHost("a").send(f"{tmp_path}/", "/x")
-    with pytest.raises(BlockedError, match=r"ssh is not on this node \(apt install openssh-client\)"):
+    with pytest.raises(BlockedError, match=r"ssh is not on this node \(sudo apt install openssh-client\)"):
         SshHost("a").run("true")
 
 

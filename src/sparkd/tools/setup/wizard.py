@@ -299,4 +299,7 @@ class Wizard:
             self.show_line(f"{name:{NAME_WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}")
 
     def _confirmed(self) -> bool:
-        return self.wishes.yes or self.prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes")
+        if self.wishes.yes or self.prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes"):
+            return True
+        self.show_line("nothing is written; nothing is to be done")
+        return False

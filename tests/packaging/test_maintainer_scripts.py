@@ -56,7 +56,8 @@ def test_a_purge_keeps_models_beside_the_state(machine: Machine, path: str) -> N
 
 
 def test_a_purge_leaves_nothing_else(machine: Machine) -> None:
-    machine.file("var/lib/sparkd/cache/x"), machine.file("etc/sparkd/conf.d/x.toml")
+    machine.file("var/lib/sparkd/cache/x")
+    machine.file("etc/sparkd/conf.d/x.toml")
     machine.run("postrm", "purge")
     assert not (machine.root / "var/lib/sparkd").exists()
     assert not (machine.root / "etc/sparkd").exists()

@@ -1,5 +1,6 @@
 """`sparkd model pull`: the hub's own client against a hub on loopback."""
 
+import errno
 import fcntl
 import os
 import pty
@@ -234,6 +235,10 @@ def test_a_file_that_lost_its_end_after_its_record_is_downloaded_again(machine: 
 def test_a_file_that_another_pull_has_just_brought_stays(machine: Machine, hub: Hub) -> None:
     shard, lock = machine.folder / SHARD, machine.folder / f".cache/huggingface/download/{SHARD}.lock"
 
+    def bring(held: int) -> None:
+        shard.write_bytes(hub.files[SHARD])
+        os.close(held)
+
     class Requests(list[str]):
         def append(self, request: str) -> None:
             """The other pull, from the moment on in which this one has resolved the address of the shard."""
@@ -241,7 +246,7 @@ def test_a_file_that_another_pull_has_just_brought_stays(machine: Machine, hub: 
             if request.startswith("HEAD") and request.endswith(SHARD):
                 held = os.open(lock, os.O_RDWR | os.O_CREAT)
                 fcntl.flock(held, fcntl.LOCK_EX)
-                threading.Timer(1.0, lambda: (shard.write_bytes(hub.files[SHARD]), os.close(held))).start()
+                threading.Timer(1.0, bring, (held,)).start()
 
     hub.requests = Requests()
     assert machine.pull(REPO).returncode == 0
@@ -391,3 +396,18 @@ def test_a_recipe_by_its_file_says_where_its_model_is_and_which_revision(machine
     hub.requests.clear()
     assert machine.pull(str(recipe), "--revision", "v2").returncode == 0, "the option goes before the recipe"
     assert "/revision/v2?" in " ".join(hub.requests)
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.EACCES, "with sudo, or into a folder of your own: --to FOLDER"),
+        (errno.ENOSPC, "make room: df -h; then run it again: it resumes"),
+        (errno.EROFS, "fix that, then run it again: it resumes"),
+    ],
+)
+def test_a_folder_that_takes_no_files_has_its_remedy(server: Hub, code: int, hint: str) -> None:
+    from sparkd.tools.models import hub
+
+    refused = hub._blocked(OSError(code, os.strerror(code), "/srv/models/x"), REPO)
+    assert (refused.reason, refused.hint) == (f"/srv/models/x: {os.strerror(code)}", hint)

@@ -66,6 +66,7 @@ def test_what_waits_for_a_log_on_a_terminal_says_so() -> None:
     ours, theirs = pty.openpty()
     os.write(ours, b"CUDA out of memory\n\x04")
     done = subprocess.run([SPARKD, "explain"], stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
-    os.close(ours), os.close(theirs)
+    os.close(ours)
+    os.close(theirs)
     assert (done.returncode, done.stderr) == (0, "paste a log, then press Ctrl-D\n")
     assert "means: " in done.stdout

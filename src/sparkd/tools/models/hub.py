@@ -6,6 +6,7 @@ which resumes. Its records of what was downloaded are kept where and as it keeps
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -81,7 +82,7 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
 
     def fetch_all() -> None:
         with ThreadPoolExecutor(8) as pool:  # as many files at a time as the client's own default
-            list(pool.map(lambda file: _fetch(repo, *file, folder, known, received), repo.sizes))
+            list(pool.map(lambda file: _fetch(repo, file[0], file[1], folder, known, received), repo.sizes))
 
     with _client(repo.name):
         from huggingface_hub import get_token
@@ -205,7 +206,9 @@ def _blocked(error: Exception, name: str) -> BlockedError:
         case errors.HfHubHTTPError():
             return BlockedError(f"{ENDPOINT} answers HTTP {error.response.status_code} for {name}", AGAIN)
         case OSError(errno=int()):
-            return BlockedError(f"{error.filename or 'a file'}: {error.strerror}", f"fix that, then {AGAIN}")
+            hint = f"{'make room: df -h;' if error.errno == errno.ENOSPC else 'fix that,'} then {AGAIN}"
+            hint = "with sudo, or into a folder of your own: --to FOLDER" if error.errno == errno.EACCES else hint
+            return BlockedError(f"{error.filename or 'a file'}: {error.strerror}", hint)
         case ValueError() | RuntimeError() | ImportError():
             return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
         case _:

@@ -2,11 +2,16 @@
 
 import json
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+from tests.unit.commands import INTERRUPTIBLE
+from tests.unit.nodes import until
 
 from sparkd.tools.cli.main import main
 
@@ -56,3 +61,14 @@ def test_what_a_container_has_put_into_a_compile_cache_is_left_out(tmp_path: Pat
         shutil.rmtree(cache)
     with tarfile.open(tmp_path / "capture.tar.gz") as tar:
         assert not [name for name in tar.getnames() if name.endswith("known-good.json")]
+
+
+@pytest.mark.parametrize("end", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_session_that_ends_leaves_no_part_of_an_archive(tmp_path: Path, end: signal.Signals) -> None:
+    archive = tmp_path / "x.tar.gz"
+    words = [sys.executable, "-m", "sparkd.tools.cli.main", "capture", "--output", str(archive)]
+    with subprocess.Popen([*INTERRUPTIBLE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        until(lambda: archive.exists() or process.poll() is not None, 60)
+        process.send_signal(end)
+        assert process.wait(60) in (130, -end)
+    assert not archive.exists()

@@ -1,10 +1,13 @@
 """`sparkd model pull`: the hub's own client against a hub on loopback."""
 
+import errno
+import fcntl
 import os
 import pty
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -218,6 +221,49 @@ def test_a_file_that_was_spoilt_is_downloaded_again(machine: Machine, hub: Hub) 
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
 
 
+def test_a_file_that_lost_its_end_after_its_record_is_downloaded_again(machine: Machine, hub: Hub) -> None:
+    """As a power cut leaves it: the client writes no file through to the disk, and the time of the file stays."""
+    machine.pull(REPO)
+    shard = machine.folder / SHARD
+    written = shard.stat().st_mtime
+    os.truncate(shard, 100)
+    os.utime(shard, (written, written))
+    assert machine.pull(REPO).returncode == 0
+    assert shard.read_bytes() == hub.files[SHARD]
+
+
+def test_a_file_that_another_pull_has_just_brought_stays(machine: Machine, hub: Hub) -> None:
+    shard, lock = machine.folder / SHARD, machine.folder / f".cache/huggingface/download/{SHARD}.lock"
+
+    def bring(held: int) -> None:
+        shard.write_bytes(hub.files[SHARD])
+        os.close(held)
+
+    class Requests(list[str]):
+        def append(self, request: str) -> None:
+            """The other pull, from the moment on in which this one has resolved the address of the shard."""
+            super().append(request)
+            if request.startswith("HEAD") and request.endswith(SHARD):
+                held = os.open(lock, os.O_RDWR | os.O_CREAT)
+                fcntl.flock(held, fcntl.LOCK_EX)
+                threading.Timer(1.0, bring, (held,)).start()
+
+    hub.requests = Requests()
+    assert machine.pull(REPO).returncode == 0
+    assert not [request for request in hub.requests if request.startswith("GET") and SHARD in request]
+
+
+def test_an_empty_folder_name_is_none(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `--to "$FOLDER"`, where that is not set: files of that name here would be replaced."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "README.md").write_text("mine")
+    monkeypatch.chdir(own)
+    assert machine.pull(REPO, "--to", "").returncode == 0
+    assert [path.name for path in own.iterdir()] == ["README.md"]
+    assert (machine.folder / SHARD).exists()
+
+
 def test_a_file_without_a_record_is_compared_and_not_downloaded(machine: Machine, hub: Hub) -> None:
     machine.pull(REPO)
     (machine.folder / f".cache/huggingface/download/{SHARD}.metadata").unlink()
@@ -350,3 +396,18 @@ def test_a_recipe_by_its_file_says_where_its_model_is_and_which_revision(machine
     hub.requests.clear()
     assert machine.pull(str(recipe), "--revision", "v2").returncode == 0, "the option goes before the recipe"
     assert "/revision/v2?" in " ".join(hub.requests)
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        (errno.EACCES, "with sudo, or into a folder of your own: --to FOLDER"),
+        (errno.ENOSPC, "make room: df -h; then run it again: it resumes"),
+        (errno.EROFS, "fix that, then run it again: it resumes"),
+    ],
+)
+def test_a_folder_that_takes_no_files_has_its_remedy(server: Hub, code: int, hint: str) -> None:
+    from sparkd.tools.models import hub
+
+    refused = hub._blocked(OSError(code, os.strerror(code), "/srv/models/x"), REPO)
+    assert (refused.reason, refused.hint) == (f"/srv/models/x: {os.strerror(code)}", hint)

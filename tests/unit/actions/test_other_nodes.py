@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.tools.cli import main, model
 from sparkd.tools.models import image_copy, ssh
 from sparkd.tools.models.image_copy import SCRATCH
+from sparkd.tools.models.model_files import send_model
 from sparkd.tools.models.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
 
 NODES = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2", "10.0.0.3")))
@@ -141,9 +143,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_program_that_this_node_lacks_is_named_with_its_package(programs: Path, tmp_path: Path) -> None:
-    with pytest.raises(BlockedError, match=r"rsync is not on this node \(apt install rsync\)"):
+    with pytest.raises(BlockedError, match=r"rsync is not on this node \(sudo apt install rsync\)"):
         SshHost("a").send(f"{tmp_path}/", "/x")
-    with pytest.raises(BlockedError, match=r"ssh is not on this node \(apt install openssh-client\)"):
+    with pytest.raises(BlockedError, match=r"ssh is not on this node \(sudo apt install openssh-client\)"):
         SshHost("a").run("true")
 
 
@@ -213,6 +215,25 @@ def far(programs: Path, **scripts: str) -> SshHost:
 def test_a_node_that_joins_by_ssh_gets_the_code_on_its_stdin_alone(programs: Path, user: int, through: str) -> None:
     peer = far(programs, id=f"echo {user}", sudo='echo "sudo $1" && shift && exec "$@"', sparkd='echo "$*" && cat')
     assert " ".join(peer.join("10.0.0.1-CODE").split()) == f"{through}init --yes --join 10.0.0.1-CODE"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is not the owner's")
+@pytest.mark.parametrize(("owner", "wanted"), [(65534, ["--copy-as=65534:65534"]), (0, [])])
+def test_root_reads_a_users_model_with_their_rights(programs: Path, owner: int, wanted: list[str]) -> None:
+    """rsync follows links: one to /etc/shadow would give its owner that file on the other node."""
+    peer = far(programs, namei="exit 0", sparkd="exit 0")
+    program(programs / "rsync", f'printf "%s\\n" "$@" >>{programs}/words; echo "Total transferred file size: 0 bytes"')
+    with tempfile.TemporaryDirectory(dir=Path.home()) as folder:  # only root may write on the way there
+        os.chown(folder, owner, owner)
+        send_model(folder, lambda _: None, peer, quick=True)
+    assert [word for word in (programs / "words").read_text().splitlines() if "copy-as" in word] == 2 * wanted
+
+
+def test_a_check_there_is_announced_since_it_takes_minutes(programs: Path, tmp_path: Path) -> None:
+    peer, lines = far(programs, namei="exit 0", sparkd="echo whole"), list[str]()
+    program(programs / "rsync", 'echo "Total transferred file size: 0 bytes"')
+    send_model(str(tmp_path), lines.append, peer, quick=False)
+    assert lines == ["far: nothing to send", "far: its files are checked there", "far: whole"]
 
 
 @pytest.mark.parametrize(("there_gib", "fits"), [(0, False), (20, True), (40, True)])

@@ -64,7 +64,7 @@ def test_what_changes_something_prints_no_json(command: str, config: Path) -> No
     done = sparkd(*command.split(), "--json", config=config)
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["reason"]) == (2, "--json is of --list alone"), done
-    assert error["hint"] == f"sparkd {command.split()[0]} --list --json"
+    assert error["hint"] == f"sudo sparkd {command.split()[0]} --list --json"
 
 
 def test_recipe_check_has_the_faults_of_each_recipe(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Output that can't be written: a line says why, and one what shows it, and a reader that leaves is no error."""
 
 import json
+import os
+import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,3 +43,30 @@ def test_a_reader_that_leaves_and_a_closed_output_are_no_errors(command: str) ->
 def test_watch_without_a_terminal_prints_only_what_has_changed() -> None:
     done = ran(f"timeout 3 {SPARKD} status --watch </dev/null")
     assert (done.returncode, done.stdout.count("next: ")) == (124, 1), done
+
+
+AS_A_USER = """
+import os, sys
+import sparkd.tools.cli.switching, sparkd.tools.cli.tune_recipe
+os.geteuid() or os.seteuid(65534)
+from sparkd.tools.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("words", [("use", "/my recipes/x.yaml"), ("tune-recipe", "it's", "--knob", "a=$(b)..2")])
+def test_the_same_command_as_root_can_be_pasted(words: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-c", AS_A_USER, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    hint = done.stderr.partition("hint: ")[2]
+    assert shlex.split(hint) == ["sudo", "sparkd", *words]
+
+
+def test_what_waits_for_a_log_on_a_terminal_says_so() -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, b"CUDA out of memory\n\x04")
+    done = subprocess.run([SPARKD, "explain"], stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, "paste a log, then press Ctrl-D\n")
+    assert "means: " in done.stdout

@@ -1,5 +1,6 @@
 """`sparkd init` on machines made of files: what it proposes and writes, that it repeats nothing, and what stops it."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import pytest
 from msgspec import convert
 from tests.machines.areas import docker, model
 from tests.tree import Tree
+from tests.unit.commands import stdin_of
 from tests.unit.tools.node_settings import HEAD_OWN, KEY, OWN, PAIR, TOML, files, settings
 
 from sparkd.base.host import Host, docker_config
@@ -52,6 +54,21 @@ def test_a_node_alone_gets_the_recipe_that_is_complete_there(spark: Tree, run: R
     assert settings(spark) == {"engine": {"recipe": "mine"}}
     assert not (spark.root / KEY.lstrip("/")).exists()
     assert said.splitlines()[-1] == "next      sudo systemctl enable --now sparkd-head"
+
+
+def test_a_no_writes_nothing_and_says_so(spark: Tree, capsys: pytest.CaptureFixture[str]) -> None:
+    small(spark)
+    before = files(spark)
+    no = lambda question: "n" * question.startswith("write it?")  # noqa: E731
+    Wizard(Wishes(), NodeFiles(Host(spark.root), {}), print, no).serve()
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing is written; nothing is to be done"
+    assert files(spark) == before
+
+
+def test_a_long_line_that_a_person_types_is_read_to_its_end() -> None:
+    url = f"https://example.org/{'x' * 1000}"
+    with stdin_of(io.StringIO(f"{url}\nn\n")):
+        assert [prompt("URL: "), prompt("write it? ")] == [f"{url}\n", "n\n"]
 
 
 def test_what_the_node_has_is_said_in_a_dozen_lines(spark: Tree, run: Run) -> None:

@@ -93,13 +93,19 @@ def _work_as(uid: int, gid: int, work: Callable[[], object], writer: int) -> Non
 
 
 def become_owner(folder: Path) -> None:
-    """As root, continue for good with the ids of the user who may write to `folder`, or on the way to it.
+    """Continue for good with the ids of `find_owner`, if any. Raises as that."""
+    if ids := find_owner(folder):
+        _take_ids(*ids)
 
-    So a link that they have planted there leads to nothing that they could not write themselves, and what is made is
+
+def find_owner(folder: Path) -> tuple[int, int] | None:
+    """As root, the ids of the user who may write to `folder`, or on the way to it; None where only root may.
+
+    With these a link that they have planted there leads to nothing that is not theirs anyway, and what is made is
     theirs. Raises SharedFolderError where that may be several users.
     """
-    if writable := find_shared(folder, sticky=False):
-        _take_ids(*_owner_of(writable))
+    writable = find_shared(folder, sticky=False)
+    return _owner_of(writable) if writable else None
 
 
 def _take_ids(uid: int, gid: int) -> None:

@@ -230,7 +230,7 @@ class Progress(Ticker):
 def prompt(question: str) -> str:
     """Read a line of stdin, so that a join code does not show in ps. Raises UsageError at the end of stdin."""
     print(question, end="", flush=True)
-    if line := sys.stdin.readline(400):
+    if line := sys.stdin.readline(4096):  # a terminal's longest
         return line
     raise UsageError("no answer came", "nothing was done")
 

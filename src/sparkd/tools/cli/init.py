@@ -73,7 +73,7 @@ def init(args: argparse.Namespace) -> None:
 def _refuse(args: argparse.Namespace) -> None:
     """Raises UsageError for options that do not go together, or that this user or terminal can't use."""
     if args.rotate and not args.new_cluster_key:
-        raise UsageError("--rotate is of the cluster's key", f"sparkd init {NEW_KEY} --rotate")
+        raise UsageError("--rotate is of the cluster's key", f"sudo sparkd init {NEW_KEY} --rotate")
     if args.join is not None and any((args.api_key, args.webhook_file)):
         raise UsageError("--api-key and --webhook-file are for the head", "give them to `sparkd init` there")
     if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:

@@ -170,6 +170,8 @@ def _explain_kernel(line: str) -> KnownError | None:
 def _stdin_lines() -> Iterator[str]:
     if sys.stdin is None:  # closed: <&-
         raise UsageError("there is no stdin", "give a line, or a log: journalctl -b -u sparkd-head | sparkd explain")
+    if sys.stdin.isatty():
+        print("paste a log, then press Ctrl-D", file=sys.stderr, flush=True)
     splitter = LineSplitter()
     for chunk in iter(partial(os.read, sys.stdin.fileno(), 1 << 16), b""):
         yield from splitter.feed(chunk)
@@ -185,8 +187,10 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def capture(args: argparse.Namespace) -> None:
+    from sparkd.tools.measure.measuring import catch_ends
     from sparkd.tools.support.capture_collector import Collector, summarize  # it can act; `explain` can't
 
+    catch_ends()
     collector = Collector(Host())
     if args.issue:
         print(collector.redact(summarize(collector.settings, collector.host)), end="")

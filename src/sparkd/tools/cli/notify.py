@@ -36,7 +36,7 @@ def send_test(_: argparse.Namespace) -> int:
     if not settings.ways:
         raise UsageError("no way for messages is configured", "man sparkd.toml: notify.command, notify.webhook_file")
     if os.geteuid():
-        raise UsageError("what sends messages is for root", "run it as root")
+        raise UsageError("what sends messages is for root", "sudo sparkd notify test")
     failed = False
     for way in settings.ways:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -127,7 +128,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
 def use(args: argparse.Namespace) -> int:
     span, drain = _read_times(args)
     if os.geteuid():
-        raise UsageError("only root may choose what this node runs", f"sudo {' '.join(['sparkd', *sys.argv[1:]])}")
+        raise UsageError("only root may choose what this node runs", shlex.join(["sudo", "sparkd", *sys.argv[1:]]))
     config, host = load_settings(os.environ), Host()
     switching.refuse_worker(config, host)
     if not config.engine.recipe and membership.current_switch(config, host) is None:
@@ -198,16 +199,16 @@ def _describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
 def _refuse_json(args: argparse.Namespace) -> None:
     """Raises UsageError for JSON of what changes something: it prints lines while it does."""
     if args.json and not args.list:
-        raise UsageError("--json is of --list alone", f"sparkd {args.command} --list --json")
+        raise UsageError("--json is of --list alone", f"sudo sparkd {args.command} --list --json")
 
 
 def _read_times(args: argparse.Namespace) -> tuple[int, int]:
     """Seconds of --for and --drain. Raises UsageError, also for words that do not go together."""
     if bool(args.recipe) + bool(args.image) + args.list + args.end != 1:
-        raise UsageError("a recipe, --image, --list or --end is needed", "sparkd use --list")
+        raise UsageError("a recipe, --image, --list or --end is needed", "sudo sparkd use --list")
     _refuse_json(args)
     if args.time and not (args.recipe or args.image):
-        raise UsageError("--for is the time of a recipe or an image", "sparkd use RECIPE --for 2h")
+        raise UsageError("--for is the time of a recipe or an image", "sudo sparkd use RECIPE --for 2h")
     if args.no_bench and not args.image:
         raise UsageError("--no-bench is for --image alone", "sudo sparkd use --image REF --no-bench")
     drain = parse_time("--drain", args.drain, 0, 3600)

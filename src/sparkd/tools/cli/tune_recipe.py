@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -30,7 +31,7 @@ def add_tune_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="begin without a question")
     parser.add_argument("--despite-warnings", action="store_true", help="with --yes: also beyond what reports warn of")
     parser.epilog = f"knobs: {', '.join(ladder.BOUNDS)}"
-    again = f"sudo {' '.join(['sparkd', *sys.argv[1:]])}"
+    again = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
     parser.set_defaults(run=tune_recipe, as_root=("only root may choose what this node runs", again))
 
 

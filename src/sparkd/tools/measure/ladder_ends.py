@@ -100,4 +100,4 @@ def write_best(base: Chosen, climb: Climb, at: ladder.Position, host: Host, show
     climb.keep(None)
     if at.best is None:
         reason = f"recipe {base.recipe.name} as it is: {ladder.describe(tuning.measured[0])}"
-        raise NotReadyError(reason, "repair it first: sparkd smoke")
+        raise NotReadyError(reason, "repair it first: sudo sparkd smoke")

@@ -6,6 +6,7 @@ which resumes. Its records of what was downloaded are kept where and as it keeps
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -81,7 +82,7 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
 
     def fetch_all() -> None:
         with ThreadPoolExecutor(8) as pool:  # as many files at a time as the client's own default
-            list(pool.map(lambda file: _fetch(repo, file[0], folder, known, received), repo.sizes))
+            list(pool.map(lambda file: _fetch(repo, file[0], file[1], folder, known, received), repo.sizes))
 
     with _client(repo.name):
         from huggingface_hub import get_token
@@ -94,7 +95,9 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
         raise BlockedError(f"{folder}: {sanitize(missing[0])} is not as large as the hub has it", hint)
 
 
-def _fetch(repo: Repo, path: str, folder: Path, token: str | bool, received: Callable[[int], None]) -> None:
+def _fetch(
+    repo: Repo, path: str, size_bytes: int, folder: Path, token: str | bool, received: Callable[[int], None]
+) -> None:
     """Fetch a file that the folder lacks. Its address is resolved each time: a signed one expires within an hour."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub._local_folder import get_local_download_paths, read_download_metadata, write_download_metadata
@@ -107,7 +110,8 @@ def _fetch(repo: Repo, path: str, folder: Path, token: str | bool, received: Cal
         def update(self, n: float | None = 1) -> None:
             received(int(n or 0))
 
-    record = read_download_metadata(folder, path)
+    # Of a file that a power cut has shortened there is a record, with its time.
+    record = read_download_metadata(folder, path) if _size(folder / path) == size_bytes else None
     if record and record.commit_hash == repo.commit:
         return
     url = hf_hub_url(repo.name, path, revision=repo.commit)
@@ -115,8 +119,8 @@ def _fetch(repo: Repo, path: str, folder: Path, token: str | bool, received: Cal
     if not remote.etag:
         raise ValueError(f"there is no ETag for {path}")
     local = get_local_download_paths(folder, path)
-    if not _has(local.file_path, record, remote.etag):
-        with WeakFileLock(local.lock_path):
+    with WeakFileLock(local.lock_path):
+        if not _has(local.file_path, record, remote.etag):  # behind the lock: another pull may just have brought it
             local.file_path.unlink(missing_ok=True)  # of another revision; a mix of two would pass for a model
             partial = local.incomplete_path(remote.etag)
             keep = remote.size is None or (_size(partial) or 0) <= remote.size
@@ -202,7 +206,9 @@ def _blocked(error: Exception, name: str) -> BlockedError:
         case errors.HfHubHTTPError():
             return BlockedError(f"{ENDPOINT} answers HTTP {error.response.status_code} for {name}", AGAIN)
         case OSError(errno=int()):
-            return BlockedError(f"{error.filename or 'a file'}: {error.strerror}", f"fix that, then {AGAIN}")
+            hint = f"{'make room: df -h;' if error.errno == errno.ENOSPC else 'fix that,'} then {AGAIN}"
+            hint = "with sudo, or into a folder of your own: --to FOLDER" if error.errno == errno.EACCES else hint
+            return BlockedError(f"{error.filename or 'a file'}: {error.strerror}", hint)
         case ValueError() | RuntimeError() | ImportError():
             return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
         case _:

@@ -53,7 +53,7 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
         raise BlockedError(f"docker can't look up {ref}: {error}", "systemctl status docker") from None
     match facts:
         case None:
-            raise BlockedError("docker is not running on this node", "systemctl start docker")
+            raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
         case str(identity), docker_image.Image(size_bytes=size_bytes):
             return Image(ref, identity, size_bytes)
     raise BlockedError(f"image {ref} is not on this node", "get it on one node: sparkd preflight says how")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from sparkd.agent.actions.shared_folders import find_owner
 from sparkd.agent.preflight.checks.weights import ModelWeights
 from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.config import Settings, load_settings
@@ -164,11 +165,14 @@ def read_token(path: str | None, files: Files) -> str | None:
 def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick: bool) -> None:
     source, where = f"{folder}/", f"{peer.address}: "
     options = (*RSYNC_OPTIONS, *peer.choose_writer(folder))
+    if ids := find_owner(Path(folder)):  # rsync follows links, and they may put one there to a file of root's
+        options += (f"--copy-as={ids[0]}:{ids[1]}",)
     need_bytes, room = peer.count_to_send(source, folder, *options), peer.read_room(folder)
     if need_bytes:
         require_room(room, need_bytes, "", "", peer)
     show(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"))
     peer.send(source, folder, *options)
+    show(f"{where}its files are checked there")
     check = ("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder)
     ended = peer.run(*check, seconds=4 * 3600.0)  # a slow disk, too, is read whole in that time
     if ended.code == NOT_FOUND:

@@ -53,7 +53,7 @@ _KNOWN = (
     ("Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
     (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
     ("Connection (reset|closed) by|kex_exchange", "its sshd hung up", "refused logins make it: try again in a minute"),
-    ("rsync: .*not found", "it has no rsync", "apt install rsync"),
+    ("rsync: .*not found", "it has no rsync", "there: sudo apt install rsync"),
     ("sparkd: .*not found", "it has no sparkd", "install the package there"),
     ("sudo: a password is required", "sudo wants a password there", "sudo sparkd init --join, there by hand"),
     ("docker: .*not found", "it has no docker", "install docker there"),
@@ -217,7 +217,9 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, text
             stdin = subprocess.PIPE if text else subprocess.DEVNULL
             process = subprocess.Popen(command, stdin=stdin, stdout=out, stderr=errors, env=env)
         except FileNotFoundError:
-            raise BlockedError(f"{command[0]} is not on this node", f"apt install {_PACKAGES[command[0]]}") from None
+            raise BlockedError(
+                f"{command[0]} is not on this node", f"sudo apt install {_PACKAGES[command[0]]}"
+            ) from None
         timer = Timer(seconds or 0, process.kill)
         if seconds is not None:
             timer.start()

@@ -23,7 +23,7 @@ from sparkd.tools.node.switching import image_id, write_switch
 
 DIGITS = 12
 """Digits of a digest that a person sees."""
-LIST = "sparkd rollback --list"
+LIST = "sudo sparkd rollback --list"
 
 
 def read_known_good(host: Host) -> tuple[Entry, ...]:

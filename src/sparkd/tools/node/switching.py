@@ -72,7 +72,7 @@ def read_choice(host: Host) -> Switch | None:
     """The switch in the file, if any. Raises ConfigError where it can't be read: what is in force is unknown."""
 
     def refuse(reason: str) -> None:
-        raise ConfigError(reason, "sparkd rollback --end, then: systemctl restart sparkd-head")
+        raise ConfigError(reason, "sudo sparkd rollback --end, then: sudo systemctl restart sparkd-head")
 
     return FILE.read(host.files, refuse)
 
@@ -230,7 +230,7 @@ def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
     Raises UsageError.
     """
     while (choice := read_choice(host)) and is_own(choice) and choice.stage is not Stage.RETURNING:
-        with files.usage_error(f"{FILE.path} can't be changed", "sparkd use --end"):
+        with files.usage_error(f"{FILE.path} can't be changed", "sudo sparkd use --end"):
             # Without effect where the agent has just written a step of its own.
             files.exchange(host.files, FILE, choice, replace(choice, stage=Stage.RETURNING))
     return choice.chosen if choice else None

@@ -53,7 +53,7 @@ def is_key_text(text: str) -> bool:
 def create_key(path: str, setup: Setup) -> str:
     """Write a new key where there is no file; what to do next. Raises UsageError, ConfigError."""
     if setup.read(path) is not None:
-        hint = f"sparkd init {NEW_KEY} --rotate puts a new key above it"
+        hint = f"sudo sparkd init {NEW_KEY} --rotate puts a new key above it"
         raise UsageError(f"{path} exists, and is never overwritten", hint)
     return f"wrote {path}\n{_write_key(path, setup)}"
 

@@ -162,7 +162,7 @@ class SysctlManager:
                 reason = f"{name} can't be set to {value}: {error.strerror}"
                 if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                     raise UsageError(reason, "run it as root, on the node itself") from None
-                raise ConfigError(reason, "sparkd tune revert takes back what was set") from None
+                raise ConfigError(reason, "sudo sparkd tune revert takes back what was set") from None
             after = self.current(name) or ""
             changes.append(f"{name}: {before} -> {after}")
             if after != value:

@@ -196,7 +196,7 @@ class Wizard:
         best, *others = find_fits(recipes, settings, size, most, self.host)
         self._show([("recipe", reason(best)), *(("", line) for line in group(others))])
         if not (best.possible and (recipe or best.reachable)):
-            hint = "look at: sparkd recipe list; put your own into /etc/sparkd/recipes, and: sparkd init --recipe NAME"
+            hint = "look at: sparkd recipe list; your own go into /etc/sparkd/recipes: sudo sparkd init --recipe NAME"
             raise BlockedError(f"recipe {best.recipe} can't serve here" if recipe else "no recipe fits this node", hint)
         return best
 
@@ -299,4 +299,7 @@ class Wizard:
             self.show_line(f"{name:{NAME_WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}")
 
     def _confirmed(self) -> bool:
-        return self.wishes.yes or self.prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes")
+        if self.wishes.yes or self.prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes"):
+            return True
+        self.show_line("nothing is written; nothing is to be done")
+        return False

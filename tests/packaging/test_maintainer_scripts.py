@@ -1,0 +1,86 @@
+"""The maintainer scripts by this machine's shell, on a folder in place of /. `tests/bed/test_package.py` has dpkg."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "packaging/debian"
+
+
+class Machine:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "bin").mkdir()
+        self.program("bin/deb-systemd-helper", "exit 0")
+
+    def program(self, path: str, text: str) -> None:
+        program = self.root / path
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+
+    def file(self, path: str) -> Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        return file
+
+    def run(self, script: str, action: str) -> str:
+        """The lines that a person sees."""
+        text = re.sub(r"(?<![\w.}])/(?=(?:etc|run|usr|var)/)", f"{self.root}/", (SCRIPTS / script).read_text())
+        env = {"PATH": f"{self.root}/bin:/usr/bin:/bin"}
+        done = subprocess.run(["sh", "-c", text, script, action], env=env, capture_output=True, text=True, check=True)
+        assert not done.stderr
+        return done.stdout.replace(f"{self.root}/", "/")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path", ["models/name/model.safetensors", "my models/x/y.gguf", "hub/models--a/snapshots/1/pytorch_model.bin"]
+)
+def test_a_purge_keeps_models_beside_the_state(machine: Machine, path: str) -> None:
+    weights, folder = machine.file(f"var/lib/sparkd/{path}"), path.partition("/")[0]
+    others = [machine.file(f"var/lib/sparkd/{name}") for name in ("known-good.json", ".x/y", "cache/a/kernel.bin")]
+    settings = machine.file("etc/sparkd/sparkd.toml")
+    assert machine.run("postrm", "purge") == f"kept, since it has a model: /var/lib/sparkd/{folder}\n"
+    assert [file.exists() for file in (weights, *others, settings)] == [True, False, False, False, False]
+    weights.unlink()
+    assert machine.run("postrm", "purge") == ""
+    assert not (machine.root / "var/lib/sparkd").exists()
+
+
+def test_a_purge_leaves_nothing_else(machine: Machine) -> None:
+    machine.file("var/lib/sparkd/cache/x")
+    machine.file("etc/sparkd/conf.d/x.toml")
+    machine.run("postrm", "purge")
+    assert not (machine.root / "var/lib/sparkd").exists()
+    assert not (machine.root / "etc/sparkd").exists()
+
+
+def test_a_purge_follows_no_link_of_the_administrators(machine: Machine) -> None:
+    theirs = machine.file("data/theirs")
+    machine.file("var/lib/x")
+    (machine.root / "var/lib/sparkd").symlink_to(theirs.parent)
+    machine.run("postrm", "purge")
+    assert theirs.exists()
+    assert not (machine.root / "var/lib/sparkd").is_symlink()
+
+
+def test_a_purge_keeps_what_the_administrator_mounted(machine: Machine) -> None:
+    theirs, own = machine.file("var/lib/sparkd/cache/theirs"), machine.file("var/lib/sparkd/known-good.json")
+    machine.program("bin/mountpoint", f'[ "$2" = {theirs.parent} ]')
+    machine.run("postrm", "purge")
+    assert (theirs.exists(), own.exists()) == (True, False)
+
+
+def test_a_removal_says_that_a_container_may_run_on(machine: Machine) -> None:
+    machine.program("usr/bin/sparkd", "exit 11")
+    assert machine.run("prerm", "remove").splitlines()[-1] == "sudo docker ps --filter label=io.sparkd.role"
+    machine.program("usr/bin/sparkd", "exit 0")
+    assert machine.run("prerm", "remove") == ""

@@ -187,7 +187,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def capture(args: argparse.Namespace) -> None:
-    from sparkd.tools.measure.measuring import catch_ends
+    from sparkd.tools.measure.interrupts import catch_ends
     from sparkd.tools.support.capture_collector import Collector, summarize  # it can act; `explain` can't
 
     catch_ends()

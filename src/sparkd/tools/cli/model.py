@@ -203,7 +203,7 @@ def explain_interrupt(recipe: str) -> Iterator[None]:
 
 
 def sync_image(args: argparse.Namespace) -> int:
-    from sparkd.tools.measure.measuring import catch_ends  # 0.1 s, which the other commands are spared
+    from sparkd.tools.measure.interrupts import catch_ends
 
     host, configured = Host(), load_settings(os.environ)
     peers = choose_peers(args.to, args.user, configured, host)

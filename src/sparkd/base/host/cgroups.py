@@ -44,7 +44,7 @@ def container_id(files: Files, text: str) -> str:
 
 def _rows(text: str) -> Iterator[tuple[str, str, str]]:
     """Number, controllers and path of each hierarchy in the text of /proc/PID/cgroup."""
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         yield number, controllers, path

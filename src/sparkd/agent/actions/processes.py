@@ -198,7 +198,9 @@ def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
 
 def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> None:
     """Stop and remove a container whose agent is gone, with its engine's segments and record. Raises LaunchError."""
-    left = mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
+    left: tuple[UnlinkSegment, ...] = ()
+    with suppress(OSError, ValueError):  # any user can make more files there than are read
+        left = mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
     if orphan.running:
         containers.stop(orphan.id, 0)  # vLLM drains nothing after SIGTERM, and the other ranks wait for this end
     containers.remove(orphan.id)

@@ -105,7 +105,7 @@ class HeldFacts(Struct, frozen=True):
     """Whether a GPU without memory of its own is there."""
     total_bytes: int = 0
     unexplained_bytes: int = 0
-    """Memory in no counter of the kernel, nor in the cache of ZFS, nor taken from the contiguous area."""
+    """As `meminfo.unexplained_bytes`."""
     holders: tuple[GpuUser, ...] | None = ()
     gpu_error: str = ""
 
@@ -120,8 +120,7 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
         if not gpu.names or gpu.total_bytes is not None:
             return HeldFacts(shares_memory=False, gpu_error=gpu.error)
         info = host.meminfo()
-        elsewhere = info.cma_used_bytes + meminfo.zfs_cache_bytes(host.files)
-        facts = HeldFacts(True, info.total_bytes, max(0, info.unaccounted_bytes - elsewhere))
+        facts = HeldFacts(True, info.total_bytes, meminfo.unexplained_bytes(host.files, info))
         # The users of the devices take a scan of all processes: only where it matters.
         return facts if _little(facts) else replace(facts, holders=find_gpu_users(host, gpu))
 

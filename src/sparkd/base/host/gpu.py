@@ -76,6 +76,7 @@ class GpuClocks(Struct, frozen=True):
 
 NO_GPU = GpuFacts((), processes=())
 HUNG = GpuFacts((), error=f"it did not answer in {DEADLINE_SECONDS:g} s", trouble=Trouble.HUNG)
+FAILED = GpuFacts((), error="sparkd's own query failed, as the journal shows", trouble=Trouble.OTHER)
 
 
 def read_driver() -> GpuFacts:
@@ -86,7 +87,7 @@ def read_driver() -> GpuFacts:
 
         return nvml.query()
 
-    return answer_within(DEADLINE_SECONDS, query) or HUNG
+    return answer_within(DEADLINE_SECONDS, query) or (HUNG if _hung else FAILED)
 
 
 def read_clocks() -> tuple[GpuClocks, ...]:
@@ -101,7 +102,7 @@ def read_clocks() -> tuple[GpuClocks, ...]:
 
 
 def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
-    """The answer; None where there was none in time, and at once while an earlier thread hangs.
+    """The answer; None where there was none in time or `query` raised, and at once while an earlier thread hangs.
 
     Raises BlockingIOError where no thread can be started.
     """
@@ -112,10 +113,9 @@ def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
     thread = threading.Thread(target=lambda: answers.append(query()), name="nvml", daemon=True)
     start_thread(thread)
     thread.join(deadline_seconds)
-    if answers:
-        return answers[0]
-    _hung.append(thread)
-    return None
+    if not answers and thread.is_alive():
+        _hung.append(thread)
+    return answers[0] if answers else None
 
 
 def read_fixture(files: Files) -> GpuFacts:

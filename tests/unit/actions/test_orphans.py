@@ -12,6 +12,7 @@ from sparkd.agent.preflight.fixes import RemoveContainer
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
 from sparkd.base.host.shm import MOST_SEGMENTS
+from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.state.rank_record import FILE, left_segments
@@ -27,7 +28,7 @@ class RecordingContainers(Containers):
         self.removed: list[str] = []
 
     def stop(self, container_id: str, grace_seconds: int) -> None:
-        pass
+        raise LaunchError("tried to kill container, but did not receive an exit event")
 
     def remove(self, container_id: str) -> None:
         self.removed.append(container_id)
@@ -70,7 +71,7 @@ def test_a_record_stays_as_long_as_a_segment_that_it_names(tree: Tree) -> None:
 
 @pytest.mark.parametrize("running", [True, False])
 def test_an_orphan_goes_though_shared_memory_can_not_be_read(tree: Tree, running: bool) -> None:
-    """Any user can make more such files than are read."""
+    """Any user can make more such files than are read. Nor does it stay where docker gave up waiting for its end."""
     folder, containers = tree.folder("/dev/shm"), RecordingContainers()
     for number in range(MOST_SEGMENTS + 1):
         (folder / f"psm_{number:08x}").touch()

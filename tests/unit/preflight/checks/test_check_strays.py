@@ -212,6 +212,8 @@ def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tre
     group = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/ds4.service"
     tree.process(30, "vllm", argv=SERVE, cgroup=group)
     assert "systemctl --user -M milo@ stop ds4.service" in judged(tree).hint
+    (tree.root / "etc/passwd").unlink()  # as of a user of a directory in the network
+    assert "systemctl --user -M 0@ stop ds4.service" in judged(tree).hint
 
 
 def test_no_folder_of_a_users_cgroups_puts_a_command_into_the_hint(tree: Tree) -> None:

@@ -84,7 +84,8 @@ def _held(consumer: Consumer, names: dict[str, str]) -> Held:
         name = names.get(consumer.name) or consumer.name[:12]
         return Held(f"container {name}", consumer.bytes, f"docker stop {shlex.quote(name)}")
     if consumer.kind == "user-unit":
-        stop = shlex.join(("systemctl", "--user", "-M", f"{consumer.user}@", "stop", consumer.name))
+        user = consumer.user.removeprefix("uid ")
+        stop = shlex.join(("systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
         return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, stop)
     if consumer.kind == "small":
         listing = f"ps -u {shlex.quote(consumer.user.removeprefix('uid '))}"

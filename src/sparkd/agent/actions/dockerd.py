@@ -101,7 +101,7 @@ class Containers:
     def _removed_on_error(self, container_id: str) -> Iterator[None]:
         try:
             yield
-        except (LaunchError, OSError):
+        except BaseException:
             with suppress(LaunchError):  # the next preflight removes it
                 self.remove(container_id)
             raise

@@ -1,5 +1,7 @@
 """Who is a stray: each test is a machine, and what is said of it."""
 
+import os
+
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
@@ -302,6 +304,18 @@ def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
     verdict = judged(tree, container("alive"))
     assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
     assert verdict.reason.endswith("owns this node: pid 40 (sparkd run --role head)")
+
+
+@pytest.mark.parametrize(("own", "fixes"), [(True, ["remove-container"]), (False, [])])
+def test_what_a_check_of_this_agents_left_when_docker_went_away_is_removed(
+    tree: Tree, own: bool, fixes: list[str]
+) -> None:
+    """It has the agent's label, and kept the agent from each further try."""
+    pid = os.getpid() if own else os.getppid()
+    tree.process(pid, "python3")
+    tree.owner(pid, "alive")
+    verdict = judged(tree, container("alive", running=False))
+    assert ([fix.kind for fix in verdict.fixes], verdict.clears) == (fixes, own)
 
 
 def recorded(tree: Tree, record: RankRecord, rank_id: str = "rank") -> DockerFacts:

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import pytest
 from tests.integration.agent_world import World, configuration, world
 from tests.integration.side_by_side import Outcomes, outcomes
-from tests.unit.nodes import KEY
+from tests.unit.nodes import KEY, until
+
+from sparkd.base.lib.errors import ExitCode
 
 SHARE = "/srv/share"
 FED_SECONDS = 10.0
@@ -100,3 +102,22 @@ def test_nothing_ends_and_the_service_continues(
     hang = hangs.of(request)
     assert (hang.phases, hang.code) == (["serving"], 0)
     assert hang.longest_unfed_seconds < FED_SECONDS
+
+
+def test_a_start_while_the_disk_of_the_state_hangs_ends_with_what_to_look_at() -> None:
+    with world() as node:
+        node.tree.folder("/var/lib/sparkd")
+        with node.hung("/var/lib/sparkd"):
+            node.start_agent()
+            assert node.exit_code(STOP_SECONDS) == ExitCode.BLOCKED
+        until(lambda: any("what holds /var/lib/sparkd" in line for line in node.lines), 5)
+
+
+def test_a_start_while_the_share_of_the_key_hangs_ends_with_what_to_look_at() -> None:
+    key = f"{SHARE}/cluster.key"
+    with world(f'cluster.key_file = "{key}"', pair=True) as node:
+        node.tree.file(key, f"{KEY.hex()}\n", 0o600)
+        with node.hung(SHARE):
+            node.start_agent()
+            assert node.exit_code(STOP_SECONDS) == ExitCode.BLOCKED
+        until(lambda: any(f"what holds {key}" in line for line in node.lines), 5)

@@ -81,11 +81,9 @@ class RecordingNotifier(Notifier):
     up = False
     stops = 0
 
-    def ready(self) -> None:
-        self.up = True
-
-    def stopping(self) -> None:
-        self.stops += 1
+    def send(self, state: str) -> None:
+        self.up = self.up or state == "READY=1"
+        self.stops += state == "STOPPING=1"
 
 
 def addresses(count: int) -> tuple[str, ...]:
@@ -224,7 +222,7 @@ class AgentUnderTest:
 
     def watch(self) -> None:
         """Let its run end as a real one, and with the test."""
-        self.agent.loop.end_by(Ending(self.raise_if_ended, until=Stage.INQUEST), *endings(self.agent))
+        self.agent.loop.endings.end_by(Ending(self.raise_if_ended, until=Stage.INQUEST), *endings(self.agent))
 
     def end(self) -> None:
         self.ended.set()

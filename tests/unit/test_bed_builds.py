@@ -96,7 +96,7 @@ def test_an_ordinary_index_gives_the_ordinary_wheel_and_its_size_is_reported_fir
 def test_an_index_without_pytorch_and_one_that_does_not_answer_are_errors(tmp_path: Path, folder: Path) -> None:
     with index(tmp_path) as address, pytest.raises(BedError, match="from versions: none"):
         torch_wheel.choose(partial(pip_of, address), folder, str(folder))
-    with pytest.raises(BedError):
+    with pytest.raises(BedError):  # the index at that address has ended
         torch_wheel.choose(partial(pip_of, address), folder, str(folder))
 
 

@@ -60,8 +60,10 @@ def test_a_kill_by_a_memory_limit_is_the_groups_own_matter_and_one_of_the_machin
 
 
 def test_a_fatal_error_of_a_pcie_device_is_reported(pair: Pair) -> None:
-    """Reported by the root port, as real ones are."""
+    """By the root port, as real ones are, and then by the kernel for the device itself."""
     pair.head.monitor(f"pcie_aer_inject_error {SPARE} DLP")
-    wait_for(lambda: "AER: Uncorrect" in log(pair), 60, "the kernel to say so", pause=1)
+    wait_for(lambda: "AER: Uncorrect" in log(pair), 60, "the root port to say so", pause=1)
+    wait_for(lambda: "PCIe Bus Error: severity=Uncorrect" in log(pair), 60, "the device to be named", pause=1)
     fatal = [one for one in said(pair).facts["events"] if one["kind"] == "pcie-fatal"]
-    assert [one["count"] for one in fatal] == [1]
+    assert [one["count"] for one in fatal] == [1, 1]
+    assert len({one["device"] for one in fatal}) == 2

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -114,16 +115,20 @@ class Node:
 
     def live(self) -> None:
         """The main loop of an agent: it waits, reads the others, and publishes its own status."""
-        buffer = b""
+        buffer, readable = b"", threading.Event()
+        self._loop.watch_exit(sys.stdin.fileno(), readable.set)  # it watches for one thing to read
         while True:
             seconds = max(0.0, self._due - time.monotonic()) if self._loading else STILL_SECONDS
-            if self._loop.wait(seconds, sys.stdin.fileno()):
+            self._loop.wait(seconds)
+            if readable.is_set():
+                readable.clear()
                 data = os.read(sys.stdin.fileno(), 4096)
                 if not data:
                     return
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
                     print(json.dumps(self._answer(line.decode())), flush=True)
+                self._loop.watch_exit(sys.stdin.fileno(), readable.set)
             if self._loading and time.monotonic() >= self._due:
                 self._due += PACE_SECONDS
                 self._change(Phase.LOADING)
@@ -165,7 +170,7 @@ class Node:
         self._reporter = Reporter(self._reporter.report, sinks, self._redact)
         timeout_seconds = self._place.settings.supervise.peer_timeout_seconds
         monitor = PeerMonitor(cluster.readers, self._loop.start, timeout_seconds, on_check=self._meet)
-        self._loop.end_by(Ending(monitor.check))
+        self._loop.endings.end_by(Ending(monitor.check))
         self._reporter.publish()
 
     def _change(self, phase: Phase) -> None:

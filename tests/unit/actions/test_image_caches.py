@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.actions.files import DOOMED, Pruned, clear_torn, make_cache_folder, move_to_head, prune_caches
+from sparkd.agent.actions.files import DOOMED, Pruned, clear_torn, make_cache_folder, prune_caches
 from sparkd.base.host import caches
 from sparkd.base.host.files import Files
 
@@ -129,21 +129,6 @@ def test_caches_of_a_heads_plan_are_of_their_image_and_are_pruned_with_it(root: 
     assert made.parents[1].stat().st_mode & 0o777 == 0o700
     removed(root)
     assert left(root) == [*IMAGES[:2], IMAGES[5]], "it was used last"
-
-
-def test_plans_of_a_head_begin_with_the_nodes_own_caches_once(root: Path) -> None:
-    (root / "notes").mkdir()
-    (root / ("f" * 64)).symlink_to(root / "notes")
-    times = {image: (root / image).stat().st_mtime for image in IMAGES}
-    move_to_head(root)
-    assert all((root / image / "_head/vllm/kernels.bin").is_file() for image in IMAGES)
-    assert [one.name for one in (root / IMAGES[0]).iterdir()] == ["_head"], "what a head may have written is no other's"
-    assert list((root / "notes").iterdir()) == []
-    assert {image: (root / image).stat().st_mtime for image in IMAGES} == times, "no image was used"
-    own = make_cache_folder(IMAGES[0], "vllm", root)
-    move_to_head(root)
-    assert own.is_dir()
-    move_to_head(root / "none")
 
 
 def test_what_a_power_cut_has_emptied_is_cleared_and_nothing_else(root: Path) -> None:

@@ -13,6 +13,7 @@ from tests.unit.cluster_nodes import EventLines, base_under_test, machine
 from tests.unit.nodes import until
 from tests.unit.plans import configured
 
+from sparkd.agent.daemon.blocked import stamp_configuration
 from sparkd.agent.daemon.bootstrap import _await_agent, build_agent
 from sparkd.base.lib.errors import ConfigError, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.base.lib.log import ProcessLog
@@ -105,3 +106,23 @@ def test_a_new_plan_waits_for_its_files_no_longer_than_its_try_may_take(tree: Tr
     alone = configured(engine={"recipe": str(tree.root / "late/own.yaml")}, observe={"listen": ""})
     with base_under_test(tree, 0, alone) as base, pytest.raises(NotReadyError, match=r"own\.yaml: does not exist"):
         _await_agent(base, "head", None, EventLines(), limit_seconds=0.5)
+
+
+def test_folders_of_the_configuration_may_go_while_it_is_looked_at(tree: Tree) -> None:
+    folder, over = tree.root / "etc/sparkd", threading.Event()
+    folder.mkdir(parents=True)
+
+    def churn() -> None:
+        while not over.is_set():
+            (folder / "conf.d/a").mkdir(parents=True)
+            (folder / "conf.d/a").rmdir()
+            (folder / "conf.d").rmdir()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        for _ in range(20_000):
+            stamp_configuration(tree.root)
+    finally:
+        over.set()
+        thread.join()

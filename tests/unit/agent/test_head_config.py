@@ -75,7 +75,7 @@ def awaiting(base: Base) -> Iterator[list[SparkdError]]:
     try:
         yield raised
     finally:
-        base.loop.end_by(Ending(over))
+        base.loop.endings.end_by(Ending(over))
         base.loop.wake()
         thread.join(10)
 
@@ -140,17 +140,6 @@ def test_a_right_of_the_heads_recipe_that_this_node_does_not_permit_is_in_its_jo
         assert all(
             "container.no_new_privileges" in line and "cluster.allow.privileged = true" in line for line in lines
         )
-
-
-def test_a_heads_plan_takes_the_caches_that_were_everybodys(tree: Tree, port: int) -> None:
-    folder = f"/node1/var/lib/sparkd/cache/{'a' * 64}"
-    with head_of(tree, port) as head:
-        first_document(tree, port, head)
-    old = tree.file(f"{folder}/vllm/kernel", "of an earlier version, maybe under its head's plan")
-    with agent_under_test(tree, 1, following(NODES, port)) as worker:
-        use_kept(worker.agent, {})
-    assert not old.exists()
-    assert (tree.root / f"{folder}/_head/vllm/kernel".lstrip("/")).is_file()
 
 
 def test_no_recipe_names_a_heads_cache() -> None:

@@ -95,10 +95,6 @@ def test_only_a_launch_that_fails_by_itself_counts_against_its_plan(
     assert count_end(LaunchHistory(), end, "plan", "boot").failures == {}, "nothing was launched"
 
 
-def test_each_cause_has_one_action() -> None:
-    assert list(ACTIONS) == list(Cause), "in the order of the causes, none left out"
-
-
 @pytest.mark.parametrize("error", [UsageError, ConfigError, NeedsPersonError])
 def test_an_end_that_no_unit_is_started_after_requires_a_person(error: type[SparkdError]) -> None:
     assert ACTIONS[error.usual_cause] is Action.INSPECT

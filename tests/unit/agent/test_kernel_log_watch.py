@@ -101,6 +101,17 @@ def test_a_flood_of_equal_lines_is_one_event_and_a_count(node: Node) -> None:
     assert time.process_time() - began < 60
 
 
+def test_what_an_agent_before_has_shown_stays_for_a_day(node: Node) -> None:
+    """A reload is no repair."""
+    node.read(record(LOST))
+    node.watch = KernelLogWatch(node.reporter, node.watch.events, lambda: node.now)
+    node.read(record("nothing"))
+    assert [one.action for one in node.shown()] == ["power-cycle"]
+    node.now += KEPT_SECONDS
+    node.read(record("nothing"))
+    assert node.shown() == []
+
+
 def test_the_same_is_an_event_again_after_an_hour_and_another_device_at_once(node: Node) -> None:
     node.read(record(LOST), record(LOST.replace("000f", "0001")))
     assert len(node.lines) == 2

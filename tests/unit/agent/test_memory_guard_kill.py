@@ -212,10 +212,10 @@ def test_a_plan_that_is_given_up_has_the_remedy_of_its_last_failure(
 
 
 def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_end_does(tree: Tree, port: int) -> None:
-    floor = Memory.model_construct(floor_mib=1 << 30)  # that no machine is above
+    floor = Memory.model_construct(floor_mib=1 << 30)  # no machine has as much: the guard kills at once
     configured = settings(addresses(2), port).model_copy(update={"memory": floor})
 
-    def other_node() -> None:
+    def other_node_has_ended() -> None:
         raise PeerLostError("rank 0 has ended", "")
 
     with (
@@ -224,7 +224,8 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         subprocess.Popen(["sleep", "60"]) as victim,
     ):
         agent = made.agent
-        agent.loop.end_by(*endings(agent), Ending(other_node))
+        agent.loop.endings.end_by(*endings(agent), Ending(other_node_has_ended))
+        # The guard kills another process in place of the rank, which so is not gone.
         dying = replace(rank.rank, pidfd=os.pidfd_open(victim.pid))
         guarded = Running(dying, rank.log, rank.record, repr, agent.host, agent.loop)
         agent.rank.take(guarded)
@@ -232,7 +233,7 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         guard = guarded.guard
         assert guard is not None
         assert victim.wait(10) == -signal.SIGKILL
-        agent.loop.wait_until(lambda: guard.over, 10, shielded=True)
+        assert agent.loop.wait_until(lambda: guard.over, 10, shielded=True)
         with pytest.raises(MemoryGuardError, match="memory ran out"):
             agent.loop.wait(10)
         assert process.poll() is None

@@ -317,7 +317,7 @@ def serve(agent: Agent) -> None:
             agent.loop.wait(5)
     except SparkdError as error:
         agent.phase.enter(Phase.FAILED, str(error))
-        agent.loop.enter(Stage.END)
+        agent.loop.endings.enter(Stage.END)
         agent.loop.wait_until(never, 0.5)
         raise
 

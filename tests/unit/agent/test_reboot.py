@@ -71,7 +71,7 @@ def node(tree: Tree, programs: Programs) -> Iterator[Node]:
     configured = alone()
     supervise = configured.supervise.model_copy(update={"reboot": True})
     with agent_under_test(tree, 0, configured.model_copy(update={"supervise": supervise})) as made:
-        made.agent.loop.enter(Stage.END)
+        made.agent.loop.endings.enter(Stage.END)
         made.remake(actions=Actions(made.agent.host, made.agent.loop, NodeOwner(os.getpid(), "a test", "x"), -1))
         node = Node(made, programs.folder)
         node.tree.folder(SESSIONS)

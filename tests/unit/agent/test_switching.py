@@ -128,12 +128,11 @@ def test_after_starts_that_ended_without_a_reason_it_goes_back_and_says_so(start
 
 
 def test_a_plan_that_cannot_be_made_any_more_is_left_at_once(started: AgentUnderTest) -> None:
-    two = started.agent.context.recipe.model_copy(
-        update={"nodes": started.agent.context.recipe.nodes.model_copy(update={"min": 2, "max": 2})}
-    )
+    recipe = started.agent.context.recipe
+    for_two = recipe.model_copy(update={"nodes": recipe.nodes.model_copy(update={"min": 2, "max": 2})})
     for stage in (Stage.DRAINING, Stage.TRYING):
         started.events.lines.clear()
-        put(started, stage, 1, to=Chosen(two, started.agent.context.settings.engine))
+        put(started, stage, 1, to=Chosen(for_two, started.agent.context.settings.engine))
         assert begin(started) is None
         assert "needs 2 node(s)" in started.events.lines[-1]
 
@@ -214,14 +213,14 @@ def clocked(made: AgentUnderTest, switch: Switch) -> tuple[Switching, list[float
     return Switching(run_by(made, switch), lambda: seconds[0]), seconds
 
 
-def test_a_new_plan_that_stays_blocked_is_given_up(started: AgentUnderTest) -> None:
+def test_a_new_plan_that_stays_blocked_without_a_break_is_given_up(started: AgentUnderTest) -> None:
     switching, seconds = clocked(started, put(started, Stage.TRYING, 1))
     started.agent.phase.enter(Phase.BLOCKED, "image: missing")
     for _ in range(2):
         switching.watch()
         seconds[0] += BLOCKED_SECONDS - 1
         started.agent.phase.enter(Phase.PREFLIGHT)
-        switching.watch()
+        switching.watch()  # not blocked: the time begins again
         started.agent.phase.enter(Phase.BLOCKED, "image: missing")
         switching.watch()
     seconds[0] += BLOCKED_SECONDS + 1

@@ -107,13 +107,19 @@ def test_a_rank_that_serves_is_taken_over(node: Tree) -> None:
         {"stage": RankStage.STARTING},
         {"stage": RankStage.ENDING},
         {"boot_id": "another"},
-        {"pid": 4001},
-        {"start_time": BEGAN + 1},
+        {"stage": RankStage.ENDING, "pid": 4001},
     ],
 )
 def test_another_one_is_not_even_mentioned(node: Tree, changes: dict[str, object]) -> None:
     put(node, record(**changes))
     assert find(node) == (False, [])
+
+
+@pytest.mark.parametrize("changes", [{"pid": 4001}, {"start_time": BEGAN + 1}])
+def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict[str, object]) -> None:
+    """As during a reload: nobody else says why its container is replaced."""
+    put(node, record(**changes))
+    assert find(node) == (False, ["its engine has ended"])
 
 
 @pytest.mark.parametrize(
@@ -168,3 +174,5 @@ def test_the_first_report_has_what_the_agent_before_knew_of_the_rank() -> None:
     last = replace(made, incarnation="old", versions={"driver": "1"}, smoke_passed=True, message="it serves")
     again = first_report(replace(left, report=last), first)
     assert (again.incarnation, again.versions, again.smoke_passed) == ("new", {"driver": "1"}, True)
+    ended = replace(first, last_cause="x", last_cause_code="kernel-oom", last_action="reboot", last_hint="y")
+    assert first_report(left, ended) == made, "the end before this rank's launch"

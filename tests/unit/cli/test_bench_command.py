@@ -108,7 +108,7 @@ ENDED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
 from sparkd.agent.actions.processes import Rank
-from sparkd.tools.measure.measuring import catch_ends
+from sparkd.tools.measure.interrupts import catch_ends
 from sparkd.tools.node.served import Served
 from sparkd.tools.cli.bench import soak
 from sparkd.tools.measure.bench import Wanted

@@ -1,5 +1,7 @@
 """What systemd runs follows from the configuration, and only files of ours are ever changed."""
 
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,16 @@ def test_unit_requires_nothing_and_holds_no_boot() -> None:
     )
     assert lines(boot["sparkd-boot.service"], "Type") == ["exec"]
     assert words(boot["multi-user.target.d/sparkd-boot.conf"], "Wants") == ["sparkd-boot.service"]
+
+
+def test_a_start_after_the_boot_that_systemd_does_not_take_is_tried_again(tmp_path: Path) -> None:
+    """As while it executes itself again: nobody else starts sparkd."""
+    unit = units.package_units()[f"{units.PACKAGE_UNITS}/sparkd-boot.service"]
+    (tmp_path / "systemctl").write_text('#!/bin/sh\ncase "$*" in *start*) exit 1;; esac\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    command = shlex.split(lines(unit, "ExecStart")[0])
+    assert subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}).returncode == 1
+    assert lines(unit, "Restart") == ["on-failure"]
 
 
 def test_an_isolate_leaves_a_serving_unit_alone_and_rescue_mode_ends_it() -> None:

@@ -198,7 +198,7 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
             if ended.is_set():
                 raise LookupError("the rank ended")
 
-        main.end_by(Ending(raise_if_ended))
+        main.endings.end_by(Ending(raise_if_ended))
 
         def run() -> None:
             with pytest.raises(LookupError, match="the rank ended"):

@@ -48,7 +48,7 @@ def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, 
         host, loop = SlowHost(machine.root), made.agent.loop
         slow = Running(rank.rank, rank.log, rank.record, repr, host, loop)
         if ends_during_a_look:
-            loop.end_by(Ending(end))
+            loop.endings.end_by(Ending(end))
             loop.wake()
             with pytest.raises(LookupError):
                 slow.note_segments()
@@ -56,7 +56,7 @@ def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, 
         else:
             slow.note_segments()
             assert len(slow.segments) == 1
-        loop.enter(Stage.END)
+        loop.endings.enter(Stage.END)
         assert slow.kill(1.0)
         assert [found.path for found in slow.segments] == ["/dev/shm/psm_0123abcd"]
 

@@ -79,7 +79,7 @@ def wait_for(port: int, seconds: float, *endings: Ending, works: Callable[[], bo
     progress = LoadProgress(step="loading weights")
     with MainLoop(Notifier(), {}) as main:
         endpoint = Endpoint("127.0.0.1", port, "tiny")
-        main.end_by(*endings)
+        main.endings.end_by(*endings)
         await_ready(main, endpoint, seconds, 5, lambda _: progress, works)
 
 

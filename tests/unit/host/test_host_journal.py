@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sparkd.base.host.journal import LINE_LIMIT, MOST_BYTES, MOST_LINES, Line, Query, parse_line, take
+from sparkd.base.host.journal import LINE_LIMIT, MOST_BYTES, MOST_LINES, Line, Query, parse_line, take_wanted
 from sparkd.base.lib.text import Redactor
 
 CURSOR = "s=1bbd;i=2b51;b=9f0c;m=1c;t=63b;x=a9"
@@ -78,7 +78,7 @@ def test_a_line_without_a_level_is_information() -> None:
 
 def test_the_engines_lines_alone() -> None:
     lines = (printed(), printed(MESSAGE="engine| INFO: ready"), printed(MESSAGE="a client's engine| text"))
-    found, whole = take(lines, Query(0, engine=True))
+    found, whole = take_wanted(lines, Query(0, engine=True))
     assert ([one.text for one in found], whole) == (["engine| INFO: ready"], True)
 
 
@@ -87,11 +87,11 @@ def test_the_engines_lines_alone() -> None:
     [("x", MOST_LINES), ("x" * 10_000, MOST_BYTES // 10_002), ("\U0001f600" * 1000, MOST_BYTES // 12_002)],
 )
 def test_an_answer_is_bounded(message: str, most: int) -> None:
-    found, whole = take([printed(MESSAGE=message)] * 3 * MOST_LINES, Query(0))
+    found, whole = take_wanted([printed(MESSAGE=message)] * 3 * MOST_LINES, Query(0))
     assert (len(found), whole) == (most, False)
 
 
 def test_what_journalctl_prints_is_bounded_where_no_line_is_wanted() -> None:
     lines = [printed(MESSAGE="engine| x")] * 5 + [printed()] * 100 + [printed(MESSAGE="engine| y")]
-    found, whole = take(lines, Query(0, engine=True), 10 * len(printed()))
+    found, whole = take_wanted(lines, Query(0, engine=True), 10 * len(printed()))
     assert (len(found), whole) == (5, False)

@@ -64,7 +64,7 @@ class Library:
         return 0
 
     def nvmlSystemGetDriverVersion(self, buffer: ctypes.Array[ctypes.c_char], size: object) -> int:
-        buffer.value = b"580.95\x1b[2J"
+        buffer.value = b"580.95\x1b[2J"  # a control sequence, which is escaped
         return 0
 
     def nvmlDeviceGetMemoryInfo(self, device: object, memory: object) -> int:
@@ -189,7 +189,7 @@ class Busy(Library):
     def nvmlDeviceGetTemperature(self, device: object, sensor: object, celsius: object) -> int:
         return put(celsius, 71)
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: object, reasons: object) -> int:
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: object, reasons: object) -> int:
         return put(reasons, 0x4 | 0x1 | 0x20)
 
 
@@ -205,12 +205,12 @@ def test_what_a_driver_does_not_report_of_clocks_is_unknown(driver: pytest.Monke
 
 
 def test_a_query_that_fails_is_no_driver_that_hangs() -> None:
-    """As without pynvml, half through an upgrade: for a hung one, a person has to power-cycle the machine."""
-    program = "import sys; sys.modules['pynvml'] = None; from sparkd.base.host import gpu; print(gpu.read_driver())"
+    """As half through an upgrade: for a hung one, a person has to power-cycle the machine."""
+    program = "import pynvml; pynvml.nvmlInit = None; from sparkd.base.host import gpu; print(gpu.read_driver())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "sparkd's own query failed" in done.stdout
     assert "Trouble.OTHER" in done.stdout
-    assert "ModuleNotFoundError" in done.stderr
+    assert "TypeError" in done.stderr
 
 
 def test_a_machine_without_the_drivers_library_has_no_gpu(driver: pytest.MonkeyPatch) -> None:

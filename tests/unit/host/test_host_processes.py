@@ -5,7 +5,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.base.host import Host
-from sparkd.base.host.cgroups import container_id, systemd_unit
+from sparkd.base.host.cgroups import find_container, systemd_unit
 from sparkd.base.host.processes import Process, ProcessTable, parse_stat
 
 ID = "0123456789abcdef" * 4
@@ -71,7 +71,7 @@ def test_a_zombie_leads_no_group(tree: Tree) -> None:
 )
 def test_the_container_id_is_in_the_cgroup(tree: Tree, cgroup: str, found: str) -> None:
     tree.groups(cgroup)
-    assert container_id(Host(tree.root).files, cgroup) == found
+    assert find_container(Host(tree.root).files, cgroup)[0] == found
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
@@ -80,7 +80,7 @@ def test_no_letter_in_a_users_group_begins_another_row(tree: Tree, end: str) -> 
     docker = f"0::/system.slice/docker-{ID}.scope"
     tree.groups(docker)
     cgroup = f"0::/user.slice/user@1000.service/x{end}{docker}\n"
-    assert container_id(Host(tree.root).files, cgroup) == ""
+    assert find_container(Host(tree.root).files, cgroup) == ("", "")
 
 
 def test_a_users_group_deeper_than_a_path_can_be_is_no_container(tree: Tree) -> None:

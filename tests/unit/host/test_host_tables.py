@@ -6,7 +6,6 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.base.host import Host
-from sparkd.base.host.gpu import GpuFacts
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.host.sockets import Holder, Listener
 from sparkd.base.lib.text import sanitize
@@ -151,11 +150,6 @@ def test_users_of_the_gpu_have_its_devices_open(tree: Tree) -> None:
 def test_a_driver_without_a_gpu_is_no_gpu(tree: Tree) -> None:
     tree.file("/dev/nvidiactl")
     assert not Host(tree.root).gpu_present()
-
-
-def test_a_tree_without_a_recorded_answer_has_the_gpus_name_alone(tree: Tree) -> None:
-    tree.file("/proc/driver/nvidia/gpus/000f:01:00.0/information", "Model: \t\t NVIDIA GB10\nIRQ: 1\n")
-    assert Host(tree.root).gpu() == GpuFacts(("NVIDIA GB10",), None, None)
 
 
 @pytest.mark.parametrize(

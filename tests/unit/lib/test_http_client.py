@@ -345,3 +345,24 @@ def test_requests_that_fail_leave_no_descriptor_and_no_task_behind(loop: Network
                 get(loop, port if attempt % 2 else 1, 0.02)
     until(lambda: len(os.listdir("/proc/self/fd")) <= len(descriptors))  # the server closes its side later
     assert loop.submit(tasks()).result() == running
+
+
+def test_a_machine_that_stands_still_takes_no_connection_for_good(loop: Network) -> None:
+    """Wherever a request was then: its deadline is over as it continues."""
+
+    async def stand_still(client: HttpClient, turns: int) -> None:
+        request = asyncio.ensure_future(client.request("/", 0.3))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        time.sleep(0.35)
+        await asyncio.gather(request, return_exceptions=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address, servers = f"http://127.0.0.1:{listener.getsockname()[1]}", Slow(listener, answers=1)
+        for turns in range(14):
+            client = HttpClient(address, connections=1)
+            loop.submit(client.request("/", SECONDS)).result()
+            time.sleep(0.02)  # the server has closed the connection, and the next request begins with that
+            loop.submit(stand_still(client, turns)).result()
+            assert loop.submit(client.request("/", SECONDS)).result().status == 200, turns
+    assert servers.connections > 14

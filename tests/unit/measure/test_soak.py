@@ -67,9 +67,12 @@ def silent(begin: int, end: int, measured: Sequence[Sample] = ()) -> list[Sample
         ([], UNKNOWN, "nothing was measured"),
     ],
 )  # fmt: skip
-def test_judge(measured: list[Sample], outcome: str, line: str) -> None:
+def test_shrinking_memory_growing_swap_or_a_failure_is_not_steady_and_few_samples_prove_nothing(
+    measured: list[Sample], outcome: str, line: str
+) -> None:
     verdict = judge(measured, "")
-    assert (verdict.outcome, any(line in one for one in verdict.lines)) == (outcome, True), verdict
+    assert verdict.outcome == outcome
+    assert any(line in judged for judged in verdict.lines), verdict
 
 
 def test_the_slope_is_the_leak_within_a_quarter() -> None:

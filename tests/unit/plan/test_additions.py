@@ -62,8 +62,11 @@ def test_the_nodes_of_a_cluster_have_names_in_the_form_that_torch_looks_up() -> 
     assert plan(ALONE).hosts == ()
 
 
-def test_a_node_alone_gets_no_address_and_ranks_without_gpu_no_device() -> None:
+def test_a_node_alone_gets_no_address() -> None:
     assert of_the_node(plan(ALONE)) == {}
+
+
+def test_ranks_without_a_gpu_get_addresses_and_no_device() -> None:
     without = plan(HEAD, container={"gpus": "none"})
     assert of_the_node(without).keys() == {"VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
     assert not without.names_hcas
@@ -191,12 +194,19 @@ def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: P
     assert [one.key for one in compare_recipes(recipe(env={ALLOCATOR: None}), recipe())] == [f"env.{ALLOCATOR}"]
 
 
-def test_a_launch_by_tcp_gets_no_device_of_rdma_and_a_node_without_any_needs_none() -> None:
-    keys: dict[str, object] = {"container": {"devices": ["/dev/infiniband", "/dev/x"]}}
-    by_tcp = make_plan(recipe(args={"tensor-parallel-size": 2}, **keys), configured(), HEAD, by_tcp=True)
+BY_RDMA: dict[str, object] = {"container": {"devices": ["/dev/infiniband", "/dev/x"]}}
+
+
+def test_a_launch_by_tcp_gets_no_device_of_rdma_and_has_the_same_digest() -> None:
+    keys = {"args": {"tensor-parallel-size": 2}, **BY_RDMA}
+    by_tcp = make_plan(recipe(**keys), configured(), HEAD, by_tcp=True)
     assert by_tcp.container.devices == ("/dev/x",)
-    assert by_tcp.digest == plan(HEAD, args={"tensor-parallel-size": 2}, **keys).digest
-    for node, needed in ((HEAD, True), (replace(HEAD, hcas=()), False), (ALONE, True)):
-        paths = [one.path for one in paths_of_plan(plan(node, **keys))]
-        assert ("/dev/infiniband" in paths, "/dev/x" in paths) == (needed, True)
-        assert "/dev/infiniband" in plan(node, **keys).container.devices, "devices that come later are awaited"
+    assert by_tcp.digest == plan(HEAD, **keys).digest
+
+
+@pytest.mark.parametrize(("node", "needed"), [(HEAD, True), (replace(HEAD, hcas=()), False), (ALONE, True)])
+def test_a_node_of_a_cluster_without_rdma_needs_no_device_of_it(node: Node, needed: bool) -> None:
+    made = plan(node, **BY_RDMA)
+    paths = [path.path for path in paths_of_plan(made)]
+    assert ("/dev/infiniband" in paths, "/dev/x" in paths) == (needed, True)
+    assert "/dev/infiniband" in made.container.devices, "devices that come later are awaited"

@@ -1,7 +1,6 @@
 """The operator's hooks: real programs, real processes."""
 
 import os
-import select
 import time
 from pathlib import Path
 
@@ -15,16 +14,11 @@ from sparkd.agent.preflight.hooks import FOLDER, Hook, check_program, list_hooks
 from sparkd.base.host.files import Files
 
 
-def wait(seconds: float, fd: int) -> bool:
-    """As `MainLoop` does, without a watchdog to feed."""
-    return bool(select.select([fd], [], [], min(seconds, 0.2))[0])
-
-
 class Stopped(BaseException):
     pass
 
 
-def stop(seconds: float, fd: int) -> bool:
+def stop(seconds: float) -> None:
     """A stop is requested during a wait."""
     time.sleep(0.2)
     raise Stopped
@@ -40,7 +34,9 @@ def hook(tree: Tree, name: str, *lines: str, mode: int = 0o755) -> Path:
 
 def run(tree: Tree, *lines: str, deadline_seconds: float = 10.0) -> Finding:
     path = hook(tree, "10-site", *lines)
-    (finding,) = hooks.run_hooks([Hook("10-site", str(path))], wait, {"PATH": os.environ["PATH"]}, deadline_seconds)
+    (finding,) = hooks.run_hooks(
+        [Hook("10-site", str(path))], time.sleep, {"PATH": os.environ["PATH"]}, deadline_seconds
+    )
     return finding
 
 
@@ -98,7 +94,7 @@ def test_what_is_no_executable_file_is_not_passed_over_in_silence(tree: Tree) ->
 def test_a_hook_with_a_problem_is_unknown_and_is_not_run(tree: Tree) -> None:
     proof = tree.root / "proof"
     hook(tree, "10-a", f"touch {proof}", mode=0o777)
-    (finding,) = hooks.run_hooks(listed(tree), wait, {})
+    (finding,) = hooks.run_hooks(listed(tree), time.sleep, {})
     assert (finding.id, finding.verdict.level) == ("hook:10-a", Level.UNKNOWN)
     assert not proof.exists()
 
@@ -159,7 +155,7 @@ def test_a_talkative_hook_neither_blocks_nor_fills_the_memory(tree: Tree) -> Non
 
 def test_a_hook_without_an_interpreter_is_unknown(tree: Tree) -> None:
     path = tree.file(f"{FOLDER}/10-site", "#!/no/such/interpreter\n", mode=0o755)
-    (finding,) = hooks.run_hooks([Hook("10-site", str(path))], wait, {})
+    (finding,) = hooks.run_hooks([Hook("10-site", str(path))], time.sleep, {})
     assert finding.verdict.level is Level.UNKNOWN
     assert "can't be run" in finding.verdict.reason
 
@@ -167,7 +163,7 @@ def test_a_hook_without_an_interpreter_is_unknown(tree: Tree) -> None:
 def test_a_hook_gets_its_node_and_none_of_our_environment(tree: Tree) -> None:
     proof = tree.root / "proof"
     path = hook(tree, "10-site", f"/usr/bin/env > {proof}; pwd >> {proof}")
-    hooks.run_hooks([Hook("10-site", str(path))], wait, hooks.hook_environment("worker", 1))
+    hooks.run_hooks([Hook("10-site", str(path))], time.sleep, hooks.hook_environment("worker", 1))
     said = proof.read_text().split()
     assert {"NODE_ROLE=worker", "NODE_RANK=1", "LANG=C.UTF-8", "/"} < set(said)
     assert not any(word.startswith(("SPARKD_", "HOME=")) for word in said)

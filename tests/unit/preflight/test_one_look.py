@@ -20,7 +20,7 @@ from sparkd.agent.preflight.checks.foreign_units import ForeignUnits
 from sparkd.agent.preflight.checks.shared_memory import RemoveIpc
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.base.host import CachedHost, Host
-from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, connect
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, RecordedReader, connect
 from sparkd.base.plan.model import Cache
 
 SECONDS = 1.2
@@ -125,5 +125,5 @@ def test_each_examination_sends_each_request_once(machine: Tree) -> None:
 
     paths = ("/containers/json", "/version", "/info", "/images/engine/json", "/images/engine/json.500")
     for look in (1, 2):
-        verdicts(Elsewhere(machine, connect(fixture=read)))
+        verdicts(Elsewhere(machine, RecordedReader(read)))
         assert requests == dict.fromkeys(paths, look)

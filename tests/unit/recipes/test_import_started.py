@@ -41,7 +41,7 @@ def imported(
         path = folder / f"{number}" / "given"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        form = read_form(text, path, overrides, service, beside=True)
+        form = read_form(text, path, overrides, service, is_file=True)
         assert form, "the form is recognised"
         forms.append(form)
     result = import_forms(forms, (), Place(image=image))
@@ -212,7 +212,9 @@ def test_the_conservative_reports_flags_are_those_of_the_shipped_recipe(tmp_path
          {"privileged": True, "init": True, "memory_limit_bytes": 100 << 30}),
     ],
 )  # fmt: skip
-def test_a_docker_line(line: str, args: dict[str, object], container: dict[str, object], tmp_path: Path) -> None:
+def test_a_docker_line_becomes_flags_and_settings_of_the_container(
+    line: str, args: dict[str, object], container: dict[str, object], tmp_path: Path
+) -> None:
     recipe, _, _ = imported(tmp_path, line)
     assert (recipe.args, recipe.model.repo, recipe.image.ref) == (args, "org/m", IMAGE)
     assert recipe.container.model_dump(exclude_unset=True) == container
@@ -586,7 +588,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def missing(folder: Path, text: str) -> list[str]:
-    form = read_form(text, folder / "given", {}, beside=True)
+    form = read_form(text, folder / "given", {}, is_file=True)
     assert form, "the form is recognised"
     return [note.partition(": ")[2] for note in import_forms([form], (), Place()).missing]
 
@@ -741,13 +743,13 @@ def test_lists_and_exports_that_grow_end(text: str, tmp_path: Path) -> None:
 
 def test_the_recognition_of_a_long_text_ends(tmp_path: Path) -> None:
     started = unstalled()
-    assert read_form("vllm." * 20_000, tmp_path / "given", {}, beside=False) is None
+    assert read_form("vllm." * 20_000, tmp_path / "given", {}, is_file=False) is None
     assert unstalled() - started < 5  # minutes, where each place is read to the end
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
 def test_the_token_is_there_before_the_model_is_pulled_with_it(name: str, tmp_path: Path) -> None:
-    form = read_form(f"docker run -e {name} {IMAGE} --model org/m\n", tmp_path / "given", {}, beside=False)
+    form = read_form(f"docker run -e {name} {IMAGE} --model org/m\n", tmp_path / "given", {}, is_file=False)
     assert form
     steps = import_forms([form], (), Place()).steps
     pull = next(number for number, step in enumerate(steps) if "model pull" in step)
@@ -785,7 +787,7 @@ def test_yes_is_text_in_a_compose_file_but_switches_privileged_on(tmp_path: Path
 
 
 def test_a_commented_step_is_the_step_itself(tmp_path: Path) -> None:
-    form = read_form(LINE, tmp_path / "given", {}, beside=False)
+    form = read_form(LINE, tmp_path / "given", {}, is_file=False)
     assert form
     result = import_forms([form], (), Place(Path("/srv/two  blanks")))
     assert all(f". {step}\n" in result.text for step in result.steps)

@@ -229,7 +229,7 @@ def test_build_arguments_are_found_where_sparkrun_keeps_them(tree: Path) -> None
 
 
 def image_here(*digests: str) -> Image:
-    return Image("sha256:1", "arm64", "linux", "", 1, "", (), digests, ())
+    return Image("sha256:1", "arm64", "", 1, "", (), digests, ())
 
 
 @pytest.mark.parametrize(

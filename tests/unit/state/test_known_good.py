@@ -60,7 +60,7 @@ def test_values_differ_by_what_they_mean(
     assert differing(then, now) == found
 
 
-def test_what_most_likely_matters_comes_first() -> None:
+def test_the_difference_that_most_likely_matters_comes_first() -> None:
     names = (
         "args.dtype", "env.A", "image", "recipe", "image.identity", "weights.a", "script.sha256", "container.ipc",
         "caches.vllm", "node.model_folder", "cluster.size", "driver", "kernel", "docker", "sparkd", "boot.memory",
@@ -68,8 +68,11 @@ def test_what_most_likely_matters_comes_first() -> None:
     )  # fmt: skip
     versions, boot = ("driver", "kernel", "docker", "sparkd"), ("boot.memory", "sysctl.vm.swappiness")
     values = [name for name in reversed(names) if name not in (*versions, *boot)]
-    then, now = (Facts(*(dict.fromkeys(one, text) for one in (values, versions, boot))) for text in "12")
-    assert [one.name for one in find_differences(then, now)] == list(names)
+
+    def all_are(text: str) -> Facts:
+        return Facts(dict.fromkeys(values, text), dict.fromkeys(versions, text), dict.fromkeys(boot, text))
+
+    assert [difference.name for difference in find_differences(all_are("1"), all_are("2"))] == list(names)
 
 
 def test_values_that_were_not_read_do_not_differ() -> None:

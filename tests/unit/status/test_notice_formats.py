@@ -12,9 +12,9 @@ HOSTILE = "<!channel> <@U1> @everyone @here <https://x.example|click> [click](ht
 
 
 def fields(template: str, notice: Notice) -> dict[str, object]:
-    body = render(template, notice)
-    assert body.headers == {"Content-Type": "application/json"}
-    found: dict[str, object] = json.loads(body.content)
+    content, headers = render(template, notice)
+    assert headers == {"Content-Type": "application/json"}
+    found: dict[str, object] = json.loads(content)
     return found
 
 
@@ -32,10 +32,10 @@ def test_json() -> None:
 
 
 def test_ntfy() -> None:
-    body = render("ntfy", LOST)
-    assert body.content == b"tiny no longer serves: <b> & more"
-    assert body.headers == {"Title": "sparkd spark1: lost", "Priority": "high"}
-    assert render("ntfy", Notice("serving", "spark1", "")).headers["Priority"] == "default"
+    content, headers = render("ntfy", LOST)
+    assert content == b"tiny no longer serves: <b> & more"
+    assert headers == {"Title": "sparkd spark1: lost", "Priority": "high"}
+    assert render("ntfy", Notice("serving", "spark1", ""))[1]["Priority"] == "default"
 
 
 def test_slack() -> None:
@@ -72,5 +72,5 @@ def test_the_largest_text_fits_into_a_discord_message() -> None:
 
 
 def test_a_header_of_ntfy_is_ascii_on_one_line() -> None:
-    title = render("ntfy", Notice("lost", "späärk✨", "")).headers["Title"]
+    title = render("ntfy", Notice("lost", "späärk✨", ""))[1]["Title"]
     assert title == "sparkd sp??rk?: lost"

@@ -37,7 +37,7 @@ from sparkd.tools.models.image_build import (
 )
 
 ROOM = Room(9 * GIB, 2 * GIB, None, path="/data/docker", mount="/data", read_only=False)
-BASE = Image("sha256:" + "1" * 64, "arm64", "linux", "", 1000, "", (), (), ())
+BASE = Image("sha256:" + "1" * 64, "arm64", "", 1000, "", (), (), ())
 
 
 def recipe(folder: Path, *steps: object) -> str:

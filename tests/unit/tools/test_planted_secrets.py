@@ -182,7 +182,7 @@ def published(text: str) -> Iterator[str]:
     assert notices
     yield str(state)
     for notice in notices:
-        yield from (render(way, notice).content.decode() for way in ("json", "ntfy", "slack", "discord"))
+        yield from (render(way, notice)[0].decode() for way in ("json", "ntfy", "slack", "discord"))
     handle = make_handler(lambda: taken[0], lambda: 0.1)
     for path in ("/", "/metrics", "/report", "/readyz"):
         answer = asyncio.run(handle(Request("127.0.0.1", path, {"host": "127.0.0.1:29511"})))

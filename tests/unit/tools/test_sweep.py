@@ -53,22 +53,24 @@ def test_only_containers_of_sparkds_whose_owner_is_gone_are_orphans(
 
 
 @pytest.mark.parametrize(
-    ("holder", "owner", "invocation", "swept"),
+    ("recorded", "running", "ended", "swept"),
     [
-        pytest.param(OTHERS, OTHERS, "", False, id="the owner has taken it over"),
+        pytest.param(OTHERS, OTHERS, "", False, id="another agent has taken it over"),
         pytest.param(OTHERS, OTHERS, MINE, False, id="after the end of the agent that made it, too"),
-        pytest.param(OTHERS, None, MINE, False, id="another agent has just ended"),
+        pytest.param(OTHERS, None, MINE, False, id="the agent that made it has just ended, and had it no more"),
         pytest.param(OTHERS, None, OTHERS, True, id="the agent that has just ended had it"),
         pytest.param(MINE, OTHERS, "", True, id="its agent is gone"),
     ],
 )
-def test_a_rank_is_swept_after_the_agent_that_has_it_by_the_record(
-    holder: str, owner: str | None, invocation: str, swept: bool
+def test_a_rank_is_swept_once_the_agent_that_its_record_names_is_gone_not_the_one_on_its_label(
+    recorded: str, running: str | None, ended: str, swept: bool
 ) -> None:
-    made = ContainerFacts("c", "sparkd-rank0", (*ours("", MINE).labels, ("io.sparkd.rank-id", "rank")), True, 7, "", "")
-    record = rank_record(rank_id="rank", invocation=holder, container_id="c", pid=7)
-    owns = None if owner is None else NodeOwner(7, "sparkd run", owner)
-    assert find_orphans((made,), owns, KnownRank(record, alive=True), invocation, None) == (made,) * swept
+    """Each is an invocation: by the record, of the agent that runs, and of the one after whose end this is called."""
+    labels = (*ours("", MINE).labels, ("io.sparkd.rank-id", "rank"))
+    rank = ContainerFacts("c", "sparkd-rank0", labels, True, 7, "", "")
+    known = KnownRank(rank_record(rank_id="rank", invocation=recorded, container_id="c", pid=7), alive=True)
+    owner = None if running is None else NodeOwner(7, "sparkd run", running)
+    assert find_orphans((rank,), owner, known, ended, None) == ((rank,) if swept else ())
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_the_way_back_leads_to_what_is_in_force_never_to_what_is_only_tried(
     assert [one.recipe.name for one in before] == names
 
 
-def test_what_neither_serves_nor_is_known_good_is_no_way_back(tree: Tree) -> None:
+def test_the_way_back_is_the_last_known_good_plan_unless_the_configured_one_is_known_good(tree: Tree) -> None:
     recipe_file(tree, "mine")
     good = known_good_entry()
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good,))))

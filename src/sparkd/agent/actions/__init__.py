@@ -39,7 +39,7 @@ from sparkd.agent.preflight.fixes import (
     RemoveContainer,
     UnlinkSegment,
 )
-from sparkd.base.host import caches, disks, docker, docker_config
+from sparkd.base.host import disks, docker, docker_config
 from sparkd.base.host.owner import HANDED, Handed, NodeOwner
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.base.lib.errors import LaunchError
@@ -143,8 +143,6 @@ class Actions:
     def launch(self, plan: LaunchPlan, labels: dict[str, str], ray_token: str = "") -> Rank:
         """Write the script and start the rank's container. Raises LaunchError."""
         containers = self.containers
-        with suppress(OSError):  # of an earlier version, readable for all
-            (self._run / "launch.sh").unlink()
         script = self._private_file(SCRIPT_FILE)
         files.write(script, plan.script, 0o644, durable=False)
         if plan.on_ray:
@@ -238,11 +236,6 @@ class Actions:
 
         if docker.running(self._host):
             yield from kept_images.keep_images(named, pinned, before, self._host.files.real(SOCKET))
-
-    def move_to_head(self) -> None:
-        """Move caches of this node's own plans there, where none are kept for plans of its head."""
-        work = partial(files.move_to_head, Path(self._host.files.real(caches.ROOT)))
-        self._act(work, WRITE_SECONDS, "moving compile caches")
 
     def drop_page_cache(self) -> Applied:
         """Blocks for as long as the disks take: runs in a thread of its own."""

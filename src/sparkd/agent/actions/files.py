@@ -174,25 +174,6 @@ def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) 
     return folder
 
 
-def move_to_head(root: Path) -> None:
-    """Let plans of a head begin with the caches of this node's own, for each image that has none of a head's yet.
-
-    Not as a copy: an earlier version kept one set, so a head's plan may have written it. Raises OSError.
-    """
-    refuse_shared(root)
-    for image in root.iterdir() if root.is_dir() else ():
-        if not caches.IMAGE.fullmatch(image.name) or image.is_symlink() or (image / caches.HEAD).exists():
-            continue
-        used, begun = image.stat(), image / f"{caches.HEAD}.new"  # after a power cut it continues
-        begun.mkdir(exist_ok=True)
-        for cache in image.iterdir():
-            with suppress(OSError):  # something is mounted there
-                if cache != begun:
-                    cache.rename(begun / cache.name)
-        begun.rename(image / caches.HEAD)
-        os.utime(image, ns=(used.st_atime_ns, used.st_mtime_ns))
-
-
 def clear_torn(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:
     """Remove files of kernels without a byte, before an engine loads one; how many. A power cut leaves such files.
 

@@ -27,7 +27,7 @@ from sparkd.base.lib.text import size
 DROP_CACHES = "/proc/sys/vm/drop_caches"
 COMPACT_MEMORY = "/proc/sys/vm/compact_memory"
 PIECE_BYTES = 256 << 20
-"""A piece is 1 to 6 ms of work. A multiple of every folio's size: none lies across a border, to be kept for that."""
+"""1 to 6 ms of work. A multiple of every folio's size: the kernel keeps a folio of which a piece has only a part."""
 _CACHESTAT = 451
 """The call's number in Linux 6.5 and later, the same on x86-64 and arm64. 0.1 ms for a GiB."""
 
@@ -62,8 +62,8 @@ def compact_memory(host: Host, fix: CompactMemory) -> Applied:
 def drop_file_cache(host: Host, shard: File, should_continue: Callable[[], bool]) -> int:
     """Drop the clean, unmapped pages of this one file while `should_continue` holds. Raises OSError.
 
-    Returns the bytes that came back; 0 where the path is now another file. Without cachestat(2) they are measured on
-    the whole page cache, which other programs change too, but not much in milliseconds.
+    Returns the bytes that were freed; 0 where the path is another file now. Without cachestat(2) they are those by
+    which the whole page cache shrank: other programs change it too, but not much in milliseconds.
     """
     fd = open_file(shard.path)
 
@@ -132,7 +132,7 @@ def lower_readahead(host: Host, folder: str, kib: int, saved_file: Path) -> Read
         return None
     files.write(saved_file, encode(change).decode() + "\n", 0o644, durable=False)
     try:
-        _set(host, path, kib)
+        _write_kib(host, path, kib)
     except OSError:
         saved_file.unlink()
         raise
@@ -140,7 +140,7 @@ def lower_readahead(host: Host, folder: str, kib: int, saved_file: Path) -> Read
 
 
 def restore_readahead(host: Host, saved_file: Path) -> ReadaheadChange | None:
-    """Undo `lower_readahead`; None where nothing is to be undone. Another program's value stays. Raises OSError."""
+    """Undo `lower_readahead`; None where nothing is, such as where another program set a value. Raises OSError."""
     try:
         change = decode(saved_file.read_text(encoding="utf-8"), type=ReadaheadChange)
     except (FileNotFoundError, ValueError):
@@ -150,12 +150,12 @@ def restore_readahead(host: Host, saved_file: Path) -> ReadaheadChange | None:
     try:
         ours = int(host.files.value(change.path)) == change.after_kib
         if ours:
-            _set(host, change.path, change.before_kib)
+            _write_kib(host, change.path, change.before_kib)
     except (FileNotFoundError, ValueError):  # the disk is gone
         ours = False
     saved_file.unlink(missing_ok=True)
     return ReadaheadChange(change.path, change.after_kib, change.before_kib) if ours else None
 
 
-def _set(host: Host, path: str, kib: int) -> None:
+def _write_kib(host: Host, path: str, kib: int) -> None:
     Path(host.files.real(path)).write_text(f"{kib}\n", encoding="ascii")

@@ -148,10 +148,8 @@ class PeerReader:
         failed = False
         try:
             while True:
+                # The next try after a failure gets a new connection: TCP's own retransmission waits grow too long.
                 failed_before, failed = failed, not await self._read_once()
-                if failed:
-                    # The next try gets a new connection: TCP's own retransmission waits grow too long.
-                    await self._client.close()
                 # After the first failure retry at once: a dead agent refuses connections.
                 await asyncio.sleep(PAUSE_SECONDS if failed and failed_before else PACE_SECONDS)
         finally:

@@ -183,14 +183,10 @@ def open_logs(settings: Settings, host: Host) -> tuple[list[NodeLog], str]:
 
 
 async def _request(client: SignedClient, query: Query) -> Page:
-    try:
-        answer = await client.request(make_path(query))
-        if answer.status != 200:
-            raise BusyError("it does not answer now, or its sparkd is of another version")
-        return parse(answer.body)
-    except BaseException:
-        await client.close()
-        raise
+    answer = await client.request(make_path(query))
+    if answer.status != 200:
+        raise BusyError("it does not answer now, or its sparkd is of another version")
+    return parse(answer.body)
 
 
 class Marks:

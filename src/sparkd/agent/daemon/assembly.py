@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -24,16 +25,16 @@ from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.daemon.switching import Switching
 from sparkd.agent.daemon.taking_over import LeftRank, first_report
 from sparkd.agent.status.kept import Kept
+from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.host import Host, network
 from sparkd.base.host.processes import read_process
-from sparkd.base.lib.errors import ExitCode, find_action
+from sparkd.base.lib.errors import BlockedError, ExitCode, find_action
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import Redactor
 from sparkd.base.plan.fingerprint import read_secrets
 from sparkd.base.plan.model import Node
-from sparkd.base.state import launch_history
 from sparkd.base.state.rank_record import read_boot_id
 from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
 from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
@@ -46,12 +47,13 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     """
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
-    secrets = left.kept.secrets if left is not None else read_secrets(node.plan)
+    secrets = _read_secrets(base, node, owner_uid, left)
     redact = Redaction(secrets.values())
     events = base.log.events(redact)
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid)
     first = initial_status(node, host, actions.owner.invocation)
-    history = launch_history.read_history(host.files)
+    store, rank = StateStore(host, actions, loop, events), OwnRank()
+    history = store.read_launches()
     first = replace(first, rank_id=uuid.uuid4().hex, restarts=history.restarts(datetime.now(UTC)))
     if (last := history.last_cause) is not None:
         hint = "" if last.code == ExitCode.PEER_LOST else last.hint  # the other node has what is to be done
@@ -69,7 +71,6 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
         partial(_report_peers, host, reporter, events),
     )
     serve_observers(base, reporter, events)
-    store, rank = StateStore(host, actions, loop, events), OwnRank()
     context = Context(
         **asdict(replace(base, settings=node.settings)),
         context=node,
@@ -94,8 +95,26 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
         from sparkd.agent.daemon.power import PowerWatch
 
         agent.run_aside("power", PowerWatch(agent, owner_uid).run)
-    loop.end_by(*endings(agent))
+    loop.endings.end_by(*endings(agent))
     return agent
+
+
+def _read_secrets(base: Base, node: NodeContext, owner_uid: int, left: LeftRank | None) -> Mapping[str, str]:
+    """The engine's, by name. Reads the cluster's key too, before `join_cluster` does: these may lie on a share.
+
+    Raises as that; BlockedError (exit 10) where the share hangs.
+    """
+    path = node.settings.cluster.key_file
+
+    def read() -> Mapping[str, str]:
+        if node.peers:
+            read_keys(base.host.files, path, owner_uid)
+        return left.kept.secrets if left is not None else read_secrets(node.plan)
+
+    try:
+        return base.loop.beside(read, 10.0, "reading the key and the secrets")
+    except (TimeoutError, BlockingIOError) as error:
+        raise BlockedError(str(error), f"what holds {path}, or a file of engine.secrets? look at dmesg") from None
 
 
 def equip(context: Context) -> Agent:

@@ -64,8 +64,9 @@ def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
 
 
 def stamp_configuration(root: str | os.PathLike[str]) -> object:
-    """Changes with every edit below /etc/sparkd."""
-    return _stamp(Path(root, CONFIGURATION).rglob("*"))
+    """Changes with every edit below /etc/sparkd. A folder that can't be listed, as one just removed, is left out."""
+    walked = os.walk(Path(root, CONFIGURATION))
+    return _stamp(Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
 
 
 def _stamp(paths: Iterable[Path]) -> object:
@@ -105,7 +106,7 @@ class _Blocked:
     def report(self, error: BlockedError) -> None:
         agent = self._agent
         agent.monitor.untrack_all()
-        agent.loop.forget()  # the end of a node that was tracked until now
+        agent.loop.endings.forget()  # the end of a node that was tracked until now
         agent.log.bind(epoch="")
         before = agent.reporter.report
         # The other nodes compare their plans with that of a node that could launch it.

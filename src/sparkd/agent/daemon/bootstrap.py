@@ -70,10 +70,8 @@ def build_agent(
     log.bind(node=host.name())
     events = log.events(Redaction())
     loop.listen()
-    hint = "nothing is to be done: it is ended, and another one is started"
-    left = find_left(
-        host, role, owner.invocation, lambda reason: events.warning("engine.rank.refused", reason=reason, hint=hint)
-    )
+    refused = list[str]()
+    left = find_left(host, role, owner.invocation, refused.append)
     if left is not None:
         settings = left.kept.configured
         log.configure(as_json=settings.log.format == "json", level=settings.log.level)
@@ -83,13 +81,17 @@ def build_agent(
             return _take_over(base, left, rank)
         actions.release()
         handed = None
+        refused.append("its first process has just ended, or is in another container")
     loaded = load_with_origins(env, root)
     config = loaded.settings
     log.configure(as_json=config.log.format == "json", level=config.log.level)
     place = None
     with suppress(AwaitedError):  # before the lock: a unit of the wrong role changes nothing
-        place = resolve_context(config, role, host)
+        place = _resolve(config, role, host, loop)
     actions = Actions.acquire(host, loop, owner, handed)
+    for reason in refused:  # by a unit of this node's role alone, which has the lock
+        hint = "nothing is to be done: it is ended, and another one is started"
+        events.warning("engine.rank.refused", reason=reason, hint=hint)
     actions.disown_rank()
     if reason := actions.set_aside_rank():
         events.warning("state.read.failed", reason=reason)
@@ -111,6 +113,15 @@ def build_agent(
     return agent
 
 
+def _resolve(config: Settings, role: str, host: Host, loop: MainLoop) -> NodeContext:
+    """Raises as `resolve_context`; BlockedError (exit 10) where a disk hangs, within the unit's TimeoutStartSec=."""
+    try:
+        return loop.beside(partial(resolve_context, config, role, host), 20.0, "reading the plan")
+    except (TimeoutError, BlockingIOError) as error:
+        hint = "what holds /var/lib/sparkd, or a file that the configuration names? look at dmesg"
+        raise BlockedError(str(error), hint) from None
+
+
 def _start_notifications(config: Settings, host: Host, events: Events) -> Sink | None:
     if not config.notify.ways:
         return None
@@ -120,18 +131,19 @@ def _start_notifications(config: Settings, host: Host, events: Events) -> Sink |
 
 
 def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
-    """Raises BlockedError (exit 10) where the node lacks what may come back: the next process tries it again."""
-    left = note_owner(base, left)
-    base.loop.enter(Stage.END)  # what would end it is acted on once it is this agent's
+    """Raises BlockedError (exit 10) where the node lacks what may come back: the next process tries it again, for as
+    long as the guard waits.
+    """
+    base.loop.endings.enter(Stage.END)  # what would end it is acted on once it is this agent's
     events = base.log.events(Redaction())
     base = replace(base, notify=_start_notifications(base.settings, base.host, events))
     try:
         agent = assemble(base, left.kept.context, left=left)
     except ConfigError as error:
         raise BlockedError(error.reason, error.hint) from None
-    take_over(agent, left, rank)
+    take_over(agent, note_owner(agent, left), rank)
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
-    base.loop.enter(Stage.RUN)
+    base.loop.endings.enter(Stage.RUN)
     return agent
 
 
@@ -145,7 +157,7 @@ def _await_agent(
     reported, deadline = "", time.monotonic() + limit_seconds
     while True:
         try:
-            place = place or resolve_context(base.settings, role, base.host)
+            place = place or _resolve(base.settings, role, base.host, base.loop)
             return assemble(base, place)
         except HeadAwaitedError as error:
             try:
@@ -189,7 +201,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
     serve_observers(base, reporter, events)
     follower = make_follower(base, place, cluster, events, owner_uid)
-    base.loop.end_by(Ending(partial(_raise_if_outdated, base)))
+    base.loop.endings.end_by(Ending(partial(_raise_if_outdated, base)))
 
     if not isinstance(awaited, HeadRefusedError):
         base.loop.report_ready()  # as any worker that stands by

@@ -32,38 +32,38 @@ def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -
         return look_at_rank(host, processes, rank.pid, at, waits=agent.reporter.report.phase is Phase.DEGRADED)
 
     running.hang = HangWatch(
-        f"rank {agent.context.rank} on {agent.reporter.report.node}",
-        look,
-        agent.loop.start,
-        gpu.idle if gpu is not None else lambda: True,
-        lambda: running.compiler_count > 0,
+        rank=f"rank {agent.context.rank} on {agent.reporter.report.node}",
+        look=look,
+        start=agent.loop.start,
+        gpu_idle=gpu.idle if gpu is not None else lambda: True,
+        compiles=lambda: running.compiler_count > 0,
     )
 
 
-def _is_idle(running: Running) -> bool:
-    """Never while docker is away, and just after: nobody reads the log then, which holds up what writes to it."""
-    away_at, idle = running.log.broken_off_at, running.hang is not None and running.hang.is_idle()
-    return idle and (away_at is None or time.monotonic() - away_at >= IDLE_SECONDS)
-
-
 def group_is_idle(agent: Agent, running: Running) -> bool:
-    """Whether no rank does anything, by its own report. For the head, while requests wait."""
-    idle = _is_idle(running)
+    """Whether no rank does anything: this one as watched, the others as they report. The head, while requests wait."""
+    idle = _is_idle(running)  # also where a report decides: the watch needs every call
     reports = [peer.report for peer in agent.monitor.statuses()]
     return idle and all(report is not None and report.engine.idle_seconds is not None for report in reports)
 
 
 def report_idle(agent: Agent, running: Running, head: NodeReport) -> None:
-    """Report that a worker is idle, as a fixed figure: the report changes only when it becomes so, or works again."""
+    """Report whether this worker is idle: with one fixed figure, so that the report changes only when that does."""
     idle = head.phase is Phase.DEGRADED and _is_idle(running)
     engine = replace(agent.reporter.report.engine, idle_seconds=round(IDLE_SECONDS) if idle else None)
     agent.reporter.update(engine=engine)
 
 
+def _is_idle(running: Running) -> bool:
+    """Never while docker is away, and just after: nobody reads the log then, and a rank that writes to it waits."""
+    away_at, idle = running.log.broken_off_at, running.hang is not None and running.hang.is_idle()
+    return idle and (away_at is None or time.monotonic() - away_at >= IDLE_SECONDS)
+
+
 def is_hang(error: SparkdError, failed_in: Phase) -> bool:
     """Whether the rank hangs, or another one's hang may be behind the error: then each node keeps its stacks."""
-    waits = failed_in is Phase.DEGRADED and error.cause is Cause.PEER_FAILED
-    return error.code is ExitCode.STALLED or error.cause is Cause.LOAD_STALLED or waits
+    another_may_hang = failed_in is Phase.DEGRADED and error.cause is Cause.PEER_FAILED
+    return error.code is ExitCode.STALLED or error.cause is Cause.LOAD_STALLED or another_may_hang
 
 
 def read_rank_stacks(agent: Agent, running: Running | None, error: SparkdError, failed_in: Phase) -> Stacks | None:

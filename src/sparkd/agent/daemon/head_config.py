@@ -233,12 +233,11 @@ def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
     if (kept := agent.context.followed) is None:
         return
     try:
-        agent.actions.keep_head_files(kept.config.kept_files)
+        contents = kept.config.files.values()
+        agent.actions.keep_head_files({shared_config.digest_of(content): content for content in contents})
     except (OSError, TimeoutError) as error:
         hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
         agent.events.error("state.write.failed", file="head-files", reason=error.strerror or str(error), hint=hint)
-    with suppress(OSError):  # then kernels are compiled again; a timeout is one, too
-        agent.actions.move_to_head()
     agent.reporter.update(config_digest=kept.digest)
     agent.events.info(
         "cluster.config.followed",

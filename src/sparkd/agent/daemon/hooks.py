@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import time
@@ -20,8 +19,11 @@ OUTPUT_LIMIT_BYTES = 4096
 
 _LEVELS = {0: Level.OK, 1: Level.BLOCK, 2: Level.UNKNOWN}
 
-Wait = Callable[[float, int], bool]
-"""`MainLoop.wait`: wait(seconds, readable fd). It may return early, and may raise."""
+LOOK_SECONDS = 0.05
+"""Pause between two looks at whether a program has ended, and at its output."""
+
+Wait = Callable[[float], object]
+"""`MainLoop.wait`, or `time.sleep` of another thread. It may return early, and may raise."""
 
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 """An operator's program has no SPARKD_ names: a sparkd that it calls would read them as settings."""
@@ -52,13 +54,6 @@ def _run_hook(hook: Hook, wait: Wait, env: Mapping[str, str], deadline_seconds: 
         verdict = _judge_exit(code, first_line(output))
     seconds = round(time.monotonic() - began, 3)
     return Finding(hook.id, verdict, {"path": hook.path, "exit_code": code}, seconds)
-
-
-def wait_readable(seconds: float, fd: int) -> bool:
-    """A `Wait` of threads other than the main one."""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(seconds * 1000))
 
 
 def run_program(
@@ -101,36 +96,28 @@ def _await_end(process: subprocess.Popen[bytes], wait: Wait, deadline: float) ->
     """Whether the hook ended in time, and its output so far: a child may keep the pipe open."""
     assert process.stdout is not None
     ended, output = False, b""
-    pidfd = os.pidfd_open(process.pid)
-    try:
-        with process.stdout as pipe, select.epoll() as poll:
-            os.set_blocking(pipe.fileno(), False)
-            poll.register(pidfd, select.EPOLLIN)
-            poll.register(pipe.fileno(), select.EPOLLIN)
-            while not ended and (left := deadline - time.monotonic()) > 0:
-                wait(left, poll.fileno())
-                ready = {fd for fd, _ in poll.poll(0)}
-                ended = pidfd in ready
-                if ended or pipe.fileno() in ready:
-                    output, closed = _read_output(pipe.fileno(), output)
-                    if closed and not ended:
-                        poll.unregister(pipe.fileno())
-    finally:
-        os.close(pidfd)
+    with process.stdout as pipe:
+        os.set_blocking(pipe.fileno(), False)
+        while not ended and (left := deadline - time.monotonic()) > 0:
+            # Not Popen.poll(), which reaps it.
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            output, more = _read_output(pipe.fileno(), output)
+            if not ended:
+                wait(0.0 if more else min(LOOK_SECONDS, left))
     return ended, output
 
 
 def _read_output(pipe: int, output: bytes) -> tuple[bytes, bool]:
-    """What is readable now, and whether that was the end. Bounded, so that deadlines hold."""
-    for _ in range(64):
+    """What is readable now, and whether there was any. Bounded, so that deadlines hold."""
+    for count in range(64):
         try:
             chunk = os.read(pipe, 65536)
         except BlockingIOError:
-            return output, False
+            chunk = b""
         if not chunk:
-            return output, True
+            return output, count > 0
         output = (output + chunk)[:OUTPUT_LIMIT_BYTES]
-    return output, False
+    return output, True
 
 
 def first_line(output: bytes) -> str:

@@ -69,7 +69,7 @@ def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
     """
     running = agent.rank.running
     assert running is not None
-    agent.loop.enter(Stage.END)
+    agent.loop.endings.enter(Stage.END)
     agent.loop.report_stopping()  # now: to find the cause takes seconds
     reason, code = error.reason, ""
     if isinstance(error, RankEndedError):
@@ -101,10 +101,10 @@ def _raise_if_peer_lost(agent: Agent, reason: str) -> None:
     connection, or silence. Raises PeerLostError then.
     """
     began = time.monotonic()
-    agent.loop.enter(Stage.INQUEST)
+    agent.loop.endings.enter(Stage.INQUEST)
     agent.loop.wait_until(never, NEWS_SECONDS)  # the monitor's check raises
     head = agent.monitor.check()[0]
-    agent.loop.enter(Stage.END)
+    agent.loop.endings.enter(Stage.END)
     if not agent.context.is_head and head.report is not None and head.report.phase is Phase.AWAITING_PEERS:
         raise PeerLostError(f"rank 0 on {head.name} was not started in time; {reason}", HINT)
     # From here on the others may report that they end because of this rank: only their answering counts.

@@ -64,6 +64,11 @@ class KernelLogWatch(Struct):
     _findings: tuple[tuple[float, FindingReport], ...] = ()
     _pending: bytes = b""
 
+    def __post_init__(self) -> None:
+        """Keep what an agent before this one has reported, where this one has taken its rank over."""
+        now, reported = self.clock(), self.reporter.report.findings
+        self._findings = tuple((now, finding) for finding in reported if finding.id == ID)
+
     async def follow(self, fd: int) -> None:
         """Runs until it is cancelled."""
         loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""How the machine's last boot ended: looked at once a boot, by its first agent, and kept in the launch history.
+"""How the machine's last boot ended: judged once, by the first agent of the next boot, and kept in the launch history.
 
 Evidence is what the kernel left (pstore, the watchdog's status) and the end of that boot's journal, of lines that only
-the kernel, systemd, journald and sparkd can write. A power cut and a freeze that a hand has reset leave the same: none.
+the kernel, systemd, journald and sparkd can write. A power cut, and a freeze that was reset by hand, leave none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LOOK_SECONDS = 30.0
 LAST_SECONDS = 120.0
 """Span before the end of the journal: what came earlier did not end the machine."""
 KERNEL_DUMPS, SYSTEMD_DUMPS = "/sys/fs/pstore", "/var/lib/systemd/pstore"
-"""systemd writes the second when the next boot starts, so that its files have that time."""
+"""systemd fills the second when the next boot starts: its files have that time."""
 EARLIER_SECONDS = 600.0
 """Time by which a dump may be older than the last line of the journal: another boot's is hours older."""
 BOOT_SLACK_SECONDS = 60.0
@@ -43,7 +43,7 @@ OVERHEAT, CARD_RESET = 0x01, 0x20
 """WDIOF_OVERHEAT and WDIOF_CARDRESET of linux/watchdog.h."""
 SHUTDOWN = re.compile(r"Reached target .{0,40}(?:[Ss]hutdown|[Rr]eboot|[Pp]ower-?[Oo]ff|[Hh]alt|final)")
 SHORT_OF_MEMORY = re.compile(r"agent\.run\.failed (?:code=\d{1,3} )?cause=(?:memory-guard|memory-taken|kernel-oom)\b")
-"""Its first fields: those after them may have an engine's text."""
+"""By the first fields alone: later ones may hold an engine's text."""
 _DUMPED = re.compile(
     r"^(?:<\d{1,3}>)?\[ *[\d.]{1,20}\](?:\[ *\w{1,12}\])? (Kernel panic - not syncing|Unable to handle kernel "
     r"|BUG: (?:unable to handle|kernel NULL)|kernel BUG at |Internal error: )(.{0,160})",
@@ -63,7 +63,7 @@ class BootFacts(Struct, frozen=True):
 
 
 def note_machine_end(host: Host, actions: Actions, loop: MainLoop, events: Events) -> None:
-    """Classify and record it once a boot. Where nobody can look now, the next agent does."""
+    """Classify and record it once a boot. Where the evidence is unreadable, the next agent tries again."""
     store, boot_id = StateStore(host, actions, loop, events), read_boot_id(host.files)
     noted = store.read_launches().machine_end
     if noted is not None and noted.boot_id == boot_id:
@@ -85,17 +85,17 @@ def note_machine_end(host: Host, actions: Actions, loop: MainLoop, events: Event
 def read_facts(files: Files, booted: float) -> BootFacts:
     """`booted`: when this boot began, since 1970. Raises OSError."""
     lines = read_last_boot(files)
-    since = {KERNEL_DUMPS: (lines[0].at_seconds if lines else booted) - EARLIER_SECONDS}
-    since[SYSTEMD_DUMPS] = booted - BOOT_SLACK_SECONDS
-    status = 0
+    ended = lines[0].at_seconds if lines else booted
+    since = {KERNEL_DUMPS: ended - EARLIER_SECONDS, SYSTEMD_DUMPS: booted - BOOT_SLACK_SECONDS}
+    bootstatus = 0
     for name in files.names_if_any("/sys/class/watchdog"):
         with suppress(OSError, ValueError):
-            status |= int(files.value(f"/sys/class/watchdog/{name}/bootstatus"), 0)
+            bootstatus |= int(files.value(f"/sys/class/watchdog/{name}/bootstatus"), 0)
     dumps = [path for folder, seconds in since.items() for path in _dumps(files, folder, seconds)]
     texts = (files.head(path, 1 << 16).decode("utf-8", "replace") for path in dumps[:32])
-    # The last of each: names of files, which the kernel prints too, may hold a line end and more.
-    ends = (matches[-1] for text in texts if (matches := _DUMPED.findall(text)))
-    return BootFacts(lines, tuple(sanitize("".join(words)) for words in ends), status)
+    # The last match of each: a file's name, which the kernel prints too, may hold a line end and a false one.
+    faults = (matches[-1] for text in texts if (matches := _DUMPED.findall(text)))
+    return BootFacts(lines, tuple(sanitize("".join(words)) for words in faults), bootstatus)
 
 
 def _dumps(files: Files, folder: str, since: float, depth: int = 2) -> Iterator[str]:
@@ -118,15 +118,15 @@ def classify(facts: BootFacts) -> tuple[str, str]:
 
 
 def _candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
-    """The first that has evidence decides."""
+    """The first that has evidence decides. Without a line of the journal there is always one."""
     last = [line for line in facts.lines if line.at_seconds >= facts.lines[0].at_seconds - LAST_SECONDS]
     kernel = (parse_event(Record(0, 0.0, line.text)) for line in last if line.source == "kernel")
-    known = [event for event in kernel if event is not None]
-    first = {event.kind: event.text for event in reversed(known)}
+    events = [event for event in kernel if event is not None]
+    newest = {event.kind: event.text for event in reversed(events)}
     panics = [text for text in facts.dumps if text.startswith(PANIC)]
     yield "memory", next((text for text in panics if "memory" in text), "")
     yield "kernel", "".join(panics[:1])
-    yield "heat", first.get("overheated", "")
+    yield "heat", newest.get("overheated", "")
     yield "ordered", _find(facts.lines, "systemd", SHUTDOWN)
     # The newest of journald's: it stops and starts again also when it is upgraded.
     yield "ordered", _find([line for line in facts.lines if line.source == "journald"][:1], "journald", STOPPED)
@@ -134,10 +134,10 @@ def _candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
         yield "heat", "the watchdog reports that it was too hot"
     if facts.bootstatus & CARD_RESET:
         yield "watchdog", "the hardware watchdog reports that it reset the machine"
-    yield "kernel", "".join(facts.dumps[:1]) or first.get("oops", "")
-    yield "memory", _find(last, "sparkd", SHORT_OF_MEMORY) or first.get("out-of-memory", "")
-    yield "heat", first.get("throttled", "")
-    yield "unknown", next((event.reason for event in known if event.effect.action is not Action.NONE), "")
+    yield "kernel", "".join(facts.dumps[:1]) or newest.get("oops", "")
+    yield "memory", _find(last, "sparkd", SHORT_OF_MEMORY) or newest.get("out-of-memory", "")
+    yield "heat", newest.get("throttled", "")
+    yield "unknown", next((event.reason for event in events if event.effect.action is not Action.NONE), "")
     if not facts.lines:
         yield "unknown", "no journal of that boot is kept: sudo mkdir -p /var/log/journal keeps the next"
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
 from sparkd.agent.actions.shared_folders import refuse_shared
-from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program, wait_readable
+from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.agent.status.notice_formats import as_json, render
 from sparkd.base.config import Notify
@@ -56,8 +56,7 @@ def deliver(
     if way == "command":
         _run(files, settings.command, notice, owner_uid, program_seconds)
     else:
-        body = render(settings.template, notice)
-        post(read_url(files, settings.webhook_file, owner_uid), body.content, body.headers)
+        post(read_url(files, settings.webhook_file, owner_uid), *render(settings.template, notice))
 
 
 def read_url(files: Files, path: str, owner_uid: int = 0) -> str:
@@ -85,7 +84,7 @@ def _run(files: Files, path: str, notice: Notice, owner_uid: int, seconds: float
     try:
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(as_json(notice))  # less than a pipe holds
-        code, output = run_program((files.real(path),), wait_readable, env, seconds, stdin)
+        code, output = run_program((files.real(path),), time.sleep, env, seconds, stdin)
     except OSError as error:
         raise LaunchError(f"{path} can't be run: {error.strerror}", "does its first line name it?") from None
     finally:

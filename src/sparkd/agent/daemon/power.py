@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
-from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program, wait_readable
+from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
 from sparkd.agent.daemon.reboot import announce, judge_earlier
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.base.host import network
@@ -168,7 +168,7 @@ class PowerWatch:
             if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= supervise.power_after_minutes * 60:
                 self._refuse(address, f"{first.name} answers too, and comes first", "nothing is to be done here")
             return replace(node, alive_at=now, announced=False)
-        if seconds < supervise.power_after_minutes * 60 or agent.loop.stop_requested:
+        if seconds < supervise.power_after_minutes * 60 or agent.loop.endings.stop_requested:
             return node
         path = supervise.power_command[0]
         runs, objection, hint = self._find_objection(address, path)
@@ -198,7 +198,7 @@ class PowerWatch:
         env = {**ENVIRONMENT, "SILENT_NODE": address}
         code, output = None, b""
         try:
-            code, output = run_program((self._files.real(path), *words), wait_readable, env, DEADLINE_SECONDS)
+            code, output = run_program((self._files.real(path), *words), time.sleep, env, DEADLINE_SECONDS)
             ended = f"exit code {code}" if code is not None else f"killed after {DEADLINE_SECONDS:g} s"
         except OSError as error:
             ended = f"it can't be run: {error.strerror}"

@@ -65,7 +65,7 @@ def _find_objection(agent: Agent, error: SparkdError) -> str:
         objection = agent.loop.beside(look, LOOK_SECONDS, "looking whether a reboot may be", shielded=True)
     except OSError as failed:
         objection = str(failed)
-    return "a stop was requested" if agent.loop.stop_requested else objection  # also during the look
+    return "a stop was requested" if agent.loop.endings.stop_requested else objection  # also during the look
 
 
 def _look(files: Files) -> str:

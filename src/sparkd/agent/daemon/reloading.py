@@ -42,16 +42,19 @@ def raise_if_requested(agent: Agent) -> None:
 
 
 def reload(agent: Agent) -> NoReturn:
-    """Raises RankEndedError; OSError where the program can't be executed: the next agent takes the rank over, as after
-    a crash.
+    """Raises RankEndedError; RuntimeError where the program can't be executed: the next agent takes the rank over, as
+    after a crash.
     """
     agent.rank.raise_if_ended()
-    agent.loop.enter(Stage.END)
+    agent.loop.endings.enter(Stage.END)
     agent.events.info("agent.reload.started", hint="")
     agent.loop.keepalive()
     agent.journal.close(FLUSH_SECONDS, FLUSH_SECONDS)
     # From here on a signal waits for the new program; one that another thread got just before is sent again.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    if agent.loop.stop_requested:
+    if agent.loop.endings.stop_requested:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-    os.execve(sys.argv[0], sys.argv, {**os.environ, **agent.actions.hand_on()})  # noqa: S606  # the own program
+    try:
+        os.execve(sys.argv[0], sys.argv, {**os.environ, **agent.actions.hand_on()})  # noqa: S606  # the own program
+    except OSError as error:  # which would end the rank
+        raise RuntimeError(f"{sys.argv[0]} can't be executed: {error.strerror}") from None

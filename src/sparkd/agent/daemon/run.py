@@ -105,11 +105,11 @@ def start(agent: Agent) -> Running:
     try:
         watch(agent, running)
     except OSError as error:  # a rank that nobody watches
-        agent.loop.enter(Stage.END)  # that it ends now is no cause
+        agent.loop.endings.enter(Stage.END)  # that it ends now is no cause
         end_rank(agent, running)
         agent.rank.drop()
-        agent.loop.enter(Stage.RUN)
-        agent.loop.forget()
+        agent.loop.endings.enter(Stage.RUN)
+        agent.loop.endings.forget()
         if isinstance(error, BlockingIOError):
             raise BlockedError(f"no thread to watch the rank: {error}", THREADS_HINT) from None
         raise

@@ -65,14 +65,14 @@ NOT_RESTARTED = (ExitCode.USAGE, ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
 
 def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequested) -> None:
     """End the rank within its grace period, and count no failure."""
-    agent.loop.enter(Stage.INQUEST)
+    agent.loop.endings.enter(Stage.INQUEST)
     try:
         leave(agent, running, request)
     except BaseException:  # a bug, or what a task died of: no rank is left behind
-        agent.loop.enter(Stage.END)
+        agent.loop.endings.enter(Stage.END)
         end_rank(agent, running)
         raise
-    agent.loop.enter(Stage.END)
+    agent.loop.endings.enter(Stage.END)
     switched = isinstance(request, SwitchRequested)
     reason, cause = (str(request), Cause.SWITCH) if switched else (STOPPED, Cause.STOP_REQUESTED)
     agent.monitor.untrack_all()
@@ -94,7 +94,7 @@ def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequ
 
 def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode:
     """Report that the run ends, stop the rank, find out why, and record it for the next run."""
-    agent.loop.enter(Stage.END)
+    agent.loop.endings.enter(Stage.END)
     agent.loop.report_stopping()
     failed_in = agent.phase.failed_in or agent.reporter.report.phase
     agent.monitor.untrack_all()

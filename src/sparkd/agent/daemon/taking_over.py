@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from sparkd import __version__
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.cluster.monitor import ExpectedPeer
-from sparkd.agent.daemon.context import Agent, Base
+from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import share_config
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import begin_restore
@@ -144,6 +144,8 @@ def find_left(host: Host, role: str, invocation: str, refuse: Callable[[str], ob
     """
     known = read_rank(host)
     if (record := known.record) is None or not known.stays:
+        if record is not None and record.stage is RankStage.READY and not known.alive:
+            refuse("its engine has ended")
         return None
     faults = list[str]()
     kept = FILE.read(host.files, faults.append)
@@ -192,16 +194,15 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
     return None
 
 
-def note_owner(base: Base, left: LeftRank) -> LeftRank:
-    """Make the record name this process, first of all: a crash from here on is counted, and a stop ends the rank.
-
-    Raises OSError.
+def note_owner(agent: Agent, left: LeftRank) -> LeftRank:
+    """Make the record name this process, where it can be written: a crash from here on is counted, and a stop ends the
+    rank.
     """
-    record, now = left.record, base.host.uptime_seconds()
-    mine = base.actions.owner.invocation
+    record, now = left.record, agent.host.uptime_seconds()
+    mine = agent.incarnation
     crashes = (*_lately(record, now), *(() if record.invocation == mine else (now,)))
     record = replace(record, invocation=mine, taken_over=crashes)
-    base.actions.write_rank(record)
+    agent.store.write_rank(record)
     return replace(left, record=record, reloaded=left.record.invocation == mine)
 
 
@@ -217,6 +218,7 @@ def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
         rank_id=record.rank_id,
         last_cause="",
         last_cause_code="",
+        last_action="",
         last_hint="",
     )
     if last is None:

@@ -1,4 +1,4 @@
-"""Counts a rank's compilers, and holds them back while memory is short: a killed one ends the load, a stopped one not.
+"""Counts a rank's compilers, and stops some while memory is short: killed, one would end the load; stopped, it waits.
 
 On a cold cache a rank compiles kernels beside its weights. Where recipe or image start more compilers than the memory
 holds, all but the oldest are stopped, and continued one by one as memory comes back.
@@ -18,22 +18,22 @@ from sparkd.base.lib.log import Events
 from sparkd.base.lib.text import GIB, size
 
 COMPILERS = frozenset(("cicc", "ptxas", "ptxas-blackwell", "cudafe++", "cc1plus"))
-"""What nvcc and Triton run, one after another: theirs is the memory. While they are stopped, ninja starts no more."""
+"""Programs that nvcc and Triton run, and that take the memory. While they are stopped, ninja starts no more of them."""
 RESERVE_BYTES = 11 * GIB
 """Memory that the oldest may still take: the largest compile takes 10.4 GiB."""
 RESUME_BYTES = 2 * GIB
-"""Memory that must be available above that before another one continues."""
+"""Memory that must be available above `short_bytes` before another one continues."""
 PACE_SECONDS = 0.25
-"""18 compilers were seen to take 20 GiB within 20 s."""
+"""Pause between two looks while compilers run: 18 were seen to take 20 GiB within 20 s."""
 RESUME_SECONDS = 2.0
 """Pause between two that continue: the memory of the first one must show."""
 LOOK_SECONDS = 5.0
 """Pause between two looks where no compiler has run for QUIET_SECONDS: their memory grows over minutes."""
 QUIET_SECONDS = 30.0
-"""The next one may follow within this time."""
+"""After a compiler the next one may start within this time."""
 LONGEST_SECONDS = 600.0
-"""A compiler is held so long at the most: the oldest may hang."""
-SAID_SECONDS = 600.0
+"""Limit for holding a compiler: the oldest, whose end the others await, may hang."""
+LOG_SECONDS = 600.0
 """Pause between two lines on it in the journal."""
 
 Key = tuple[int, int]
@@ -48,14 +48,15 @@ class Decision(Struct, frozen=True):
 def decide(
     available_bytes: int, short_bytes: int, compilers: Sequence[Key], held: Mapping[Key, float], now: float
 ) -> Decision:
-    """`compilers`: the oldest first. It always runs: with it memory comes back. `held`: since when. Pure."""
+    """`compilers`: the oldest first, which is never stopped, since its end frees memory. `held`: since when. Pure."""
     waiting = [key for key in compilers if key in held]
     overdue = tuple(key for key in waiting if now - held[key] >= LONGEST_SECONDS)
     if available_bytes < short_bytes:
         stop = tuple(key for key in compilers[1:] if key not in held)
-        return Decision(stop, overdue or tuple(key for key in compilers[:1] if key in held))
-    enough = available_bytes >= short_bytes + RESUME_BYTES
-    return Decision(resume=overdue or (tuple(waiting[:1]) if enough or len(waiting) == len(compilers) else ()))
+        held_oldest = tuple(key for key in compilers[:1] if key in held)
+        return Decision(stop, overdue or held_oldest)
+    has_room = available_bytes >= short_bytes + RESUME_BYTES or len(waiting) == len(compilers)
+    return Decision(resume=overdue or tuple(waiting[:1] if has_room else ()))
 
 
 class CompilerWatch(Struct):
@@ -69,7 +70,7 @@ class CompilerWatch(Struct):
     """Lists those of the rank's container: no other is touched."""
     available_bytes: Callable[[], int]
     signal: Callable[[Key, bool], bool]
-    """Stop that process, or continue it where the second is true; whether it was there."""
+    """Stops the process; with True, continues it. Returns whether it was there."""
     events: Events
     count: int = 0
     """Compilers that run or are held back. Any thread may read this, and `held`."""
@@ -77,9 +78,9 @@ class CompilerWatch(Struct):
     pids: frozenset[int] = frozenset()
     """Processes seen in the container, except compilers. Any thread may read it."""
     _freed: frozenset[Key] = frozenset()
-    """Those that were held for as long as any may be."""
+    """Compilers that were held for LONGEST_SECONDS: they are not held again."""
     _failed: bool = False
-    _said_at: float = float("-inf")
+    _logged_at: float = float("-inf")
     _seen_at: float = float("-inf")
     _resume_at: float = 0.0
 
@@ -91,7 +92,7 @@ class CompilerWatch(Struct):
                 now = time.monotonic()
                 self._check(now)
                 pause = PACE_SECONDS if now - self._seen_at <= QUIET_SECONDS else LOOK_SECONDS
-            except (OSError, ValueError) as error:  # as where memory is short
+            except (OSError, ValueError) as error:  # such as where memory is short
                 if not self._failed:
                     self._failed = True
                     hint = "nothing is to be done: it is tried again, and the memory guard watches on"
@@ -109,10 +110,10 @@ class CompilerWatch(Struct):
             self._hold(compilers, now)
 
     def _find(self) -> list[Key]:
-        """The oldest first."""
+        """The compilers, the oldest first. Notes the other processes, and those that an earlier agent has stopped."""
         present = [process for process in self.processes() if not process.dead]
         compilers = [process for process in present if process.comm in COMPILERS]
-        if self._seen_at == float("-inf"):  # those that an agent before this one has stopped
+        if self._seen_at == float("-inf"):  # none was seen yet: a stopped one is an earlier agent's
             now = time.monotonic()
             self.held = {(process.pid, process.start_time): now for process in compilers if process.state == "T"}
         others = {process.pid for process in present if process.comm not in COMPILERS}
@@ -125,7 +126,8 @@ class CompilerWatch(Struct):
         movable = [key for key in compilers if key not in self._freed]
         decision = decide(available_bytes, self.short_bytes, movable, self.held, now)
         self._stop(decision.stop, available_bytes, now)
-        if decision.resume and (now >= self._resume_at or len(self.held) == len(compilers)):
+        none_runs = len(self.held) == len(compilers)  # which could free memory
+        if decision.resume and (none_runs or now >= self._resume_at):
             self._resume_at = now + RESUME_SECONDS
             self._freed |= {key for key in decision.resume if now - self.held[key] >= LONGEST_SECONDS}
             self._resume(decision.resume)
@@ -134,8 +136,8 @@ class CompilerWatch(Struct):
         for key in compilers:
             if self.signal(key, False):
                 self.held = {**self.held, key: now}
-        if compilers and now - self._said_at >= SAID_SECONDS:
-            self._said_at = now
+        if compilers and now - self._logged_at >= LOG_SECONDS:
+            self._logged_at = now
             reason = f"{size(available_bytes)} are available, and the oldest compiler may take {size(RESERVE_BYTES)}"
             hint = "nothing is to be done: they continue one by one"
             self.events.info("engine.compilers.held", count=len(compilers), reason=reason, hint=hint)

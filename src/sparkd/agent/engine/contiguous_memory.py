@@ -1,9 +1,9 @@
 """Keeps free memory in large blocks from the launch until the engine serves, for the GPU's driver.
 
-Two Sparks whose page cache is dropped and whose memory is compacted while less than 8 GiB is free had no failure of the
-driver since (docs/GB10-UNIFIED-MEMORY-FIELD-REPORT.md of tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark). There it
-ends when the engine serves: once the model is pinned, only some 600 MiB are left in blocks of 2 MiB. The report also
-warns of a raised vm.min_free_kbytes: vLLM's check at its start reads MemAvailable, which falls with it.
+Two Sparks had no failure of the driver any more once page cache was dropped and memory compacted whenever less than
+8 GiB was free (docs/GB10-UNIFIED-MEMORY-FIELD-REPORT.md of tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark). The
+report stops that, too, when the engine serves: with the model pinned, only some 600 MiB are left in blocks of 2 MiB. It
+also warns of a raised vm.min_free_kbytes: vLLM's check at its start reads MemAvailable, which falls with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORTH_BYTES = 256 * MIB
 """Less is not worth the compaction."""
 PAUSE_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 160.0
-"""Pause after compactions that gained too little, as where most memory is pinned: six of these in ten minutes."""
+"""Pause after compactions that gained too little, as where most memory is pinned: then six fit into ten minutes."""
 SHARE = 0.1
 """Largest share of time for compaction, which takes a core for as long as pages move: some 5 s for 10 GiB."""
 
@@ -45,7 +45,7 @@ class ContiguousMemory(Struct):
 
     host: Host
     wanted_bytes: int
-    """0: nothing is kept."""
+    """Free memory that is wanted in large blocks; 0: nothing is done."""
     compact: Callable[[CompactMemory], Applied]
     events: Events
     _pace: Pace = Pace()

@@ -26,9 +26,12 @@ PROGRAMS = ("/usr/lib/sparkd/vendor/bin/py-spy", f"{sys.prefix}/bin/py-spy")
 """The package's, and a virtual environment's."""
 PYTHON_SECONDS = 5.0
 """Limit for all processes at once: 0.2 s of CPU time each."""
-OUTPUT_BYTES, MEMORY_BYTES, MOST_PROCESSES, MOST_PYTHON, MOST_PLACES = 128 << 10, 2 << 30, 32, 8, 200
-_HANGS = ("VLLM::Worker", "VLLM::Engine", "VLLM::")
-"""Names of processes, at most 15 characters, in the order in which their stack helps."""
+OUTPUT_BYTES, MEMORY_BYTES = 128 << 10, 2 << 30
+"""Limits of each py-spy: of what it writes, and of its address space."""
+MOST_PROCESSES, MOST_PYTHON, MOST_PLACES = 32, 8, 200
+"""Processes whose stacks are read, those of them that py-spy reads, and places of one in the kernel."""
+_MOST_HELPFUL = ("VLLM::Worker", "VLLM::Engine", "VLLM::")
+"""Beginnings of a process's name, which has at most 15 characters: those whose stack helps most come first."""
 _FRAME = re.compile(r"^Thread [^\n]*\n +([^\n]+)", re.MULTILINE)
 _MAIN_FRAME = re.compile(r'^Thread \S{1,20} \([^\n"]{1,40}\): "MainThread"\n +([^\n]+)', re.MULTILINE)
 
@@ -38,7 +41,7 @@ class Stacks(Struct, frozen=True):
     count: int
     """How many processes it has."""
     frame: str
-    """Where the process that hangs is, as far as can be known; empty where its stack is unreadable."""
+    """The innermost one of the first process that has a Python stack; empty where none has."""
 
 
 def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[str] = PROGRAMS) -> Stacks:
@@ -58,9 +61,9 @@ def read_stacks(files: Files, processes: Iterable[Process], programs: Iterable[s
 
 
 def _order(process: Process) -> tuple[bool, int, int]:
-    """Sorts the one that hangs first: a stopped one, else the one that computes."""
-    known = (index for index, name in enumerate(_HANGS) if process.comm.startswith(name))
-    return process.state != "T", next(known, len(_HANGS)), process.pid
+    """Sort key: a stopped process first, then those that compute."""
+    known = (index for index, name in enumerate(_MOST_HELPFUL) if process.comm.startswith(name))
+    return process.state != "T", next(known, len(_MOST_HELPFUL)), process.pid
 
 
 def _read_python(program: str, processes: Iterable[Process]) -> dict[int, str]:
@@ -80,7 +83,7 @@ def _read_python(program: str, processes: Iterable[Process]) -> dict[int, str]:
     for pid, output in outputs.items():
         with output:
             content = os.pread(output.fileno(), OUTPUT_BYTES, 0).decode("utf-8", "backslashreplace")
-        if content.startswith("Process "):  # and its command line, of any number of lines
+        if content.startswith("Process "):  # py-spy's header: the command line may have several lines
             content = content[content.rfind("\nPython v") + 1 :]
         texts[pid] = "\n".join(map(printable, content.splitlines()))
     return texts

@@ -44,6 +44,7 @@ class Member(Struct, frozen=True):
     comm: str
     state: str
     frees_bytes: int = 0
+    """What its end would free: its private memory, and the GPU's once `with_memory` has added that."""
 
 
 class Engine(Struct, frozen=True):
@@ -63,7 +64,7 @@ class Engine(Struct, frozen=True):
     of_init: bool = False
     """Whether its parent is the machine's own PID 1."""
     of_user: bool = False
-    """Whether it is neither root's nor in a container: whose it is, a user chose, and how it looks."""
+    """Whether it is neither root's nor in a container: its user chose its names and arguments."""
 
     @property
     def top(self) -> Member:
@@ -102,9 +103,8 @@ def is_serve(argv: tuple[str, ...]) -> bool:
 
 
 def find_engines(host: Host, table: ProcessTable) -> tuple[tuple[Engine, ...], dict[int, int]]:
-    """Every engine on the machine: each topmost process of vLLM with all that descends from it.
-
-    It is one by more than its name: it is root's, in a container, or has the GPU open. The others: by pid, their user.
+    """Every engine: each topmost process of vLLM with all that descends from it. Second, what only looks like one:
+    uid by pid. Names and arguments prove nothing: an engine is root's, in a container, or has the GPU open.
     """
     named = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
     tops = {pid: details for pid in table.topmost(named) if (details := host.details(named[pid])) is not None}
@@ -118,7 +118,7 @@ def find_engines(host: Host, table: ProcessTable) -> tuple[tuple[Engine, ...], d
 
 
 def _with_gpu(host: Host, table: ProcessTable, among: Container[int]) -> set[int]:
-    """Those that have the GPU open. To all but root, most open files are unreadable: any of these may have it."""
+    """Pids that have the GPU open; unless root looks, also those whose open files are unreadable: they may have it."""
     if not host.gpu_present():
         return set()
     opened = host.gpu_users(process for process in table if process.pid in among)
@@ -219,30 +219,31 @@ class PortUse(Struct, frozen=True):
 
 
 def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tuple[PortUse, ...]:
+    """Ports below EPHEMERAL that these processes listen on."""
     if not pids:
         return ()
     listeners = tuple(listener for listener in host.listeners() if listener.port < EPHEMERAL)
     among = (process for process in table if process.pid in pids)
-    return tuple(_use(host, table, holder) for holder in host.port_holders(among, listeners))
+    return tuple(_port_use(host, table, holder) for holder in host.port_holders(among, listeners))
 
 
 def port_holders(host: Host, table: ProcessTable, listeners: tuple[Listener, ...]) -> tuple[PortUse, ...]:
     """The holder of each of these: the oldest process of those that share one."""
-    uses = [_use(host, table, holder) for holder in host.port_holders(table, listeners)]
-    uses.sort(key=lambda use: _age(table, use), reverse=True)
-    first = {(use.address, use.port): use for use in uses}
+    uses = [_port_use(host, table, holder) for holder in host.port_holders(table, listeners)]
+    uses.sort(key=lambda use: _start_order(table, use), reverse=True)
+    oldest = {(use.address, use.port): use for use in uses}  # the last of each, so the oldest
     return tuple(
-        first.get((listener.address, listener.port), PortUse(listener.port, listener.address, None))
+        oldest.get((listener.address, listener.port), PortUse(listener.port, listener.address, None))
         for listener in listeners
     )
 
 
-def _age(table: ProcessTable, use: PortUse) -> tuple[int, int]:
+def _start_order(table: ProcessTable, use: PortUse) -> tuple[int, int]:
     process = table.get(use.pid or 0)
     return (process.start_time if process else 0, use.pid or 0)
 
 
-def _use(host: Host, table: ProcessTable, held: Holder) -> PortUse:
+def _port_use(host: Host, table: ProcessTable, held: Holder) -> PortUse:
     use = PortUse(held.listener.port, held.listener.address, held.pid)
     process = table.get(held.pid)
     if process is None or (details := host.details(process)) is None:

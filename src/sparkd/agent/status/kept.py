@@ -17,9 +17,8 @@ from sparkd.base.host.journal import Line
 from sparkd.base.lib.slow_document import SlowDocument
 from sparkd.base.state.history import Launch, Row
 from sparkd.base.status.figure_texts import MOST, memory_share
-from sparkd.base.status.model import NodeReport, seconds_since
+from sparkd.base.status.model import DAY_SECONDS, NodeReport, seconds_since
 from sparkd.base.status.publisher import Published
-from sparkd.base.status.view import DAY_SECONDS
 
 SAMPLE_SECONDS, SAMPLES = 10.0, 6
 """Samples of a point: a point is the mean of a minute."""

@@ -19,7 +19,7 @@ from sparkd.base.host.kernel_events import COUNTED
 from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import Action, Cause, find_action
 from sparkd.base.status.bounds import ITEMS_LIMIT
-from sparkd.base.status.model import Contact, NodeReport, Phase, seconds_since
+from sparkd.base.status.model import DAY_SECONDS, Contact, NodeReport, Phase, seconds_since
 
 LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")
@@ -28,7 +28,6 @@ CAUSES = frozenset(map(str, Cause))
 ACTIONS = frozenset((*map(str, Action), ""))
 OTHER = "other"
 """Stands for a label's value that this version does not know: a label takes no values from outside."""
-DAY_SECONDS = 24 * 3600
 
 
 class Metric(Struct, frozen=True, forbid_unknown_fields=True):

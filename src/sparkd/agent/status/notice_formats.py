@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from html import escape
-from typing import NamedTuple
+from typing import TypeAlias
 
 from msgspec.structs import asdict
 
@@ -21,9 +21,8 @@ NO_EMBEDS = 4
 NO_BREAK = "\u2060"
 
 
-class Body(NamedTuple):
-    content: bytes
-    headers: Mapping[str, str]
+Body: TypeAlias = tuple[bytes, Mapping[str, str]]
+"""Content and headers."""
 
 
 def as_json(notice: Notice) -> bytes:
@@ -37,7 +36,7 @@ def render(template: str, notice: Notice) -> Body:
             # The text is the body: no markdown unless a header requests it. Headers are ASCII.
             title = notice.title.encode("ascii", "replace").decode()
             priority = "high" if notice.event in (LOST, MEMORY_GUARD, NEEDS_PERSON) else "default"
-            return Body(notice.text.encode(), {"Title": f"sparkd {title}", "Priority": priority})
+            return notice.text.encode(), {"Title": f"sparkd {title}", "Priority": priority}
         case "slack":
             # Receivers that take Slack's format, such as Mattermost, call people at a bare @, too.
             text = escape(f"{notice.title}: {notice.text}", quote=False).replace("@", f"@{NO_BREAK}")
@@ -45,8 +44,8 @@ def render(template: str, notice: Notice) -> Body:
         case "discord":
             text = _DISCORD_MARKS.sub(r"\\\1", f"{notice.title}: {notice.text}")
             return _json({"content": text, "allowed_mentions": {"parse": []}, "flags": NO_EMBEDS})
-    return Body(as_json(notice), {"Content-Type": "application/json"})
+    return as_json(notice), {"Content-Type": "application/json"}
 
 
 def _json(fields: Mapping[str, object]) -> Body:
-    return Body(json.dumps(fields).encode(), {"Content-Type": "application/json"})
+    return json.dumps(fields).encode(), {"Content-Type": "application/json"}

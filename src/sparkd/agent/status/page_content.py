@@ -22,8 +22,8 @@ from sparkd.base.status.figure_texts import (
     memory_text,
     progress_text,
 )
-from sparkd.base.status.model import IN_SERVICE, Contact, NodeReport, Phase, format_duration, seconds_since
-from sparkd.base.status.view import CONTACTS, DAY_SECONDS, SERVES, NodeView, Note, View, overview
+from sparkd.base.status.model import DAY_SECONDS, IN_SERVICE, Contact, NodeReport, Phase, format_duration, seconds_since
+from sparkd.base.status.view import CONTACTS, SERVES, NodeView, Note, View, overview
 from sparkd.base.vllm.args import KEY_VARIABLE
 
 TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "none"}

@@ -33,7 +33,6 @@ LIMIT_BYTES = 4096
 FRESH_SECONDS = 1.0
 """Time between two looks at the key file while nodes talk."""
 
-# Part of each signature: no request can be taken for an answer.
 KEY = re.compile(r"[0-9a-fA-F]{64}")
 _NEW_KEY = "on one node: sparkd init --new-cluster-key; then copy the file to the others"
 
@@ -48,6 +47,7 @@ def sign_request(key: bytes, challenge: str, nonce: str, to: str, path: str) -> 
 
     `path` includes the query.
     """
+    # The words differ from an answer's: no request can be taken for one.
     return _mac(key, "sparkd request 2", challenge, nonce, to, path)
 
 
@@ -80,7 +80,7 @@ def read_keys(files: Files, path: str, owner_uid: int = 0) -> tuple[bytes, ...]:
 
 
 def forget_command(path: str) -> str:
-    """Takes all keys but the first out of the file, however often it is run."""
+    """The shell command that removes all keys but the first from the file, however often it is run."""
     return f"sudo sed -i '0,/^ *[0-9a-fA-F]/b;/^ *[0-9a-fA-F]/d' {path}"
 
 
@@ -122,22 +122,27 @@ class KeyRing:
             with suppress(OSError):
                 facts = self._files.stat(self._path)
             if facts is None or facts != self._seen:
-                before, self._trouble, self._seen, known = self._trouble, "", facts, self._keys
-                try:
-                    self._keys = read_keys(self._files, self._path, self._owner_uid)
-                except ConfigError as error:
-                    if self._optional and isinstance(error, AwaitedError):  # there is none
-                        self._keys = ()
-                    else:
-                        self._trouble = error.reason if self._optional else str(error)
-                if self._keys != known:
-                    self._remind_at = 0.0
-                if self._trouble not in ("", before):
-                    self._on_trouble(self._trouble)
+                self._seen = facts
+                self._read()
             if len(self._keys) > 1 and time.monotonic() >= self._remind_at:
                 self._remind_at = time.monotonic() + 86400
                 self._on_older(len(self._keys) - 1)
             return self._keys
+
+    def _read(self) -> None:
+        """A bad file leaves the keys as they are."""
+        known_keys, known_trouble, self._trouble = self._keys, self._trouble, ""
+        try:
+            self._keys = read_keys(self._files, self._path, self._owner_uid)
+        except ConfigError as error:
+            if self._optional and isinstance(error, AwaitedError):  # there is none
+                self._keys = ()
+            else:
+                self._trouble = error.reason if self._optional else str(error)
+        if self._keys != known_keys:
+            self._remind_at = 0.0
+        if self._trouble not in ("", known_trouble):
+            self._on_trouble(self._trouble)
 
     def latest(self) -> tuple[bytes, ...]:
         """The keys as last read, without a wait: the file may lie on a share that hangs. For one thread.

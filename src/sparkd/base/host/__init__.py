@@ -21,7 +21,7 @@ from sparkd.base.host.processes import Details, OpenFiles, Process, ProcessTable
 from sparkd.base.host.shm import ANY, Segment, Uses
 from sparkd.base.host.sockets import Holder, Listener, Unanswered
 from sparkd.base.host.units import Unit
-from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, connect
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, RecordedReader, connect
 from sparkd.base.lib.text import sanitize
 
 
@@ -142,7 +142,7 @@ class Host:
 
     def docker_reader(self) -> DockerReader:
         """A reader for one thread. Use it only while dockerd is `docker.running`, and close it."""
-        return connect(fixture=None if self.live else lambda name: self.files.bytes(f"{FIXTURE}/docker{name}"))
+        return connect() if self.live else RecordedReader(lambda name: self.files.bytes(f"{FIXTURE}/docker{name}"))
 
     def gpu_present(self) -> bool:
         return gpu.gpu_present(self.files)

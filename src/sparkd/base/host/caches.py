@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -67,8 +67,15 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
         return Folder(path, "folder", whole=False)
     if facts.kind is not Kind.FOLDER:
         return Folder(path, facts.kind.value)
-    count, total, whole = _walked(files.real(path), most)
-    return Folder(path, "folder", count, total, whole, facts.uid, bool(facts.permissions & 0o002))
+    sizes, cuts = list[int](), list[str]()
+    for file in entries(files.real(path), most, cuts.append):
+        try:
+            sizes.append(file.stat(follow_symlinks=False).st_size)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError:
+            cuts.append(file.path)
+    return Folder(path, "folder", len(sizes), sum(sizes), not cuts, facts.uid, bool(facts.permissions & 0o002))
 
 
 def others(files: Files, image_id: str) -> tuple[Folder, ...]:
@@ -122,19 +129,31 @@ def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[in
     return min(done, steps), steps
 
 
-def entries(top: str, most: int = MOST_SEARCHED) -> Iterator[os.DirEntry[str]]:
-    """What is no folder, anywhere below `top`, up to a bound. Links are not followed; the unreadable is left out."""
+def entries(
+    top: str, most: int = MOST_SEARCHED, cut: Callable[[str], object] = lambda _: None
+) -> Iterator[os.DirEntry[str]]:
+    """What is no folder, anywhere below `top`, up to a bound. Links are not followed.
+
+    `cut` gets the folder at which it ended early, and each that can't be read: a cache never blocks a start.
+    """
     todo, count = [top], 0
     while todo:
-        with suppress(OSError), os.scandir(todo.pop()) as children:
-            for child in children:
-                count += 1
-                if count > most:
-                    return
-                if child.is_dir(follow_symlinks=False):
-                    todo.append(child.path)
-                else:
-                    yield child
+        folder = todo.pop()
+        try:
+            with os.scandir(folder) as children:
+                for child in children:
+                    count += 1
+                    if count > most:
+                        cut(folder)
+                        return
+                    if child.is_dir(follow_symlinks=False):
+                        todo.append(child.path)
+                    else:
+                        yield child
+        except FileNotFoundError:  # removed meanwhile
+            continue
+        except OSError:
+            cut(folder)
 
 
 def _changed_at(file: os.DirEntry[str]) -> float:
@@ -142,26 +161,3 @@ def _changed_at(file: os.DirEntry[str]) -> float:
     with suppress(OSError):
         return file.stat(follow_symlinks=False).st_mtime
     return 0.0
-
-
-def _walked(top: str, most: int) -> tuple[int, int, bool]:
-    """Files, bytes, and whether all were counted. Links are not followed; files removed meanwhile are left out."""
-    todo, count, size_bytes, listed, whole = [top], 0, 0, 0, True
-    while todo:
-        try:
-            with os.scandir(todo.pop()) as children:
-                for child in children:
-                    listed += 1
-                    if listed > most:
-                        return count, size_bytes, False
-                    if child.is_dir(follow_symlinks=False):
-                        todo.append(child.path)
-                        continue
-                    with suppress(FileNotFoundError):
-                        size_bytes += child.stat(follow_symlinks=False).st_size
-                        count += 1
-        except FileNotFoundError:
-            continue
-        except OSError:  # unreadable, such as for a user who is not root: a cache never blocks a start
-            whole = False
-    return count, size_bytes, whole

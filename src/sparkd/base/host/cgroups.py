@@ -34,12 +34,7 @@ class Group(Struct, frozen=True):
 def read_group(files: Files, pid: int) -> Group:
     """Raises OSError, one of `processes.GONE` among them."""
     text = files.text(f"/proc/{pid}/cgroup", limit=65536)
-    return Group(container_id(files, text), *systemd_unit(text))
-
-
-def container_id(files: Files, text: str) -> str:
-    """Full id of the innermost container in the text of /proc/PID/cgroup; empty outside of one."""
-    return find_container(files, text)[0]
+    return Group(find_container(files, text)[0], *systemd_unit(text))
 
 
 def _rows(text: str) -> Iterator[tuple[str, str, str]]:

@@ -111,17 +111,14 @@ def read_engine(reader: DockerReader) -> Engine:
             names = tuple(sorted(sanitize(str(name), 40) for name in runtimes))
             folders = rest.get("CDISpecDirs")
             cdi = tuple(map(str, folders)) if isinstance(folders, list) else ()
-            return Engine(
-                sanitize(version, 40), names, cdi, rest.get("LiveRestoreEnabled") is False and _is_alone(rest)
-            )
+            return Engine(sanitize(version, 40), names, cdi, _could_keep(rest))
     raise DockerError("docker does not say its version and its runtimes")
 
 
-def _is_alone(info: Mapping[object, object]) -> bool:
-    """Whether it is in no swarm."""
-    match info.get("Swarm"):
-        case {"LocalNodeState": str(state)}:
-            return state in ("", "inactive")
+def _could_keep(info: Mapping[object, object]) -> bool:
+    match info:
+        case {"LiveRestoreEnabled": False, "Swarm": {"LocalNodeState": "" | "inactive"}}:
+            return True
     return False
 
 

@@ -39,7 +39,6 @@ SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
 class Image(Struct, frozen=True):
     id: str
     architecture: str
-    os: str
     created: str
     size_bytes: int
     user: str
@@ -99,13 +98,11 @@ def read_image(docker: DockerReader, ref: str) -> Image | None:
     match docker.image(ref):
         case None:
             return None
-        case {"Id": str(full_id), "Architecture": str(architecture), "Os": str(os), "Config": dict() | None as config,
-              **rest}:  # fmt: skip
+        case {"Id": str(full_id), "Architecture": str(architecture), "Config": dict() | None as config, **rest}:
             config, size = config or {}, rest.get("Size")
             return Image(
                 id=full_id,
                 architecture=sanitize(SPELLINGS.get(architecture, architecture), 20),
-                os=sanitize(os, 20),
                 created=sanitize(str(rest.get("Created") or ""), 40),
                 size_bytes=size if isinstance(size, int) else 0,
                 user=sanitize(str(config.get("User") or ""), 64),

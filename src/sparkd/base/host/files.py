@@ -128,7 +128,7 @@ class Files(Struct, frozen=True):
         return self.bytes(path, limit).decode("utf-8", "backslashreplace")
 
     def text_if_any(self, path: str, limit: int = LIMIT_BYTES) -> str | None:
-        """The same; None where there is no such file."""
+        """As `text`; None where there is no such file."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return self.text(path, limit)
         return None
@@ -166,7 +166,7 @@ class Files(Struct, frozen=True):
         return tuple(sorted(names))
 
     def names_if_any(self, path: str) -> tuple[str, ...]:
-        """The same; empty where there is no such folder."""
+        """As `names`; empty where there is no such folder."""
         with suppress(FileNotFoundError, NotADirectoryError):
             return self.names(path)
         return ()
@@ -180,7 +180,7 @@ class Files(Struct, frozen=True):
         return follow(path, lambda here, _: self.link(here)) or "/"
 
     def lstat(self, path: str) -> FileFacts:
-        """Facts of `path` itself: a symlink is not followed."""
+        """As `stat`, of `path` itself: a symlink there is not followed."""
         return _facts(os.lstat(self._name(path)))
 
     def links(self, path: str) -> Iterator[tuple[str, str]]:
@@ -197,14 +197,14 @@ class Files(Struct, frozen=True):
         return self.root + follow(path, lambda here, _: os.readlink(self.root + here))
 
     def _name(self, path: str) -> str:
-        """The same for `path` itself: a symlink there is not followed."""
+        """The path of `path` itself, to give to the kernel: only symlinks above it are followed."""
         parent, _, name = path.rpartition("/")
         return f"{self.real(parent or '/')}/{name}"
 
 
 def open_file(path: str, flags: int = 0) -> int:
-    """A descriptor to read. Raises OSError, for a device too, of which nothing is opened: a watchdog would begin to
-    count, and a user's link may lead to one. `flags`: O_NOFOLLOW or none.
+    """A descriptor to read. `flags`: O_NOFOLLOW or none. Raises OSError, also for a device: a user's link may lead to
+    one, and a watchdog, once opened, would begin to count.
     """
     if path.startswith(("/proc/", "/sys/")):  # thousands, and no devices
         return os.open(path, _READ | flags)
@@ -253,7 +253,7 @@ class _OutsideError(Exception):
 
 
 def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
-    """The first path outside of all mounts that the links of a container's path lead to; empty where there is none.
+    """Where the links of a container's path leave all mounts: the first such path, else empty.
 
     Such a link may be valid on the node, and lead to nothing in the container.
     """

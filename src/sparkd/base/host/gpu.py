@@ -1,6 +1,6 @@
 """Queries of the GPU's driver with a deadline; the GPU's device files, and the processes that have them open.
 
-A call into a hung driver can be neither ended nor timed out: a thread of its own makes it, and imports `nvml`.
+A call into a hung driver can be neither ended nor timed out: a thread of its own makes it.
 """
 
 from __future__ import annotations
@@ -81,24 +81,16 @@ FAILED = GpuFacts((), error="sparkd's own query failed, as the journal shows", t
 
 def read_driver() -> GpuFacts:
     """NO_GPU without its library. A failing driver is an `error`, never raised."""
+    from sparkd.base.host import nvml
 
-    def query() -> GpuFacts:
-        from sparkd.base.host import nvml
-
-        return nvml.query()
-
-    return answer_within(DEADLINE_SECONDS, query) or (HUNG if _hung else FAILED)
+    return answer_within(DEADLINE_SECONDS, nvml.query) or (HUNG if _hung else FAILED)
 
 
 def read_clocks() -> tuple[GpuClocks, ...]:
     """One for each GPU; empty where there is none, or its driver does not answer."""
+    from sparkd.base.host import nvml
 
-    def query() -> tuple[GpuClocks, ...]:
-        from sparkd.base.host import nvml
-
-        return nvml.query_clocks()
-
-    return answer_within(DEADLINE_SECONDS, query) or ()
+    return answer_within(DEADLINE_SECONDS, nvml.query_clocks) or ()
 
 
 def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
@@ -119,20 +111,13 @@ def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
 
 
 def read_fixture(files: Files) -> GpuFacts:
-    """The recorded answer of the driver, or `{"hangs": true}`; without one, the names in its /proc files.
-
-    Raises OSError, ValueError.
-    """
+    """The recorded answer of the driver, or `{"hangs": true}`; NO_GPU without one. Raises OSError, ValueError."""
     if files.recorded("nvml", object) == {"hangs": True}:
         return HUNG
     if facts := files.recorded("nvml", GpuFacts):
         names = tuple(sanitize(name) for name in facts.names)
         return replace(facts, names=names, error=sanitize(facts.error), driver=sanitize(facts.driver))
-    folder = "/proc/driver/nvidia/gpus"
-    texts = (files.text(f"{folder}/{name}/information", limit=65536) for name in files.names_if_any(folder))
-    lines = (line.partition(":") for text in texts for line in text.splitlines())
-    names = tuple(value.strip() for key, _, value in lines if key == "Model")
-    return GpuFacts(names) if names else NO_GPU
+    return NO_GPU
 
 
 def gpu_present(files: Files) -> bool:

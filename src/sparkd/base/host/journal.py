@@ -1,4 +1,6 @@
-"""The journal's lines of sparkd's units. journalctl reads them: the journal's files have no other stable reader."""
+"""Lines of the journal: of sparkd's units, and the last ones of the boot before this one. They are read by journalctl:
+the journal's files have no other stable reader.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.lib.text import Redactor, parse_json, printable
 
 MOST_LINES, MOST_BYTES = 2_000, 4 << 20
-"""Limits of one answer, bytes as JSON: a letter of another script takes six, an emoji twelve."""
+"""Limits of one answer, its bytes as JSON: there a letter of another script takes six, an emoji twelve."""
 LINE_LIMIT = 16_384
 """Characters, as of a line of the engine."""
 PRINTED_BYTES = 32 << 20
-"""What journalctl may print for one answer: most lines may be the engine's, and not wanted."""
+"""What journalctl may print for one answer: most lines may be no wanted ones."""
 READ_SECONDS = 5.0
 ENGINE = "engine| "
 """The agent puts it before each line of the engine, so that no client's text passes for an event."""
@@ -38,7 +40,7 @@ class RefusedError(OSError):
 
 
 class Query(Struct, frozen=True, array_like=True):
-    """Which lines. `priority`: of syslog(3), this and more urgent ones; `engine`: only the engine's."""
+    """Which lines are wanted. `priority`: of syslog(3), this and more urgent ones; `engine`: only the engine's."""
 
     since_us: Annotated[int, Meta(ge=0, le=LATEST_US)]
     until_us: Annotated[int, Meta(ge=0, le=LATEST_US)] = LATEST_US
@@ -71,19 +73,48 @@ class Lines(Struct, frozen=True):
 
 
 def read_journal(query: Query, matches: Sequence[str] = (), seconds: float = READ_SECONDS) -> Lines:
-    """The newest ones that fit, without likely secrets; without `matches` those of sparkd's units.
+    """The newest lines that fit, without likely secrets; without `matches` those of sparkd's units.
 
     Raises OSError where journalctl can't be run, or fails.
     """
     options = ["--output-fields=MESSAGE,PRIORITY", f"--priority={query.priority}"]
     options += [f"--since={_stamp(query.since_us)}", f"--until={_stamp(query.until_us)}"]
     options += matches or [f"--unit={unit}" for unit in OWN_UNITS]
-    lines, whole = _run(options, lambda printed: take(printed, query), seconds)
+    lines, whole = _run(options, lambda printed: take_wanted(printed, query), seconds)
     return Lines(tuple(reversed(lines)), cut=not whole)
 
 
+def take_wanted(printed: Iterable[bytes], query: Query, most_bytes: int = PRINTED_BYTES) -> tuple[list[Line], bool]:
+    """The newest lines, in that order, and whether these are all. `printed`: by journalctl --output=json --reverse."""
+    lines, dumped_bytes, size_bytes, redact = list[Line](), 0, 0, Redactor()
+    for document in printed:
+        size_bytes += len(document)
+        line = parse_line(document, redact)
+        if line is None or (query.engine and not line.text.startswith(ENGINE)):
+            continue
+        dumped_bytes += len(json.dumps(line.text))
+        if len(lines) == MOST_LINES or dumped_bytes > MOST_BYTES or size_bytes > most_bytes:
+            return lines, False
+        lines.append(line)
+    return lines, True
+
+
+def parse_line(printed: bytes, redact: Callable[[str], str]) -> Line | None:
+    """None where it is not one of journalctl's."""
+    with suppress(ValueError):
+        match parse_json(printed):
+            case {"__CURSOR": str(cursor), **fields}:
+                at_us, text = _number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US), _text(fields.get("MESSAGE"))
+                priority = _number(fields.get("PRIORITY"), 7)
+                if at_us is not None and text is not None:
+                    place = next((part[2:66] for part in cursor.split(";") if part.startswith("i=")), "")
+                    text = printable(redact(text))[:LINE_LIMIT]
+                    return Line(at_us, place, 6 if priority is None else priority, text)
+    return None
+
+
 def read_warnings(files: Files, most: int) -> tuple[Line, ...]:
-    """The agent's own of the last day, newest first, and no line of its engine: those have what clients send.
+    """The agent's warnings and errors of the last day, newest first; not its engine's, which have what clients send.
 
     Raises OSError as `read_journal`.
     """
@@ -92,7 +123,7 @@ def read_warnings(files: Files, most: int) -> tuple[Line, ...]:
     redact, engine = Redactor(), f'"MESSAGE":"{ENGINE}'.encode()
 
     def collect(printed: Iterable[bytes]) -> tuple[list[Line], bool]:
-        # A client may cause long ones: to parse and redact 2,000 of 16 KB takes 10 s of CPU.
+        # Clients may cause long lines of the engine: to parse and redact 2,000 of 16 KB takes 10 s of CPU.
         own = (document for document in islice(printed, MOST_LINES) if engine not in document)
         lines = (parse_line(document, redact) for document in own)
         return list(islice((line for line in lines if line and not line.text.startswith(ENGINE)), most)), False
@@ -104,7 +135,7 @@ def read_warnings(files: Files, most: int) -> tuple[Line, ...]:
 def _run(
     options: Sequence[str], collect: Callable[[Iterable[bytes]], tuple[list[T], bool]], seconds: float = READ_SECONDS
 ) -> tuple[list[T], bool]:
-    """What `collect` makes of the lines, newest first, and whether that is all of them."""
+    """What `collect` returns for the printed lines, newest first: a list, and whether it has read all of them."""
     command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json", *options]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(seconds, process.kill)
@@ -168,37 +199,6 @@ def parse_boot_line(printed: bytes, redact: Callable[[str], str]) -> BootLine | 
 def _stamp(at_us: int) -> str:
     seconds, microseconds = divmod(at_us, 1_000_000)
     return f"@{seconds}.{microseconds:06}"
-
-
-def take(printed: Iterable[bytes], query: Query, most_bytes: int = PRINTED_BYTES) -> tuple[list[Line], bool]:
-    """Those that are wanted, newest first, and whether that is all of them. `printed`: by journalctl --output=json."""
-    lines, dumped_bytes, size_bytes, redact = list[Line](), 0, 0, Redactor()
-    for document in printed:
-        size_bytes += len(document)
-        line = parse_line(document, redact)
-        if line is None or (query.engine and not line.text.startswith(ENGINE)):
-            continue
-        dumped_bytes += len(json.dumps(line.text))
-        if len(lines) == MOST_LINES or dumped_bytes > MOST_BYTES or size_bytes > most_bytes:
-            return lines, False
-        lines.append(line)
-    return lines, True
-
-
-def parse_line(printed: bytes, redact: Callable[[str], str]) -> Line | None:
-    """None where it is not one of journalctl's."""
-    try:
-        fields = parse_json(printed)
-    except ValueError:
-        return None
-    if not isinstance(fields, dict):
-        return None
-    at_us, priority = _number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US), _number(fields.get("PRIORITY"), 7)
-    text, place = _text(fields.get("MESSAGE")), fields.get("__CURSOR")
-    if at_us is None or text is None or not isinstance(place, str):
-        return None
-    number = next((part for part in place.split(";") if part.startswith("i=")), "")
-    return Line(at_us, number[2:66], 6 if priority is None else priority, printable(redact(text))[:LINE_LIMIT])
 
 
 def _text(message: object) -> str | None:

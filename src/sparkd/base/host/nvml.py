@@ -13,8 +13,6 @@ from sparkd.base.lib.text import sanitize
 
 T = TypeVar("T")
 
-PROCESS_TRIES = 3
-
 _KNOWN = {
     4: (Trouble.FORBIDDEN, "no permission"),
     9: (Trouble.NOT_LOADED, "the driver is not loaded"),
@@ -84,23 +82,16 @@ def _facts(devices: list[object]) -> GpuFacts:
 
 
 def _listed(function: Callable[[object], list[Any]], device: object) -> list[Any]:
-    for _ in range(PROCESS_TRIES - 1):
-        try:
-            return function(device)
-        except pynvml.NVMLError_NotSupported:  # some devices have no graphics at all
-            return []
-        except pynvml.NVMLError_InsufficientSize:
-            continue
-    return function(device)
+    """pynvml leaves room for twice as many as there were, and five."""
+    with suppress(pynvml.NVMLError_NotSupported):  # some devices have no graphics at all
+        return function(device)
+    return []
 
 
 def _clocks(device: object) -> GpuClocks:
     milliwatts = _unless_refused(pynvml.nvmlDeviceGetPowerUsage, device)
     busy = _unless_refused(pynvml.nvmlDeviceGetUtilizationRates, device)
-    # Drivers before 535 have the second name.
     reasons = _unless_refused(pynvml.nvmlDeviceGetCurrentClocksEventReasons, device)
-    if reasons is None:
-        reasons = _unless_refused(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, device)
     return GpuClocks(
         name=sanitize(pynvml.nvmlDeviceGetName(device)),
         sm_mhz=_unless_refused(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from sparkd import __version__
 from sparkd.base.host import Host, docker, kernel, meminfo
 from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import sanitize, size
 
-DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
-"""The second has a whole line, `NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release ...`."""
 PLACES = ("BOOT_IMAGE=", "initrd=")
 """Words of the command line with the kernel's path: its version is enough."""
 LIMIT = 100
-
-_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9}){1,4}")
 
 
 def read_versions(host: Host) -> Mapping[str, str]:
@@ -41,10 +36,10 @@ def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
     if words := [word for word in kernel.read_command_line(host.files) if not word.startswith(PLACES)]:
         facts["boot.command_line"] = " ".join(words)
     with suppress(OSError, ValueError):
-        facts["boot.memory"] = _gib(host.meminfo().total_bytes)
+        facts["boot.memory"] = size(host.meminfo().total_bytes)
     with suppress(OSError, ValueError):
         areas = meminfo.read_swaps(host.files)
-        facts["boot.swap"] = ", ".join(f"{area.path} {_gib(area.bytes)}" for area in areas) or "off"
+        facts["boot.swap"] = ", ".join(f"{area.path} {size(area.bytes)}" for area in areas) or "off"
     for name in sysctls:
         with suppress(OSError):
             if (value := kernel.read_sysctl(host.files, name)) is not None:
@@ -53,13 +48,7 @@ def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
 
 
 def _driver(host: Host) -> str:
-    for path in DRIVER:
-        with suppress(OSError):
-            line = host.files.text(path, limit=4096).partition("\n")[0]
-            if number := _NUMBER.search(line):
-                return number[0]
+    with suppress(OSError):
+        module = kernel.nvidia_module(host.files)
+        return module.version if module and module.version[0].isdigit() else ""
     return ""
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

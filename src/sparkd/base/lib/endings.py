@@ -30,11 +30,6 @@ class StopRequested(BaseException):
     """SIGTERM or SIGINT. It is not an Exception, so that no `except Exception` catches it."""
 
 
-class _Cause(NamedTuple):
-    error: BaseException
-    until: Stage
-
-
 class Endings:
     """A stop and a task's bug first, then the listed ones in their order. For the main thread."""
 
@@ -43,18 +38,21 @@ class Endings:
         self._stop_signal = 0
         self._failure: BaseException | None = None
         self._listed: tuple[Ending, ...] = ()
-        self._cause: _Cause | None = None
+        self._cause: tuple[BaseException, Stage] | None = None
         """Seen while nothing could be interrupted, and raised by the next wait that may be: it may be over by then."""
         self._looking = False
 
     def end_by(self, *endings: Ending) -> None:
+        """Let these end each wait from here on, after a stop and a task's bug; of several, the first in order."""
         self._listed = endings
 
     def enter(self, stage: Stage) -> None:
         self._stage = stage
 
     def forget(self) -> None:
-        """The kept cause: what made it count is over, as after a rank that was ended on purpose."""
+        """The kept cause, whose reason is over, as after a rank that was ended on purpose. What still is one is seen
+        again.
+        """
         self._cause = None
 
     def request_stop(self, number: int) -> None:
@@ -73,12 +71,12 @@ class Endings:
     @property
     def urgent(self) -> bool:
         """Whether a cause that ends the present stage is known without a look."""
-        kept = self._cause is not None and self._cause.until >= self._stage
+        kept = self._cause is not None and self._cause[1] >= self._stage
         return self._stage is not Stage.END and bool(self._stop_signal or self._failure or kept)
 
     def look(self) -> None:
         """See whether there is a cause, and keep the first one. Raises nothing."""
-        if self._cause is not None and self._cause.until < self._stage:
+        if self._cause is not None and self._cause[1] < self._stage:
             self._cause = None
         if self._cause is not None or self._looking or self._stage is Stage.END:
             return
@@ -88,7 +86,7 @@ class Endings:
                 if ending.until >= self._stage:
                     ending.raise_if()
         except (Exception, StopRequested) as error:
-            self._cause = _Cause(error, ending.until)
+            self._cause = (error, ending.until)
         finally:
             self._looking = False
 
@@ -103,4 +101,4 @@ class Endings:
         self.look()
         if self._cause is not None:
             cause, self._cause = self._cause, None
-            raise cause.error
+            raise cause[0]

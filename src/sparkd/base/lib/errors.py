@@ -79,37 +79,15 @@ class Action(StrEnum):
     """A person has to look or to change something: no restart helps."""
 
 
-ACTIONS: Mapping[Cause, Action] = {
-    Cause.BUG: Action.NONE,
+ACTIONS: Mapping[Cause, Action] = dict.fromkeys(Cause, Action.NONE) | {
     Cause.USAGE: Action.INSPECT,
     Cause.CONFIGURATION: Action.INSPECT,
     Cause.BLOCKED: Action.INSPECT,
-    Cause.PLAN_OUTDATED: Action.NONE,
     Cause.NEEDS_PERSON: Action.INSPECT,
-    Cause.STOP_REQUESTED: Action.NONE,
-    Cause.SWITCH: Action.NONE,
-    Cause.SWITCH_FAILED: Action.NONE,
-    Cause.AGENT_KILLED: Action.NONE,
     Cause.SYSTEM_ERROR: Action.INSPECT,
     Cause.LAUNCH_FAILED: Action.INSPECT,
     Cause.IMAGE_MISSING: Action.INSPECT,
     Cause.DOCKER_HUNG: Action.RESTART,
-    Cause.DOCKER_RESTARTED: Action.NONE,
-    Cause.NOT_READY: Action.NONE,
-    Cause.LOAD_STALLED: Action.NONE,
-    Cause.ENGINE_ERROR: Action.NONE,
-    Cause.ENGINE_ENDED: Action.NONE,
-    Cause.ENGINE_STALLED: Action.NONE,
-    Cause.ENGINE_STOPPED: Action.NONE,
-    Cause.KILLED_FROM_OUTSIDE: Action.NONE,
-    Cause.KERNEL_OOM: Action.NONE,
-    Cause.MEMORY_GUARD: Action.NONE,
-    Cause.MEMORY_TAKEN: Action.NONE,
-    Cause.PORT_TAKEN: Action.NONE,
-    Cause.PEER_FAILED: Action.NONE,
-    Cause.PEER_STOPPED: Action.NONE,
-    Cause.PEER_LOST: Action.NONE,
-    Cause.PEER_SILENT: Action.NONE,
     Cause.OWN_ADDRESS_GONE: Action.INSPECT,
 }
 """NONE: the next start, which is sparkd's, may serve. After five that failed in a row the cause is `needs-person`."""

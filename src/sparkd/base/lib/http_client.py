@@ -79,6 +79,7 @@ class HttpClient:
         self._base_url = base_url
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "sparkd", **(headers or {})}
         self._transport = _Transport(local_address, admit, connections)
+        self._under_way = 0
 
     async def request(
         self,
@@ -95,7 +96,8 @@ class HttpClient:
 
         `received` gets the body's pieces as they come, in place of the response. Raises HttpError, and what it raises.
         """
-        body, left = bytearray(), limit_bytes
+        body, left, whole = bytearray(), limit_bytes, False
+        self._under_way += 1
         try:
             request = httpx.Request(
                 "GET" if json is None else "POST",
@@ -113,12 +115,17 @@ class HttpClient:
                     if left < 0:
                         raise HttpError(f"answer of over {limit_bytes} bytes")
                     (received or body.extend)(chunk)
+            whole = True
         except httpx.ConnectTimeout:
             raise HttpError(f"no answer within {connect_seconds:g} s") from None
         except TimeoutError:
             raise HttpError(f"no answer within {timeout_seconds:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: no host name, no header
             raise http_error(error) from None
+        finally:
+            self._under_way -= 1
+            if not (whole or self._under_way):  # httpcore keeps the place of one that ends as it gets a connection
+                await self.close()
         await self._transport.close_unclean()
         return Response(response.status_code, bytes(body), dict(response.headers))
 

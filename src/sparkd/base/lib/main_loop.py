@@ -4,7 +4,7 @@ A step of a run is plain code. Between two waits nothing else happens in this th
 read and answered, systemd's watchdog is fed (WATCHDOG=1), the start timeout is extended, and what ends the run is
 raised. Nothing else feeds the watchdog: a main loop that hangs is ended, and a long load is not.
 
-    wait        for time, news or a file descriptor
+    wait        for time or news
     wait_until  for a condition
     beside      for a call that may hang, in a thread, or for a coroutine
     start       does not wait: the same, whose end is news
@@ -16,17 +16,17 @@ import signal
 import time
 from asyncio import Future
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from sparkd.base.lib.endings import Ending, Endings, Stage
+from sparkd.base.lib.endings import Endings
 from sparkd.base.lib.event_loop import EventLoop, run_in_thread
 from sparkd.base.lib.systemd import Notifier, watchdog_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
@@ -63,7 +63,8 @@ class MainLoop:
 
     def __init__(self, notifier: Notifier, env: Mapping[str, str]) -> None:
         self._notifier = notifier
-        self._endings = Endings()
+        self.endings = Endings()
+        """What ends each wait from here on."""
         self._loop = EventLoop(self._fail)
         self._news = False
         watched = watchdog_seconds(env)
@@ -76,8 +77,6 @@ class MainLoop:
         self._turned_at = time.monotonic()
         self.resumed_at = float("-inf")
         """Monotonic, when the loop last turned again after it had stood still: nobody could be heard meanwhile."""
-        self._exits: dict[int, Callable[[], object]] = {}
-        """What to call once a process has ended, by its pidfd."""
         self._under_way: dict[str, Future[Any]] = {}
         """The call in a thread that has not ended, by its subject."""
 
@@ -99,48 +98,29 @@ class MainLoop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # after a reload
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._endings.request_stop(number)
+        self.endings.request_stop(number)
         self.wake()
 
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
         self.reload_requested = True
         self.wake()
 
-    @property
-    def stop_requested(self) -> bool:
-        return self._endings.stop_requested
-
-    def end_by(self, *endings: Ending) -> None:
-        """Let these end each wait from here on, after a stop and a task's bug; of several, the first in order."""
-        self._endings.end_by(*endings)
-
-    def enter(self, stage: Stage) -> None:
-        self._endings.enter(stage)
-
-    def forget(self) -> None:
-        """A cause that was seen while nothing could be interrupted. What still is one is seen again."""
-        self._endings.forget()
-
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, which has no end of its own, beside the waits. Its end, or its error, ends the run."""
         self._loop.spawn(work)
 
     def _fail(self, error: BaseException) -> None:
-        self._endings.fail(error)
+        self.endings.fail(error)
         self._note_news()
 
     def watch_exit(self, pidfd: int, on_exit: Callable[[], object]) -> None:
         """Call `on_exit` in the first wait after the process has ended; that is news. Until `unwatch_exit`."""
-        assert pidfd not in self._exits, "a pidfd has one reader"
-        self._exits[pidfd] = on_exit
-        self._loop.add_reader(pidfd, self._report_exit, pidfd)
+        self._loop.add_reader(pidfd, self._report_exit, pidfd, on_exit)
 
     def unwatch_exit(self, pidfd: int) -> None:
-        if self._exits.pop(pidfd, None) is not None:
-            self._loop.remove_reader(pidfd)
+        self._loop.remove_reader(pidfd)
 
-    def _report_exit(self, pidfd: int) -> None:
-        on_exit = self._exits[pidfd]
+    def _report_exit(self, pidfd: int, on_exit: Callable[[], object]) -> None:
         self.unwatch_exit(pidfd)
         on_exit()
         self._note_news()
@@ -152,13 +132,13 @@ class MainLoop:
     def report_ready(self) -> None:
         """Send READY=1 once; the start timeout is not extended after it."""
         if self._extends:
-            self._notifier.ready()
+            self._notifier.send("READY=1")
             self._extends = False
 
     def report_stopping(self) -> None:
         """Send STOPPING=1 once, and extend the stop's timeout from then on. systemd sends no SIGTERM after it."""
         if not self._stopping:
-            self._notifier.stopping()
+            self._notifier.send("STOPPING=1")
         self._stopping = self._extends = True
 
     def wake(self) -> None:
@@ -171,20 +151,15 @@ class MainLoop:
         self._news = True
         self._loop.stop()
 
-    def wait(self, seconds: float, fd: int | None = None) -> bool:
-        """Wait until `seconds` have passed, there is news, or `fd` is readable; True for the last.
+    def wait(self, seconds: float) -> None:
+        """Wait until `seconds` have passed, or there is news.
 
         Raises what ends the present stage: StopRequested, the error of a task, or that of an ending.
         """
-        deadline = time.monotonic() + seconds
-        with self._readable(fd) as is_readable:
-            news = self._endings.urgent
-            while not (is_readable() or news):
-                news = self._turn(deadline, shielded=True) or self._endings.urgent
-                if time.monotonic() >= deadline:
-                    break
-        self._endings.raise_first()
-        return is_readable()
+        deadline, news = time.monotonic() + seconds, False
+        while not (news or self.endings.urgent):
+            news = self._turn(deadline, shielded=True) or time.monotonic() >= deadline
+        self.endings.raise_first()
 
     def wait_until(self, done: Callable[[], bool], seconds: float, *, shielded: bool = False) -> bool:
         """Wait until `done`, which is called again at all news, at most `seconds`; whether it is.
@@ -265,32 +240,13 @@ class MainLoop:
         if self._under_way.get(what) is call:
             del self._under_way[what]
 
-    @contextmanager
-    def _readable(self, fd: int | None) -> Iterator[Callable[[], bool]]:
-        if fd is None:
-            yield lambda: False
-            return
-        readable = False
-
-        def note() -> None:
-            nonlocal readable
-            readable = True
-            self._loop.remove_reader(fd)
-            self._loop.stop()
-
-        self._loop.add_reader(fd, note)
-        try:
-            yield lambda: readable
-        finally:
-            self._loop.remove_reader(fd)
-
     def _turn(self, deadline: float, shielded: bool) -> bool:
         """Turn the event loop until there is news, for one slice at most; whether there was some.
 
         Raises what ends the present stage, unless `shielded`.
         """
         self.keepalive()
-        known = self._news or (self._endings.urgent and not shielded)
+        known = self._news or (self.endings.urgent and not shielded)
         seconds = 0.0 if known else max(0.0, min(deadline - time.monotonic(), self._slice_seconds))
         due = time.monotonic() + seconds
         stood_still = due - seconds - self._turned_at
@@ -300,9 +256,9 @@ class MainLoop:
             self.resumed_at = self._turned_at
         news, self._news = self._news, False
         if shielded:
-            self._endings.look()
+            self.endings.look()
         else:
-            self._endings.raise_first()
+            self.endings.raise_first()
         return news
 
     def keepalive_age(self) -> float:
@@ -315,6 +271,6 @@ class MainLoop:
         if now - self._fed_at < self._slice_seconds / 2:
             return
         self._fed_at = now
-        self._notifier.alive()
+        self._notifier.send("WATCHDOG=1")
         if self._extends:
-            self._notifier.extend(EXTEND_SECONDS)
+            self._notifier.send(f"EXTEND_TIMEOUT_USEC={EXTEND_SECONDS * 1_000_000:.0f}")

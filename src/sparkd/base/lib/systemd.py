@@ -111,11 +111,9 @@ class Notifier:
         self._socket = sdnotify.SystemdNotifier()
         self._status = ""
 
-    def ready(self) -> None:
-        self._socket.notify("READY=1")
-
-    def stopping(self) -> None:
-        self._socket.notify("STOPPING=1")
+    def send(self, state: str) -> None:
+        """Send an assignment of sd_notify(3)."""
+        self._socket.notify(state)
 
     def status(self, text: str) -> None:
         """Set the line that `systemctl status` shows. Sent only on change."""
@@ -123,14 +121,7 @@ class Notifier:
         if line != self._status:
             self._status = line
             # sdnotify encodes as Latin-1 and drops other characters; systemd expects UTF-8.
-            self._socket.notify(f"STATUS={line}".encode("utf-8", "replace").decode("latin-1"))
-
-    def alive(self) -> None:
-        self._socket.notify("WATCHDOG=1")
-
-    def extend(self, seconds: float) -> None:
-        """Set the timeout of a start or a stop to this long from now."""
-        self._socket.notify(f"EXTEND_TIMEOUT_USEC={round(seconds * 1_000_000)}")
+            self.send(f"STATUS={line}".encode("utf-8", "replace").decode("latin-1"))
 
 
 def invocation_id(env: Mapping[str, str]) -> str:

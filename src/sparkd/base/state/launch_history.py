@@ -19,7 +19,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import Cause, ExitCode
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.file import PUBLIC, Report, StateFile, ignore_report
-from sparkd.base.status.model import RestartReport, seconds_since
+from sparkd.base.status.model import DAY_SECONDS, RestartReport, seconds_since
 
 BACKOFF_SECONDS = (0, 5, 15, 60, 300)
 """Wait before a launch after 0, 1, 2, 3, 4 failed launches in a row. After five a person is needed."""
@@ -34,7 +34,6 @@ IMAGE = "image.identity"
 """The fact that identifies an image."""
 REASON_LIMIT, FAULT_LIMIT = 1000, 400
 ENDS_KEPT, END_LENGTH = 50, 200
-DAY_SECONDS = 24 * 3600
 LOADING, SERVING = "loading", "serving"
 STOPPED = "stop requested"
 KILLED = "the previous agent exited without recording a reason (killed, crashed, or power loss)"

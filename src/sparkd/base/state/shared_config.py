@@ -100,11 +100,6 @@ class SharedConfig(Struct, frozen=True):
             raise ValueError(f"the head names {path}, and has not sent it")
         return join(HEAD_FILES, digest_of(self.files[path]))
 
-    @property
-    def kept_files(self) -> dict[str, bytes]:
-        """Contents by name in HEAD_FILES."""
-        return {digest_of(content): content for content in self.files.values()}
-
 
 class Kept(Struct, frozen=True):
     """A document as it came, and its digest."""

@@ -2,14 +2,14 @@
 
 `sparkd use` makes the running agent drain; the next process tries the new plan. Once that has served its smoke test it
 is in force, else the plan before it is again. `sparkd rollback` puts a known good plan in force without a try. The file
-has a fingerprint of the configured recipe and of the section `engine`: once either changes, or the recipe can be loaded
-again, what is configured holds.
+has a fingerprint of the configured recipe and of the section `engine`. Once either changes, also from a recipe that
+can't be loaded to the same one that can, the switch is over and what is configured holds.
 """
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum, StrEnum
 from hashlib import sha256
 from typing import Annotated, assert_never
@@ -21,10 +21,10 @@ from sparkd.base.config import Engine, Settings
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.known_good import Entry, ImageId, Plain, format_utc
-from sparkd.base.status.model import FindingReport, utc_now
+from sparkd.base.status.model import FindingReport, seconds_since, utc_now
 
 AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
-"""How the node treats any engine: the unit is made for these settings, and no plan has them."""
+"""Settings of `engine` that a choice leaves as they are: the unit is made for them, and no plan has them."""
 DESCRIPTION = {"name", "description", "source", "extends", "expect"}
 """Fields of a recipe that do not change the engine."""
 TRIES = 2
@@ -129,16 +129,7 @@ class Switch(Struct, frozen=True):
 
     def expired(self, now: datetime) -> bool:
         until = self.to.until if self.to is not None and self.stage in (Stage.TRYING, Stage.IN_FORCE) else ""
-        return bool(until) and now >= parse_utc(until)
-
-
-def parse_utc(stamp: str) -> datetime:
-    """The beginning of time where it is none: such a plan is over."""
-    try:
-        then = datetime.fromisoformat(stamp)
-    except ValueError:
-        return datetime.min.replace(tzinfo=UTC)
-    return then if then.tzinfo else then.replace(tzinfo=UTC)
+        return bool(until) and seconds_since(until, now) != 0.0  # None of what is no time: such a plan is over
 
 
 def label(chosen: Chosen | None) -> str:
@@ -173,7 +164,7 @@ def _go_back(now: Switch) -> Switch | None:
 
 
 def _settle(now: Switch, chosen: Chosen | None, back: tuple[Chosen, ...]) -> Switch | None:
-    """A switch in force. The plans before stay known as long as the time of this one is limited."""
+    """`chosen` comes in force; None: what is configured. A way back is kept only from one that ends by itself."""
     if chosen is None:
         return None
     back = back if chosen.until else ()
@@ -195,7 +186,7 @@ def make_rollback(entry: Entry, replaces: str, image_id: str) -> Switch | None:
 
 
 def fingerprint_engine(engine: Engine, recipe: Recipe | None) -> str:
-    """Fingerprint of the configuration. `recipe` None: it can't be loaded.
+    """Fingerprint of what is configured. `recipe`: None where it can't be loaded.
 
     Defaults are left out: a later version of sparkd, which has more of them, ends no choice.
     """

@@ -48,6 +48,7 @@ GUARD_STATES = ("off", "starting", "watching", "unlocked", "failed")
 """States of the memory guard. Unlocked: it works, but may be swapped out and late."""
 IN_SERVICE = (Phase.SERVING, Phase.DEGRADED)
 UNKNOWN_RANK = -1
+DAY_SECONDS = 24 * 3600
 
 
 class FindingReport(Struct, frozen=True):

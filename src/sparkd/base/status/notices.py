@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.base.lib.errors import Cause
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import format_clock, sanitize
 from sparkd.base.status.model import IN_SERVICE, UNKNOWN_RANK, Contact, NodeReport, Phase, format_duration
 
 SERVING, SWITCHED, LOST, DEGRADED = "serving", "switched", "lost", "degraded"
@@ -50,7 +49,7 @@ class Notice(Struct, frozen=True):
 
     @property
     def stamp(self) -> str:
-        return datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds")
+        return format_clock(self.at)
 
 
 class Queued(Struct, frozen=True):

@@ -16,6 +16,7 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.status.figure_texts import progress_text, shorten
 from sparkd.base.status.figures import ActivityReport, EngineReport
 from sparkd.base.status.model import (
+    DAY_SECONDS,
     IN_SERVICE,
     Contact,
     FindingReport,
@@ -50,7 +51,6 @@ ADVICE = {
     Contact.SILENT: "look at the cable, the switch and firewalls",
     Contact.UNSIGNED: "compare /etc/sparkd/cluster.key, cluster.nodes and the version there",
 }
-DAY_SECONDS = 24 * 3600
 
 
 class View(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """What is wrong with an engine's answer: judgements of texts, pure. Neither style nor well-formed nonsense is a fault.
 
-A model drawn at temperature 1 does not repeat itself, so repetition is judged there only: small ones do at 0.
+Repetition is judged only where tokens were drawn at temperature 1: at 0 a small model repeats itself without a fault.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sparkd.base.vllm.api import Answer
 
 ENDS = ("length", "stop")
 LONGEST = 4000
-"""Characters that are searched."""
+"""Characters of an answer that are searched."""
 MOST_UNDECODABLE = 0.5
 """Share of replacement characters. A random model over bytes makes some 15 %."""
 LEAST_REPEATS = 4
@@ -42,9 +42,9 @@ def find_fault(answer: Answer, wanted: int, *, chat: bool = False, thinks: bool 
     """
     if fault := find_end_fault(answer, wanted, (*ENDS, "tool_calls") if tool else ENDS):
         return fault
-    text = (answer.text or answer.reasoning)[:LONGEST]
     if answer.calls:
         return _call_fault(answer, tool)
+    text = (answer.text or answer.reasoning)[:LONGEST]
     if not text.strip():
         return f"an empty answer, of {answer.tokens} tokens, ended by {answer.finish}"
     if len(text) >= 2 * LEAST_REPEATS and text.count("\ufffd") > MOST_UNDECODABLE * len(text):
@@ -68,7 +68,7 @@ def find_end_fault(answer: Answer, wanted: int, ends: Sequence[str] = ENDS) -> s
 
 
 def differ(answers: Sequence[Answer]) -> str:
-    """How answers to one prompt at temperature 0 differ, by first letters only: kernels may round differently later."""
+    """How answers to one prompt at temperature 0 differ in their first letters; later, rounding alone may do that."""
     texts = [answer.text for answer in answers if not answer.error]
     if len({text.lstrip()[:1] for text in texts}) > 1:
         return f"the same prompt has different answers at temperature 0: {', '.join(map(quoted, texts))}"
@@ -91,10 +91,10 @@ def _call_fault(answer: Answer, tool: str) -> str:
         if function != tool:
             return f"calls a tool that was not offered: {quoted(function)}"
         try:
-            right = isinstance(parse_json(arguments), dict)
+            is_object = isinstance(parse_json(arguments), dict)
         except ValueError:
-            right = False
-        if not right and answer.finish != "length":
+            is_object = False
+        if not is_object and answer.finish != "length":
             return f"a tool call whose arguments are no JSON object: {quoted(arguments)}"
     return ""
 

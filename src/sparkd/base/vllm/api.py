@@ -32,7 +32,7 @@ _OPTIONAL = {
     "first_tokens": b"vllm:time_to_first_token_seconds_count",
     "first_token_seconds": b"vllm:time_to_first_token_seconds_sum",
 }
-"""Those of drafts are there with a drafter only."""
+"""0 where a page lacks them: those of drafts need a drafter."""
 _KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
 """The second is its name before vLLM 0.10."""
 _NAMES = (*_COUNTERS.values(), *_OPTIONAL.values(), *_KV_USAGE)
@@ -125,7 +125,7 @@ class Completion(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """An answer to a prompt of the smoke test."""
+    """The answer to a prompt, by a completion or a chat."""
 
     text: str = ""
     finish: str = ""
@@ -144,7 +144,7 @@ class KeyRefusedError(Exception):
 
 
 class Endpoint:
-    """Every request may raise HttpError."""
+    """Every request may raise HttpError. `more`: further fields of its body."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class Endpoint:
         answer = await self._http.request("/v1/completions", seconds, json=fields)
         if answer.status == 200:
             return parse_scored(answer.body)
-        # What vLLM's server says of NaN comes with either status.
+        # NaN in its own answer is vLLM's fault, though it may come with status 400 too.
         refused = answer.status == 400 and b"Out of range float" not in answer.body
         raise (UnscoredError if refused else ValueError)(f"HTTP {answer.status} {head(answer.body)}")
 

@@ -1,4 +1,4 @@
-"""Tables of a year's releases of vLLM: by which one an image is judged, and with which one a name came or went."""
+"""Tables of a year's releases of vLLM: the one that an image is judged by, and those in which a name came or went."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from sparkd.base.vllm.flag import SHIPPED, FlagTable
 FILE = "vllm-releases.json"
 """Below sparkd/data. `make flags` writes it: do not edit."""
 _VERSION = re.compile(r"\Av?(0\.\d{1,3})(?:\.\d{1,3})?\Z|vllm[\w.-]{0,60}:v?(0\.\d{1,3})\.\d{1,3}(?!\d|\.|rc|\+)")
+"""The minor version of a release: in a version, or in the tag of vLLM's image; of no candidate and no local build."""
 
 
 class Earlier(FlagTable, frozen=True, forbid_unknown_fields=True):
-    """A release by its differences from the next one: what it has that the next one has otherwise, or not at all."""
+    """A release, as the flags, fields and variables that the next one has changed or removed."""
 
     gone: tuple[str, ...] = ()
-    """What only the next one has: flags, FLAG.FIELD, and variables."""
+    """Names that are new in the next one, so gone on the way back: flags, FLAG.FIELD, and variables."""
 
 
 @cache
@@ -31,6 +32,7 @@ def load_releases() -> tuple[FlagTable, ...]:
 
 
 def _go_back(later: FlagTable, step: Earlier) -> FlagTable:
+    """The whole table of the release before `later`."""
     gone = {*step.gone}
     flags = {flag.name: flag for flag in (*later.flags, *step.flags) if flag.name not in gone}
     fields = {}
@@ -60,8 +62,8 @@ def is_before(table: FlagTable, number: int) -> bool:
 
 
 def add_history(reason: str, has: Callable[[FlagTable], object]) -> str:
-    """The reason, with the releases that brought and removed its subject, before a question; alone if none had it."""
-    tables = load_releases()[::-1]
+    """The reason, and before its `; did you mean` the releases in which its subject came and went, if any has it."""
+    tables = load_releases()[::-1]  # the oldest first: what that one has came with it, or earlier
     having = [number for number, table in enumerate(tables) if has(table)]
     if not having:
         return reason

@@ -14,9 +14,9 @@ from sparkd.base.lib.text import sanitize
 PATH = "/v1/completions"
 EVENT_BYTES = 64 << 10
 EVENTS_PER_TOKEN = 2
-"""The engine sends one event for each step, which makes one token or, with a drafter, several."""
+"""Limit. The engine sends one event for each step, which makes one token or, with a drafter, several."""
 TOKEN_BYTES = 1 << 10
-"""An event of vLLM 0.32 has some 250 bytes."""
+"""Limit of an event with a token: one of vLLM 0.32 has some 250 bytes."""
 
 
 class StreamError(Exception):
@@ -49,13 +49,13 @@ class _Event(Struct):
 class _Events:
     """Takes the stream in pieces of any size. Raises StreamError."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most_arrivals: int) -> None:
         self.arrivals: list[float] = []
         self.usage: _Usage | None = None
         self.begin = b""
         """Begin of the stream, for the text of an error."""
         self._rest = b""
-        self._most = most
+        self._most_arrivals = most_arrivals
         self._decode = msgspec.json.Decoder(_Event).decode
 
     def feed(self, piece: bytes) -> None:
@@ -67,9 +67,9 @@ class _Events:
             raise StreamError(f"an event of over {EVENT_BYTES} bytes")
         for event in events:
             if event.startswith(b"data: {"):
-                self._take(event[6:], now)
+                self._add(event[6:], now)
 
-    def _take(self, event: bytes, now: float) -> None:
+    def _add(self, event: bytes, now: float) -> None:
         try:
             part = self._decode(event)
         except (msgspec.MsgspecError, RecursionError):
@@ -78,8 +78,8 @@ class _Events:
             raise StreamError(f"the engine broke off: {head(event)}")
         if part.choices:
             self.arrivals.append(now)
-            if len(self.arrivals) > self._most:
-                raise StreamError(f"more than {self._most} parts of one answer")
+            if len(self.arrivals) > self._most_arrivals:
+                raise StreamError(f"more than {self._most_arrivals} parts of one answer")
         self.usage = part.usage or self.usage
 
 
@@ -94,7 +94,7 @@ async def stream_completion(http: HttpClient, model: str, prompt: str, tokens: i
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    events = _Events(EVENTS_PER_TOKEN * tokens + EVENTS_PER_TOKEN)
+    events = _Events(EVENTS_PER_TOKEN * (tokens + 1))
     begun = time.monotonic()
     limit_bytes = EVENT_BYTES + TOKEN_BYTES * EVENTS_PER_TOKEN * tokens
     answer = await http.request(PATH, seconds, received=events.feed, json=body, limit_bytes=limit_bytes)

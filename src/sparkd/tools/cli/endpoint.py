@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from itertools import zip_longest
 
 from sparkd.base.cluster import membership
 from sparkd.base.config import load_settings
@@ -51,7 +50,7 @@ def _rows(offer: endpoint.Offer, state: endpoint.State, note: str, key_file: str
     if whole:
         context = f"{whole:,} tokens, prompt and answer together: beside an answer of {answer:,} (max_tokens) at most "
         context += f"{prompt:,} of prompt; where that is longer, the answer is cut, by older vLLM refused (HTTP 400)"
-    tries = endpoint.request_lines(offer.url, key_file) if key_file or not offer.keyed else (AT_HEAD,)
+    first_try, *more = endpoint.request_lines(offer.url, key_file) if key_file or not offer.keyed else (AT_HEAD,)
     clients = endpoint.CLIENTS.items()
     rows = [
         ("url", offer.url),
@@ -59,7 +58,8 @@ def _rows(offer: endpoint.Offer, state: endpoint.State, note: str, key_file: str
         ("model", sanitize(offer.model)),
         ("context", context),
         ("key", key_file or (AT_HEAD if offer.keyed else "none: every client that reaches the port is answered")),
-        *zip_longest(("try",), tries, fillvalue=""),
+        ("try", first_try),
+        *(("", line) for line in more),
         ("serving", f"{'yes' if state.serving else 'no'}: {state.text}"),
         *((f"--client {name}", f"{client.title}; limited by {client.limited_by}") for name, client in clients),
     ]

@@ -50,7 +50,7 @@ def show_logs(args: argparse.Namespace) -> None:
 
 
 async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> None:
-    """Print what the nodes answer, each node's trouble where it changes. Raises BlockedError where none answers."""
+    """Print the nodes' lines, and a node's trouble where that changes. Raises BlockedError where no node answers."""
     marks, troubles = Marks(), dict[str, str]()
     while True:
         answers = await asyncio.gather(*(log.next(query) for log in logs))
@@ -85,7 +85,7 @@ def _print(entries: list[Entry], marks: Marks, *, as_json: bool) -> None:
 
 
 def render_rows(entries: list[Entry], marks: Marks) -> Iterator[tuple[tuple[str, str, str], str]]:
-    """Time, node and text, with the level; below a failure, what it means."""
+    """Rows of time, node and text, each with its style; below a failure a row with what it means."""
     for entry in entries:
         known, first = marks.judge(entry.line)
         at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
@@ -101,9 +101,9 @@ def render_json(entries: list[Entry], marks: Marks) -> Iterator[str]:
     for entry in entries:
         known, first = marks.judge(entry.line)
         at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
-        own = {"node": entry.node, "level": _level(entry), "engine": entry.engine, "text": entry.line.text}
-        help_ = {"meaning": known.meaning if known else "", "remedy": known.remedy if known else ""}
-        shown = {"at": at.isoformat(timespec="microseconds"), **own, "first_failure": first, **help_}
+        line = {"node": entry.node, "level": _level(entry), "engine": entry.engine, "text": entry.line.text}
+        error = {"meaning": known.meaning if known else "", "remedy": known.remedy if known else ""}
+        shown = {"at": at.isoformat(timespec="microseconds"), **line, "first_failure": first, **error}
         yield json.dumps(shown, ensure_ascii=False)
 
 
@@ -112,7 +112,7 @@ def _level(entry: Entry) -> str:
 
 
 def parse_since(text: str, now: datetime) -> datetime:
-    """Parse `10m` before now, a time of today, or a date with or without one; local time. Raises UsageError."""
+    """The time that is meant by 10m (before now), 14:30 (today), or a date with or without time. Raises UsageError."""
     if text[:1].isdigit() and text[-1:].isalpha():
         return now - timedelta(seconds=parse_time("--since", text, 0, 366 * 86400))
     with suppress(ValueError, OverflowError):
@@ -124,9 +124,8 @@ def parse_since(text: str, now: datetime) -> datetime:
 
 
 def add_explain(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "line", nargs="?", default="-", metavar="LINE|-", help="one line, or - (default) for a log on stdin"
-    )
+    source = "one line, or - (default) for a log on stdin"
+    parser.add_argument("line", nargs="?", default="-", metavar="LINE|-", help=source)
     console.add_json(parser)
     parser.epilog = "such as: journalctl -b -u sparkd-head | sparkd explain; or: journalctl -k | sparkd explain"
     parser.set_defaults(run=show_explanations)
@@ -178,9 +177,8 @@ def _stdin_lines() -> Iterator[str]:
 
 
 def add_capture(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--output", metavar="FILE", help="where to write it, instead of sparkd-capture-NODE-TIME.tar.gz"
-    )
+    target = "where to write it, instead of sparkd-capture-NODE-TIME.tar.gz"
+    parser.add_argument("--output", metavar="FILE", help=target)
     parser.add_argument("--issue", action="store_true", help="only print a summary to paste into a forum")
     parser.epilog = "Look into it before you give it away: it has host names, addresses, paths and names of processes."
     parser.set_defaults(run=capture, as_root=("only root may read all that it needs", "sudo sparkd capture"))

@@ -48,9 +48,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("deinit", "init", "take back what `init` wrote"),
     ("demo", "demo", "show status, preflight, explain and the page on example nodes, without a Spark"),
 )
-"""Name, module and summary; the module's `add_NAME` declares the options and the function that runs.
-
-Where root alone may run it from its first line on, `as_root` is why, and what to do.
+"""Name, module and summary. The module's `add_NAME` sets the options and `run`, the function of the command; and
+`as_root`, the reason and the hint of a UsageError, where root alone may run any of it.
 """
 
 GROUPS = {
@@ -156,7 +155,7 @@ def _run(words: list[str]) -> int:
 
         complete("".join(words[1:2]))
         return ExitCode.GOOD
-    _refuse_unknown(words[:1])
+    _refuse_unknown(words[0])
     gc.disable()  # imports leave no garbage, and to look for it takes a tenth of their time
     args = build_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     gc.enable()
@@ -168,9 +167,9 @@ def _run(words: list[str]) -> int:
     return int(args.run(args) or ExitCode.GOOD)
 
 
-def _refuse_unknown(words: list[str]) -> None:
-    """Raises UsageError for a command that there is not, with what is meant."""
-    names, word = [name for name, _, _ in COMMANDS], "".join(words)
+def _refuse_unknown(word: str) -> None:
+    """Raises UsageError for a command that there is not, with the likely one."""
+    names = [name for name, _, _ in COMMANDS]
     if word.startswith("-") or word in names:
         return
     from sparkd.base.lib.text import did_you_mean, sanitize

@@ -64,7 +64,7 @@ def preflight(args: argparse.Namespace) -> int:
 def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     """Raises ConfigError where there is no plan, and as `measure_gpu`."""
     from sparkd.tools.measure.gpu import measure_gpu  # as below
-    from sparkd.tools.measure.measuring import catch_ends
+    from sparkd.tools.measure.interrupts import catch_ends
 
     if args.dry_run or args.root or args.fix is not None:
         raise UsageError("--deep loads the GPU of this node, and does nothing else", "sudo sparkd preflight --deep")

@@ -82,7 +82,7 @@ def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
             raise ConfigError(f"{path}: does not exist") from None
         except UnicodeDecodeError:
             raise ConfigError("standard input: is no UTF-8 text") from None
-        form = read_form(text, path, overrides, args.service, beside=name != "-")
+        form = read_form(text, path, overrides, args.service, is_file=name != "-")
         if form is None:
             raise ConfigError(f"{path}: is no command line, script, compose file or unit that starts vLLM")
         forms.append(form)

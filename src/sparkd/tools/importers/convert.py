@@ -85,7 +85,7 @@ def import_text(
     text: str, path: Path, overrides: Overrides, taken: Collection[str], place: Place, *, beside: Path | None
 ) -> Result:
     """`beside`: the file that the recipe's mods lie beside. Raises ConfigError with `path` and line, UsageError."""
-    if form := read_form(text, path, overrides, place.service, beside=beside is not None):
+    if form := read_form(text, path, overrides, place.service, is_file=beside is not None):
         return import_forms([form], taken, place)
     if place.service or place.image:
         raise UsageError("--service and --image are for a file that starts vLLM", "leave them out, or name that file")

@@ -1,4 +1,4 @@
-"""Command lines, scripts, compose files, units and containers: recognised, and made one foreign recipe."""
+"""Recognises command lines, scripts, compose files, units and containers; makes what they start one foreign recipe."""
 
 from __future__ import annotations
 
@@ -33,34 +33,35 @@ _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}se
 
 
 class Form(Struct, frozen=True):
-    """One file with what it starts."""
+    """One file, or a container, whose name is `path`, with what it starts."""
 
     path: str
     kind: str
     launches: list[Launch]
     folder: str
+    """Where relative paths begin; empty where the text is no file's."""
 
 
 def _find_kind(text: str) -> str:
-    """Empty for another form."""
+    """Kind of a form; empty for a text of none."""
     if _MAPPING.match(text):
         return "compose" if _COMPOSE.search(text) else ""
     return "systemd unit" if is_unit(text) else "command line" if _COMMAND.search(text) else ""
 
 
-def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *, beside: bool) -> Form | None:
-    """None for a text of another form. `beside`: whether the path is a file's. Raises ConfigError with the line."""
+def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *, is_file: bool) -> Form | None:
+    """None for a text of another form. `is_file`: whether `path` has the text. Raises ConfigError with the line."""
     kind = _find_kind(text)
     if not kind:
         return None
     if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
-    folder = str(path.absolute().parent) if beside else ""
-    given = {"HOME": str(Path.home()), **({"PWD": folder} if folder else {}), **overrides}
-    variables = Variables(given, frozenset(overrides))
+    folder = str(path.absolute().parent) if is_file else ""
+    values = {"HOME": str(Path.home()), **({"PWD": folder} if folder else {}), **overrides}
+    variables = Variables(values, frozenset(overrides))
     try:
         if kind == "compose":
-            env_file = _read_env_file(path.parent / ".env", variables) if beside else {}
+            env_file = _read_env_file(path.parent / ".env", variables) if is_file else {}
             launches = read_compose(text, variables, service, env_file)
         else:
             read = read_unit if kind == "systemd unit" else read_script
@@ -81,7 +82,7 @@ def _read_env_file(path: Path, variables: Variables) -> dict[str, str]:
 
 
 def form_of_container(name: str, host: Host) -> Form:
-    """Of this machine's docker. Raises ConfigError."""
+    """What a container of this machine's docker runs. Raises ConfigError."""
     try:
         launch = query(host, lambda docker: read_container(docker, name))
     except DockerError as error:
@@ -92,8 +93,8 @@ def form_of_container(name: str, host: Host) -> Form:
 
 
 def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
-    """The one engine that they start, on as many nodes as files start it. Raises ConfigError with file and line."""
-    engines = _engines(forms, image)
+    """The one engine that they all start, on as many nodes as files start it. Raises ConfigError with file and line."""
+    engines = _find_engines(forms, image)
     if not engines:
         for form in forms:
             for launch in form.launches:
@@ -103,13 +104,16 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
         raise _fault(forms[0].path, 1, f"starts no vLLM server by itself: {hint}")
     for form in forms:
         if len(names := [engine.launch.service for path, engine in engines if path == form.path]) > 1:
-            of = f"services {', '.join(names)}: name one by --service" if any(names) else "commands: keep one of them"
-            raise _fault(form.path, 1, f"vLLM is started by {len(names)} {of}")
+            starters = "commands: keep one of them"
+            if any(names):
+                starters = f"services {', '.join(names)}: name one by --service"
+            raise _fault(form.path, 1, f"vLLM is started by {len(names)} {starters}")
     try:
         engine = merge(engines)
     except LaunchError as error:
         raise _fault(engines[-1][0], error.line, str(error)) from None
-    launch, kind, nodes = engine.launch, forms[0].kind, (len(engines), len(engines) if engines[1:] else None)
+    launch, kind = engine.launch, forms[0].kind
+    nodes = len(engines), len(engines) if engines[1:] else None  # least, most
     source = Source(Document({}, {(): launch.line}), notes=launch.notes)
     source.container = shlex.quote(forms[0].path) if kind == CONTAINER else ""
     source.is_running_here = bool(source.container) and not image
@@ -117,18 +121,19 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     return source, foreign, engine.serve
 
 
-def _engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
+def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
     """Path and engine. One without an image runs in the only container that waits for `docker exec`, if any."""
     launches = [(form, launch) for form in forms for launch in form.launches]
-    engines: list[tuple[str, Engine]] = []
-    waiting: list[Launch] = []
-    for form, launch in sorted(launches, key=lambda entry: not entry[1].image):
+    engines, waiting = list[tuple[str, Engine]](), list[Launch]()
+    for form, launch in sorted(launches, key=lambda pair: not pair[1].image):  # first those with one, which may wait
         is_bare = not launch.image
         if is_bare and len(waiting) == 1:
-            launch.image, launch.options = waiting[0].image, waiting[0].options
-            launch.env, launch.notes = {**waiting[0].env, **launch.env}, [*waiting[0].notes, *launch.notes]
-        for variable in filter(launch.env.__contains__, () if launch.image else OF_IMAGE):
-            launch.note(launch.env.pop(variable)[1], f"{variable}: left out: the image has its own")
+            container = waiting[0]
+            launch.image, launch.options = container.image, container.options
+            launch.env, launch.notes = {**container.env, **launch.env}, [*container.notes, *launch.notes]
+        if not launch.image:
+            for variable in [name for name in OF_IMAGE if name in launch.env]:
+                launch.note(launch.env.pop(variable)[1], f"{variable}: left out: the image has its own")
         try:
             engine = find_engine(launch, form.folder)
         except LaunchError as error:

@@ -24,8 +24,8 @@ from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage,
 from sparkd.base.status.model import utc_now
 from sparkd.tools.measure.bench import Wanted
 from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
-from sparkd.tools.measure.measuring import look, run
-from sparkd.tools.measure.soak import Sample
+from sparkd.tools.measure.measuring import run
+from sparkd.tools.measure.soak import Sample, read_sample
 from sparkd.tools.node import switching
 from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
 
@@ -201,7 +201,7 @@ class Climb:
             rate=level.output_tokens_per_second,
             first_token_seconds=first.median if first else None,
             kv_cache_tokens=served.report.engine.kv_cache_tokens,
-            fault=find_shortage(look(self._host), self._config.memory.floor_mib << 20),
+            fault=find_shortage(read_sample(self._host), self._config.memory.floor_mib << 20),
         )
 
     def keep(self, tuning: Tuning | None) -> None:

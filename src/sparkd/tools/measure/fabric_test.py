@@ -55,9 +55,9 @@ def measure_all(settings: Settings, host: Host) -> list[Result]:
 def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float = WAIT_SECONDS) -> Result:
     """What the head has measured with this node. Raises AwaitedError, BlockedError."""
     report_progress(f"waits for {head}, for {seconds:.0f} s: sudo sparkd fabric test there, too")
-    addresses, body = {own_port.address: own_port.hca for own_port in facts.ports}, msgspec.json.encode(facts)
+    devices = {own_port.address: own_port.hca for own_port in facts.ports}
     try:
-        encoded = asyncio.run(receive_result(addresses, port, keys, body, seconds))
+        encoded = asyncio.run(receive_result(devices, port, keys, msgspec.json.encode(facts), seconds))
     except OSError as error:
         raise AwaitedError(f"port {port} can't be had: {error.strerror}", f"ss -ltnp sport = :{port}") from None
     if encoded is None:
@@ -90,15 +90,13 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
 
 
 def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
-    figures, rdma = None, None
-    measurer = Measurer(own.address, other.address, port, keys)
+    figures, measurer = None, Measurer(own.address, other.address, port, keys)
     try:
         figures = measurer.measure()
-        rdma = measurer.measure_rdma(own.hca) if own.hca else None
+        return Pair(own, other, figures, rdma_gbps=measurer.measure_rdma(own.hca) if own.hca else None)
     except (OSError, UnsignedError, TrafficError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         return Pair(own, other, figures, sanitize(reason or str(error)))
-    return Pair(own, other, figures, rdma_gbps=rdma)
 
 
 def greet(measurer: Measurer, seconds: float = WAIT_SECONDS) -> Facts:

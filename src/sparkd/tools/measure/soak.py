@@ -12,8 +12,11 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sparkd.base.host import Host
+from sparkd.base.host.meminfo import read_swaps
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.text import size
+from sparkd.base.status.model import read_living_report
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.streaming import StreamError
 from sparkd.tools.measure.bench import REQUEST_SECONDS, Prompts, Wanted
@@ -42,6 +45,28 @@ class Sample(Struct, frozen=True):
     answered: int = 0
     failed: int = 0
     tokens: int = 0
+
+
+def read_sample(host: Host) -> Sample | None:
+    """This node now, and the others as they last reported; None where this node can't be read."""
+    try:
+        own, swaps = host.meminfo(), read_swaps(host.files)
+    except (OSError, ValueError):
+        return None
+    report = read_living_report(host.files)
+    peers = [(peer.report.node, peer.living) for peer in report.peers if peer.report] if report else []
+    gpus = [node.gpu for node in (report, *(living for _, living in peers)) if node and node.gpu]
+    return Sample(
+        seconds=0.0,
+        available_bytes={
+            report.node if report else host.name(): own.available_bytes,
+            **{name: node.memory.available_bytes if node and node.memory else None for name, node in peers},
+        },
+        cached_bytes=own.cached_bytes,
+        swap_used_bytes=sum(swap.used_bytes for swap in swaps),
+        gpu_celsius=max((gpu.temperature_celsius for gpu in gpus if gpu.temperature_celsius is not None), default=None),
+        gpu_mhz=min((gpu.clock_mhz for gpu in gpus if gpu.clock_mhz is not None), default=None),
+    )
 
 
 class Drift(Struct, frozen=True):

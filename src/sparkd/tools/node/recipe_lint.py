@@ -1,5 +1,5 @@
-"""What a recipe is on any node: its plan, by the settings' defaults; what is wrong with it, and what could be better,
-each with its file and line. A plan as JSON.
+"""A recipe on any node: its plan by the settings' defaults; what is wrong with it and what could be better, each with
+its file and line. And a plan as JSON.
 """
 
 from __future__ import annotations
@@ -45,43 +45,29 @@ class Trial(Struct, frozen=True):
     plan: LaunchPlan | None
     """The head's, with the fewest nodes that fit; None where none does."""
     errors: tuple[str, ...]
-    """What the highest number of nodes meets."""
+    """Why no number of nodes fits: what the highest one meets."""
     warnings: tuple[str, ...]
 
 
-def try_recipe(recipe: Recipe, settings: Settings | None = None, size: int | None = None) -> Trial:
-    """Plan it for each number of nodes that `nodes` allows, or for `size` alone. Each message names its key."""
+def try_recipe(recipe: Recipe, settings: Settings | None = None, nodes: int | None = None) -> Trial:
+    """Plan it for `nodes` nodes, or for each number that the recipe allows. Each message names its key."""
     plans: dict[int, LaunchPlan] = {}
     refused = f"nodes.min is {recipe.nodes.min}, and cluster.nodes names at most {MAX_NODES} nodes"
-    sizes = range(recipe.nodes.min, min(recipe.nodes.max, MAX_NODES) + 1) if size is None else (size,)
-    for nodes in sizes:
+    counts = range(recipe.nodes.min, min(recipe.nodes.max, MAX_NODES) + 1) if nodes is None else (nodes,)
+    for count in counts:
         # With an interface and an RDMA device each placeholder has a value.
-        node = Node(0, "10.0.0.1", "10.0.0.1", nodes, "eth0", ("mlx5_0",))
+        node = Node(0, "10.0.0.1", "10.0.0.1", count, "eth0", ("mlx5_0",))
         try:
-            plans[nodes] = make_plan(recipe, settings or Settings(), node)
+            plans[count] = make_plan(recipe, settings or Settings(), node)
         except ConfigError as error:
             refused = f"{error.reason} ({error.hint})" if error.hint else error.reason
         if recipe.nodes.min in plans:
-            break  # the others say nothing more
+            break  # the least number fits: no other is tried
     warnings = []
-    if plans and size is None and recipe.nodes.min not in plans and "min" in recipe.nodes.model_fields_set:
+    if plans and nodes is None and recipe.nodes.min not in plans and "min" in recipe.nodes.model_fields_set:
         fit = " or ".join(map(str, plans))
         warnings.append(f"nodes.min is {recipe.nodes.min}, and the recipe fits {fit} node(s) only")
     return Trial(next(iter(plans.values()), None), () if plans else (refused,), tuple(warnings))
-
-
-def plan_as_json(plan: LaunchPlan) -> str:
-    values = to_builtins(plan, enc_hook=_dump_model)
-    return json.dumps({"schema": 1, **values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
-
-
-def _dump_model(value: Container | Lines) -> dict[str, object]:
-    fields = value.model_dump()
-    if isinstance(value, Container):
-        fields["ulimits"] = [{"name": name, **limit.model_dump()} for name, limit in value.limits.items()]
-        fields["shm_bytes"] = value.shm_size_bytes
-        fields["mounts"] = fields.pop("volumes")
-    return fields
 
 
 def lint(
@@ -94,12 +80,11 @@ def lint(
 ) -> tuple[list[str], list[str]]:
     """What plan-lint and the plan find in a recipe: errors and warnings, each with its file and line.
 
-    `memory_bytes`: each node's, whose GPU shares it. In a recipe that is not whole, only what is written counts: what
-    seems to be left out may be wrong instead.
+    `memory_bytes`: each node's, whose GPU shares it. `whole`: the recipe was read without a fault. Else only what is
+    written in it counts: what seems to be left out may be misspelt.
     """
-    errors: list[str] = []
-    warnings: list[str] = []
-    launch = replace(_launch(loaded.recipe), vllm=vllm)
+    errors, warnings = list[str](), list[str]()
+    launch = replace(_make_launch(loaded.recipe), vllm=vllm)
     for issue in (*rules.find_issues(launch), *_find_reach(loaded.recipe)):
         where = _find_origin(loaded, issue.at)
         if where or whole:
@@ -110,8 +95,8 @@ def lint(
         missing = _find_missing(trial.plan) if trial.plan else ()
         errors += [f"{_locate_key(loaded, error)}: {error}" for error in trial.errors]
         if trial.plan and trial.plan.container.gpus == "all":
-            wrong, blocks = _judge_memory(loaded, trial.plan, memory_bytes, host or Host())
-            (errors if blocks else warnings).extend([wrong] if wrong else [])
+            shortage, blocks = _judge_memory(loaded, trial.plan, memory_bytes, host or Host())
+            (errors if blocks else warnings).extend([shortage] if shortage else [])
         warnings += [f"{_locate_key(loaded, warning)}: {warning}" for warning in (*trial.warnings, *missing)]
     return errors, warnings
 
@@ -150,18 +135,19 @@ def _find_missing(plan: LaunchPlan) -> Iterator[str]:
     for file in paths_of_plan(plan):
         if missing.isdisjoint(accumulate(file.path.split("/"), "{}/{}".format)):
             with suppress(OSError):  # unreadable for this user
-                if wrong := read_path(Files(), file).fault:
+                if fault := read_path(Files(), file).fault:
                     missing.add(file.path)
-                    yield f"{file.path} {wrong} on this machine: {file.what} ({file.hint})"
+                    yield f"{file.path} {fault} on this machine: {file.what} ({file.hint})"
 
 
 def _find_reach(recipe: Recipe) -> Iterator[Issue]:
-    read = {f"secrets.{name}": file for name, file in recipe.secrets.items()}
+    """What it may do beyond its container."""
+    secrets = {f"secrets.{name}": file for name, file in recipe.secrets.items()}
     model = {"model.path": recipe.model.path} if recipe.model.path.startswith("/") else {}
-    return find_reach(recipe.container, {**model, **read})
+    return find_reach(recipe.container, {**model, **secrets})
 
 
-def _launch(recipe: Recipe) -> Launch:
+def _make_launch(recipe: Recipe) -> Launch:
     """The recipe's engine on any node, so without the values of placeholders."""
     words = command_line(recipe.args)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
@@ -179,3 +165,17 @@ def _launch(recipe: Recipe) -> Launch:
         extra=recipe.flags.extra,
         texts=tuple(texts),
     )
+
+
+def plan_as_json(plan: LaunchPlan) -> str:
+    values = to_builtins(plan, enc_hook=_dump_model)
+    return json.dumps({"schema": 1, **values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
+
+
+def _dump_model(value: Container | Lines) -> dict[str, object]:
+    fields = value.model_dump()
+    if isinstance(value, Container):
+        fields["ulimits"] = [{"name": name, **limit.model_dump()} for name, limit in value.limits.items()]
+        fields["shm_bytes"] = value.shm_size_bytes
+        fields["mounts"] = fields.pop("volumes")
+    return fields

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from sparkd.base.host import Host
 from sparkd.base.host.sockets import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
 
-SECONDS = 1.0
+PING_SECONDS, SEND_AT_SECONDS = 1.0, (0.0, 0.3)
+"""How long answers are awaited, and when each of two pings is sent."""
 CONNECT_SECONDS = 0.5
 MOST = 64
 """Neighbours of one port, and addresses that are tried."""
@@ -47,7 +48,7 @@ class Neighbour(Struct, frozen=True):
 
 
 def find_neighbours(host: Host, interfaces: Iterable[str], port: int) -> tuple[Neighbour, ...]:
-    """Find them in 1.5 s at most; none where this user may not ping. `port`: sparkd's. A tree of files has a record."""
+    """Find them in 1.5 s at most; none where this user may not ping. `port`: sparkd's. A tree of files records them."""
     if not host.live:
         return tuple(host.files.recorded("neighbours", list[Neighbour]) or ())
     answered = ping_all(tuple(interfaces))
@@ -55,8 +56,8 @@ def find_neighbours(host: Host, interfaces: Iterable[str], port: int) -> tuple[N
     neighbours = []
     for interface, link_local in answered:
         machine = (interface, table.get((interface, link_local)))
-        same = (address for (where, address), hardware in table.items() if (where, hardware) == machine)
-        others = tuple(address for address in same if not ip_address(address).is_link_local)
+        addresses = (address for (port_name, address), hardware in table.items() if (port_name, hardware) == machine)
+        others = tuple(address for address in addresses if not ip_address(address).is_link_local)
         neighbours.append(Neighbour(interface, link_local, others))
     opened = _find_open([address for neighbour in neighbours for address in neighbour.addresses], port)
     return tuple(replace(neighbour, sparkd=not opened.isdisjoint(neighbour.addresses)) for neighbour in neighbours)
@@ -72,14 +73,14 @@ def ping_all(interfaces: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
                 pinger = stack.enter_context(_pinger(name))
                 selector.register(pinger, selectors.EVENT_READ, name)
                 pingers.append((pinger, ("ff02::1", 0, 0, socket.if_nametoindex(name))))
-        began, to_send = time.monotonic(), [0.0, 0.3]
-        while pingers and (now := time.monotonic() - began) < SECONDS:
-            if to_send and now >= to_send[0]:
-                for pinger, place in pingers:
+        began, send_at = time.monotonic(), list(SEND_AT_SECONDS)
+        while pingers and (passed := time.monotonic() - began) < PING_SECONDS:
+            if send_at and passed >= send_at[0]:
+                for pinger, all_nodes in pingers:
                     with suppress(OSError):  # it went down
-                        pinger.sendto(ECHO.pack(ECHO_REQUEST, 0, 0, 0, len(to_send)) + token, place)
-                del to_send[0]
-            for key, _ in selector.select((to_send[0] if to_send else SECONDS) - now):
+                        pinger.sendto(ECHO.pack(ECHO_REQUEST, 0, 0, 0, len(send_at)) + token, all_nodes)
+                del send_at[0]
+            for key, _ in selector.select((send_at[0] if send_at else PING_SECONDS) - passed):
                 with suppress(OSError):
                     answer, source = key.fileobj.recvfrom(256)  # type: ignore[union-attr]  # a socket
                     known = sum(name == key.data for name, _ in machines)
@@ -91,25 +92,24 @@ def ping_all(interfaces: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 def _pinger(interface: str) -> socket.socket:
     """A raw socket for root; else the kernel's ping socket, where net.ipv4.ping_group_range allows it."""
     kind = socket.SOCK_DGRAM if os.geteuid() else socket.SOCK_RAW
-    made = socket.socket(socket.AF_INET6, kind | socket.SOCK_NONBLOCK, socket.IPPROTO_ICMPV6)
+    pinger = socket.socket(socket.AF_INET6, kind | socket.SOCK_NONBLOCK, socket.IPPROTO_ICMPV6)
     try:
         if kind == socket.SOCK_RAW:
-            made.setsockopt(socket.IPPROTO_ICMPV6, ICMPV6_FILTER, REPLIES_ALONE)
-        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_LOOP, 0)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+            pinger.setsockopt(socket.IPPROTO_ICMPV6, ICMPV6_FILTER, REPLIES_ALONE)
+        pinger.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_LOOP, 0)
+        pinger.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
     except BaseException:
-        made.close()
+        pinger.close()
         raise
-    return made
+    return pinger
 
 
 def read_table() -> dict[tuple[str, str], bytes]:
     """Hardware address by interface and IP address; empty where the kernel's table can't be read."""
     table: dict[tuple[str, str], bytes] = {}
     with suppress(OSError):
-        for message in query_kernel(
-            NEIGHBOUR.pack(socket.AF_UNSPEC, 0, 0, 0, 0), NLM_F_DUMP, NETLINK_ROUTE, RTM_GETNEIGH
-        ):
+        request = NEIGHBOUR.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+        for message in query_kernel(request, NLM_F_DUMP, NETLINK_ROUTE, RTM_GETNEIGH):
             _, index, state, _, _ = NEIGHBOUR.unpack_from(message)
             values = dict(records(message[NEIGHBOUR.size :], ATTRIBUTE))
             address, hardware = values.get(NDA_DST, b""), values.get(NDA_LLADDR, b"")
@@ -126,9 +126,9 @@ def _find_open(addresses: list[str], port: int) -> set[str]:
         stack.enter_context(waiting)
         for address in addresses[:MOST]:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            made = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-            made.connect_ex((address, port))
-            waiting.register(made, selectors.EVENT_WRITE, address)
+            client = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            client.connect_ex((address, port))
+            waiting.register(client, selectors.EVENT_WRITE, address)
         deadline = time.monotonic() + CONNECT_SECONDS
         while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in waiting.select(left):

@@ -33,7 +33,7 @@ ID = "0123456789abcdef" * 4
 REF = "ghcr.io/x/vllm:1"
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
 GOOD = DockerEngineFacts(True, True, "", "29.2.1", ("runc",), (HOOK,))
-IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "linux", "2026-05-20T03:11:52Z", 3 << 30, "", (), (), ())
+IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "2026-05-20T03:11:52Z", 3 << 30, "", (), (), ())
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_a_specification_that_docker_does_not_read_is_no_way(tree: Tree) -> None
     assert ways(tree) == ()
 
 
-def test_a_specification_that_can_not_be_read_takes_no_way_away(tree: Tree) -> None:
+def test_an_unreadable_specification_hides_no_other_way_to_the_gpu(tree: Tree) -> None:
     """A link to nothing, a folder, and a file where a folder is looked for: what a half removed toolkit leaves."""
     engine(tree, Runtimes={"nvidia": {}}, CDISpecDirs=["/etc/cdi", "/var/run/cdi"])
     tree.link("/etc/cdi/a.yaml", "/missing")

@@ -104,13 +104,12 @@ def test_what_has_changed_since_the_last_good_start_is_said(tree: Tree) -> None:
         known = known.record_launch(PLAN, boot_id, tried)
     verdict = judged(tree, known)
     assert verdict.reason.endswith(
-        "changed since the last good start: kernel from 6.17 to 7.0, args.x from 1 to 2, "
-        "env.new from nothing to 3 and 1 more"
+        "since the last good start changed: args.x 1 -> 2, env.new not set -> 3, env.z 1 -> 2, and 1 more"
     )
     assert verdict.hint.endswith("systemctl start sparkd-head")
     assert "no good start is on record" in judged(tree, lived(*[LOAD_CUT] * 3)).reason
     same = lived((PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3)
-    assert "no recorded value has changed" in judged(tree, same).reason
+    assert "since the last good start nothing that sparkd knows of has changed" in judged(tree, same).reason
 
 
 def test_a_machine_without_the_file_is_ok(tree: Tree) -> None:

@@ -309,18 +309,22 @@ def test_odd_content_never_raises(tree: Tree) -> None:
     assert "tokenizer.json is a folder, not a file" in verdict.reason
 
 
-def test_the_plan_says_where_the_model_is_and_how_it_is_loaded() -> None:
-    def of_plan(**args: str) -> ModelWeights:
-        settings = Settings.model_validate({"engine": {"recipe": "tiny-cpu", "args": args}})
-        recipe = load_recipe("tiny-cpu", recipe_folders(Path("/"))).recipe
-        plan = make_plan(recipe, settings, node_of_rank(settings, 0))
-        return ModelWeights.from_inputs(CheckInputs(plan, settings))
+def check_of_plan(**args: str) -> ModelWeights:
+    settings = Settings.model_validate({"engine": {"recipe": "tiny-cpu", "args": args}})
+    recipe = load_recipe("tiny-cpu", recipe_folders(Path("/"))).recipe
+    plan = make_plan(recipe, settings, node_of_rank(settings, 0))
+    return ModelWeights.from_inputs(CheckInputs(plan, settings))
 
-    check = of_plan(**{"load-format": "dummy"})
+
+def test_the_plan_says_where_the_model_is_and_how_it_is_loaded() -> None:
+    check = check_of_plan(**{"load-format": "dummy"})
     assert (check.folder, check.seen_as, check.load_format) == ("/srv/models/tiny", "/models/tiny", "dummy")
     assert check.needs_tokenizer
-    elsewhere = of_plan(**{"hf-config-path": "/models/x"})
-    assert elsewhere.judge(replace(GOOD, config=False)).level is Level.OK
+
+
+def test_a_model_whose_config_is_elsewhere_needs_none_in_its_folder() -> None:
+    no_config = replace(GOOD, config=False)
+    assert check_of_plan(**{"hf-config-path": "/models/x"}).judge(no_config).level is Level.OK
 
 
 def test_the_order_of_tensors_in_a_header_does_not_matter(tree: Tree) -> None:

@@ -81,14 +81,15 @@ class Samples:
         self._count = 0
 
     def put(self, when: float, available_bytes: int, full_avg10: float) -> None:
-        """Keep the newest. It replaces the previous one where that is close to its own predecessor."""
-        newest, before = (self._count - 1) % SAMPLE_COUNT, (self._count - 2) % SAMPLE_COUNT
-        if self._count < 2 or self._when[newest] - self._when[before] >= SAMPLE_SECONDS:
-            newest = self._count % SAMPLE_COUNT
+        """Keep it. It overwrites the last one, where that came less than SAMPLE_SECONDS after the one before it."""
+        last, before = (self._count - 1) % SAMPLE_COUNT, (self._count - 2) % SAMPLE_COUNT
+        place = last
+        if self._count < 2 or self._when[last] - self._when[before] >= SAMPLE_SECONDS:
+            place = self._count % SAMPLE_COUNT
             self._count += 1
-        self._when[newest] = when
-        self._available[newest] = available_bytes
-        self._pressure[newest] = full_avg10
+        self._when[place] = when
+        self._available[place] = available_bytes
+        self._pressure[place] = full_avg10
 
     def kept(self) -> list[tuple[float, int, float]]:
         """Oldest first."""
@@ -105,8 +106,8 @@ def describe_kill(samples: list[tuple[float, int, float]], floor_bytes: int) -> 
         left += f" of twice {floor}, and all work stood still for memory"
     else:
         left += f", below {floor}"
-    aged = ([sample for sample in samples if at - sample[0] >= age] for age in AGES)
-    quoted = dict.fromkeys(old_enough[-1] for old_enough in aged if old_enough)  # the youngest of each age, once
+    at_least = ([sample for sample in samples if at - sample[0] >= age] for age in AGES)
+    quoted = dict.fromkeys(older[-1] for older in at_least if older)  # the youngest of each age, each sample once
     history = ", ".join(f"{earlier // MIB:,} MiB {at - when:.1f} s before" for when, earlier, _ in quoted)
     # The rate of loss is that of the last tenth of a second or more.
     began, before, _ = next((sample for sample in reversed(samples) if at - sample[0] >= SAMPLE_SECONDS), samples[0])

@@ -12,20 +12,13 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.state import launch_history
 from sparkd.base.state.file import ignore_report
+from sparkd.base.state.history import describe_change
+from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import LOADING, LaunchHistory
 
 TOO_MANY = 3
 """Boots in a row that ended while one plan loaded. Three power cuts in a row, each within such minutes, are rare."""
-MOST_CHANGES = 3
-LIKELY = ("kernel", "driver", "image.identity", "docker", "sparkd")
-"""Values that an update changes are named before settings."""
-VALUE_LENGTH = 60
-
-
-class Change(Struct, frozen=True):
-    name: str
-    good: str
-    tried: str
+PHASE_LENGTH = 60
 
 
 class Launch(Struct, frozen=True):
@@ -40,10 +33,8 @@ class Launch(Struct, frozen=True):
 class LastBootFacts(Struct, frozen=True):
     before: tuple[Launch, ...]
     """The launches of the boots before this one since the last good start, oldest first."""
-    started_well: bool
-    changes: tuple[Change, ...]
-    """Differences of the last launch from the last good start; the first of them."""
-    changed: int
+    changes: str
+    """Differences of the last launch from the last good start."""
     end: str = ""
     """How the machine's last boot ended, with the evidence."""
 
@@ -61,15 +52,18 @@ class LastBoot(Check[LastBootFacts], frozen=True):
     def probe(self, host: Host) -> LastBootFacts:
         known = launch_history.FILE.load(host.files, ignore_report) or LaunchHistory()
         if not known.boots:
-            return LastBootFacts((), bool(known.good), (), 0)
+            return LastBootFacts((), "")
         boot_id = host.files.value("/proc/sys/kernel/random/boot_id")
-        changes = _changes(known)
+        changes = "no good start is on record"
+        if known.good:
+            good, tried = (Facts(values, {}, {}) for values in (known.good, known.tried))
+            changes = f"since the last good start {describe_change(good, tried)}"
         before = tuple(
-            Launch(sanitize(boot.phase, VALUE_LENGTH), boot.digest == self.digest, not boot.open)
+            Launch(sanitize(boot.phase, PHASE_LENGTH), boot.digest == self.digest, not boot.open)
             for boot in known.before(boot_id)
         )
         end = str(known.machine_end) if known.machine_end and known.machine_end.boot_id == boot_id else ""
-        return LastBootFacts(before, bool(known.good), changes[:MOST_CHANGES], len(changes), end)
+        return LastBootFacts(before, changes, end)
 
     def judge(self, facts: LastBootFacts) -> Verdict:
         if not facts.before:
@@ -86,24 +80,4 @@ class LastBoot(Check[LastBootFacts], frozen=True):
             return warn(reason + times + ended, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
         reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{ended}; "
         hint = f"fix the cause (journalctl -b -1 -e), then: systemctl start {self.unit}"
-        return block(reason + _describe_changes(facts), hint, needs_person=True)
-
-
-def _describe_changes(facts: LastBootFacts) -> str:
-    if not facts.started_well:
-        return "no good start is on record"
-    if not facts.changes:
-        return "no recorded value has changed since the last good start"
-    shown = (
-        f"{change.name} from {change.good or 'nothing'} to {change.tried or 'nothing'}" for change in facts.changes
-    )
-    more = f" and {facts.changed - len(facts.changes)} more" if facts.changed > len(facts.changes) else ""
-    return f"changed since the last good start: {', '.join(shown)}{more}"
-
-
-def _changes(known: LaunchHistory) -> tuple[Change, ...]:
-    good, tried = known.good, known.tried
-    names = sorted(name for name in good.keys() | tried.keys() if good.get(name) != tried.get(name))
-    names.sort(key=lambda name: LIKELY.index(name) if name in LIKELY else len(LIKELY))
-    rows = ((name, good.get(name, ""), tried.get(name, "")) for name in names)
-    return tuple(Change(*(sanitize(text, VALUE_LENGTH) for text in row)) for row in rows)
+        return block(reason + facts.changes, hint, needs_person=True)

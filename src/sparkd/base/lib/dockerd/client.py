@@ -1,15 +1,14 @@
-"""The SDK's client for one API version, its errors as DockerError, and recorded answers instead of a dockerd."""
+"""The SDK's client for one API version, and its errors as DockerError."""
 
 from __future__ import annotations
 
-import io
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from sparkd.base.lib.dockerd.reader import DockerError
 
@@ -19,9 +18,7 @@ try:
     from docker import APIClient as APIClient
     from docker.errors import APIError as APIError
     from docker.errors import DockerException
-    from requests import PreparedRequest
     from requests import Response as Response
-    from requests.adapters import BaseAdapter
     from urllib3.exceptions import HTTPError
 finally:
     socket.has_ipv6 = _has_ipv6
@@ -44,8 +41,6 @@ class SdkClient:
 
     socket_path: str
     seconds: float
-    fixture: Callable[[str], bytes] | None = None
-    """Answers instead of a dockerd: see `FixtureTransport`."""
     _api: APIClient | None = None
 
     def call(self, work: Callable[[APIClient], T], seconds: float | None = None) -> T:
@@ -73,8 +68,6 @@ class SdkClient:
     def _connect(self, version: str) -> APIClient:
         api = APIClient(f"unix://{self.socket_path}", version=version)
         api.trust_env = False  # no proxy, no ~/.netrc
-        if self.fixture is not None:
-            api.mount("http+docker://", FixtureTransport(self.fixture))
         return api
 
 
@@ -116,28 +109,3 @@ def open_log(container_id: str, since: str, connect_seconds: float, api: APIClie
     if status != 200:
         raise APIError("", answer, answer.text if status == 400 else f"HTTP {status}")  # 400: see UNSUPPORTED
     return answer
-
-
-class FixtureTransport(BaseAdapter):
-    """`read(name)` returns the body of PATH.json, whatever the query, or of PATH.500.json where docker failed.
-
-    Where it raises FileNotFoundError or NotADirectoryError, the answer is 404.
-    """
-
-    def __init__(self, read: Callable[[str], bytes]) -> None:
-        super().__init__()
-        self._read = read
-
-    def send(self, request: PreparedRequest, *_args: object, **_kwargs: object) -> Response:
-        path = unquote(request.path_url.partition("?")[0].removeprefix(f"/v{API_VERSION}"))
-        answer = Response()
-        answer.request, answer.url = request, str(request.url)
-        answer.status_code, body = 404, b'{"message": "not recorded"}'
-        for status, end in ((200, "json"), (500, "500.json")):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                answer.status_code, body = status, self._read(f"{path}.{end}")
-                break
-        answer.raw = io.BytesIO(body)
-        return answer
-
-    def close(self) -> None: ...

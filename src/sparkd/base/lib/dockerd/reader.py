@@ -1,5 +1,5 @@
-"""Read access to dockerd, and the error of this package. The SDK is imported at the first connection, since that takes
-time and memory.
+"""Read access to dockerd: its answers, a container's log, and the error of this package. The SDK is imported at the
+first connection, since that takes time and memory.
 """
 
 from __future__ import annotations
@@ -7,11 +7,13 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from sparkd.base.lib.text import parse_json
 
 if TYPE_CHECKING:
     from sparkd.base.lib.dockerd.client import APIClient, SdkClient
@@ -36,10 +38,9 @@ class DockerError(Exception):
 
 
 class DockerReader:
-    """Answers of dockerd as unchecked JSON, for one thread, within `seconds` in all; each is requested once, but a
-    container.
+    """dockerd's answers as unchecked JSON, for one thread. Each is requested once and kept, except a container's.
 
-    It connects at the first request. Methods raise DockerError.
+    It connects at the first request. All requests together have `seconds`. Methods raise DockerError.
     """
 
     def __init__(self, client: SdkClient, seconds: float) -> None:
@@ -70,7 +71,7 @@ class DockerReader:
         return self._get("/info", lambda api: api.info())
 
     def events(self, container_id: str, since: float, until: float) -> object:
-        """Events of a container, oldest first (wall clock). dockerd waits for an `until` to come, and keeps 256."""
+        """Events of a container, oldest first (wall clock). dockerd keeps 256, and answers once `until` has come."""
         filters = {"type": "container", "container": container_id}
         times: tuple[Any, Any] = f"{since:.6f}", f"{until:.6f}"  # dockerd takes fractions; the SDK declares int
         return self._get("/events", lambda api: list(islice(api.events(*times, filters, decode=True), 256)))
@@ -79,8 +80,9 @@ class DockerReader:
         self._client.close()
 
     def _get(self, path: str, work: Callable[[APIClient], object]) -> object:
+        """The kept answer, or a new one; None for HTTP 404."""
         if path not in self.answers:
-            self.answers[path] = self._request(work)
+            self.answers[path] = self._request(path, work)
         answer = self.answers[path]
         if not isinstance(answer, DockerError):
             return answer
@@ -89,7 +91,7 @@ class DockerReader:
         reason = f"HTTP {answer.status}" if answer.status else str(answer)
         raise DockerError(f"GET {path}: {reason}", answer.status)
 
-    def _request(self, work: Callable[[APIClient], object]) -> object:
+    def _request(self, _path: str, work: Callable[[APIClient], object]) -> object:
         """The answer, or its error. After the deadline nothing is sent."""
         deadline = time.monotonic() + self._left
         try:
@@ -103,19 +105,38 @@ class DockerReader:
         return DockerError(f"no answer within {self._seconds:g} s")
 
 
-def connect(
-    socket_path: str = SOCKET, seconds: float = TIMEOUT_SECONDS, fixture: Callable[[str], bytes] | None = None
-) -> DockerReader:
-    """A reader of the running dockerd, or of recorded answers: see `client.FixtureTransport`."""
+class RecordedReader(DockerReader):
+    """Answers of a tree of files: `read(name)` is the body of PATH.json, or of PATH.500.json where docker failed."""
+
+    def __init__(self, read: Callable[[str], bytes]) -> None:
+        self._read = read
+        self.answers = {}
+
+    def close(self) -> None: ...
+
+    def _request(self, path: str, _work: Callable[[APIClient], object]) -> object:
+        try:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return parse_json(self._read(f"{path}.json"))
+            self._read(f"{path}.500.json")
+        except (FileNotFoundError, NotADirectoryError):
+            return DockerError("not recorded", MISSING)
+        except (OSError, ValueError) as error:
+            return DockerError(str(error))
+        return DockerError("recorded as failed", FAILED)
+
+
+def connect(socket_path: str = SOCKET, seconds: float = TIMEOUT_SECONDS) -> DockerReader:
+    """A reader of the running dockerd."""
     from sparkd.base.lib.dockerd.client import SdkClient
 
-    return DockerReader(SdkClient(socket_path, seconds, fixture), seconds)
+    return DockerReader(SdkClient(socket_path, seconds), seconds)
 
 
 def follow_log(container_id: str, since: str, socket_path: str = SOCKET) -> Iterator[tuple[int, bytes]]:
     """(stream, stamp and bytes) from `since` on until the container ends: 1 is stdout, 2 stderr.
 
-    `since`: as `since_of` makes it of a piece, which comes again; "0": all. It waits for more without a limit. Raises
+    `since`: "0" for all, or `since_of` a piece, which then comes again. It waits for more without a limit. Raises
     DockerError, also where dockerd stops.
 
     The SDK's own logs() leaves out the stream number, without which pieces of long lines of both streams would be

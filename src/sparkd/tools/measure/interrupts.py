@@ -1,0 +1,52 @@
+"""SIGINT, SIGTERM and SIGHUP end a measurement early, and not before its results are printed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from types import FrameType
+
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def catch_ends() -> None:
+    """Let the end of a session, or by a service manager, be one by Ctrl-C, which keeps the results."""
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        for number in ENDS:  # a session's end sends both
+            signal.signal(number, signal.SIG_IGN)
+        handler = signal.getsignal(signal.SIGINT)  # asyncio's, while a loop runs; none where a shell's `&` ignores it
+        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    for end in ENDS:
+        if signal.getsignal(end) is signal.SIG_DFL:  # not under nohup
+            signal.signal(end, interrupt)
+
+
+def run_interruptible(work: Coroutine[None, None, None]) -> bool:
+    """Run it in a loop of its own; return whether SIGINT ended it. A second one, as `timeout` sends, is ignored: the
+    interpreter's own handler would end the command before its results are printed.
+    """
+
+    async def cancel_once() -> None:
+        handler = signal.getsignal(signal.SIGINT)  # asyncio's
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if callable(handler):
+                handler(number, frame)
+
+        if callable(handler):  # a shell's `&` ignores it
+            signal.signal(signal.SIGINT, interrupt)
+        try:
+            await work
+        finally:
+            if signal.getsignal(signal.SIGINT) is interrupt:
+                signal.signal(signal.SIGINT, handler)
+
+    try:
+        asyncio.run(cancel_once())
+    except KeyboardInterrupt:
+        return True
+    return False

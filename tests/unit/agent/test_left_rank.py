@@ -1,0 +1,167 @@
+"""An agent leaves its rank, which serves, to the next one, or takes over what another one has left."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.agent.test_taking_over import kept_rank
+from tests.unit.agent_runs import World, end, run_agent
+from tests.unit.agent_runs import record as in_main_loop
+from tests.unit.rank_records import rank_record
+
+from sparkd.agent.daemon.bootstrap import build_agent
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.taking_over import FILE as KEPT
+from sparkd.agent.daemon.taking_over import KeptRank
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError, ConfigError
+from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.main_loop import SIGNALS, MainLoop
+from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.state.rank_record import FILE, GUARD, GUARD_COMM, RankStage, read_rank
+
+GUARD_PID = 4100
+
+
+@pytest.fixture(autouse=True)
+def _unblocked() -> Iterator[None]:
+    yield
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def guard_rank(tree: Tree) -> None:
+    """A guard would end it where no agent comes back."""
+    record = read_rank(Host(tree.root)).record
+    assert record is not None
+    tree.process(GUARD_PID, GUARD_COMM)
+    tree.file(GUARD, f"0 {record.pid} {record.start_time} 77 88 {GUARD_PID}")
+
+
+def test_a_program_that_cannot_be_executed_leaves_the_engine_to_the_next_agent(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sparkd"
+    program.write_text("#!/no/such/python\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program)])
+
+    def reload() -> None:
+        record = read_rank(Host(world.tree.root)).record
+        assert record is not None
+        world.tree.process(record.pid, "sleep", start_time=record.start_time)
+        guard_rank(world.tree)
+        end(signal.SIGHUP)
+
+    thread = world.once("serving", reload)
+    with pytest.raises(RuntimeError, match=f"{program} can't be executed"):
+        run_agent(world)
+    thread.join()
+    assert world.rank is not None and world.rank.poll() is None, "the engine serves on"
+    assert read_rank(Host(world.tree.root)).stays
+
+
+def leave_rank(tree: Tree, pid: int, kept: KeptRank) -> None:
+    """It serves, and no agent has it."""
+    began, container = int(Path(f"/proc/{pid}/stat").read_text().split()[21]), "c" * 64
+    tree.file("/proc/sys/kernel/random/boot_id", "b1\n")
+    tree.file("/proc/uptime", "5000.0 1.0\n")
+    tree.process(pid, "sleep", start_time=began, cgroup=f"0::/system.slice/docker-{container}.scope")
+    served = {"boot_id": "b1", "stage": RankStage.READY, "pid": pid, "start_time": began}
+    tree.file(FILE.path, FILE.encode(rank_record(**served, container_id=container)))
+    tree.file(KEPT.path, KEPT.encode(kept))
+    guard_rank(tree)
+
+
+def test_a_try_without_what_may_come_back_is_no_crash(tree: Tree) -> None:
+    """So the next one tries it again, for as long as the guard waits."""
+
+    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> Agent:
+        return build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, tree.root)
+
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(tree, rank.pid, kept_rank("tiny-cpu-pair", nodes=("10.0.0.1", "10.0.0.2")))
+        with pytest.raises(BlockedError, match="no cluster key"):
+            in_main_loop(build)
+        rank.kill()
+    assert FILE.decode((tree.root / FILE.path[1:]).read_bytes()).taken_over == ()
+
+
+def test_a_unit_of_the_wrong_role_does_not_say_that_it_ends_the_rank(world: World) -> None:
+    refused = list[str]()
+
+    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+        with pytest.raises(ConfigError) as raised:
+            build_agent("worker", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
+        refused.append(raised.value.reason)
+
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(world.tree, rank.pid, kept_rank())
+        _, journal = in_main_loop(build)
+        rank.kill()
+    assert refused == ["this node is rank 0, the head, not a worker"]
+    assert "engine.rank.refused" not in journal
+
+
+def test_a_rank_whose_process_is_in_another_container_is_refused_with_a_reason(world: World) -> None:
+    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> None:
+        build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root).actions.release()
+
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(world.tree, rank.pid, kept_rank())
+        world.tree.file(f"/proc/{rank.pid}/cgroup", "0::/system.slice/some.service\n")
+        _, journal = in_main_loop(build)
+        assert rank.poll() is None, "preflight decides"
+        rank.kill()
+    assert 'engine.rank.refused reason="its first process has just ended, or is in another container"' in journal
+
+
+@pytest.fixture
+def left(world: World) -> Iterator[World]:
+    """Where an agent has left a rank."""
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(world.tree, rank.pid, kept_rank())
+        yield world
+        rank.kill()
+
+
+def take_over(world: World) -> tuple[bool, str]:
+    """Whether the next agent has taken the rank over, and its journal."""
+
+    def build(loop: MainLoop, notifier: Notifier, journal: Journal) -> bool:
+        agent = build_agent("head", loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
+        running = agent.rank.running
+        assert running is not None and running.guard is not None
+        running.guard.close()
+        agent.actions.release()
+        return running.taken_over
+
+    return in_main_loop(build)
+
+
+def test_a_full_run_keeps_no_agent_from_the_rank_that_serves(left: World) -> None:
+    (left.tree.root / FILE.folder[1:]).chmod(0o777)  # refused likewise
+    taken_over, journal = take_over(left)
+    assert taken_over
+    assert "state.write.failed file=rank.json" in journal
+
+
+def test_a_disk_that_hangs_keeps_no_agent_from_it(left: World) -> None:
+    """Another thread reads it."""
+    opened, watching = list[str](), threading.Event()
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if event == "open" and watching.is_set() and threading.current_thread() is threading.main_thread():
+            opened.append(str(args[0]))
+
+    sys.addaudithook(watch)
+    watching.set()
+    taken_over, _ = take_over(left)
+    watching.clear()
+    assert taken_over
+    assert [path for path in opened if "/var/lib/" in path] == []
+    assert [path for path in opened if "/run/sparkd/" in path], "these are seen"

@@ -20,6 +20,7 @@ NOBODY, NAMELESS = None, NodeOwner(0, "", "")
 BY_HAND = NodeOwner(52, "sparkd preflight", "by hand")
 NONE, BROKEN = KnownRank(), KnownRank(error="rank.json can't be read: it is no object of schema 1")
 KNOWN = KnownRank(STARTED, alive=True)
+ENDED = KnownRank(replace(STARTED, stage=RankStage.ENDING))
 STAYS = KnownRank(replace(STARTED, stage=RankStage.READY), alive=True, guarded=True)
 
 
@@ -67,6 +68,9 @@ def known(alive: bool = True, **changes: object) -> KnownRank:
         pytest.param(container(rank_id="", pid=0), AGENT, NONE, Whose.OWNERS, id="of a check, beside another process"),
         pytest.param(container(rank_id="", pid=0), SELF, NONE, Whose.ORPHAN, id="of a check that docker broke off"),
         pytest.param(container(rank_id=""), SELF, NONE, Whose.OWNERS, id="of a check that goes to its end"),
+        pytest.param(container(pid=0), SELF, ENDED, Whose.ORPHAN, id="a rank of its own that docker kept"),
+        pytest.param(container(pid=0), AGENT, ENDED, Whose.OWNERS, id="a rank that its agent ends"),
+        pytest.param(container(pid=0), SELF, known(alive=False), Whose.OWNERS, id="a rank of its own that starts"),
         pytest.param(container("before", ""), AGENT, KNOWN, Whose.ORPHAN, id="an earlier version's orphan"),
         pytest.param(container("before", ""), AGENT, BROKEN, Whose.ORPHAN, id="beside a broken record"),
         pytest.param(container("before", ""), NAMELESS, NONE, Whose.UNKNOWN, id="an earlier version's, no owner known"),

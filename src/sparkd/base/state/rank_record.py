@@ -177,7 +177,8 @@ def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) 
     if known.holder(container) == owner.invocation:
         if container.rank_id and known.record is not None and not known.proves(container):
             return Whose.UNKNOWN
-        # A check of the image, whose container this very process could not remove: it looks after that, and not during.
-        left = not (container.rank_id or container.running) and owner.pid == os.getpid()
+        # A check of the image, or a rank, that this very process could not remove: it looks after that, and not during.
+        over = not container.rank_id or (known.record is not None and known.record.stage is RankStage.ENDING)
+        left = over and not container.running and owner.pid == os.getpid()
         return Whose.ORPHAN if left else Whose.OWNERS
     return Whose.UNKNOWN if container.rank_id and known.error else Whose.ORPHAN

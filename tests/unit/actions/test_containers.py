@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -123,12 +124,12 @@ def plan() -> LaunchPlan:
 class FakeDockerd:
     """dockerd with every image and one container, whose first process has `pids`, one after the other, and then ends.
 
-    It refuses with `refusal` to start the container.
+    It refuses with `refusal` to start the container, and with `keeps` to remove it.
     """
 
-    def __init__(self, pids: Iterable[int], refusal: str = "") -> None:
+    def __init__(self, pids: Iterable[int], refusal: str = "", keeps: str = "") -> None:
         self.requests: list[bytes] = []
-        self._pids, self._refusal = iter(pids), refusal
+        self._pids, self._refusal, self._keeps = iter(pids), refusal, keeps
 
     @contextmanager
     def serve(self) -> Iterator[str]:
@@ -155,6 +156,8 @@ class FakeDockerd:
                 return json_response({"Id": ID, "Warnings": []}, 201)
             case ["POST ", "containers", _, "start"] if self._refusal:
                 return json_response({"message": self._refusal}, 500)
+            case ["DELETE ", "containers", _] if self._keeps:
+                return json_response({"message": self._keeps}, 500)
         return (http(b"", status=204),)
 
 
@@ -184,17 +187,27 @@ def test_a_container_that_does_not_run_is_removed(
     assert docker.requests[-1].startswith(f"DELETE /v1.44/containers/{ID}?".encode())
 
 
-class StuckDockerd(FakeDockerd):
-    """Nor does it remove one."""
+def test_the_reason_of_a_failed_start_outlives_a_failed_removal(plan: LaunchPlan) -> None:
+    docker = FakeDockerd((), "the driver hangs", keeps="device or resource busy")
+    with pytest.raises(LaunchError, match=r"^container sparkd-rank0 can't be started: the driver hangs$"):
+        start(docker, plan)
+    with docker.serve() as path, pytest.raises(LaunchError, match=r"can't be run to its end: the driver hangs$"):
+        Containers(path).run_program({}, "sparkd-rank0", 1)
 
-    def _answer(self, request: bytes) -> Iterable[bytes]:
-        refused = json_response({"message": "no answer of containerd"}, 500)
-        return refused if request.startswith(b"DELETE ") else super()._answer(request)
 
-
-def test_a_container_that_can_not_be_removed_either_hides_no_reason(plan: LaunchPlan) -> None:
-    with pytest.raises(LaunchError, match=r"^container sparkd-rank0 can't be started: no space left$"):
-        start(StuckDockerd((), "no space left"), plan)
+def test_a_container_whose_process_can_not_be_opened_is_removed(plan: LaunchPlan) -> None:
+    """As without a free descriptor: here the pid is a thread's, not a process's."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    docker = FakeDockerd([thread.native_id or 0] * 2)
+    try:
+        with pytest.raises(OSError, match="Errno"):
+            start(docker, plan)
+    finally:
+        done.set()
+        thread.join()
+    assert docker.requests[-1].startswith(f"DELETE /v1.44/containers/{ID}?".encode())
 
 
 HOSTS = {"Target": "/etc/hosts", "Source": "/run/sparkd/hosts", "Type": "bind", "ReadOnly": True}

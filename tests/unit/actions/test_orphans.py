@@ -11,6 +11,8 @@ from sparkd.agent.actions.processes import end_orphan
 from sparkd.agent.preflight.fixes import RemoveContainer
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
+from sparkd.base.host.shm import MOST_SEGMENTS
+from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 from sparkd.base.state.rank_record import FILE, left_segments
@@ -24,6 +26,9 @@ class RecordingContainers(Containers):
     def __init__(self) -> None:
         super().__init__("/nonexistent")
         self.removed: list[str] = []
+
+    def stop(self, container_id: str, grace_seconds: int) -> None:
+        raise LaunchError("tried to kill container, but did not receive an exit event")
 
     def remove(self, container_id: str) -> None:
         self.removed.append(container_id)
@@ -61,6 +66,18 @@ def test_a_record_stays_as_long_as_a_segment_that_it_names(tree: Tree) -> None:
     assert left_segments(host) == {"/dev/shm/psm_0123abcd": (segment.st_dev, segment.st_ino)}
     (tree.root / "dev/shm/psm_0123abcd").unlink()
     end_orphan(host, RecordingContainers(), ENDED)
+    assert not (tree.root / FILE.path.lstrip("/")).exists()
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_an_orphan_goes_though_shared_memory_can_not_be_read(tree: Tree, running: bool) -> None:
+    """Any user can make more such files than are read. Nor does it stay where docker gave up waiting for its end."""
+    folder, containers = tree.folder("/dev/shm"), RecordingContainers()
+    for number in range(MOST_SEGMENTS + 1):
+        (folder / f"psm_{number:08x}").touch()
+    record(tree, container_id=ID, segments={"/dev/shm/psm_00000000": (1, 2)})
+    end_orphan(Host(tree.root), containers, replace(ENDED, running=running, pid=9))
+    assert containers.removed == [ID]
     assert not (tree.root / FILE.path.lstrip("/")).exists()
 
 

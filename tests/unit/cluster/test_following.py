@@ -6,8 +6,11 @@ Each document goes the real way: served and signed by a head, fetched, judged an
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +36,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import BlockedError, HeadAwaitedError, OutdatedPlanError
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state import shared_config
-from sparkd.base.state.shared_config import FILE, make_shared
+from sparkd.base.state.shared_config import FILE, make_shared, read_shareable
 
 NODES = addresses(2)
 IMAGE = "sparkd-test/vllm-cpu:0.32.0"
@@ -388,3 +391,28 @@ def test_settings_that_contradict_the_heads_are_refused(tree: Tree, port: int) -
     own = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2"), follow_head=True))
     with pytest.raises(HeadAwaitedError, match="already has this port"):
         membership.resolve_context(own, None, host)
+
+
+def test_no_private_file_is_sent_in_place_of_one_that_a_user_puts_there_meanwhile(tmp_path: Path) -> None:
+    """Its facts and its content are of one file, whatever the name leads to by then."""
+    (tmp_path / "public").write_text("public")
+    private = tmp_path / "private"
+    private.write_text("private")
+    private.chmod(0o600)
+    over = threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            for target in ("public", "private"):
+                (tmp_path / "new").symlink_to(target)
+                (tmp_path / "new").replace(tmp_path / "link")
+
+    (tmp_path / "link").symlink_to("public")
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    deadline, sent = time.monotonic() + 0.5, set[bytes | None]()
+    while time.monotonic() < deadline:
+        sent.add(read_shareable(Files(), str(tmp_path / "link"), any_mode=False))
+    over.set()
+    swapping.join()
+    assert b"public" in sent and b"private" not in sent

@@ -1,5 +1,7 @@
 # ruff: noqa: N802 - the names of NVML's own functions
 import ctypes
+import subprocess
+import sys
 import threading
 import time
 
@@ -200,6 +202,15 @@ def test_clocks_are_read_with_the_reasons_that_reduce_them(driver: pytest.Monkey
 def test_what_a_driver_does_not_report_of_clocks_is_unknown(driver: pytest.MonkeyPatch) -> None:
     load(driver, Library())
     assert nvml.query_clocks() == (GpuClocks("NVIDIA GB10", None, None, None),)
+
+
+def test_a_query_that_fails_is_no_driver_that_hangs() -> None:
+    """As half through an upgrade: for a hung one, a person has to power-cycle the machine."""
+    program = "import pynvml; pynvml.nvmlInit = None; from sparkd.base.host import gpu; print(gpu.read_driver())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "sparkd's own query failed" in done.stdout
+    assert "Trouble.OTHER" in done.stdout
+    assert "TypeError" in done.stderr
 
 
 def test_a_machine_without_the_drivers_library_has_no_gpu(driver: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,24 @@ def test_the_container_id_is_in_the_cgroup(tree: Tree, cgroup: str, found: str) 
     assert find_container(Host(tree.root).files, cgroup)[0] == found
 
 
+@pytest.mark.parametrize("end", ["\x0b", "\x0c", "\x1c", "\x85", "\u2028"])
+def test_no_letter_in_a_users_group_begins_another_row(tree: Tree, end: str) -> None:
+    """The kernel refuses a line feed alone in such a name, and the group in the second half is docker's own."""
+    docker = f"0::/system.slice/docker-{ID}.scope"
+    tree.groups(docker)
+    cgroup = f"0::/user.slice/user@1000.service/x{end}{docker}\n"
+    assert find_container(Host(tree.root).files, cgroup) == ("", "")
+
+
+def test_a_users_group_deeper_than_a_path_can_be_is_no_container(tree: Tree) -> None:
+    deep = f"/user.slice/user@1000.service{('/' + 'd' * 200) * 20}/docker-{ID}"
+    tree.process(9, "VLLM::Worker_TP", uid=1000)
+    tree.file("/proc/9/cgroup", f"0::{deep}\n")
+    host = Host(tree.root)
+    details = host.details(host.processes().processes[0])
+    assert details is not None and details.group.container_id == ""
+
+
 @pytest.mark.parametrize("group", [f"/system.slice/docker-{ID}.scope", f"/docker/{ID}"])
 def test_a_containers_processes_are_those_of_its_group(tree: Tree, group: str) -> None:
     tree.process(7, "vllm", cgroup=f"0::{group}")

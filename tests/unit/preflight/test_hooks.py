@@ -10,7 +10,7 @@ from tests.unit.clock import unstalled
 
 from sparkd.agent.daemon import hooks
 from sparkd.agent.preflight.check import Finding, Level
-from sparkd.agent.preflight.hooks import FOLDER, Hook, list_hooks
+from sparkd.agent.preflight.hooks import FOLDER, Hook, check_program, list_hooks
 from sparkd.base.host.files import Files
 
 
@@ -68,6 +68,15 @@ def test_a_folder_above_that_others_may_write_to_spoils_all(tree: Tree, folder: 
     hook(tree, "10-a")
     (tree.root / folder.lstrip("/")).chmod(0o777)
     assert [one.problem for one in listed(tree)] == [f"others than root may write to {folder}"]
+
+
+def test_a_program_in_a_users_folder_is_to_be_moved(tree: Tree) -> None:
+    """Its own owner and mode are good already."""
+    tree.file("/home/milo/plug", "#!/bin/sh\n", 0o755)
+    (tree.root / "home/milo").chmod(0o775)
+    found = check_program(Files(str(tree.root)), "/home/milo/plug", owner_uid=os.getuid())
+    assert found.problem == "others than root may write to /home/milo"
+    assert found.hint == "move it to a folder that only root may write to, such as /etc/sparkd"
 
 
 def test_what_is_no_executable_file_is_not_passed_over_in_silence(tree: Tree) -> None:

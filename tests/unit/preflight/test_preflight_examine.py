@@ -28,6 +28,7 @@ from sparkd.agent.preflight.runner import (
 )
 from sparkd.base.config.settings import ALL_FIXES, Preflight
 from sparkd.base.host import Host
+from sparkd.base.host.files import OvergrownError
 from sparkd.base.lib.errors import ConfigError
 
 COMPACT = CompactMemory(80)
@@ -49,6 +50,8 @@ class Sick(Check[Facts], frozen=True):
     def probe(self, host: Host) -> Facts:
         if self.at == "probe":
             raise PermissionError(13, "Permission denied", "/proc/1/maps")
+        if self.at not in ("judge", "never"):
+            raise OvergrownError("more files than are read", self.at)
         return Facts(7, Level.WARN, ("a",))
 
     def judge(self, facts: Facts) -> Verdict:
@@ -77,6 +80,12 @@ def test_a_check_that_fails_to_look_is_unknown_and_the_others_run_all_the_same(t
     assert "could not look: " in first.verdict.reason
     assert second.verdict == Verdict(Level.OK, "well")
     assert second.facts == {"found": 7, "of": "warn", "path": ("a",)}
+
+
+@pytest.mark.parametrize(("user", "shown"), [("milo", "milo"), ("uid 1000", "1000")])
+def test_who_has_made_too_much_is_named_as_ps_takes_it(tree: Tree, user: str, shown: str) -> None:
+    (found,) = examine((Sick(user),), Host(tree.root))
+    assert found.verdict.hint == f"end what makes them: ps -u {shown}"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The record of a rank as untrusted input, and whose a container is by it: only an orphan is ever ended."""
 
+import os
+
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
@@ -13,10 +15,12 @@ from sparkd.base.state.rank_record import FILE, KnownRank, RankRecord, RankStage
 ID, OTHER_ID = "a" * 64, "b" * 64
 STARTED = rank_record(container_id=ID, pid=60, start_time=100, segments={"/dev/shm/psm_0123abcd": (1, 2)})
 AGENT, NEXT = NodeOwner(50, "sparkd run --role head", "agent"), NodeOwner(51, "sparkd run --role head", "next")
+SELF = replace(AGENT, pid=os.getpid())
 NOBODY, NAMELESS = None, NodeOwner(0, "", "")
 BY_HAND = NodeOwner(52, "sparkd preflight", "by hand")
 NONE, BROKEN = KnownRank(), KnownRank(error="rank.json can't be read: it is no object of schema 1")
 KNOWN = KnownRank(STARTED, alive=True)
+ENDED = KnownRank(replace(STARTED, stage=RankStage.ENDING))
 STAYS = KnownRank(replace(STARTED, stage=RankStage.READY), alive=True, guarded=True)
 
 
@@ -61,6 +65,12 @@ def known(alive: bool = True, **changes: object) -> KnownRank:
         pytest.param(container("before"), NOBODY, BROKEN, Whose.ORPHAN, id="a broken record that nobody needs"),
         # Of an earlier version, and one that is no rank's.
         pytest.param(container(rank_id=""), AGENT, KNOWN, Whose.OWNERS, id="an earlier version's"),
+        pytest.param(container(rank_id="", pid=0), AGENT, NONE, Whose.OWNERS, id="of a check, beside another process"),
+        pytest.param(container(rank_id="", pid=0), SELF, NONE, Whose.ORPHAN, id="of a check that docker broke off"),
+        pytest.param(container(rank_id=""), SELF, NONE, Whose.OWNERS, id="of a check that goes to its end"),
+        pytest.param(container(pid=0), SELF, ENDED, Whose.ORPHAN, id="a rank of its own that docker kept"),
+        pytest.param(container(pid=0), AGENT, ENDED, Whose.OWNERS, id="a rank that its agent ends"),
+        pytest.param(container(pid=0), SELF, known(alive=False), Whose.OWNERS, id="a rank of its own that starts"),
         pytest.param(container("before", ""), AGENT, KNOWN, Whose.ORPHAN, id="an earlier version's orphan"),
         pytest.param(container("before", ""), AGENT, BROKEN, Whose.ORPHAN, id="beside a broken record"),
         pytest.param(container("before", ""), NAMELESS, NONE, Whose.UNKNOWN, id="an earlier version's, no owner known"),

@@ -78,30 +78,33 @@ class Containers:
         torn = sum(clear_torn(image_id, cache.name) for cache in plan.caches)
         body = create_body(plan, image_id, script, labels, gpu)
         container_id = self._create(body, name)
-        try:
+        with self._removed_on_error(container_id):
             with _launch_error(f"container {name} can't be started"):
                 self._call(lambda api: api.start(container_id))
                 rank = self._open(container_id, name, image_id)
             if rank is None:
                 raise LaunchError(f"container {name} ended as soon as it was started{self._first_line(container_id)}")
-        except LaunchError:
-            with suppress(LaunchError):  # the next preflight removes it
-                self.remove(container_id)
-            raise
         rank.torn_kernels = torn
         return rank
 
     def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:
         """Exit code and log of a container, which is removed."""
         container_id = self._create(body, name)
-        try:
-            with _launch_error(f"container {name} can't be run to its end"):
-                self._call(lambda api: api.start(container_id))
-                ended = self._call(lambda api: api.wait(container_id, timeout=seconds), seconds)
-                log = self._call(lambda api: api.logs(container_id, tail=LAST_LINES))
-        finally:
-            self.remove(container_id)
+        with self._removed_on_error(container_id), _launch_error(f"container {name} can't be run to its end"):
+            self._call(lambda api: api.start(container_id))
+            ended = self._call(lambda api: api.wait(container_id, timeout=seconds), seconds)
+            log = self._call(lambda api: api.logs(container_id, tail=LAST_LINES))
+        self.remove(container_id)
         return int(ended["StatusCode"]), log.decode("utf-8", "replace")
+
+    @contextmanager
+    def _removed_on_error(self, container_id: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with suppress(LaunchError):  # the next preflight removes it
+                self.remove(container_id)
+            raise
 
     def _create(self, body: Mapping[str, object], name: str) -> str:
         with _launch_error(f"container {name} can't be made"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +17,7 @@ from sparkd.base.host import caches
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import LaunchError, UsageError
 from sparkd.base.lib.lock import hold, open_lock
+from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.script import HOSTS_TARGET
 from sparkd.base.state.file import FOLDER, PUBLIC, Content, StateFile
 
@@ -234,13 +235,13 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
         try:
             # Renamed first: half removed, and with the time of its removal, it would pass for one in use.
             doomed = folder if folder in begun else folder.rename(folder.with_name(f"{DOOMED}{folder.name}"))
-            shutil.rmtree(doomed)
+            # A container makes folders as deep as it likes: shutil.rmtree keeps a descriptor of each, up to all.
+            remove = ("rm", "-rf", "--one-file-system", "--", doomed)
+            done = subprocess.run(remove, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         except OSError as error:
             yield Pruned(str(folder), error.strerror or type(error).__name__)
-        except RecursionError:  # a container makes folders as deep as it likes
-            yield Pruned(str(folder), "its folders are too deep, remove it by rm -rf")
         else:
-            yield Pruned(str(folder))
+            yield Pruned(str(folder), sanitize(done.stderr.decode("utf-8", "replace").partition("\n")[0]))
 
 
 def _age(folder: Path, own: str) -> tuple[bool, float]:

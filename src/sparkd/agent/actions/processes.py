@@ -22,6 +22,7 @@ from sparkd.base.host import shm
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, read_process
+from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.rank_record import FILE, left_segments, read_rank
 
@@ -198,9 +199,12 @@ def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
 
 def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> None:
     """Stop and remove a container whose agent is gone, with its engine's segments and record. Raises LaunchError."""
-    left = mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
+    left: tuple[UnlinkSegment, ...] = ()
+    with suppress(OSError, ValueError):  # any user can make more files there than are read
+        left = mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
     if orphan.running:
-        containers.stop(orphan.id, 0)  # vLLM drains nothing after SIGTERM, and the other ranks wait for this end
+        with suppress(LaunchError):  # a removal kills what docker gave up waiting for
+            containers.stop(orphan.id, 0)  # vLLM drains nothing after SIGTERM, and the other ranks wait for this end
     containers.remove(orphan.id)
     for segment in left:
         unlink_segment(segment, host)

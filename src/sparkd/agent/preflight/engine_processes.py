@@ -154,7 +154,7 @@ def _service_stop(host: Host, details: Details) -> str:
     group = details.group
     if not group.unit.endswith(".service"):
         return ""
-    user = ("--user", "-M", f"{host.user(details.uid)}@") if group.of_user else ()
+    user = ("--user", "-M", f"{host.user(details.uid).removeprefix('uid ')}@") if group.of_user else ()
     return shlex.join(("systemctl", *user, "stop", group.unit))
 
 

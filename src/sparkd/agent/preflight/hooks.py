@@ -65,8 +65,10 @@ def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: i
         return Hook(name, path, f"{path} can't be read: {error.strerror}")
     if facts.kind is not Kind.FILE:
         return Hook(name, path, f"{path} is a {facts.kind.value}, not a file", "move it away")
-    if find_writable(files, path, (owner_uid,)):
-        return Hook(name, path, f"others than root may write to {path}", f"chown root: {quoted}; chmod go-w {quoted}")
+    if writable := find_writable(files, path, (owner_uid,)):
+        by_itself = f"chown root: {quoted}; chmod go-w {quoted}"
+        hint = by_itself if writable == path else "move it to a folder that only root may write to, such as /etc/sparkd"
+        return Hook(name, path, f"others than root may write to {writable}", hint)
     if not facts.executable:
         return Hook(name, path, f"{path} is not executable", f"chmod +x {quoted}, or move it away")
     return Hook(name, path)

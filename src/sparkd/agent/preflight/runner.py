@@ -111,7 +111,8 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
         reason = f"could not look: {type(error).__name__}: {error}"
         hint = "run as root; if it stays, report it"
         if isinstance(error, OvergrownError):
-            reason, hint = f"could not look: {error.strerror}", f"end what makes them: ps -u {quote(error.user)}"
+            user = quote(error.user.removeprefix("uid "))
+            reason, hint = f"could not look: {error.strerror}", f"end what makes them: ps -u {user}"
         judge = unknown if any(level.blocks for level in check.levels) else warn
         verdict = judge(" ".join(reason.split()), hint)
     return Finding(check.id, verdict, evidence(facts), round(monotonic() - began, 4))

@@ -39,9 +39,9 @@ def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
         for number, word in enumerate(command.command.words):
             is_program = number == 0
             path = _replace_specifiers(word.partition("=")[2] if word.startswith("-") else word, unit.name)
-            if is_program and not path.startswith("/"):
+            if is_program:
                 path = _find_program(path, files)
-            if not path.startswith("/"):
+            elif not path.startswith("/"):
                 continue
             if UNKNOWN in path or (not is_program and _SHELL.search(path) and not _exists(files, path)):
                 unknown.append(f"{word} in {command.key}")
@@ -65,6 +65,8 @@ def _replace_specifiers(word: str, unit_name: str) -> str:
 
 
 def _find_program(name: str, files: Files) -> str:
+    if name.startswith("/") or UNKNOWN in name:
+        return name
     candidates = (f"{folder}/{name}" for folder in PROGRAM_FOLDERS)
     return next((path for path in candidates if files.exists(path)), f"{USUAL_FOLDER}/{name}")
 

@@ -39,7 +39,7 @@ def read_group(files: Files, pid: int) -> Group:
 
 def _rows(text: str) -> Iterator[tuple[str, str, str]]:
     """Number, controllers and path of each hierarchy in the text of /proc/PID/cgroup."""
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         yield number, controllers, path
@@ -59,7 +59,7 @@ def find_container(files: Files, text: str) -> tuple[str, str]:
 def _root_owned_folder(files: Files, hierarchy: str, path: str) -> str:
     """The folder of a group that root owns. Empty where another user does, and where there is no such group."""
     for mounted in (f"{ROOT}/{hierarchy}", f"{ROOT}/unified"):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # no such folder, or a user's that is too deep for a path
             return mounted + path if files.stat(mounted + path).uid in (0, files.stat(ROOT).uid) else ""
     return ""
 

@@ -76,13 +76,14 @@ class GpuClocks(Struct, frozen=True):
 
 NO_GPU = GpuFacts((), processes=())
 HUNG = GpuFacts((), error=f"it did not answer in {DEADLINE_SECONDS:g} s", trouble=Trouble.HUNG)
+FAILED = GpuFacts((), error="sparkd's own query failed, as the journal shows", trouble=Trouble.OTHER)
 
 
 def read_driver() -> GpuFacts:
     """NO_GPU without its library. A failing driver is an `error`, never raised."""
     from sparkd.base.host import nvml
 
-    return answer_within(DEADLINE_SECONDS, nvml.query) or HUNG
+    return answer_within(DEADLINE_SECONDS, nvml.query) or (HUNG if _hung else FAILED)
 
 
 def read_clocks() -> tuple[GpuClocks, ...]:
@@ -93,7 +94,7 @@ def read_clocks() -> tuple[GpuClocks, ...]:
 
 
 def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
-    """The answer; None where there was none in time, and at once while an earlier thread hangs.
+    """The answer; None where there was none in time or `query` raised, and at once while an earlier thread hangs.
 
     Raises BlockingIOError where no thread can be started.
     """
@@ -104,10 +105,9 @@ def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
     thread = threading.Thread(target=lambda: answers.append(query()), name="nvml", daemon=True)
     start_thread(thread)
     thread.join(deadline_seconds)
-    if answers:
-        return answers[0]
-    _hung.append(thread)
-    return None
+    if not answers and thread.is_alive():
+        _hung.append(thread)
+    return answers[0] if answers else None
 
 
 def read_fixture(files: Files) -> GpuFacts:

@@ -165,7 +165,12 @@ def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemor
     return FreeMemory(free, max(0, large - kib.get("CmaFree", 0) * 1024), unlisted_bytes)
 
 
-def zfs_cache_bytes(files: Files) -> int:
+def unexplained_bytes(files: Files, info: MemInfo) -> int:
+    """Memory in no counter, nor in the cache of ZFS, nor taken from the contiguous area. Raises OSError."""
+    return max(0, info.unaccounted_bytes - info.cma_used_bytes - _zfs_cache_bytes(files))
+
+
+def _zfs_cache_bytes(files: Files) -> int:
     """The ARC of ZFS, which /proc/meminfo does not count; 0 without ZFS."""
     stats = files.text_if_any("/proc/spl/kstat/zfs/arcstats", limit=65536) or ""
     size = re.search(r"^size\s+\d+\s+(\d+)$", stats, re.MULTILINE)

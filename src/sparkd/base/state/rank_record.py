@@ -6,6 +6,7 @@ has the rank now. A container whose record is lost goes by its labels, as one of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
@@ -174,6 +175,10 @@ def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) 
     if not owner.invocation:
         return Whose.UNKNOWN  # who holds the lock is not known
     if known.holder(container) == owner.invocation:
-        contradicted = container.rank_id and known.record is not None and not known.proves(container)
-        return Whose.UNKNOWN if contradicted else Whose.OWNERS
+        if container.rank_id and known.record is not None and not known.proves(container):
+            return Whose.UNKNOWN
+        # A check of the image, or a rank, that this very process could not remove: it looks after that, and not during.
+        over = not container.rank_id or (known.record is not None and known.record.stage is RankStage.ENDING)
+        left = over and not container.running and owner.pid == os.getpid()
+        return Whose.ORPHAN if left else Whose.OWNERS
     return Whose.UNKNOWN if container.rank_id and known.error else Whose.ORPHAN

@@ -143,9 +143,9 @@ def make_shared(settings: Settings, recipe: Recipe, image_id: str, script: str, 
 def read_shareable(files: Files, path: str, *, any_mode: bool) -> bytes | None:
     """A small regular file that everybody may read, or with `any_mode` any: nothing is encrypted on its way."""
     with suppress(OSError):
-        facts = files.stat(path)
-        if facts.kind is Kind.FILE and facts.size_bytes <= FILE_BYTES and (any_mode or facts.permissions & 0o004):
-            return files.bytes(path, FILE_BYTES)
+        opened = files.itself(files.resolved(path), FILE_BYTES)  # a user may put another one there meanwhile
+        if opened.facts.kind is Kind.FILE and (any_mode or opened.facts.permissions & 0o004):
+            return opened.content
     return None
 
 

@@ -269,12 +269,12 @@ def seen(name: str = "sparkd-rank0", *, ours: bool = False, policy: str = "no") 
         (ContainersFacts("known", ()), Level.OK, ""),
         (ContainersFacts("away", ()), Level.SKIPPED, ""),
         (ContainersFacts("HTTP 500", ()), Level.UNKNOWN, "systemctl status docker"),
-        (seen(), Level.BLOCK, "docker rename sparkd-rank0 old-sparkd-rank0"),
+        (seen(), Level.BLOCK, f"docker rename sparkd-rank0 old-{ID[:12]}"),
         (seen(ours=True), Level.OK, ""),
         (seen(ours=True, policy="always"), Level.WARN, "docker update --restart=no sparkd-rank0"),
         (seen("serve", policy="unless-stopped"), Level.WARN, "docker update --restart=no serve"),
         (seen("serve"), Level.OK, ""),
-        (seen(policy="always"), Level.BLOCK, "docker rename sparkd-rank0 old-sparkd-rank0"),
+        (seen(policy="always"), Level.BLOCK, f"docker rename sparkd-rank0 old-{ID[:12]}"),
     ],
 )
 def test_stale_container(facts: ContainersFacts, level: Level, hint: str) -> None:

@@ -41,6 +41,7 @@ STUCK = MemoryFacts(
     gpu_total_bytes=None,
     gpu_error="",
     gpu_users=(),
+    _unexplained_bytes=103 * GIB,
 )
 """About 100 GiB are gone, and no process has them."""
 
@@ -122,6 +123,17 @@ def test_memory_that_may_come_back_is_awaited(earlier: MemorySample | None, fact
 )
 def test_no_reboot_is_proposed_where_it_may_not_help(facts: MemoryFacts) -> None:
     expect(check(OLD).judge(facts), Level.BLOCK, needs_person=False, awaits="")
+
+
+@pytest.mark.parametrize("cached_gib", [95, 0], ids=["a file that is locked in memory", "the cache of ZFS"])
+def test_memory_that_a_counter_explains_is_not_held_by_the_driver(tree: Tree, cached_gib: int) -> None:
+    """MemAvailable counts neither, and a reboot would help once."""
+    tree.meminfo(MemTotal=120, MemFree=15, MemAvailable=20, AnonPages=2, Shmem=1, Cached=cached_gib)
+    tree.file("/proc/uptime", "1000.00 2000.00\n")
+    if not cached_gib:
+        tree.file("/proc/spl/kstat/zfs/arcstats", f"name type data\nsize 4 {95 * GIB}\n")
+    facts = check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ())))
+    expect(check(OLD).judge(facts), Level.BLOCK, needs_person=False, hint="stop other work on this node")
 
 
 def test_a_driver_that_does_not_answer_is_unknown_however_much_is_free() -> None:

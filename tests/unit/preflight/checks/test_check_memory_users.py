@@ -144,6 +144,8 @@ def test_probe_names_the_largest_five_and_how_to_stop_them(tree: Tree) -> None:
         (f"container {CONTAINER[::-1][:12]}", f"docker stop {CONTAINER[::-1][:12]}", 4),
     ]
     assert (facts.others, facts.held_bytes, facts.available_bytes) == (1, 45 * GIB, 60 * GIB)
+    (tree.root / "etc/passwd").unlink()  # as of a user of a directory in the network
+    assert OtherTenants(NEED).probe(host).held[3].stop == "systemctl --user -M 1000@ stop firefox.scope"
 
 
 def test_docker_is_read_only_where_a_container_holds_much(tree: Tree) -> None:

@@ -85,6 +85,8 @@ def test_a_drop_in_of_the_administrator_is_looked_at_as_the_unit_is(tree: Tree) 
         ("ExecStart=/bin/tool %%", Level.OK),
         ("ExecStart=/bin/tool %t/%p.x", Level.BLOCK),
         ("ExecStart=/bin/tool /x/%H", Level.WARN),
+        ("ExecStart=%Y/tool", Level.WARN),
+        ("ExecStart=tool-%H", Level.WARN),
         ("ExecStart=/bin/tool '/opt/ghost; echo'", Level.WARN),
         (f"ExecStart=/bin/tool '/{'x' * 5000} y'", Level.WARN),
         ("ExecStart=/bin/tool %H", Level.OK),

@@ -1,5 +1,7 @@
 """Who is a stray: each test is a machine, and what is said of it."""
 
+import os
+
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
@@ -212,6 +214,8 @@ def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tre
     group = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/ds4.service"
     tree.process(30, "vllm", argv=SERVE, cgroup=group)
     assert "systemctl --user -M milo@ stop ds4.service" in judged(tree).hint
+    (tree.root / "etc/passwd").unlink()  # as of a user of a directory in the network
+    assert "systemctl --user -M 0@ stop ds4.service" in judged(tree).hint
 
 
 def test_no_folder_of_a_users_cgroups_puts_a_command_into_the_hint(tree: Tree) -> None:
@@ -300,6 +304,18 @@ def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
     verdict = judged(tree, container("alive"))
     assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
     assert verdict.reason.endswith("owns this node: pid 40 (sparkd run --role head)")
+
+
+@pytest.mark.parametrize(("own", "fixes"), [(True, ["remove-container"]), (False, [])])
+def test_what_a_check_of_this_agents_left_when_docker_went_away_is_removed(
+    tree: Tree, own: bool, fixes: list[str]
+) -> None:
+    """It has the agent's label, and kept the agent from each further try."""
+    pid = os.getpid() if own else os.getppid()
+    tree.process(pid, "python3")
+    tree.owner(pid, "alive")
+    verdict = judged(tree, container("alive", running=False))
+    assert ([fix.kind for fix in verdict.fixes], verdict.clears) == (fixes, own)
 
 
 def recorded(tree: Tree, record: RankRecord, rank_id: str = "rank") -> DockerFacts:

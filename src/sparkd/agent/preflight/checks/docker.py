@@ -217,7 +217,7 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
                 reason = (
                     f"a container that sparkd did not make has the name {container.name} ({container.id[:12]}, {state})"
                 )
-                yield block(reason, f"rename it: docker rename {container.name} old-{container.name}")
+                yield block(reason, f"rename it: docker rename {container.name} old-{container.id[:12]}")
             if container.restart_policy not in ("", "no"):
                 reason = f"docker restarts container {container.name} ({container.id[:12]}) by itself, beside systemd: "
                 yield warn(reason + container.restart_policy, f"docker update --restart=no {quote(container.name)}")

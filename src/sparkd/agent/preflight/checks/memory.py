@@ -48,6 +48,8 @@ class MemoryFacts(Struct, frozen=True):
     """What the processes that the driver lists hold of the GPU's memory."""
     script_share: float | None = None
     """Share of the GPU's memory, where engine.script starts an engine with its own."""
+    _unexplained_bytes: int = 0
+    """As `meminfo.unexplained_bytes`: no more than this can be the driver's."""
 
 
 class UnifiedMemory(Check[MemoryFacts], frozen=True):
@@ -82,6 +84,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             gpu_users=None if users is None else tuple(user.label for user in users),
             gpu_held_bytes=sum(user.bytes or 0 for user in users or ()),
             script_share=script_share(host.files, self.plan) if self.plan else None,
+            _unexplained_bytes=meminfo.unexplained_bytes(host.files, info),
         )
 
     def judge(self, facts: MemoryFacts) -> Verdict:
@@ -119,7 +122,8 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             return block(reason, hint)
         if facts.gpu_users:
             return short(f"{reason}; the GPU is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU")
-        if not facts.gpus or facts.gpu_users is None or facts.process_bytes >= shortage:
+        explained = facts.process_bytes >= shortage or facts._unexplained_bytes < shortage
+        if not facts.gpus or facts.gpu_users is None or explained:
             return short(reason, "stop other work on this node")
         if not self._unchanged(facts):
             # Memory of an engine that has just ended comes back over some seconds.

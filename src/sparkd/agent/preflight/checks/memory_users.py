@@ -84,7 +84,8 @@ def _held(consumer: Consumer, names: dict[str, str]) -> Held:
         name = names.get(consumer.name) or consumer.name[:12]
         return Held(f"container {name}", consumer.bytes, f"docker stop {shlex.quote(name)}")
     if consumer.kind == "user-unit":
-        stop = shlex.join(("systemctl", "--user", "-M", f"{consumer.user}@", "stop", consumer.name))
+        user = consumer.user.removeprefix("uid ")
+        stop = shlex.join(("systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
         return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, stop)
     if consumer.kind == "small":
         listing = f"ps -u {shlex.quote(consumer.user.removeprefix('uid '))}"
@@ -105,7 +106,7 @@ class HeldFacts(Struct, frozen=True):
     """Whether a GPU without memory of its own is there."""
     total_bytes: int = 0
     unexplained_bytes: int = 0
-    """Memory in no counter of the kernel, nor in the cache of ZFS, nor taken from the contiguous area."""
+    """As `meminfo.unexplained_bytes`."""
     holders: tuple[GpuUser, ...] | None = ()
     gpu_error: str = ""
 
@@ -120,8 +121,7 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
         if not gpu.names or gpu.total_bytes is not None:
             return HeldFacts(shares_memory=False, gpu_error=gpu.error)
         info = host.meminfo()
-        elsewhere = info.cma_used_bytes + meminfo.zfs_cache_bytes(host.files)
-        facts = HeldFacts(True, info.total_bytes, max(0, info.unaccounted_bytes - elsewhere))
+        facts = HeldFacts(True, info.total_bytes, meminfo.unexplained_bytes(host.files, info))
         # The users of the devices take a scan of all processes: only where it matters.
         return facts if _little(facts) else replace(facts, holders=find_gpu_users(host, gpu))
 

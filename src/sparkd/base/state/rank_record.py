@@ -101,6 +101,10 @@ class KnownRank(Struct, frozen=True):
             return False
         return not container.running or not record.pid or (container.pid == record.pid and self.alive)
 
+    def contradicts(self, container: ContainerFacts) -> bool:
+        """Whether the container says that it is a rank's, and the record is of another one."""
+        return bool(container.rank_id) and self.record is not None and not self.proves(container)
+
     def holder(self, container: ContainerFacts) -> str:
         """The invocation of the process that has the container."""
         record = self.of(container)
@@ -168,17 +172,24 @@ class Whose(Enum):
 
 def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) -> Whose:
     """Whose a container of sparkd's is. Only an orphan may be ended by others than its own agent."""
-    if known.stays and known.proves(container) and (owner is None or known.holder(container) != owner.invocation):
+    held = owner is not None and known.holder(container) == owner.invocation
+    if known.stays and known.proves(container) and not held:
         return Whose.LEFT
     if owner is None:
         return Whose.ORPHAN
     if not owner.invocation:
         return Whose.UNKNOWN  # who holds the lock is not known
-    if known.holder(container) == owner.invocation:
-        if container.rank_id and known.record is not None and not known.proves(container):
-            return Whose.UNKNOWN
-        # A check of the image, or a rank, that this very process could not remove: it looks after that, and not during.
-        over = not container.rank_id or (known.record is not None and known.record.stage is RankStage.ENDING)
-        left = over and not container.running and owner.pid == os.getpid()
-        return Whose.ORPHAN if left else Whose.OWNERS
-    return Whose.UNKNOWN if container.rank_id and known.error else Whose.ORPHAN
+    if not held:
+        return Whose.UNKNOWN if container.rank_id and known.error else Whose.ORPHAN
+    if known.contradicts(container):
+        return Whose.UNKNOWN
+    return Whose.ORPHAN if owner.pid == os.getpid() and _is_over(container, known) else Whose.OWNERS
+
+
+def _is_over(container: ContainerFacts, known: KnownRank) -> bool:
+    """Whether it is a check of the image, or a rank, that its own process could not remove: that looks after such a
+    container's end, and not during its life.
+    """
+    if container.running:
+        return False
+    return not container.rank_id or (known.record is not None and known.record.stage is RankStage.ENDING)

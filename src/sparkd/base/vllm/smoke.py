@@ -138,9 +138,8 @@ async def run_all(endpoint: Endpoint, wanted: Wanted, seconds: float, *, short: 
         yield round_
         if round_.faults and round_.tokens_per_second is None:
             return
-    yield await _scored("known texts", _sense(endpoint, wanted, seconds), wanted.senseless or wanted.unscored)
-    for name, batches in (("scored again", (PROMPTS[:1], PROMPTS[1:2])), ("same, 6 at once", (PROMPTS,))):
-        yield await _scored(name, _agreement(endpoint, batches, seconds), wanted.unscored)
+    async for round_ in _by_logprobs(endpoint, wanted, seconds):
+        yield round_
     if short:
         return
     chat = await endpoint.has_chat(seconds)
@@ -161,6 +160,12 @@ async def run_all(endpoint: Endpoint, wanted: Wanted, seconds: float, *, short: 
     if chat and wanted.reasoning:
         yield await _reasoning(endpoint, seconds)
     yield await _context(endpoint, wanted.context_tokens, seconds)
+
+
+async def _by_logprobs(endpoint: Endpoint, wanted: Wanted, seconds: float) -> AsyncIterator[Round]:
+    yield await _scored("known texts", _sense(endpoint, wanted, seconds), wanted.senseless or wanted.unscored)
+    for name, batches in (("scored again", (PROMPTS[:1], PROMPTS[1:2])), ("same, 6 at once", (PROMPTS,))):
+        yield await _scored(name, _agreement(endpoint, batches, seconds), wanted.unscored)
 
 
 async def _plain(endpoint: Endpoint, seconds: float) -> tuple[Round, ...]:

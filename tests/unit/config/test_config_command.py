@@ -259,3 +259,11 @@ def test_recipe_lists_shows_checks_and_publishes_its_schema(config: Path, tmp_pa
     assert bad.returncode == 78
     assert "tiny-cpu is good" in bad.stdout
     assert "line 3: agrs: there is no such key; did you mean args?" in bad.stderr
+
+
+@pytest.mark.parametrize("words", [("config", "show", "--json"), ("plan", "--json")])
+def test_json_has_no_character_that_a_terminal_obeys(config: Path, words: tuple[str, ...]) -> None:
+    config.write_text('[engine]\nrecipe = "tiny-cpu"\n[engine.env]\nNAME = "\\u009b2J\\u202e"\n')
+    printed = sparkd(*words, config=config).stdout
+    assert printed.isascii()
+    assert "\\u009b2J\\u202e" in printed

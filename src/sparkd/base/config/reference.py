@@ -61,7 +61,7 @@ def show_json(loaded: Loaded) -> str:
         }
         for name, section in loaded.settings
     }
-    return json.dumps(document, indent=2, ensure_ascii=False)
+    return json.dumps(document, indent=2)
 
 
 def _origin(loaded: Loaded, dotted: str, value: object) -> str | dict[str, str]:

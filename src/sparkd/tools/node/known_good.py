@@ -80,7 +80,7 @@ def as_json(last: Entry | None, now: Facts | None) -> str:
         ],
         "not_compared": dict(now.unseen) if now else {},
     }
-    return json.dumps(document, indent=2, ensure_ascii=False)
+    return json.dumps(document, indent=2)
 
 
 def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, configured_image: str) -> Entry:

@@ -169,7 +169,7 @@ def _make_launch(recipe: Recipe) -> Launch:
 
 def plan_as_json(plan: LaunchPlan) -> str:
     values = to_builtins(plan, enc_hook=_dump_model)
-    return json.dumps({"schema": 1, **values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
+    return json.dumps({"schema": 1, **values, "env": dict(plan.env)}, indent=2)
 
 
 def _dump_model(value: Container | Lines) -> dict[str, object]:

@@ -1,5 +1,6 @@
 """The maintainer scripts by this machine's shell, on a folder in place of /. `tests/bed/test_package.py` has dpkg."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -55,8 +56,17 @@ def test_a_purge_keeps_models_beside_the_state(machine: Machine, path: str) -> N
     assert not (machine.root / "var/lib/sparkd").exists()
 
 
+@pytest.mark.parametrize("name", ["consolidated.00.pth", "model.bin", "model-00001-of-00002.pt"])
+def test_a_purge_keeps_weights_of_each_name_that_sparkd_serves(machine: Machine, name: str) -> None:
+    weights = machine.file(f"var/lib/sparkd/models/x/{name}")
+    os.truncate(weights, (64 << 20) + 1)
+    machine.run("postrm", "purge")
+    assert weights.exists()
+
+
 def test_a_purge_leaves_nothing_else(machine: Machine) -> None:
     machine.file("var/lib/sparkd/cache/x")
+    machine.file("var/lib/sparkd/..x")
     machine.file("etc/sparkd/conf.d/x.toml")
     machine.run("postrm", "purge")
     assert not (machine.root / "var/lib/sparkd").exists()

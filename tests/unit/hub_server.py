@@ -32,6 +32,8 @@ class Hub:
     freed: threading.Event = field(default_factory=threading.Event)
     moved_to: str = ""
     """Where its shards are, as at another host that stores them; empty: here."""
+    sizes: bool = True
+    """Whether its list of files has their sizes."""
     requests: list[str] = field(default_factory=list)
     """Method, path and range of each request."""
     tokens: set[str] = field(default_factory=set)
@@ -52,7 +54,10 @@ class Hub:
         return json.dumps({"_id": "1", "id": REPO, "sha": COMMIT, "siblings": siblings}).encode()
 
     def described(self, path: str, size_bytes: int) -> dict[str, object]:
-        entry: dict[str, object] = {"rfilename": path, "size": size_bytes, "blobId": sha1(path.encode()).hexdigest()}
+        entry: dict[str, object] = {"rfilename": path, "blobId": sha1(path.encode()).hexdigest()}
+        if not self.sizes:
+            return entry
+        entry["size"] = size_bytes
         if path.endswith(".safetensors"):
             return {**entry, "lfs": {"sha256": self.etag(path), "size": size_bytes, "pointerSize": 135}}
         return {**entry, "blobId": self.etag(path)}

@@ -232,6 +232,16 @@ def test_a_file_that_lost_its_end_after_its_record_is_downloaded_again(machine: 
     assert shard.read_bytes() == hub.files[SHARD]
 
 
+def test_a_model_without_sizes_is_downloaded_once(machine: Machine, hub: Hub) -> None:
+    """As some mirrors list its files."""
+    hub.sizes = False
+    assert machine.pull(REPO).returncode == 0
+    assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
+    hub.requests.clear()
+    assert machine.pull(REPO).returncode == 0
+    assert not [request for request in hub.requests if "/resolve/" in request]
+
+
 def test_a_file_that_another_pull_has_just_brought_stays(machine: Machine, hub: Hub) -> None:
     shard, lock = machine.folder / SHARD, machine.folder / f".cache/huggingface/download/{SHARD}.lock"
 

@@ -38,21 +38,22 @@ class Repo(NamedTuple):
     name: str
     commit: str
     """What the revision stood for when it was resolved: an interrupted download is resumed with the same files."""
-    sizes: tuple[tuple[str, int], ...]
-    """Sizes of its files, by path."""
+    sizes: tuple[tuple[str, int | None], ...]
+    """Sizes of its files, by path; None where the hub gives none, as some mirrors do."""
     contents: frozenset[str] = frozenset()
     """The hub's hash of each file, which names its partial file; empty where the hub gives none."""
 
     def missing(self, folder: Path) -> tuple[str, ...]:
         """Files that are not in a folder yet, in full size."""
-        return tuple(path for path, size in self.sizes if _size(folder / path) != size)
+        there = {path: _size(folder / path) for path, _ in self.sizes}
+        return tuple(path for path, size in self.sizes if there[path] is None or size not in (None, there[path]))
 
     def missing_bytes(self, folder: Path) -> int:
         """What is still to come, less the partial files of this revision; those of older ones are of no use."""
         sizes = dict(self.sizes)
         cut = (folder / DOWNLOADS).rglob("*.incomplete")
         begun = sum(_size(path) or 0 for path in cut if not self.contents or path.name.split(".")[-2] in self.contents)
-        return max(0, sum(sizes[path] for path in self.missing(folder)) - begun)
+        return max(0, sum(sizes[path] or 0 for path in self.missing(folder)) - begun)
 
 
 def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple[str, ...] = ()) -> Repo:
@@ -62,7 +63,7 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
 
         info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
         siblings = info.siblings or ()
-        sizes = {sibling.rfilename: sibling.size or 0 for sibling in siblings}
+        sizes = {sibling.rfilename: sibling.size for sibling in siblings}
         contents = frozenset(
             known for sibling in siblings if (known := sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
         )
@@ -96,7 +97,7 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
 
 
 def _fetch(
-    repo: Repo, path: str, size_bytes: int, folder: Path, token: str | bool, received: Callable[[int], None]
+    repo: Repo, path: str, size_bytes: int | None, folder: Path, token: str | bool, received: Callable[[int], None]
 ) -> None:
     """Fetch a file that the folder lacks. Its address is resolved each time: a signed one expires within an hour."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
@@ -111,7 +112,7 @@ def _fetch(
             received(int(n or 0))
 
     # Of a file that a power cut has shortened there is a record, with its time.
-    record = read_download_metadata(folder, path) if _size(folder / path) == size_bytes else None
+    record = read_download_metadata(folder, path) if size_bytes in (None, _size(folder / path)) else None
     if record and record.commit_hash == repo.commit:
         return
     url = hf_hub_url(repo.name, path, revision=repo.commit)

@@ -76,6 +76,15 @@ def test_what_is_written_is_the_owners(hub: Hub, models: Path) -> None:
     assert {(one.stat().st_uid, one.stat().st_gid) for one in written} == {(UID, UID)}
 
 
+def test_files_of_roots_in_it_are_named_with_the_command_that_gives_them_away(hub: Hub, models: Path) -> None:
+    """As an earlier version left them: with sudo, which root needs no more of, it would end the same way."""
+    (models / "m/.cache").mkdir(parents=True)
+    os.chown(models / "m", UID, UID)
+    done = pull(hub, models / "m")
+    assert done.returncode == 10
+    assert done.stderr.splitlines()[-1] == f"hint: sudo chown -hR {UID}: {models}/m"
+
+
 def test_a_folder_of_several_users_is_refused_with_the_command_that_repairs_it(hub: Hub, models: Path) -> None:
     os.chown(models, 0, 0)
     models.chmod(0o777)

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkd.agent.actions.shared_folders import SharedFolderError, become_owner
@@ -89,8 +90,15 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
         from huggingface_hub import get_token
 
         known = token or get_token() or False  # root's own can't be read any more behind this
+        is_root = os.geteuid() == 0
         become_owner(folder)
-        _until_complete(fetch_all, lambda: repo.missing_bytes(folder))
+        try:
+            _until_complete(fetch_all, lambda: repo.missing_bytes(folder))
+        except PermissionError as error:
+            if is_root and (uid := os.geteuid()):
+                reason = f"{error.filename}: {error.strerror} for uid {uid}, who owns the model's folder"
+                raise BlockedError(reason, f"sudo chown -hR {uid}: {quote(str(folder))}") from None
+            raise
     if missing := repo.missing(folder):
         hint = "run it again; where that does not help, move the file away before"
         raise BlockedError(f"{folder}: {sanitize(missing[0])} is not as large as the hub has it", hint)

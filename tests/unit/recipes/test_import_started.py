@@ -584,7 +584,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main.main(["recipe", "import"]) == 2
     (tmp_path / "other.yaml").write_text(f"recipe_version: '2'\nmodel: o/m\ncontainer: {IMAGE}\n")
     assert main.main(["recipe", "import", str(tmp_path / "other.yaml"), "--image", "r/i:1"]) == 2, "has its own"
-    assert main.main(["recipe", "import", str(tmp_path), "--service", "a"]) == 2, "of one file"
+
+
+@pytest.mark.parametrize("words", [("--service", "engine"), ("--image", IMAGE)])
+def test_options_of_one_file_are_refused_for_a_folder_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str]
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    (source / "a.yaml").write_text(f"services:\n  engine:\n    image: {IMAGE}\n    command: vllm serve org/m\n")
+    (source / "b.yaml").write_text(f"recipe_version: '2'\nmodel: o/m\ncontainer: {IMAGE}\n")
+    assert main.main(["recipe", "import", str(source), *words, "--write", str(out)]) == 2
+    assert "name that file" in capsys.readouterr().err
+    assert not list(out.iterdir())
 
 
 def missing(folder: Path, text: str) -> list[str]:

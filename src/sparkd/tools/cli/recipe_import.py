@@ -45,6 +45,8 @@ def import_recipes(args: argparse.Namespace) -> ExitCode:
         return _import_url(args, overrides, place)
     if args.container or args.path[1:] or args.path == ["-"]:
         return _show(args, place, convert.import_forms(_read_forms(args, overrides), (), place))
+    if (args.service or args.image) and Path(args.path[0]).is_dir():
+        raise UsageError("--service and --image are for one file", "leave them out, or name that file")
     code, faults = ExitCode.GOOD, list[str]()
     taken: set[str] = set()
     for path in convert.find_files(Path(args.path[0])):

@@ -217,9 +217,8 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, text
             stdin = subprocess.PIPE if text else subprocess.DEVNULL
             process = subprocess.Popen(command, stdin=stdin, stdout=out, stderr=errors, env=env)
         except FileNotFoundError:
-            raise BlockedError(
-                f"{command[0]} is not on this node", f"sudo apt install {_PACKAGES[command[0]]}"
-            ) from None
+            hint = f"sudo apt install {_PACKAGES[command[0]]}"
+            raise BlockedError(f"{command[0]} is not on this node", hint) from None
         timer = Timer(seconds or 0, process.kill)
         if seconds is not None:
             timer.start()

@@ -9,7 +9,8 @@ TICK_SECONDS, LATE_SECONDS = 0.01, 0.05
 class Clock:
     """A thread that sleeps for a tick, woke late, and meanwhile this process used no CPU: that was a stall.
 
-    Code that holds the interpreter uses CPU; a main loop that waits doesn't keep the thread from waking.
+    Code that holds the interpreter uses CPU; a main loop that waits doesn't keep the thread from waking. Only a C call
+    that sleeps and holds the interpreter, as ctypes.PyDLL's would, is taken for a stall.
     """
 
     def __init__(self) -> None:

@@ -238,11 +238,11 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
             # A container makes folders as deep as it likes: shutil.rmtree keeps a descriptor of each, up to all.
             remove = ("rm", "-rf", "--one-file-system", "--", doomed)
             done = subprocess.run(remove, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-            error = done.stderr.decode("utf-8", "replace").partition("\n")[0] or f"rm ended with {done.returncode}"
+            reason = done.stderr.decode("utf-8", "replace").partition("\n")[0] or f"rm ended with {done.returncode}"
         except OSError as error:
             yield Pruned(str(folder), error.strerror or type(error).__name__)
         else:
-            yield Pruned(str(folder), sanitize(error) if done.returncode else "")
+            yield Pruned(str(folder), sanitize(reason) if done.returncode else "")
 
 
 def _age(folder: Path, own: str) -> tuple[bool, float]:

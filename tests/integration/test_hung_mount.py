@@ -121,3 +121,13 @@ def test_a_start_while_the_share_of_the_key_hangs_ends_with_what_to_look_at() ->
             node.start_agent()
             assert node.exit_code(STOP_SECONDS) == ExitCode.BLOCKED
         until(lambda: any(f"what holds {key}" in line for line in node.lines), 5)
+
+
+def test_a_start_while_the_share_of_the_observers_token_hangs_serves_clients() -> None:
+    with world() as node:
+        observe = f'observe.listen = "127.0.0.1:29511"\nobserve.token_file = "{SHARE}/token"\n'
+        node.tree.file("/etc/sparkd/conf.d/20-observe.toml", observe)
+        node.tree.file(f"{SHARE}/token", "0123456789abcdef" * 2, 0o600)
+        with node.hung(SHARE):
+            node.start_agent()
+            node.await_phase("serving")

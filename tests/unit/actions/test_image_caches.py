@@ -73,6 +73,17 @@ def test_a_folder_that_cannot_be_removed_stops_no_other_removal(root: Path) -> N
     assert left(root) == [f"{DOOMED}{IMAGES[3]}", *IMAGES[:4]]
 
 
+def test_a_removal_that_is_killed_is_no_removal(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for want of memory: it writes no reason then."""
+    program = tmp_path / "programs/rm"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nkill -KILL $$\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    assert [pruned.error for pruned in removed(root)] == ["rm ended with -9"] * 3
+    assert left(root) == [*(f"{DOOMED}{image}" for image in IMAGES[3:]), *IMAGES[:3]]
+
+
 def make_deep(folder: Path) -> None:
     """As a container can: deeper than Python's own calls."""
     fd = os.open(folder, os.O_RDONLY)

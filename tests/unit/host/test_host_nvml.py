@@ -204,13 +204,21 @@ def test_what_a_driver_does_not_report_of_clocks_is_unknown(driver: pytest.Monke
     assert nvml.query_clocks() == (GpuClocks("NVIDIA GB10", None, None, None),)
 
 
-def test_a_query_that_fails_is_no_driver_that_hangs() -> None:
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("import pynvml; pynvml.nvmlInit = None", "TypeError"),
+        ("import sys; sys.modules['pynvml'] = None", "ModuleNotFoundError"),
+    ],
+)
+def test_a_query_that_fails_is_no_driver_that_hangs_and_ends_nobody(fault: str, error: str) -> None:
     """As half through an upgrade: for a hung one, a person has to power-cycle the machine."""
-    program = "import pynvml; pynvml.nvmlInit = None; from sparkd.base.host import gpu; print(gpu.read_driver())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = f"{fault}; from sparkd.base.host import gpu; print(gpu.read_driver(), gpu.read_clocks())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "sparkd's own query failed" in done.stdout
     assert "Trouble.OTHER" in done.stdout
-    assert "TypeError" in done.stderr
+    assert done.stdout.endswith(" ()\n")
+    assert error in done.stderr
 
 
 def test_a_machine_without_the_drivers_library_has_no_gpu(driver: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,16 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.node_reports import ALONE
+from tests.unit.nodes import network, until
 
+from sparkd.agent.cluster.service import start_status_server
 from sparkd.agent.status.http_api import PATHS, PROBES, TokenFile, make_handler
+from sparkd.agent.status.kept import Kept
+from sparkd.base.config.settings import Observe
 from sparkd.base.host.files import Files
 from sparkd.base.lib.http_connection import Request, Response
+from sparkd.base.lib.log import events
+from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.model import NodeReport, Phase
 from sparkd.base.status.publisher import make_public
 
@@ -88,13 +94,21 @@ def test_a_bad_file_admits_nobody_and_is_reported_once(tree: Tree, text: str | N
     if text is not None:
         write(tree, text, mode)
     file, troubles = token_file(tree)
-    assert len(troubles) == 1, "before the first request"
     for sent in ("", "Bearer ", basic("a:"), f"Bearer {TOKEN}", f"Bearer {text}"):
         assert not asyncio.run(file.admits(sent))
     ((trouble, hint),) = troubles
     assert reason in trouble
     assert PATH in hint
     assert TOKEN[:15] not in trouble + hint
+
+
+def test_a_bad_file_is_reported_before_the_first_request(tree: Tree, port: int) -> None:
+    observe, files, lines = Observe(listen=f"127.0.0.1:{port}", token_file=PATH), Files(str(tree.root)), list[str]()
+    journal = events(lambda _, line: lines.append(line), Redaction())
+    with network() as loop:
+        start_status_server(observe, files, lambda: make_public(ALONE), lambda: 0.0, loop.spawn, journal, Kept())
+        until(lambda: lines)
+    assert lines[0].startswith("status.token.unusable ")
 
 
 def test_a_file_of_somebody_else_or_a_symlink_admits_nobody(tree: Tree) -> None:

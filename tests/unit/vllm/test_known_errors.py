@@ -12,6 +12,7 @@ from tests.unit.commands import sparkd, stdin_of
 
 from sparkd.agent.engine.rank import KERNEL_OOM
 from sparkd.base.host.kernel_events import parse_printed
+from sparkd.base.lib import read_data
 from sparkd.base.vllm.known_errors import GAP, PORT_IN_USE, TABLE, KnownError, explain
 from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES
 
@@ -231,6 +232,10 @@ def test_no_advice_does_harm_where_a_client_forged_the_line() -> None:
     for one in TABLE:
         assert not harmful.search(one.hint), one.hint
         assert "{" not in one.hint
+
+
+def test_no_entry_is_lost_by_a_misspelt_table() -> None:
+    assert toml.decode(read_data("known-errors.toml")).keys() == {"engine"}
 
 
 def test_every_entry_names_who_met_it() -> None:

@@ -102,7 +102,7 @@ class Containers:
         try:
             yield
         except BaseException:
-            with suppress(LaunchError):  # the next preflight removes it
+            with suppress(LaunchError):  # the next preflight, or check of a build, removes it
                 self.remove(container_id)
             raise
 

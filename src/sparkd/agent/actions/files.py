@@ -235,13 +235,18 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
         try:
             # Renamed first: half removed, and with the time of its removal, it would pass for one in use.
             doomed = folder if folder in begun else folder.rename(folder.with_name(f"{DOOMED}{folder.name}"))
-            # A container makes folders as deep as it likes: shutil.rmtree keeps a descriptor of each, up to all.
-            remove = ("rm", "-rf", "--one-file-system", "--", doomed)
-            done = subprocess.run(remove, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            yield Pruned(str(folder), _remove_tree(doomed))
         except OSError as error:
             yield Pruned(str(folder), error.strerror or type(error).__name__)
-        else:
-            yield Pruned(str(folder), sanitize(done.stderr.decode("utf-8", "replace").partition("\n")[0]))
+
+
+def _remove_tree(folder: Path) -> str:
+    """Why it could not be removed; empty where it was. Raises OSError."""
+    # A container makes folders as deep as it likes: shutil.rmtree keeps a descriptor of each, up to all.
+    remove = ("rm", "-rf", "--one-file-system", "--", folder)
+    done = subprocess.run(remove, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    reason = done.stderr.decode("utf-8", "replace").partition("\n")[0] or f"rm ended with {done.returncode}"
+    return sanitize(reason) if done.returncode else ""
 
 
 def _age(folder: Path, own: str) -> tuple[bool, float]:

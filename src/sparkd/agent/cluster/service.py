@@ -245,6 +245,8 @@ def start_status_server(
 
     async def serve() -> None:
         reported = ""
+        if token is not None:
+            await token.admits("")  # what is wrong with its file is reported before the first request
         while True:
             try:
                 server = HttpServer(host, port, handle, on_error=on_error, find_user=_find_user)

@@ -165,7 +165,6 @@ class TokenFile:
         self._on_trouble = on_trouble
         self._trouble = ""
         self._slow = SlowDocument("observers-token", self._read, fresh_seconds)  # it may lie on a share that hangs
-        self._read("")  # what is wrong with it is reported before the first request
 
     async def admits(self, authorization: str) -> bool:
         """Whether the header has the token: `Bearer TOKEN`, or Basic with the token as any user's password."""

@@ -1,6 +1,7 @@
 """Queries of the GPU's driver with a deadline; the GPU's device files, and the processes that have them open.
 
-A call into a hung driver can be neither ended nor timed out: a thread of its own makes it.
+A call into a hung driver can be neither ended nor timed out: a thread of its own makes it, and imports `nvml`,
+which may fail as a query does.
 """
 
 from __future__ import annotations
@@ -81,16 +82,24 @@ FAILED = GpuFacts((), error="sparkd's own query failed, as the journal shows", t
 
 def read_driver() -> GpuFacts:
     """NO_GPU without its library. A failing driver is an `error`, never raised."""
-    from sparkd.base.host import nvml
 
-    return answer_within(DEADLINE_SECONDS, nvml.query) or (HUNG if _hung else FAILED)
+    def query() -> GpuFacts:
+        from sparkd.base.host import nvml
+
+        return nvml.query()
+
+    return answer_within(DEADLINE_SECONDS, query) or (HUNG if _hung else FAILED)
 
 
 def read_clocks() -> tuple[GpuClocks, ...]:
     """One for each GPU; empty where there is none, or its driver does not answer."""
-    from sparkd.base.host import nvml
 
-    return answer_within(DEADLINE_SECONDS, nvml.query_clocks) or ()
+    def query() -> tuple[GpuClocks, ...]:
+        from sparkd.base.host import nvml
+
+        return nvml.query_clocks()
+
+    return answer_within(DEADLINE_SECONDS, query) or ()
 
 
 def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:

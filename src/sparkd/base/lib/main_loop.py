@@ -19,14 +19,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from sparkd.base.lib.endings import Endings
 from sparkd.base.lib.event_loop import EventLoop, run_in_thread
 from sparkd.base.lib.systemd import Notifier, watchdog_seconds
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)

@@ -148,7 +148,7 @@ class PeerReader:
         failed = False
         try:
             while True:
-                # The next try after a failure gets a new connection: TCP's own retransmission waits grow too long.
+                # A connection that failed is closed by its client: TCP's own retransmission waits grow too long.
                 failed_before, failed = failed, not await self._read_once()
                 # After the first failure retry at once: a dead agent refuses connections.
                 await asyncio.sleep(PAUSE_SECONDS if failed and failed_before else PACE_SECONDS)

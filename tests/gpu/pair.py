@@ -51,11 +51,15 @@ class Pair:
         ]
         self.head, self.worker = self.proofs
 
-    def start(self, env: dict[str, str] | None = None) -> float:
-        """Seconds until READY of both."""
+    def configure(self, env: dict[str, str]) -> None:
+        """What the next start of each rank has in its environment."""
         addresses = [node.address for node in self.nodes]
         for node in self.nodes:
-            node.call("configure", addresses, self.key, CONFIGURATION, TALKING | (APART if env is None else env))
+            node.call("configure", addresses, self.key, CONFIGURATION, env)
+
+    def start(self, env: dict[str, str] | None = None) -> float:
+        """Seconds until READY of both."""
+        self.configure(TALKING | (APART if env is None else env))
         began = time.monotonic()
         for node, proof in zip(self.nodes, self.proofs, strict=True):
             proof.agent = FarAgent(node)
@@ -262,6 +266,8 @@ def fault(
 
 
 def ranks(pair: Pair) -> None:
+    """From the second start on, NCCL writes what the plan has it write, where sparkd reads it."""
+    pair.configure(APART)
     worker, head = pair.worker.view, pair.head.view
     fault(pair, "kill -9 of the worker's rank", lambda: os.kill(worker.engine("VLLM::Worker"), signal.SIGKILL), 30)
     fault(pair, "kill -9 of the head's core", lambda: os.kill(head.engine(), signal.SIGKILL), 30)

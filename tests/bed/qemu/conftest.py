@@ -11,20 +11,26 @@ from tests.bed.qemu.pair import Pair
 
 
 @pytest.fixture(scope="session")
-def pair(package: Path) -> Iterator[Pair]:
+def disks(package: Path) -> Iterator[Path]:
+    """The folder of the disk that all machines start from, and of what is each one's own."""
+    with cache.lock("machines"), cache.scratch("machines") as folder:
+        disk.install(disk.base(), package, folder)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def pair(disks: Path) -> Iterator[Pair]:
     """Booted, on a bond, configured; no agent runs."""
     base = disk.base()
-    with cache.lock("machines"), cache.scratch("machines") as folder:
-        disk.install(base, package, folder)
-        made = Pair(Machine("spark1", base, folder, "spark2"), Machine("spark2", base, folder, "spark1"))
-        try:
-            for machine in made.both:
-                machine.power_on()
-            for machine in made.both:
-                machine.wait_up()
-                made.join(machine)
-            made.configure()
-            yield made
-        finally:
-            for machine in made.both:
-                machine.powercut()
+    made = Pair(Machine("spark1", base, disks, "spark2"), Machine("spark2", base, disks, "spark1"))
+    try:
+        for machine in made.both:
+            machine.power_on()
+        for machine in made.both:
+            machine.wait_up()
+            made.join(machine)
+        made.configure()
+        yield made
+    finally:
+        for machine in made.both:
+            machine.powercut()

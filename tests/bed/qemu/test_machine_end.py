@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.bed import cache
 from tests.bed.command import BedError
 from tests.bed.processes import wait_for
 from tests.bed.qemu import disk
@@ -48,25 +47,22 @@ def dumps(folder: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def machine(package: Path) -> Iterator[Machine]:
+def machine(disks: Path) -> Iterator[Machine]:
     """Alone, with a watchdog that `sparkd tune apply` has set up. It boots again by itself."""
-    base = disk.base()
-    with cache.lock("machines"), cache.scratch("machines") as folder:
-        disk.install(base, package, folder)
-        options = (*WATCHDOG, *dumps(folder))
-        made = Machine("spark3", base, folder, "spark4", options, ONE_WATCHDOG, ends_at_reset=False)
-        try:
-            made.boot()
-            Pair(made, made).configure()
-            made.write("/root/freeze.py", FREEZE)
-            made.write("/root/eat.py", EAT)
-            applied = made.run("sparkd", "tune", "apply", "--watchdog", timeout=240).stdout
-            assert "the watchdog (i6300ESB timer) resets a frozen machine" in applied
-            assert made.read("/sys/class/watchdog/watchdog0/state") == "active\n"
-            made.run("mkdir", "-p", "/var/lib/sparkd")
-            yield made
-        finally:
-            made.powercut()
+    options = (*WATCHDOG, *dumps(disks))
+    made = Machine("spark3", disk.base(), disks, "spark4", options, ONE_WATCHDOG, ends_at_reset=False)
+    try:
+        made.boot()
+        Pair(made, made).configure()
+        made.write("/root/freeze.py", FREEZE)
+        made.write("/root/eat.py", EAT)
+        applied = made.run("sparkd", "tune", "apply", "--watchdog", timeout=240).stdout
+        assert "the watchdog (i6300ESB timer) resets a frozen machine" in applied
+        assert made.read("/sys/class/watchdog/watchdog0/state") == "active\n"
+        made.run("mkdir", "-p", "/var/lib/sparkd")
+        yield made
+    finally:
+        made.powercut()
 
 
 def boot_id(machine: Machine) -> str:

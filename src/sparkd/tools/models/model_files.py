@@ -136,11 +136,11 @@ def _published(recipe: str) -> Iterator[str]:
         yield load_recipe(recipe, recipe_folders()).recipe.model.repo
 
 
-def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int, Room]:
-    """Bytes that are still to come, and the room for them. Raises BlockedError."""
+def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int | None, Room]:
+    """Bytes that are still to come, None where that is not known, and the room for them. Raises BlockedError."""
     need_bytes = repo.missing_bytes(Path(folder))
     (room,) = read_rooms(host, (folder,))
-    if need_bytes > 0:
+    if need_bytes:
         require_room(room, need_bytes, f" for {repo.name}", "; or name a folder elsewhere by --to", None)
     return need_bytes, room
 

@@ -103,8 +103,9 @@ def overview() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    if sys.stdout is None:  # closed: >&-
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: <&-, >&-, 2>&-
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115, PTH123 - until the end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8, a path that is not text
     words = sys.argv[1:] if argv is None else argv

@@ -73,7 +73,7 @@ def refuse_changed(
             wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
-        hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; then look at dmesg for the disk"
+        hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; the disk: sudo dmesg"
         raise BlockedError(f"{folder}: {wrong[0]}{more} is not what was downloaded: another SHA-256", hint)
 
 

@@ -192,7 +192,7 @@ def remove(root: Path, path: str) -> None:
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise ConfigError(reason, f"look at it, set what it names by hand (sysctl -w), and remove it and {PATH}")
+    raise ConfigError(reason, f"look at it, set what it names by hand (sudo sysctl -w), and remove it and {PATH}")
 
 
 WATCHDOG_DROPIN = "/etc/systemd/system.conf.d/50-sparkd.conf"

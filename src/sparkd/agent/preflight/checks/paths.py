@@ -138,7 +138,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
             yield warn(f"{word} can't be looked up: only systemd knows what it means")
         if facts.launch_script not in (None, Kind.FILE):
             reason = f"{SCRIPT_FILE} is a {facts.launch_script.value}, not a file"
-            yield block(reason, f"remove it: rm -r {SCRIPT_FILE}")
+            yield block(reason, f"remove it: sudo rm -r {SCRIPT_FILE}")
         if not facts.unit_sources:
             yield warn(f"{facts.unit} {'are' if self.unit_names[1:] else 'is'} not installed", "install the package")
         elif wrong_drop_in := self._judge_drop_in(facts):

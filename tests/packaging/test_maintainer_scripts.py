@@ -86,8 +86,14 @@ def test_a_purge_follows_no_link_of_the_administrators(machine: Machine) -> None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
-@pytest.mark.parametrize("below", ["cache", "cache/x/a file\\.bin"])
-def test_a_purge_keeps_what_the_administrator_mounted_of_the_same_file_system(machine: Machine, below: str) -> None:
+@pytest.mark.parametrize(("below", "lib"), [("cache", ""), ("cache/x/a file\\.bin", ""), ("cache/x", "large disk")])
+def test_a_purge_keeps_what_the_administrator_mounted_of_the_same_file_system(
+    machine: Machine, below: str, lib: str
+) -> None:
+    if lib:  # /var/lib is a link to it
+        (machine.root / "var").mkdir()
+        (machine.root / lib).mkdir()
+        (machine.root / "var/lib").symlink_to(machine.root / lib)
     theirs, own = machine.file("data/theirs"), machine.file("var/lib/sparkd/known-good.json")
     there = machine.file(f"var/lib/sparkd/{below}/x").parent
     mount = f"mount --bind {theirs.parent} {shlex.quote(str(there))}"

@@ -103,5 +103,5 @@ def test_two_builds_of_an_image_at_once_are_refused() -> None:
     """One takes all memory that is available, and would end the other's check."""
     build = "image build deepseek-v4-flash-built --yes"
     code, lines = run(build, under=("flock", "/run/sparkd/image-build.lock"))
-    assert (code, lines[-2]) == (10, "sparkd: another image is being built on this node")
+    assert (code, lines[-2]) == (2, "sparkd: another `sparkd image build` is under way")
     assert "docker" in run(build)[1][-2], "the next that is looked at"

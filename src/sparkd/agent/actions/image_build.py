@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from pathlib import Path
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 
 from sparkd.agent.actions.dockerd import ASSERT_SECONDS, TIMEOUT_SECONDS, Containers, program_body
 from sparkd.agent.actions.kept_images import keep_images
-from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.base.host.docker import LABEL
 from sparkd.base.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
-from sparkd.base.lib.errors import BlockedError
-from sparkd.base.lib.lock import hold, open_lock
 
 SILENT_SECONDS = 4 * 3600.0
 """A compiler may print nothing for as long as it runs: vLLM takes two to four hours on a Spark."""
 DOCKERFILE = ".sparkd/Dockerfile"
 """A place in the archive where no file of a recipe can be: none is hidden."""
 LONGEST_LINE = 2000
-
-
-@contextmanager
-def alone(folder: Path = Path("/run/sparkd")) -> Iterator[None]:
-    """Allow one build at a time on this node: each may take all memory that is available as it begins, and would end
-    another one's check of the same image. Raises BlockedError.
-    """
-    refuse_shared(folder)
-    with hold(open_lock(folder / "image-build.lock")) as held:
-        if not held:
-            hint = "wait for its end: pgrep -af 'sparkd image build'"
-            raise BlockedError("another image is being built on this node", hint)
-        yield
 
 
 def build(

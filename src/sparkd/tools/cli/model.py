@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from sparkd.agent.actions import dockerd
-from sparkd.agent.actions.image_build import alone
+from sparkd.agent.actions.files import locked
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
@@ -173,7 +173,8 @@ def build_image(args: argparse.Namespace) -> None:
     word = os.path.abspath(args.recipe) if "/" in args.recipe else args.recipe  # noqa: PTH100 - as choose_repo
     sources = image_build.read_sources(word, host)
     show("\n".join(sources.describe()))
-    with alone():
+    # Each may take all memory that is available as it begins, and would end another one's check of the same image.
+    with locked(Path("/"), "run/sparkd/image-build.lock", "`sparkd image build`"):
         base, replaced, (name, before), room = image_build.find_images(sources, host)
         memory_bytes = image_build.find_memory(host, load_settings(os.environ).memory)
         show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")

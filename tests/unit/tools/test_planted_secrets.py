@@ -252,7 +252,7 @@ KeyError: 'model.layers.0.self_attn.q_proj.weight_scale'
 OSError: [Errno 98] Address already in use: ('0.0.0.0', 8000)
 Error response from daemon: unauthorized: authentication required
 huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo, please log in
-write the token into /etc/sparkd/hf-token and run: sparkd model pull --token-file FILE
+write the token into /etc/sparkd/hf-token and run: sudo sparkd model pull --token-file FILE
 HF_HUB_OFFLINE says to stay offline, so nothing is downloaded
 secret HF_TOKEN: /etc/sparkd/hf-token may be read by others (sudo chmod 600 /etc/sparkd/hf-token)
 the password is wrong, or the passphrase is missing

@@ -116,7 +116,7 @@ def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
         recipe = os.path.abspath(recipe) if word and "/" in word else recipe  # noqa: PTH100 - links stay as they are
         model = _load_model(recipe)
     if not model.repo:
-        hint = "name it: sparkd model pull ORGANISATION/NAME"
+        hint = "name it: sudo sparkd model pull ORGANISATION/NAME"
         raise UsageError(f"recipe {recipe} does not say where its model is published", hint)
     return Published(model.repo, model)
 
@@ -127,7 +127,8 @@ def _load_model(recipe: str) -> Model:
     if recipe and "/" not in recipe and recipe not in known:
         repos = dict.fromkeys(repo for name in known for repo in _published(name) if repo.endswith(f"/{recipe}"))
         reason = f"there is no recipe {sanitize(recipe, 60)}{did_you_mean(recipe, known)}"
-        raise ConfigError(reason, f"by the model's name: sparkd model pull {next(iter(repos), 'ORGANISATION/NAME')}")
+        name = next(iter(repos), "ORGANISATION/NAME")
+        raise ConfigError(reason, f"by the model's name: sudo sparkd model pull {name}")
     return load_recipe(recipe, recipe_folders()).recipe.model
 
 

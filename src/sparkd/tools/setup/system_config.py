@@ -63,7 +63,7 @@ class UnitFiles:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.SubprocessError) as error:
             stderr = getattr(error, "stderr", "") or str(error)
-            raise SparkdError(f"systemd did not reload: {stderr.strip()}", "systemctl daemon-reload") from None
+            raise SparkdError(f"systemd did not reload: {stderr.strip()}", "sudo systemctl daemon-reload") from None
 
 
 class Saved(Struct, frozen=True):

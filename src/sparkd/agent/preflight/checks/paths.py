@@ -38,9 +38,10 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     no_verbs = plan.names_hcas and not plan.node.hcas
     devices = (path for path in plan.container.devices if not (no_verbs and path.startswith(VERBS)))
     write, load = "write the secret there", "load its driver, or take it out of the recipe"
+    pull = f"sudo sparkd model pull {plan.recipe}; or set engine.models_dir"
     may_be_empty = (
         NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
-        NeededPath(plan.model_path, model, Needed.FOLDER, f"sparkd model pull {plan.recipe}; or set engine.models_dir"),
+        NeededPath(plan.model_path, model, Needed.FOLDER, pull),
     )
     return (
         *(needed for needed in may_be_empty if needed.path),

@@ -81,7 +81,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             return block(f"{facts.folder} is a download cache, and no model itself", hint)
         weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
-        fetch = f"sparkd model pull --to {quote(facts.folder)}, or sparkd model sync on a node that has it"
+        fetch = f"sudo sparkd model pull --to {quote(facts.folder)}, or sparkd model sync on a node that has it"
         return verdict([*self._faults(facts, fetch), *self._doubts(facts, fetch)], good)
 
     def _faults(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:

@@ -11,13 +11,14 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src/sparkd"
 NEEDS_ROOT = re.compile(
     r"""(?<![\w./'`-])(?<!sudo\ )(?<!by\ )(?<!as\ )(?<!which\ )(?<!no\ )(?<!"\$@"\ )(?<!\#\ )(?:
-        systemctl\ (?:(?:start|stop|(?:try-)?restart|reload|enable|disable|mask|edit|kill|daemon-reload)\b | reboot$ | --user)
+        systemctl\ (?:start|stop|(?:try-)?restart|(?:daemon-)?reload|enable|disable|mask|edit|kill|--user)\b
+        | systemctl\ reboot$
         | docker\ (?:pull|stop|rm|rmi|tag|update|rename|run|ps|image|images|system|inspect|logs|unpause)\b
         | (?:modprobe|nvidia-ctk|fwupdmgr)\ \w | loginctl\ enable | sysctl\ -w | swapoff\ - | ip\ link\ set | mount\ -o
         | chown\ (?!the) | chmod\ (?!600\ \{\},\ of\ root\ or\ yourself) | apt\ (?:install|remove) | (?<=[ ])dmesg\b
         | (?:rm|mkdir|cat|less)\ (?:-\S+\ )?/(?:run|var|etc)/
-        | sparkd\ (?:warm|model\ pull|rollback|sweep|drill|logs|capture|tune\ \w|units\ (?:install|remove)|notify|deinit)\b
-        | sparkd\ (?:use\b | init\b(?!\ --plan))
+        | sparkd\ (?:warm|model\ pull|rollback|sweep|drill|logs|capture|tune\ \w|units\ (?:install|remove))\b
+        | sparkd\ (?:notify\b | deinit\b | use\b | init\b(?!\ --plan))
     )""",
     re.VERBOSE,
 )

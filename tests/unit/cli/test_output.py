@@ -84,11 +84,23 @@ def test_a_file_that_only_root_may_read_is_named_with_what_helps(tmp_path: Path)
         os.seteuid(user)
 
 
-def test_what_waits_for_a_log_on_a_terminal_says_so() -> None:
+@pytest.mark.parametrize(
+    ("command", "pasted", "announced", "shown"),
+    [
+        ("explain", "CUDA out of memory", "paste a log, then press Ctrl-D\n", "means: "),
+        (
+            "recipe import -",
+            "docker run vllm/vllm-openai:v0.33.0 --model org/m",
+            "paste it, then press Ctrl-D\n",
+            "org/m",
+        ),
+    ],
+)
+def test_what_waits_for_a_paste_on_a_terminal_says_so(command: str, pasted: str, announced: str, shown: str) -> None:
     ours, theirs = pty.openpty()
-    os.write(ours, b"CUDA out of memory\n\x04")
-    done = subprocess.run([SPARKD, "explain"], stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
+    os.write(ours, f"{pasted}\n\x04".encode())
+    words = [SPARKD, *command.split()]
+    done = subprocess.run(words, stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
     os.close(ours)
     os.close(theirs)
-    assert (done.returncode, done.stderr) == (0, "paste a log, then press Ctrl-D\n")
-    assert "means: " in done.stdout
+    assert (announced in done.stderr, shown in done.stdout) == (True, True), done

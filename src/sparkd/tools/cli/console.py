@@ -238,6 +238,12 @@ def prompt(question: str) -> str:
     raise UsageError("no answer came", "nothing was done")
 
 
+def announce_paste(what: str) -> None:
+    """Say what a command waits for, where a person is at stdin."""
+    if sys.stdin.isatty():
+        print(f"paste {what}, then press Ctrl-D", file=sys.stderr, flush=True)
+
+
 def confirmed(question: str, hint: str, *, yes: bool, why: str = "there is no terminal to confirm on") -> bool:
     """Whether `yes` was given, or a person gives it now. Raises UsageError where there is no terminal for that."""
     if not yes and not sys.stdin.isatty():

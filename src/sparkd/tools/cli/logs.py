@@ -168,8 +168,7 @@ def _explain_kernel(line: str) -> KnownError | None:
 
 
 def _stdin_lines() -> Iterator[str]:
-    if sys.stdin.isatty():
-        print("paste a log, then press Ctrl-D", file=sys.stderr, flush=True)
+    console.announce_paste("a log")
     splitter, chunk = LineSplitter(), b""
     for chunk in iter(partial(os.read, sys.stdin.fileno(), 1 << 16), b""):
         yield from splitter.feed(chunk)

@@ -75,7 +75,7 @@ def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark
     try:
         said = node.run("sparkd", "rollback").stdout
         assert "is in force from the next start on, until the configuration changes" in said
-        assert said.splitlines()[-1] == "next: systemctl restart sparkd-head"
+        assert said.splitlines()[-1] == "next: sudo systemctl restart sparkd-head"
         assert "brings back" not in said, said
         cursor = spark.cursor()
         node.run("systemctl", "restart", HEAD, timeout=SERVING_SECONDS)

@@ -182,10 +182,24 @@ def test_a_removal_continues_where_the_program_was_deleted_by_hand(installed: No
 
 
 def test_a_purge_keeps_what_the_administrator_mounted(installed: Node) -> None:
-    installed.sh("mkdir -p /var/lib/sparkd/cache && mount -t tmpfs none /var/lib/sparkd/cache")
+    installed.sh("mkdir -p /var/lib/sparkd/cache /var/lib/sparkd/mine/models /root/models && touch /root/models/theirs")
+    installed.sh("mount -t tmpfs none /var/lib/sparkd/cache && mount --bind /root/models /var/lib/sparkd/mine/models")
     installed.sh("touch /var/lib/sparkd/cache/theirs && dpkg --purge sparkd", timeout=120)
-    installed.sh("test -e /var/lib/sparkd/cache/theirs")
-    installed.sh("umount /var/lib/sparkd/cache && rm -r /var/lib/sparkd")
+    installed.sh("test -e /var/lib/sparkd/cache/theirs && test -e /root/models/theirs")
+    installed.sh("umount /var/lib/sparkd/cache /var/lib/sparkd/mine/models && rm -r /var/lib/sparkd")
+
+
+def test_a_removal_that_is_aborted_starts_again_what_ran(installed: Node) -> None:
+    stand_in(installed)
+    before = main_pid(installed, "sparkd-head")
+    held = "/usr/lib/sparkd/app/__pycache__"  # the script can't remove a folder that is mounted, and fails
+    installed.sh(f"mkdir -p {held} && mount -t tmpfs none {held}")
+    assert installed.sh("dpkg --remove sparkd", timeout=120, check=False).returncode != 0
+    installed.sh(f"umount {held}")
+    wait_for(lambda: state(installed, UNITS[0])[1] == "active", 30, "it to be started again")
+    assert main_pid(installed, "sparkd-head") not in ("0", before)
+    assert state(installed, UNITS[1])[1] == "inactive"
+    installed.sh("test ! -e /run/sparkd.stopped && sparkd --version")
 
 
 def test_a_removal_stops_the_units_and_keeps_the_configuration(installed: Node) -> None:

@@ -176,7 +176,9 @@ def test_a_living_engine_of_somebody_else_blocks_and_is_left_alone(installed: Sp
         assert checks["stray-workers"]["level"] == "block"
         assert checks["stray-workers"]["fixes"] == []
         assert installed.show("MainPID", "yesterdays") in str(checks["stray-workers"]["reason"])
-        assert str(checks["stray-workers"]["hint"]).startswith("stop it first: systemctl stop yesterdays.service; ")
+        assert str(checks["stray-workers"]["hint"]).startswith(
+            "stop it first: sudo systemctl stop yesterdays.service; "
+        )
         assert installed.show("ActiveState", "yesterdays") == "active"
     finally:
         installed.node.run("systemctl", "stop", "yesterdays")

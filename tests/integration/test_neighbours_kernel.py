@@ -63,13 +63,15 @@ def test_the_kernels_table_names_the_other_addresses_and_an_open_report_port_is_
         open_now = found("spark0")[0]
         process.kill()
         process.wait()
-        print(json.dumps([address, silent, open_now, found("spark0")[0]]))
+        closed = found("spark0")[0]
+        ip("route", "flush", "dev", "spark0")
+        print(json.dumps([address, silent, open_now, closed, found("spark0")[0]]))
     """)
     assert isinstance(found, list)
-    address, silent, open_now, closed = found
+    address, silent, open_now, closed, without_route = found
     assert silent == [["spark0", address, [], False]], "nothing was sent to its IPv4 address yet"
     assert open_now == [["spark0", address, ["10.0.0.2"], True]]
-    assert closed == [["spark0", address, ["10.0.0.2"], False]]
+    assert closed == without_route == [["spark0", address, ["10.0.0.2"], False]]
 
 
 def test_two_ports_have_their_own_neighbours_and_one_that_is_down_has_none() -> None:

@@ -27,9 +27,9 @@ exec "$@"
 """
 
 
-def run(command: str, before: str = "") -> tuple[int, list[str]]:
+def run(command: str, before: str = "", under: tuple[str, ...] = ()) -> tuple[int, list[str]]:
     """As root, on this machine's kernel without its network, with nothing of sparkd's on the disk. Code and lines."""
-    program = [sys.executable, "-m", "sparkd.tools.cli.main", *shlex.split(command)]
+    program = [*under, sys.executable, "-m", "sparkd.tools.cli.main", *shlex.split(command)]
     done = subprocess.run(
         ["unshare", "--mount", "--net", "bash", "-euc", EMPTY, sys.executable, before, *program],
         stdin=subprocess.DEVNULL,
@@ -97,3 +97,11 @@ def test_a_node_that_runs_what_was_chosen_is_not_called_unset() -> None:
 
 def test_nothing_fetched_lists_nothing_as_json() -> None:
     assert run("logs --json") == (0, [])
+
+
+def test_two_builds_of_an_image_at_once_are_refused() -> None:
+    """One takes all memory that is available, and would end the other's check."""
+    build = "image build deepseek-v4-flash-built --yes"
+    code, lines = run(build, under=("flock", "/run/sparkd/image-build.lock"))
+    assert (code, lines[-2]) == (2, "sparkd: another `sparkd image build` is under way")
+    assert "docker" in run(build)[1][-2], "the next that is looked at"

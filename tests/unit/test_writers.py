@@ -54,7 +54,7 @@ WRITERS = {
     "agent/actions/processes.py:unlink_segment": "in /dev/shm, by the folder's descriptor",
     "agent/engine/memory_guard/killer.py:_write": RUN,
     "base/lib/lock.py:open_lock": "refuse_shared, before each call of it",
-    "tools/cli/main.py:main": "/dev/null",
+    "tools/cli/main.py:_replace_closed_streams": "/dev/null",
     "tools/cli/main.py:_discard_output": "/dev/null",
     "tools/models/hub.py:_fetch": "behind become_owner",
     "tools/models/image_build.py:Sources.archive": "in memory",

@@ -196,15 +196,15 @@ def _container_of_before(tree: Tree) -> None:
 NOT_SEEN = ("image", "compile-cache", "stale-container", "remove-ipc")
 """Without docker."""
 FAULTS = (
-    Fault("docker-away", _away, Level.WARN, "docker", says="systemctl start docker", also=NOT_SEEN),
+    Fault("docker-away", _away, Level.WARN, "docker", says="sudo systemctl start docker", also=NOT_SEEN),
     Fault("docker-out-of-order", _does_not_answer, Level.UNKNOWN, "docker", says="runtimes"),
-    Fault("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
+    Fault("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="sudo nvidia-ctk runtime configure"),
     Fault(
         "image-gone",
         _image_gone,
         Level.BLOCK,
         "image",
-        says=f"docker pull {IMAGE}",
+        says=f"sudo docker pull {IMAGE}",
         rank=1,
         also=("compile-cache", "remove-ipc"),
     ),
@@ -218,7 +218,7 @@ FAULTS = (
     Fault("cache-is-no-folder", _cache_in_the_way, Level.BLOCK, "compile-cache", says="is no folder"),
     Fault("api-port-held", _port_held, Level.BLOCK, "ports", says="pid 50 (open-webui)"),
     Fault("observers-port-held", _observed_by_another, Level.WARN, "ports", says="observe.listen", rank=1),
-    Fault("rank-name-taken", _name_taken, Level.BLOCK, "stale-container", says="docker rename sparkd-rank0"),
+    Fault("rank-name-taken", _name_taken, Level.BLOCK, "stale-container", says="sudo docker rename sparkd-rank0"),
     Fault("labelled-copy-restarts", _copy_restarts, Level.WARN, "stale-container", says="--restart=no serve"),
     Fault("unit-of-before", _unit_of_before, Level.WARN, "foreign-units", says="disable vllm-ds4-head.service"),
     Fault("container-of-before", _container_of_before, Level.WARN, "foreign-units", says="--restart=no vllm_ds4"),

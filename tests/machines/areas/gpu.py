@@ -58,7 +58,7 @@ def _slow_driver(tree: Tree) -> None:
 MEMORY = ("unified-memory", "memory-held", "model-memory")
 FAULTS = (
     Fault("gpu-hangs", _hangs, Level.BLOCK, "gpu", says="unplug it for 60 s", also=MEMORY),
-    Fault("gpu-driver-not-loaded", _not_loaded, Level.BLOCK, "gpu", says="modprobe nvidia", also=MEMORY),
+    Fault("gpu-driver-not-loaded", _not_loaded, Level.BLOCK, "gpu", says="sudo modprobe nvidia", also=MEMORY),
     Fault("gpu-proprietary-module", _proprietary, Level.BLOCK, "gpu", says="nvidia-driver-580-open", also=MEMORY),
     Fault("gpu-driver-half-upgraded", _half_upgraded, Level.BLOCK, "gpu", says="reboot", rank=1, also=MEMORY),
     Fault("gpu-driver-reported-slow", _slow_driver, Level.WARN, "gpu", says="580.142"),

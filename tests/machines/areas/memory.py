@@ -133,7 +133,7 @@ def _segments_of_who_logs_out(tree: Tree) -> None:
 
 
 FAULTS = (
-    Fault("swap-on", _swap_on, Level.WARN, "swap", says="swapoff -a"),
+    Fault("swap-on", _swap_on, Level.WARN, "swap", says="sudo swapoff -a"),
     Fault("swap-in-memory", _zram, Level.WARN, "swap", says="in memory", rank=1),
     Fault("driver-holds-a-part", _driver_holds_a_part, Level.WARN, "memory-held", says="reboot"),
     Fault("memory-fragmented", _fragmented, Level.WARN, "memory-fragmented", says="512 MiB of 112.5 GiB"),

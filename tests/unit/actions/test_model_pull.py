@@ -22,6 +22,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import model
+from sparkd.tools.models.hub import Repo
 from sparkd.tools.models.ssh import SPARE_BYTES
 
 SHARD = "model.safetensors"
@@ -235,11 +236,22 @@ def test_a_file_that_lost_its_end_after_its_record_is_downloaded_again(machine: 
 def test_a_model_without_sizes_is_downloaded_once(machine: Machine, hub: Hub) -> None:
     """As some mirrors list its files."""
     hub.sizes = False
-    assert machine.pull(REPO).returncode == 0
+    done = machine.pull(REPO)
+    assert (done.returncode, "\nan unknown amount to download, " in done.stdout) == (0, True), done
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
     hub.requests.clear()
     assert machine.pull(REPO).returncode == 0
     assert not [request for request in hub.requests if "/resolve/" in request]
+
+
+def test_bytes_that_come_count_where_sizes_are_not_known(tmp_path: Path) -> None:
+    """As long as some come between two breaks, an interrupted download is resumed."""
+    tree, repo = Tree(tmp_path), Repo(REPO, COMMIT, (("a", None), ("b", 9)))
+    assert (repo.there_bytes(tmp_path), repo.missing_bytes(tmp_path)) == (0, None)
+    partial = tree.file("/.cache/huggingface/download/x.etag.incomplete", "12")
+    assert repo.there_bytes(tmp_path) == 2
+    partial.rename(tmp_path / "a")
+    assert (repo.there_bytes(tmp_path), repo.missing_bytes(tmp_path)) == (2, 9)
 
 
 def test_a_file_that_another_pull_has_just_brought_stays(machine: Machine, hub: Hub) -> None:

@@ -40,7 +40,7 @@ HELD = Evidence(port_holder="pid 7 has port 8000")
     [
         (StalledError("no token", "again"), Evidence(), "engine-stalled", "no token", "again"),
         (StalledError("no token"), HUNG, "docker-hung", "dockerd runs and does not answer: no token",
-         "systemctl restart docker"),
+         "sudo systemctl restart docker"),
         (MemoryGuardError("memory ran out"), TAKEN, "memory-taken", "memory ran out; others took 2 GiB",
          "stop that work, or raise memory.headroom_gib"),
         (MemoryGuardError("memory ran out", "less"), OWN, "memory-guard",
@@ -48,7 +48,7 @@ HELD = Evidence(port_holder="pid 7 has port 8000")
         (EngineEndedError("in use"), HELD, "port-taken", "in use; pid 7 has port 8000",
          "sparkd starts it again once the port is free: see the check `ports`"),
         (EngineEndedError("in use"), Evidence(docker_hangs=True, port_holder="pid 7"), "docker-hung",
-         "dockerd runs and does not answer: in use", "systemctl restart docker"),
+         "dockerd runs and does not answer: in use", "sudo systemctl restart docker"),
         (KILLED, Evidence(culprit=EARLYOOM), "killed-from-outside", "killed; earlyoom did", "turn it off"),
         (STOPPED, Evidence(culprit=EARLYOOM), "killed-from-outside", "stopped; earlyoom did", "turn it off"),
         (KILLED, Evidence(culprit=NOBODY), "killed-from-outside", "killed; nobody says", "audit"),

@@ -184,7 +184,7 @@ def test_a_kernel_that_does_not_count_is_no_error(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("hints", "hint"),
     [
-        (("use another image",), "use another image, then: systemctl start sparkd-worker"),
+        (("use another image",), "use another image, then: sudo systemctl start sparkd-worker"),
         (("sparkd starts it again", "lower max-num-seqs"), "lower max-num-seqs, then: "),
         (("lower max-num-seqs", "sparkd starts it again"), "fix the cause, then: "),
         (("its log: the lines above, marked engine|",), "fix the cause, then: "),
@@ -206,7 +206,7 @@ def test_a_plan_that_is_given_up_has_the_remedy_of_its_last_failure(
     with pytest.raises(NeedsPersonError) as raised:
         agent.backoff.wait()
     assert raised.value.hint.startswith(hint)
-    assert raised.value.hint.endswith("systemctl start sparkd-worker")
+    assert raised.value.hint.endswith("sudo systemctl start sparkd-worker")
     assert blocked not in raised.value.reason
     assert ("the last: the engine ended: boom" in raised.value.reason) is bool(hints)
 

@@ -173,7 +173,7 @@ def test_events_that_are_not_wanted_are_not_queued(tree: Tree, near: Receiver, l
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
 def test_a_url_that_others_may_read_is_not_used(tree: Tree, near: Receiver, mode: int) -> None:
-    with pytest.raises(LaunchError, match=f"has mode {mode:04o}, needed is 0600 .*chmod 600 {URL_FILE}"):
+    with pytest.raises(LaunchError, match=f"has mode {mode:04o}, needed is 0600 .*sudo chmod 600 {URL_FILE}"):
         deliver(Host(tree.root).files, webhook(tree, near.url, mode), "webhook_file", LOST, os.getuid())
 
 
@@ -349,7 +349,9 @@ def test_the_command_sends_a_test_message_by_each_way(tmp_path: Path, near: Rece
         assert lines[1] == "notify.webhook_file: HTTP 404 (does the receiver still know this URL?)"
         assert json.loads(near.bodies[0])["event"] == "test"
         drop_in = "/etc/systemd/system/sparkd-notify.service.d/50-sparkd.conf"
-        assert lines[2:] == [f"{drop_in} is missing: sparkd units install"], "or the program lacks its rights there"
+        assert lines[2:] == [f"{drop_in} is missing: sudo sparkd units install"], (
+            "or the program lacks its rights there"
+        )
 
 
 def test_without_a_way_the_command_says_what_to_set(tmp_path: Path) -> None:

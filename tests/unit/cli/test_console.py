@@ -136,6 +136,16 @@ def test_progress_fits_the_terminal_and_moves_no_cursor_but_its_own() -> None:
     assert received.text.index("\x1b[?25l") < received.text.index("\x1b[?25h"), "the cursor is shown again"
 
 
+def test_progress_of_an_unknown_size_says_what_has_come_and_no_share() -> None:
+    with terminal(columns=80) as received, Progress(1, None) as one:
+        one.done(3 << 30)
+    assert "3.0/? GiB" in received.text
+    assert "%" not in received.text
+    one = Progress(1, None)
+    one.done(3 << 30)
+    assert one.line().endswith(": for 0 s, 3.0 GiB")
+
+
 def test_an_error_ends_progress_too() -> None:
     with pytest.raises(ValueError, match="broken"), terminal() as received, Progress(1, 1):
         raise ValueError("broken")

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import read_file
+
 SPARKD = str(Path(sys.executable).parent / "sparkd")
 COMMANDS = ("--help", "recipe schema", "status")
 
@@ -40,6 +43,14 @@ def test_a_reader_that_leaves_and_a_closed_output_are_no_errors(command: str) ->
     assert (done.returncode, done.stderr) == (wanted, "")
 
 
+@pytest.mark.parametrize(("command", "code"), [("recipe import -", 78), ("init", 2), ("recipe import - --write", 2)])
+def test_closed_input_is_as_an_empty_one_and_closed_errors_hide_none(command: str, code: int) -> None:
+    closed, empty = ran(f"{SPARKD} {command} <&-"), ran(f"{SPARKD} {command} </dev/null")
+    assert (closed.returncode, closed.stderr) == (empty.returncode, empty.stderr) == (code, empty.stderr)
+    assert ran(f"{SPARKD} {command} 2>&-").returncode == code
+    assert "Traceback" not in ran(f"{SPARKD} model pull org/none 2>&- </dev/null").stdout
+
+
 def test_watch_without_a_terminal_prints_only_what_has_changed() -> None:
     done = ran(f"timeout 3 {SPARKD} status --watch </dev/null")
     assert (done.returncode, done.stdout.count("next: ")) == (124, 1), done
@@ -62,11 +73,34 @@ def test_the_same_command_as_root_can_be_pasted(words: tuple[str, ...]) -> None:
     assert shlex.split(hint) == ["sudo", "sparkd", *words]
 
 
-def test_what_waits_for_a_log_on_a_terminal_says_so() -> None:
+def test_a_file_that_only_root_may_read_is_named_with_what_helps(tmp_path: Path) -> None:
+    config, user = tmp_path / "sparkd.toml", os.geteuid()
+    config.touch(0)
+    os.seteuid(user or 65534)
+    try:
+        with pytest.raises(ConfigError, match="cannot be read: permission denied; try sudo"):
+            read_file(config)
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize(
+    ("command", "pasted", "announced", "shown"),
+    [
+        ("explain", "CUDA out of memory", "paste a log, then press Ctrl-D\n", "means: "),
+        (
+            "recipe import -",
+            "docker run vllm/vllm-openai:v0.33.0 --model org/m",
+            "paste it, then press Ctrl-D\n",
+            "org/m",
+        ),
+    ],
+)
+def test_what_waits_for_a_paste_on_a_terminal_says_so(command: str, pasted: str, announced: str, shown: str) -> None:
     ours, theirs = pty.openpty()
-    os.write(ours, b"CUDA out of memory\n\x04")
-    done = subprocess.run([SPARKD, "explain"], stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
+    os.write(ours, f"{pasted}\n\x04".encode())
+    words = [SPARKD, *command.split()]
+    done = subprocess.run(words, stdin=theirs, capture_output=True, text=True, check=False, timeout=60)
     os.close(ours)
     os.close(theirs)
-    assert (done.returncode, done.stderr) == (0, "paste a log, then press Ctrl-D\n")
-    assert "means: " in done.stdout
+    assert (announced in done.stderr, shown in done.stdout) == (True, True), done

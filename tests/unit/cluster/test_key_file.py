@@ -46,12 +46,12 @@ def test_a_missing_file_says_how_to_make_one(tree: Tree) -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o660, 0o644])
 def test_a_file_that_others_may_read_or_write_is_refused_with_the_command_that_fixes_it(tree: Tree, mode: int) -> None:
     write(tree, NEW, mode)
-    assert fault(tree) == f"{PATH}: has mode {mode:04o}, needed is 0600 (chmod 600 {PATH})"
+    assert fault(tree) == f"{PATH}: has mode {mode:04o}, needed is 0600 (sudo chmod 600 {PATH})"
 
 
 def test_a_file_of_somebody_else_is_refused_with_the_command_that_fixes_it(tree: Tree) -> None:
     write(tree, NEW)
-    assert fault(tree, OWNER + 1) == f"{PATH}: belongs to uid {OWNER}, needed is root (chown root:root {PATH})"
+    assert fault(tree, OWNER + 1) == f"{PATH}: belongs to uid {OWNER}, needed is root (sudo chown root:root {PATH})"
 
 
 def test_a_symlink_is_refused_wherever_it_leads(tree: Tree) -> None:

@@ -121,7 +121,7 @@ def test_check_names_a_power_command_that_would_not_be_run(config: Path, tmp_pat
     ("setting", "content", "mode", "reason"),
     [
         ("OBSERVE__TOKEN_FILE", None, 0o600, "does not exist"),
-        ("OBSERVE__TOKEN_FILE", "x" * 32, 0o644, "has mode 0644, needed is 0600\nhint: chmod 600 "),
+        ("OBSERVE__TOKEN_FILE", "x" * 32, 0o644, "has mode 0644, needed is 0600\nhint: sudo chmod 600 "),
         ("OBSERVE__TOKEN_FILE", "abc", 0o600, "has no token, which is one line of 16 to 512"),
         ("NOTIFY__WEBHOOK_FILE", "example.com/hook", 0o600, "is no URL of https://"),
         ("NOTIFY__COMMAND", "#!/bin/sh", 0o600, "notify.command would not be run: "),
@@ -147,7 +147,7 @@ def test_check_warns_of_a_key_that_others_can_read(config: Path, tmp_path: Path)
     for mode, warned in ((0o644, True), (0o600, False)):
         key.chmod(mode)
         good = sparkd("config", "check", config=config, SPARKD_ENGINE__SECRETS__VLLM_API_KEY=str(key))
-        assert (good.returncode, f"hint: chmod 600 {key}" in good.stdout) == (0, warned), good
+        assert (good.returncode, f"hint: sudo chmod 600 {key}" in good.stdout) == (0, warned), good
 
 
 def test_check_judges_flags_as_recipe_check_does(config: Path) -> None:

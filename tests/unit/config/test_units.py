@@ -258,7 +258,7 @@ def test_drift_names_every_difference(tree: Tree) -> None:
     tree.file(HEAD, OURS)
     tree.file(WORKER, "[Service]\nNice=5\n")
     assert units.drift(units.dropins(DEFAULTS), Files(str(tree.root))) == (
-        f"{HEAD} is not needed any more: sparkd units install",
+        f"{HEAD} is not needed any more: sudo sparkd units install",
         f"{WORKER} was not written by sparkd: move it to another name",
         "/usr/lib/systemd/system/sparkd-head.service is not the unit of this sparkd: install the package again",
         "/usr/lib/systemd/system/sparkd-worker.service is not the unit of this sparkd: install the package again",

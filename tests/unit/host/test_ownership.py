@@ -78,7 +78,7 @@ def test_a_user_may_use_his_own_file_and_the_refusal_says_what_to_do(tmp_path: P
     own.chmod(0o666)
     with pytest.raises(AwaitedError, match=f"recipe {own} is not used: others than root may write to {own}") as caught:
         refuse_writable(Files(), str(own), "recipe")
-    assert caught.value.hint.endswith(f"chown root: '{own}' && chmod go-w '{own}'")
+    assert caught.value.hint.endswith(f"sudo chown root: '{own}' && sudo chmod go-w '{own}'")
     own.chmod(0o600)
     tmp_path.chmod(0o777)
     with pytest.raises(AwaitedError) as caught:
@@ -94,7 +94,7 @@ def test_a_private_file_belongs_to_one_of_its_owners(tree: Tree) -> None:
         read_private(files, "/token", 10, uid + 1, uid + 2)
 
 
-@pytest.mark.parametrize(("is_file", "command"), [(True, "chmod 600"), (False, "ls -l")])
+@pytest.mark.parametrize(("is_file", "command"), [(True, "sudo chmod 600"), (False, "ls -l")])
 def test_a_hint_quotes_the_path_that_a_recipe_may_name(tree: Tree, is_file: bool, command: str) -> None:
     path = "/tmp/a;reboot;key"
     if is_file:

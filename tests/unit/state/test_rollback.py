@@ -264,5 +264,5 @@ def test_a_recorded_image_that_is_gone_is_pulled_by_its_digest(tree: Tree, diges
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((entry,))))
     said = list(roll_back("", settings(), Host(tree.root)))
     assert f"the recorded image, {IMAGE_ID}, is not on this node any more: the one that has its name will run" in said
-    pull = f"to run the recorded one: docker pull {digest} && sudo sparkd rollback {entry.plan[:12]}"
+    pull = f"to run the recorded one: sudo docker pull {digest} && sudo sparkd rollback {entry.plan[:12]}"
     assert (pull in said) is bool(digest)

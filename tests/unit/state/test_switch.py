@@ -141,5 +141,5 @@ def test_findings_name_what_is_tried_and_what_is_in_force() -> None:
     (tried,), (in_force,) = FIRST.findings, ON_NEW.findings
     assert tried.reason == "recipe new is being tried; if it fails, sparkd goes back to recipe old"
     assert in_force.reason == "instead of what is configured, recipe new is in force"
-    assert in_force.hint.endswith("sparkd use --end")
+    assert in_force.hint.endswith("sudo sparkd use --end")
     assert switch(Stage.DRAINING, to=None).findings == ()

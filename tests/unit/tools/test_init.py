@@ -332,7 +332,7 @@ def test_names_of_others_can_not_forge_lines(spark: Tree, run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["init"], "--yes writes at once, --plan only shows"),
+        (["init"], "--yes   # writes at once; --plan only shows"),
         (["init", "--rotate"], "--new-cluster-key --rotate"),
         (["init", "--yes", "--nodes", "9"], "1 to 8"),
     ],

@@ -252,9 +252,9 @@ KeyError: 'model.layers.0.self_attn.q_proj.weight_scale'
 OSError: [Errno 98] Address already in use: ('0.0.0.0', 8000)
 Error response from daemon: unauthorized: authentication required
 huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo, please log in
-write the token into /etc/sparkd/hf-token and run: sparkd model pull --token-file FILE
+write the token into /etc/sparkd/hf-token and run: sudo sparkd model pull --token-file FILE
 HF_HUB_OFFLINE says to stay offline, so nothing is downloaded
-secret HF_TOKEN: /etc/sparkd/hf-token may be read by others (chmod 600 /etc/sparkd/hf-token)
+secret HF_TOKEN: /etc/sparkd/hf-token may be read by others (sudo chmod 600 /etc/sparkd/hf-token)
 the password is wrong, or the passphrase is missing
 SHA-512 of commit 3f1e2d4c5b6a798897a6b5c4d3e2f1a0b9c8d7e6 is as agreed
 container 4f5e6d7c8b9a of rank 1 ended: exit code 137, started 2026-11-23T10:00:00.000+00:00

@@ -207,9 +207,17 @@ def test_a_rollback_runs_its_image_by_its_id_so_its_name_is_another_one(tree: Tr
 @pytest.mark.parametrize(
     ("ref", "named", "hint"),
     [
-        ("i:1", {"i_1": "sha256:2"}, "docker tag i:1 i:1-new && docker tag sha256:1 i:1; then: .* --image i:1-new"),
-        ("i:2", {"i_1": "sha256:2"}, "docker tag i:1 i:1-new && docker tag sha256:1 i:1; then: .* --image i:2"),
-        ("i:2", {}, "docker tag sha256:1 i:1; then: sudo sparkd use --image i:2"),
+        (
+            "i:1",
+            {"i_1": "sha256:2"},
+            "sudo docker tag i:1 i:1-new && sudo docker tag sha256:1 i:1; then: .* --image i:1-new",
+        ),
+        (
+            "i:2",
+            {"i_1": "sha256:2"},
+            "sudo docker tag i:1 i:1-new && sudo docker tag sha256:1 i:1; then: .* --image i:2",
+        ),
+        ("i:2", {}, "sudo docker tag sha256:1 i:1; then: sudo sparkd use --image i:2"),
     ],
 )
 def test_a_name_that_is_another_image_now_is_no_way_back(

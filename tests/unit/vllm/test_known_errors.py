@@ -1,6 +1,7 @@
 """Known errors by the lines of those who met them; safe and fast on lines that a client made."""
 
 import io
+import os
 import re
 import tempfile
 import time
@@ -173,10 +174,12 @@ def test_whole_logs_are_explained_on_stdin(log: str, said: str) -> None:
     assert said in done.stdout
 
 
-def test_a_closed_stdin_is_named() -> None:
-    with stdin_of(None):
-        done = sparkd("explain")
-    assert (done.returncode, done.stderr.splitlines()[0].startswith("sparkd: there is no stdin")) == (2, True)
+def test_a_stdin_that_is_closed_or_empty_is_named() -> None:
+    with Path(os.devnull).open() as empty:
+        for stdin in (None, empty):
+            with stdin_of(stdin):
+                done = sparkd("explain")
+            assert (done.returncode, done.stderr.splitlines()[0]) == (2, "sparkd: nothing came on stdin")
 
 
 def test_a_line_is_explained_with_meaning_remedy_and_source() -> None:

@@ -33,7 +33,7 @@ def find_missing_elsewhere(node: NodeContext, nodes: Inventories) -> Iterator[st
     for peer, there in nodes.there:
         if isinstance(there, str) or nodes.here is None:
             reason = f"rank {peer.rank} on {peer.address} does not say what it has: {sanitize(str(there))}"
-            yield f"{reason} (there: systemctl start sparkd-worker, with this version of sparkd)"
+            yield f"{reason} (there: sudo systemctl start sparkd-worker, with this version of sparkd)"
             continue
         need_bytes = check_inputs(node).need.all_bytes
         for lack in find_missing(node.plan, need_bytes, node.settings, nodes.here, there):

@@ -159,7 +159,8 @@ def join_cluster(
     restart = partial(on_bad_key, "fix it before this unit restarts; the previous keys are in use")
     keys = auth.KeyRing(host.files, settings.cluster.key_file, owner_uid, restart, on_older_keys).latest
     renew = partial(
-        on_bad_key, f"rm {head_key.PRIVATE}; sudo sparkd init --invite; then on each worker: sudo sparkd init --join"
+        on_bad_key,
+        f"sudo rm {head_key.PRIVATE}; sudo sparkd init --invite; then on each worker: sudo sparkd init --join",
     )
     head_keys = auth.KeyRing(host.files, head_key.PRIVATE, owner_uid, renew, optional=True).keys
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)

@@ -64,7 +64,7 @@ class Admission(Struct):
         except BlockingIOError as error:
             raise BlockedError(f"{what}: {error}", THREADS_HINT) from None
         except TimeoutError as error:
-            raise BlockedError(str(error), "look at dmesg") from None
+            raise BlockedError(str(error), "look at: sudo dmesg") from None
 
     def _run_hooks(self) -> tuple[Finding, ...]:
         agent, context = self.agent, self.agent.context
@@ -113,7 +113,7 @@ class Backoff(Struct):
             raise NeedsPersonError(
                 f"{failed} launches of this plan in a row ended within {span} of service"
                 + (f"; the last: {last}" if last else ""),
-                f"{remedy}, then: systemctl start sparkd-{agent.context.role}",
+                f"{remedy}, then: sudo systemctl start sparkd-{agent.context.role}",
             )
         if self._waited:
             return False

@@ -125,4 +125,4 @@ class PlanDifferences(Struct):
         if back is None or not back.proven:
             return "make the configuration, the image and the model the same on all nodes"
         to = f"sudo sparkd rollback {back.plan[:12]}"
-        return f"this node is rolled back: {to} on the others, or sparkd rollback --end here"
+        return f"this node is rolled back: {to} on the others, or sudo sparkd rollback --end here"

@@ -114,7 +114,7 @@ def _read_secrets(base: Base, node: NodeContext, owner_uid: int, left: LeftRank 
     try:
         return base.loop.beside(read, 10.0, "reading the key and the secrets")
     except (TimeoutError, BlockingIOError) as error:
-        raise BlockedError(str(error), f"what holds {path}, or a file of engine.secrets? look at dmesg") from None
+        raise BlockedError(str(error), f"what holds {path}, or a file of engine.secrets? look at: sudo dmesg") from None
 
 
 def equip(context: Context) -> Agent:

@@ -118,7 +118,7 @@ def _resolve(config: Settings, role: str, host: Host, loop: MainLoop) -> NodeCon
     try:
         return loop.beside(partial(resolve_context, config, role, host), 20.0, "reading the plan")
     except (TimeoutError, BlockingIOError) as error:
-        hint = "what holds /var/lib/sparkd, or a file that the configuration names? look at dmesg"
+        hint = "what holds /var/lib/sparkd, or a file that the configuration names? look at: sudo dmesg"
         raise BlockedError(str(error), hint) from None
 
 

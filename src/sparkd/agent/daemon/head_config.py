@@ -132,7 +132,7 @@ class HeadFollower(Struct):
         mac, signatures = (answer.headers.get(name.lower(), "") for name in (SIGNATURE_HEADER, head_key.HEADER))
         path, head = head_key.PUBLIC, self.place.head_address
         verify = partial(head_key.verify, self.host.files, path, head, mac, signatures, self.owner_uid)
-        self._judge(verify, KEY, "what holds that file? look at dmesg")
+        self._judge(verify, KEY, "what holds that file? look at: sudo dmesg")
 
     def _judge(self, work: Callable[[], T], what: str, hint: str) -> T:
         """The result of `work` beside the loop. Raises HeadRefusedError where it hangs."""
@@ -159,7 +159,7 @@ class HeadFollower(Struct):
             return
         try:
             judge = partial(followed_context, kept, self.settings, self.host, self.place)
-            hint = "what holds the files that it names? look at dmesg"
+            hint = "what holds the files that it names? look at: sudo dmesg"
             plan = self._judge(judge, "judging the configuration of the head", hint).plan
         except HeadRefusedError:
             raise
@@ -192,7 +192,7 @@ def share_config(agent: Agent) -> None:
         try:  # the script, and files that the recipe mounts, may lie on a share
             shared = agent.loop.beside(make, FETCH_SECONDS, "reading what the workers get")
         except (TimeoutError, BlockingIOError) as error:
-            raise BlockedError(str(error), "what holds the files that it names? look at dmesg") from None
+            raise BlockedError(str(error), "what holds the files that it names? look at: sudo dmesg") from None
         body = shared_config.dump(shared)
         agent.cluster.publish(shared_config.PATH, body)
         agent.reporter.update(config_digest=shared_config.digest_of(body))

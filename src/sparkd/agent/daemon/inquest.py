@@ -179,7 +179,7 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
     users = f"; {evidence.memory_users}" if evidence.memory_users else ""
     reason, hint, cause = error.reason + users, error.hint, error.cause
     if evidence.docker_hangs:
-        reason, hint = f"dockerd runs and does not answer: {reason}", "systemctl restart docker"
+        reason, hint = f"dockerd runs and does not answer: {reason}", "sudo systemctl restart docker"
         cause = Cause.DOCKER_HUNG
     elif evidence.memory_taken:
         hint, cause = "stop that work, or raise memory.headroom_gib", Cause.MEMORY_TAKEN

@@ -78,7 +78,7 @@ def lower_readahead(agent: Agent) -> None:
     try:
         change = agent.actions.lower_readahead(agent.plan.model_path, kib)
     except (OSError, ValueError) as error:
-        hint = "sparkd units install; file systems without a disk of their own (tmpfs, btrfs) have no such setting"
+        hint = "sudo sparkd units install; file systems without a disk of their own (tmpfs, btrfs) have none"
         agent.events.warning("page_cache.readahead.failed", reason=str(error), hint=hint)
         return
     _log_readahead(agent, change)
@@ -110,7 +110,7 @@ def _restore(agent: Agent) -> None:
 
 
 def _log_failure(agent: Agent, error: OSError) -> None:
-    agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
+    agent.events.warning("page_cache.restore.failed", reason=str(error), hint="sudo cat /run/sparkd/readahead.json")
 
 
 def _log_readahead(agent: Agent, change: ReadaheadChange | None) -> None:

@@ -167,5 +167,5 @@ def _keep_images(agent: Context, before: Sequence[known_good.Entry], now: Sequen
         for name, made in agent.actions.keep_images(*known_good.images_to_keep(now), earlier):
             agent.events.info("known_good.image.kept" if made else "known_good.image.released", name=name)
     except DockerError as error:
-        hint = "the next start that proves itself keeps what is missing; a name of a plan that is over: docker rmi NAME"
+        hint = "the next start that proves itself keeps what is missing; of a plan that is over: sudo docker rmi NAME"
         agent.events.warning("known_good.image.failed", reason=str(error), hint=hint)

@@ -37,7 +37,7 @@ def raise_if_requested(agent: Agent) -> None:
         reason = f"{sys.argv[0]} can't be executed"
     else:
         raise ReloadRequested("SIGHUP")
-    hint = f"nothing has changed; systemctl restart sparkd-{agent.context.role} ends the engine, too"
+    hint = f"nothing has changed; sudo systemctl restart sparkd-{agent.context.role} ends the engine, too"
     agent.events.warning("agent.reload.failed", reason=reason, hint=hint)
 
 

@@ -68,7 +68,7 @@ def make_ready(agent: Agent, running: Running) -> None:
         if working and not late:
             late = True
             reason = f"not ready within {wanted.timeout_seconds} s, and the load still works: it may take longer"
-            hint = f"nothing is to be done; to give it up: systemctl stop sparkd-{agent.context.role}"
+            hint = f"nothing is to be done; to give it up: sudo systemctl stop sparkd-{agent.context.role}"
             agent.events.warning("engine.readiness.late", reason=reason, hint=hint)
         return working
 

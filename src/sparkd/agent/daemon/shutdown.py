@@ -55,7 +55,7 @@ GOODBYE_SECONDS = 0.3
 """Time for the other nodes to read that this one leaves, before it refuses connections."""
 MOST_LINES = 12
 NAME_LIMIT = 80
-DIFF_HINT = "sparkd diff; to go back to it: sparkd rollback"
+DIFF_HINT = "sparkd diff; to go back to it: sudo sparkd rollback"
 
 T = TypeVar("T")
 

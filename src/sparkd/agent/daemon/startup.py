@@ -52,7 +52,7 @@ def await_docker(agent: Agent) -> None:
     """Has no deadline: docker may be started by hand."""
     look = partial(docker.running, agent.host)
     while not agent.look(look, DOCKER_SECONDS, "looking at dockerd", False):
-        agent.phase.enter(Phase.AWAITING_DOCKER, "waiting for dockerd: systemctl start docker")
+        agent.phase.enter(Phase.AWAITING_DOCKER, "waiting for dockerd: sudo systemctl start docker")
         agent.loop.wait(0.5)
 
 
@@ -76,7 +76,7 @@ def fingerprint(agent: Agent) -> None:
     except BlockingIOError as error:
         raise BlockedError(f"no look at the image and the model: {error}", THREADS_HINT) from None
     except TimeoutError as error:
-        raise BlockedError(str(error), f"what holds {agent.plan.model_path}? look at dmesg") from None
+        raise BlockedError(str(error), f"what holds {agent.plan.model_path}? look at: sudo dmesg") from None
     except LaunchError:
         # This counts as a failed launch too: the next one waits.
         agent.store.record(lambda launches: launches.begin(agent.plan.counted_as, agent.boot_id))

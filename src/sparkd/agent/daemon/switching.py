@@ -39,7 +39,7 @@ UNANNOUNCED_SECONDS = 60.0
 """Pause between two looks without a notice: its writer may have been killed before it, or /run is full."""
 EXPIRE_SECONDS = 10.0
 """Pause between two tries to write that the time is over."""
-RETURNS_HINT = "repair it and choose it again: sparkd use"
+RETURNS_HINT = "repair it and choose it again: sudo sparkd use"
 
 
 class SwitchRequested(StopRequested):
@@ -147,7 +147,7 @@ class Switching:
             return  # chosen after this process made its plan: for the next process
         choice = agent.store.read(lambda files, _report: FILE.read(files, faults.append))
         if (choice is not None or faults) and agent.store.exchange(FILE, choice, None):
-            log, hint = (agent.events.warning, "sparkd use --list") if faults else (agent.events.info, "")
+            log, hint = (agent.events.warning, "sudo sparkd use --list") if faults else (agent.events.info, "")
             reason = faults[0] if faults else "the configuration has changed"
             log("rollback.plan.removed", reason=f"{reason}: {CONFIGURED} holds", hint=hint)
 

@@ -155,7 +155,7 @@ def _service_stop(host: Host, details: Details) -> str:
     if not group.unit.endswith(".service"):
         return ""
     user = ("--user", "-M", f"{host.user(details.uid).removeprefix('uid ')}@") if group.of_user else ()
-    return shlex.join(("systemctl", *user, "stop", group.unit))
+    return shlex.join(("sudo", "systemctl", *user, "stop", group.unit))
 
 
 def _member(host: Host, process: Process) -> Member:

@@ -55,7 +55,7 @@ def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: i
     """Judge a program that runs as root."""
     name, quoted = sanitize(path.rpartition("/")[2], 64), quote(path)
     if unsafe_folder:
-        hint = f"chown root: {unsafe_folder}; chmod go-w {unsafe_folder}"
+        hint = f"sudo chown root: {unsafe_folder}; sudo chmod go-w {unsafe_folder}"
         return Hook(name, path, f"others than root may write to {unsafe_folder}", hint)
     try:
         if files.lstat(path).kind is Kind.LINK:
@@ -66,9 +66,9 @@ def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: i
     if facts.kind is not Kind.FILE:
         return Hook(name, path, f"{path} is a {facts.kind.value}, not a file", "move it away")
     if writable := find_writable(files, path, (owner_uid,)):
-        by_itself = f"chown root: {quoted}; chmod go-w {quoted}"
+        by_itself = f"sudo chown root: {quoted}; sudo chmod go-w {quoted}"
         hint = by_itself if writable == path else "move it to a folder that only root may write to, such as /etc/sparkd"
         return Hook(name, path, f"others than root may write to {writable}", hint)
     if not facts.executable:
-        return Hook(name, path, f"{path} is not executable", f"chmod +x {quoted}, or move it away")
+        return Hook(name, path, f"{path} is not executable", f"sudo chmod +x {quoted}, or move it away")
     return Hook(name, path)

@@ -34,7 +34,7 @@ class UnitPaths(NamedTuple):
 
 def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
     needed, unknown = dict[str, NeededPath](), list[str]()
-    hint = "make it, or fix the unit: systemctl edit, then systemctl daemon-reload"
+    hint = "make it, or fix the unit: sudo systemctl edit UNIT"
     for command in unit.commands:
         for number, word in enumerate(command.command.words):
             is_program = number == 0

@@ -34,7 +34,7 @@ FRESH_SECONDS = 1.0
 """Time between two looks at the key file while nodes talk."""
 
 KEY = re.compile(r"[0-9a-fA-F]{64}")
-_NEW_KEY = "on one node: sparkd init --new-cluster-key; then copy the file to the others"
+_NEW_KEY = "on one node: sudo sparkd init --new-cluster-key; then copy the file to the others"
 
 
 def new_nonce() -> str:

@@ -39,7 +39,7 @@ def read_kept(host: Host, place: Node) -> Kept:
     """What the head has sent. Raises HeadAwaitedError."""
     faults = list[str]()
     if (kept := FILE.read(host.files, faults.append)) is None:
-        hint = "systemctl start sparkd-worker here, which fetches it, and sparkd-head there"
+        hint = "sudo systemctl start sparkd-worker here, which fetches it, and sparkd-head there"
         missing = f"no configuration of the head {place.head_address} is on this node yet"
         raise HeadAwaitedError("; ".join((missing, *faults)), hint)
     return kept

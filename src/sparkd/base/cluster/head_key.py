@@ -31,7 +31,7 @@ def read_public_halves(files: Files, owner_uid: int = 0) -> tuple[bytes, ...]:
     try:
         keys = read_keys(files, PRIVATE, owner_uid)
     except ConfigError as error:
-        raise ConfigError(error.reason, f"rm {PRIVATE}; sudo sparkd init --invite") from None
+        raise ConfigError(error.reason, f"sudo rm {PRIVATE}; sudo sparkd init --invite") from None
     return tuple(Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw() for key in keys)
 
 

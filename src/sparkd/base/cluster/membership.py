@@ -88,7 +88,8 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     node = find_place(settings, host)
     own = _role_of(node)
     if role not in (None, own):
-        raise ConfigError(f"this node is rank {node.rank}, the {own}, not a {role}", f"systemctl start sparkd-{own}")
+        reason = f"this node is rank {node.rank}, the {own}, not a {role}"
+        raise ConfigError(reason, f"sudo systemctl start sparkd-{own}")
     switch = None if follows_head(settings, node) else current_switch(settings, host)
     chosen = switch.chosen if switch is not None else None
     try:
@@ -99,7 +100,7 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
         hints = [error.hint] if error.hint else []
         with suppress(UsageError):  # users other than root may not read the file
             if chosen is None and read_known_good(host.files):
-                hints.append("back to the last good plan: sparkd rollback")
+                hints.append("back to the last good plan: sudo sparkd rollback")
         raise type(error)(error.reason, "; ".join(hints)) from None
 
 

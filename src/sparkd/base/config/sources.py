@@ -160,7 +160,7 @@ def _drop_ins(folder: Path, trusted: bool) -> list[Path]:
         if not trusted and (not {real.st_uid, link.st_uid} <= {0, os.geteuid()} or real.st_mode & 0o022):
             raise ConfigError(
                 f"{folder}: others may write in it, and what stands in it is read with the named file",
-                f"chown root {folder} && chmod go-w {folder}, or name a file that stands elsewhere",
+                f"sudo chown root {folder} && sudo chmod go-w {folder}, or name a file that stands elsewhere",
             )
         return [path for path in folder.iterdir() if path.name.endswith(".toml")]
     except (FileNotFoundError, NotADirectoryError):

@@ -107,7 +107,7 @@ def why_wrong(wanted: DropIn, state: State) -> tuple[str, str] | None:
     """What is wrong with the file, and the remedy; None where it is as it should be."""
     if state is State.MATCHES:
         return None
-    remedy = "move it to another name" if state is State.FOREIGN else "sparkd units install"
+    remedy = "move it to another name" if state is State.FOREIGN else "sudo sparkd units install"
     return f"{wanted.path} {state.value}", remedy
 
 

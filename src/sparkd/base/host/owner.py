@@ -55,7 +55,8 @@ class NodeOwner(Struct, frozen=True):
     def hint(self) -> str:
         """How to take its place. Commands other than the agent end by themselves."""
         agent = not self.command or self.command.startswith("sparkd run")
-        return "stop that first: systemctl stop sparkd-head sparkd-worker" if agent else "it ends by itself: try again"
+        stop = "stop that first: sudo systemctl stop sparkd-head sparkd-worker"
+        return stop if agent else "it ends by itself: try again"
 
 
 def read_owner(files: Files) -> NodeOwner | None:

@@ -65,7 +65,7 @@ def refuse_writable(files: Files, path: str, what: str) -> None:
     writable = find_writable(files, path, (*ROOT, os.geteuid()))
     if not writable:
         return
-    hint = f"look at what is in it, then: chown root: {quote(path)} && chmod go-w {quote(path)}"
+    hint = f"look at what is in it, then: sudo chown root: {quote(path)} && sudo chmod go-w {quote(path)}"
     if writable != path:
         hint = "move it to a folder that only root may write to, such as /etc/sparkd"
     raise AwaitedError(f"{what} {path} is not used: others than root may write to {writable}", hint)
@@ -88,7 +88,7 @@ def read_private(files: Files, path: str, limit: int, *owners: int) -> Opened:
     if facts.kind is not Kind.FILE:
         raise ConfigError(f"{path}: is no regular file", f"ls -l {quote(path)}")
     if facts.uid not in (owners or ROOT):
-        raise ConfigError(f"{path}: belongs to uid {facts.uid}, needed is root", f"chown root:root {quote(path)}")
+        raise ConfigError(f"{path}: belongs to uid {facts.uid}, needed is root", f"sudo chown root:root {quote(path)}")
     if facts.permissions & 0o077:
-        raise ConfigError(f"{path}: has mode {facts.permissions:04o}, needed is 0600", f"chmod 600 {quote(path)}")
+        raise ConfigError(f"{path}: has mode {facts.permissions:04o}, needed is 0600", f"sudo chmod 600 {quote(path)}")
     return opened

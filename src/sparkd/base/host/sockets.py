@@ -158,7 +158,7 @@ def find_peer(own: socket.socket) -> Peer | None:
     here, there = own.getsockname(), own.getpeername()
     answer = _query_one(_connection(own.family, there, here))
     if answer is None and _query_one(_connection(own.family, here, there)) is None and own.getpeername():
-        raise FileNotFoundError("this kernel has no tcp_diag: modprobe tcp_diag")
+        raise FileNotFoundError("this kernel has no tcp_diag: sudo modprobe tcp_diag")
     if answer is None or len(answer) < MESSAGE_BYTES or answer[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
     inode = int.from_bytes(answer[INODE_AT:MESSAGE_BYTES], "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import stat
@@ -164,7 +165,8 @@ def read_file(path: Path) -> str:
             raise ConfigError(f"{path}: is a link to a file that does not exist") from None
         raise
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+        reason = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
+        raise ConfigError(f"{reason}; try sudo" if error.errno == errno.EACCES else reason) from None
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{path}: is larger than {LIMIT_BYTES} bytes")
     try:

@@ -58,8 +58,8 @@ class Chosen(Struct, frozen=True):
     @property
     def hint(self) -> str:
         if self.proven:
-            return "change the recipe or the section engine, or: sparkd rollback --end"
-        return "back to what is configured: sparkd use --end"
+            return "change the recipe or the section engine, or: sudo sparkd rollback --end"
+        return "back to what is configured: sudo sparkd use --end"
 
     def is_same_plan(self, other: Chosen | None) -> bool:
         """Whether at most their ends differ."""

@@ -175,10 +175,10 @@ class Ticker:
 class Progress(Ticker):
     """A bar on stderr, or a ticker's lines, over the bytes of some files. Any thread may call it.
 
-    A context manager, since it hides the cursor.
+    A context manager, since it hides the cursor. `total_bytes`: None where that is not known.
     """
 
-    def __init__(self, files: int, total_bytes: int, every_seconds: float = TICK_SECONDS) -> None:
+    def __init__(self, files: int, total_bytes: int | None, every_seconds: float = TICK_SECONDS) -> None:
         super().__init__("", every_seconds)
         self._files, self._number, self._total_bytes, self._done_bytes = files, 0, total_bytes, 0
         self._bar = None
@@ -200,8 +200,11 @@ class Progress(Ticker):
         self._task = self._bar.add_task("", total=total_bytes)
 
     def line(self) -> str:
+        done = f"{super().line()}, {size(self._done_bytes)}"
+        if self._total_bytes is None:
+            return done
         share = min(1.0, self._done_bytes / self._total_bytes) if self._total_bytes else 1.0
-        return f"{super().line()}, {size(self._done_bytes)} of {size(self._total_bytes)}, {share:.0%}"
+        return f"{done} of {size(self._total_bytes)}, {share:.0%}"
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -233,6 +236,12 @@ def prompt(question: str) -> str:
     if line := sys.stdin.readline(4096):  # a terminal's longest
         return line
     raise UsageError("no answer came", "nothing was done")
+
+
+def announce_paste(what: str) -> None:
+    """Say what a command waits for, where a person is at stdin."""
+    if sys.stdin.isatty():
+        print(f"paste {what}, then press Ctrl-D", file=sys.stderr, flush=True)
 
 
 def confirmed(question: str, hint: str, *, yes: bool, why: str = "there is no terminal to confirm on") -> bool:

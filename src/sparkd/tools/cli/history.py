@@ -33,7 +33,9 @@ def show_history(args: argparse.Namespace) -> None:
     except PermissionError:
         raise UsageError(f"{PATH} may be read by root and its group alone", "sudo sparkd history") from None
     except OSError as error:
-        raise UsageError(f"the history can't be read: {error}") from None
+        raise UsageError(
+            f"the history can't be read: {error}", "a broken file is set aside at the next launch"
+        ) from None
     launches = [row for row in rows if isinstance(row, Launch)][-args.last :]
     if args.json:
         print(as_json(rows, totals, args.last))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from functools import partial
 
@@ -81,7 +82,8 @@ def _refuse(args: argparse.Namespace) -> None:
     if os.geteuid() and not args.plan:
         raise UsageError("only root may set up this node", "sudo sparkd init, or only look: sparkd init --plan")
     if not (args.new_cluster_key or args.yes or args.plan or sys.stdin.isatty()):
-        raise UsageError("there is no terminal to confirm on", "--yes writes at once, --plan only shows")
+        at_once = shlex.join(["sudo", "sparkd", *sys.argv[1:], "--yes"])
+        raise UsageError("there is no terminal to confirm on", f"{at_once}   # writes at once; --plan only shows")
 
 
 REMOVE_KEPT_IMAGES = (

@@ -168,13 +168,12 @@ def _explain_kernel(line: str) -> KnownError | None:
 
 
 def _stdin_lines() -> Iterator[str]:
-    if sys.stdin is None:  # closed: <&-
-        raise UsageError("there is no stdin", "give a line, or a log: journalctl -b -u sparkd-head | sparkd explain")
-    if sys.stdin.isatty():
-        print("paste a log, then press Ctrl-D", file=sys.stderr, flush=True)
-    splitter = LineSplitter()
+    console.announce_paste("a log")
+    splitter, chunk = LineSplitter(), b""
     for chunk in iter(partial(os.read, sys.stdin.fileno(), 1 << 16), b""):
         yield from splitter.feed(chunk)
+    if not chunk:
+        raise UsageError("nothing came on stdin", "a line, or a log: journalctl -b -u sparkd-head | sparkd explain")
     yield from splitter.flush()
 
 

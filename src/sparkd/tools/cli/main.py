@@ -103,8 +103,7 @@ def overview() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    if sys.stdout is None:  # closed: >&-
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
+    _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8, a path that is not text
     words = sys.argv[1:] if argv is None else argv
@@ -127,6 +126,13 @@ def main(argv: list[str] | None = None) -> int:
         return ExitCode.BUG
     except KeyboardInterrupt:
         return 130
+
+
+def _replace_closed_streams() -> None:
+    """Let nothing meet the None that Python has for a closed stream: <&-, >&-, 2>&-."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115, PTH123 - until the end
 
 
 def _fail(error: SparkdError, words: list[str]) -> int:

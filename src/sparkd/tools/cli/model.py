@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from sparkd.agent.actions import dockerd
+from sparkd.agent.actions.files import locked
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
@@ -103,8 +104,9 @@ def pull_model(args: argparse.Namespace) -> None:
     repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
     print(f"{repo.name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
     need_bytes, room = model_files.require_download_room(repo, folder, host)
-    print(f"{size(need_bytes)} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
-    unconfirmed = need_bytes > CONFIRM_BYTES and not args.yes and sys.stdin.isatty()
+    amount = "an unknown amount" if need_bytes is None else size(need_bytes)
+    print(f"{amount} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
+    unconfirmed = (need_bytes is None or need_bytes > CONFIRM_BYTES) and not args.yes and sys.stdin.isatty()
     if unconfirmed and not console.confirm("download it? [Y/n] ", ("", "y", "yes")):
         print("nothing is downloaded; another folder: --to FOLDER")
         return
@@ -171,20 +173,22 @@ def build_image(args: argparse.Namespace) -> None:
     word = os.path.abspath(args.recipe) if "/" in args.recipe else args.recipe  # noqa: PTH100 - as choose_repo
     sources = image_build.read_sources(word, host)
     show("\n".join(sources.describe()))
-    base, replaced, (name, before), room = image_build.find_images(sources, host)
-    memory_bytes = image_build.find_memory(host, load_settings(os.environ).memory)
-    show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
-    for change in sources.built_from(base).changes(before) if before else ():
-        show(f"other than in {name}: {change}")
-    again = f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
-    if not console.confirmed("build it? [y/N] ", again, yes=args.yes, why="a build runs these steps as root"):
-        show("nothing is built; nothing is to be done")
-        return
-    with explain_interrupt(args.recipe), Ticker("builds") as ticker, image_build.explain_full_disk(room, host):
-        progress = show if console.on_terminal() else partial(setattr, ticker, "text")
-        image = image_build.build(sources, base, memory_bytes, cached=not args.no_cache, show=progress)
-        image_build.check(sources, image)
-        named = tuple(image_build.give_name(sources, image, replaced))
+    # Each may take all memory that is available as it begins, and would end another one's check of the same image.
+    with locked(Path("/"), "run/sparkd/image-build.lock", "`sparkd image build`"):
+        base, replaced, (name, before), room = image_build.find_images(sources, host)
+        memory_bytes = image_build.find_memory(host, load_settings(os.environ).memory)
+        show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
+        for change in sources.built_from(base).changes(before) if before else ():
+            show(f"other than in {name}: {change}")
+        again = f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
+        if not console.confirmed("build it? [y/N] ", again, yes=args.yes, why="a build runs these steps as root"):
+            show("nothing is built; nothing is to be done")
+            return
+        with explain_interrupt(args.recipe), Ticker("builds") as ticker, image_build.explain_full_disk(room, host):
+            progress = show if console.on_terminal() else partial(setattr, ticker, "text")
+            image = image_build.build(sources, base, memory_bytes, cached=not args.no_cache, show=progress)
+            image_build.check(sources, image)
+            named = tuple(image_build.give_name(sources, image, replaced))
     show("\n".join(named))
     if sources.recipe.nodes.max > 1:
         show(f"sparkd image sync {sources.recipe.image.ref}   # to the other nodes, if any")

@@ -93,6 +93,7 @@ def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
 
 def _read_input() -> str:
     """Read standard input, within bounds. Raises ConfigError, UnicodeDecodeError."""
+    console.announce_paste("it")
     text = sys.stdin.read(LIMIT_BYTES + 1)
     if len(text) > LIMIT_BYTES:  # the rest may hold flags
         raise ConfigError(f"standard input: is larger than {LIMIT_BYTES} bytes")

@@ -153,7 +153,7 @@ def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> i
     """Have the agent switch, and follow it. `ref`: as for `_describe_outcome`."""
     switching.write_switch(before, switch, host)
     if read_living_report(host.files) is None:
-        print(f"{label(switch.to)} holds from the next start on: systemctl start sparkd-head")
+        print(f"{label(switch.to)} holds from the next start on: sudo systemctl start sparkd-head")
         return ExitCode.GOOD
     print(f"on the way to {label(switch.to)}; it continues without this command: sparkd status", flush=True)
     if why := switching.follow(switch, host, partial(print, flush=True)):

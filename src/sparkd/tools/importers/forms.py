@@ -88,7 +88,7 @@ def form_of_container(name: str, host: Host) -> Form:
     except DockerError as error:
         raise ConfigError(f"docker: {error}") from None
     if launch is None:
-        raise ConfigError(printable(f"docker has no container {name[:80]}"), "docker ps -a")
+        raise ConfigError(printable(f"docker has no container {name[:80]}"), "sudo docker ps -a")
     return Form(name, CONTAINER, [launch], "")
 
 

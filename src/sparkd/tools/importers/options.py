@@ -154,7 +154,7 @@ class Options(Struct):
         source, target, mode = self._mount(option)
         kept = kept_caches({}, {name: value for name, value in self.env.items() if value}, (), gpu=True).values()
         if _HUB_CACHE.fullmatch(target) or target == self.env.get("HF_HOME", "-"):
-            return "", "sparkd downloads the model and mounts it itself (sparkd model pull)"
+            return "", "sparkd downloads the model and mounts it itself (sudo sparkd model pull)"
         if target and any(is_below(one, target) or is_below(target, one) for one in kept):
             return "", "sparkd keeps the compile caches itself"
         if not source.startswith("/"):

@@ -180,7 +180,7 @@ class Climb:
     def _test(self, step: tuple[str, Value]) -> Measured:
         serves = switching.await_service(self._host, ready_seconds(self._config))
         if serves is None:
-            raise BlockedError("no agent runs any more", f"systemctl start sparkd-head; {AGAIN}")
+            raise BlockedError("no agent runs any more", f"sudo systemctl start sparkd-head; {AGAIN}")
         if not serves:
             return Measured(*step, fault="it does not serve")
         if faults := smoke_twice():

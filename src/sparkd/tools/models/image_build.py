@@ -156,7 +156,7 @@ def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, Bu
     if below is None:
         raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
     (room,) = read_rooms(host, (find_store(info),))
-    require_room(room, below.size_bytes // 2, f" to build from {base}", "; docker system df", None)
+    require_room(room, below.size_bytes // 2, f" to build from {base}", "; sudo docker system df", None)
     return below, before.id if before else "", built, room
 
 
@@ -252,7 +252,7 @@ def check(sources: Sources, image: str) -> None:
     if code:
         fault = Redaction()(sanitize(find_fault(log), 400))
         reason = "is not what the recipe needs" if code == ASSERT_FAILED else f"can't be checked (exit code {code})"
-        look = f"docker run --rm -it --entrypoint bash {image.removeprefix('sha256:')[:12]}"
+        look = f"sudo docker run --rm -it --entrypoint bash {image.removeprefix('sha256:')[:12]}"
         raise BlockedError(f"the new image {reason}: {fault}", f"it has no name; look into it: {look}")
 
 

@@ -43,7 +43,7 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
     if not _REF.fullmatch(ref):
         raise UsageError(f"{ref!r} is no name of an image", "such as name:tag")
     if "@" in ref:
-        hint = "docker pull it there; or docker tag it here, and name the tag"
+        hint = "sudo docker pull it there; or sudo docker tag it here, and name the tag"
         raise UsageError(f"{ref} is named by its digest, which no docker load brings back", hint)
     try:
         facts = docker.query(
@@ -82,7 +82,7 @@ def _copy(image: Image, host: Host, save: Callable[[Image], None], show: Callabl
     _check_room(image, peer, there)
     if not image.file.exists():
         (room,) = read_rooms(host, (str(image.file.parent),))
-        require_room(room, image.size_bytes, f" here for {image.file}", "; docker system df", None)
+        require_room(room, image.size_bytes, f" here for {image.file}", "; sudo docker system df", None)
         save(image)
     show(f"{peer.address}: {size(image.file.stat().st_size)} to send")
     # In place: nothing reads it meanwhile, and a partial file is resumed.
@@ -112,4 +112,4 @@ def _check_room(image: Image, peer: SshHost, there: str) -> None:
     wanted = ((peer.read_room(SCRATCH), file_bytes), (peer.read_room(root or "/"), image.size_bytes))
     for room, _ in wanted:
         need_bytes = sum(size_bytes for other, size_bytes in wanted if other.mount == room.mount)
-        require_room(room, need_bytes, f" for {image.ref}", "; docker system df", peer)
+        require_room(room, need_bytes, f" for {image.ref}", "; sudo docker system df", peer)

@@ -73,7 +73,7 @@ def refuse_changed(
             wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
-        hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; then look at dmesg for the disk"
+        hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; the disk: sudo dmesg"
         raise BlockedError(f"{folder}: {wrong[0]}{more} is not what was downloaded: another SHA-256", hint)
 
 
@@ -116,7 +116,7 @@ def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
         recipe = os.path.abspath(recipe) if word and "/" in word else recipe  # noqa: PTH100 - links stay as they are
         model = _load_model(recipe)
     if not model.repo:
-        hint = "name it: sparkd model pull ORGANISATION/NAME"
+        hint = "name it: sudo sparkd model pull ORGANISATION/NAME"
         raise UsageError(f"recipe {recipe} does not say where its model is published", hint)
     return Published(model.repo, model)
 
@@ -127,7 +127,8 @@ def _load_model(recipe: str) -> Model:
     if recipe and "/" not in recipe and recipe not in known:
         repos = dict.fromkeys(repo for name in known for repo in _published(name) if repo.endswith(f"/{recipe}"))
         reason = f"there is no recipe {sanitize(recipe, 60)}{did_you_mean(recipe, known)}"
-        raise ConfigError(reason, f"by the model's name: sparkd model pull {next(iter(repos), 'ORGANISATION/NAME')}")
+        name = next(iter(repos), "ORGANISATION/NAME")
+        raise ConfigError(reason, f"by the model's name: sudo sparkd model pull {name}")
     return load_recipe(recipe, recipe_folders()).recipe.model
 
 
@@ -136,11 +137,11 @@ def _published(recipe: str) -> Iterator[str]:
         yield load_recipe(recipe, recipe_folders()).recipe.model.repo
 
 
-def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int, Room]:
-    """Bytes that are still to come, and the room for them. Raises BlockedError."""
+def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int | None, Room]:
+    """Bytes that are still to come, None where that is not known, and the room for them. Raises BlockedError."""
     need_bytes = repo.missing_bytes(Path(folder))
     (room,) = read_rooms(host, (folder,))
-    if need_bytes > 0:
+    if need_bytes:
         require_room(room, need_bytes, f" for {repo.name}", "; or name a folder elsewhere by --to", None)
     return need_bytes, room
 

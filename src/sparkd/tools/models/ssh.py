@@ -59,7 +59,7 @@ _KNOWN = (
     ("docker: .*not found", "it has no docker", "install docker there"),
     ("permission denied .*[dD]ocker", "its docker is not for this user", "--user root, or a user in the group docker"),
     ("No space left on device", "its disk is full", "make room there: df -h; the same command resumes"),
-    (r"\[sender\].* Permission denied \(13\)", "this user may not read all of it here", "sudo, or chmod -R a+rX here"),
+    (r"\[sender\].* Permission denied \(13\)", "this user may not read all here", "sudo, or sudo chmod -R a+rX, here"),
     ("symlink has no referent", "a link in it leads to nothing here", "find it by -xtype l, and fix or remove it"),
     (r"Permission denied \(13\)", "this user may not write there", "--user root, or give the user the folder"),
 )

@@ -89,7 +89,8 @@ def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, c
     `configured`: None where the configuration makes no plan; `configured_image`: its image's id, empty where not known.
     """
     if not known:
-        raise UsageError("no start is known good on this node yet, so there is nothing to go back to")
+        reason = "no start is known good on this node yet, so there is nothing to go back to"
+        raise UsageError(reason, "another recipe: sudo sparkd use --list")
     named = [entry for entry in known if entry.plan.startswith(wanted)]
     if not named:
         raise UsageError(f"no plan that is known good begins with {wanted!r}", LIST)
@@ -121,13 +122,13 @@ def roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
         yield f"the recorded image, {goal.image_id}, is not on this node any more: the one that has its name will run"
         if goal.image_digest:
             again = f"sudo sparkd rollback {goal.plan[:DIGITS]}"
-            yield f"to run the recorded one: docker pull {goal.image_digest} && {again}"
+            yield f"to run the recorded one: sudo docker pull {goal.image_digest} && {again}"
     if node and (rows := _differing(goal, gather_facts(host, node.plan))):
         yield "what still differs, and no rollback restores:"
         yield from rows
     if len(config.cluster.nodes) > 1:
         yield f"next: on each other node that follows no head: sudo sparkd rollback {goal.plan[:DIGITS]}"
-    yield f"next: systemctl restart {_unit(config, host)}"
+    yield f"next: sudo systemctl restart {_unit(config, host)}"
 
 
 def end_rollback(config: Settings, host: Host) -> Iterator[str]:
@@ -138,7 +139,7 @@ def end_rollback(config: Settings, host: Host) -> Iterator[str]:
         return
     write_switch(before, None, host)
     yield "what is configured holds from the next start on"
-    yield f"next: systemctl restart {_unit(config, host)}"
+    yield f"next: sudo systemctl restart {_unit(config, host)}"
 
 
 def configured_plan(config: Settings, host: Host) -> LaunchPlan | None:

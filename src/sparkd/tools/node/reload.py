@@ -31,7 +31,7 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
     """
     owner, report = read_account(host.files), read_living_report(host.files)
     if owner is None or report is None or owner.pid != report.pid or report.phase not in IN_SERVICE:
-        raise BlockedError(f"no agent that serves runs here; {UNCHANGED}", "systemctl restart ends a load, too")
+        raise BlockedError(f"no agent that serves runs here; {UNCHANGED}", "sudo systemctl restart ends a load, too")
     left = _find_rank(host, owner, report)
     try:
         pidfd = os.pidfd_open(owner.pid)
@@ -48,14 +48,15 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
         os.close(pidfd)
     show(f"sparkd {report.version} became sparkd {__version__}; the engine served on")
     if left.kept.service != units.digest_service(report.role, left.kept.configured):
-        show(f"[Service] of its unit has changed, which counts at the next: systemctl restart sparkd-{report.role}")
+        next_start = f"sudo systemctl restart sparkd-{report.role}"
+        show(f"[Service] of its unit has changed, which counts at the next: {next_start}")
     else:
         show("nothing is to be done")
 
 
 def _find_rank(host: Host, owner: NodeOwner, report: NodeReport) -> LeftRank:
     """The rank that the new program is to take over. Raises BlockedError where a reload would lose it."""
-    restart, refused = f"systemctl restart sparkd-{report.role}", list[str]()
+    restart, refused = f"sudo systemctl restart sparkd-{report.role}", list[str]()
     left = find_left(host, report.role, owner.invocation, refused.append)
     if left is None:
         reason = refused[0] if refused else "no guard would end its rank if this went wrong"

@@ -54,13 +54,13 @@ def open_endpoint(connections: int) -> Iterator[Served]:
     if node.rank:
         raise BlockedError(f"this node is rank {node.rank}: the head has the endpoint", f"on {plan.node.head_address}")
     if report is None:
-        raise BlockedError("no agent runs on this node", "systemctl start sparkd-head")
+        raise BlockedError("no agent runs on this node", "sudo systemctl start sparkd-head")
     if report.phase not in IN_SERVICE:
         raise BlockedError(f"the endpoint does not serve: {report.phase.value}", "sparkd status")
     container = find_container(host, report)
     if container.label(f"{LABEL}plan") != plan.digest:
         reason = "the configuration has changed since this engine was started"
-        raise BlockedError(reason, "systemctl restart sparkd-head")
+        raise BlockedError(reason, "sudo systemctl restart sparkd-head")
     secrets = read_secrets(plan)
     events = log.events(lambda _, line: print(line, file=sys.stderr), Redaction(secrets.values()))
     ended = BlockedError("the engine has just ended", "sparkd status")

@@ -126,9 +126,9 @@ def _refuse_moved_name(name: str, ref: str, host: Host) -> None:
     running = report.engine.image if report is not None else ""
     if not running or named in (running, None):
         return
-    keep, wanted = f"docker tag {name} {name}-new && " * bool(named), f"{name}-new" if ref == name else ref
+    keep, wanted = f"sudo docker tag {name} {name}-new && " * bool(named), f"{name}-new" if ref == name else ref
     reason = f"{name} is not the image that runs any more: there would be no way back to that"
-    raise BlockedError(reason, f"{keep}docker tag {running} {name}; then: sudo sparkd use --image {wanted}")
+    raise BlockedError(reason, f"{keep}sudo docker tag {running} {name}; then: sudo sparkd use --image {wanted}")
 
 
 def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str, ...] = ()) -> tuple[Finding, ...]:

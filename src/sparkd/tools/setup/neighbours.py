@@ -6,6 +6,7 @@ sent by strangers: it is bounded in time and number, and only addresses are take
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import socket
@@ -127,8 +128,8 @@ def _find_open(addresses: list[str], port: int) -> set[str]:
         for address in addresses[:MOST]:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             client = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-            client.connect_ex((address, port))
-            waiting.register(client, selectors.EVENT_WRITE, address)
+            if client.connect_ex((address, port)) in (0, errno.EINPROGRESS):  # else there is no way to it
+                waiting.register(client, selectors.EVENT_WRITE, address)
         deadline = time.monotonic() + CONNECT_SECONDS
         while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in waiting.select(left):

@@ -125,4 +125,4 @@ def _digest(text: str | None) -> str:
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise ConfigError(reason, f"look at it, and remove it: {FILE.path}")
+    raise ConfigError(reason, f"look at it, then: sudo rm {FILE.path}")

@@ -63,7 +63,7 @@ class UnitFiles:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.SubprocessError) as error:
             stderr = getattr(error, "stderr", "") or str(error)
-            raise SparkdError(f"systemd did not reload: {stderr.strip()}", "systemctl daemon-reload") from None
+            raise SparkdError(f"systemd did not reload: {stderr.strip()}", "sudo systemctl daemon-reload") from None
 
 
 class Saved(Struct, frozen=True):
@@ -192,7 +192,7 @@ def remove(root: Path, path: str) -> None:
 
 
 def _refuse(reason: str) -> NoReturn:
-    raise ConfigError(reason, f"look at it, set what it names by hand (sysctl -w), and remove it and {PATH}")
+    raise ConfigError(reason, f"look at it, set what it names by hand (sudo sysctl -w), and remove it and {PATH}")
 
 
 WATCHDOG_DROPIN = "/etc/systemd/system.conf.d/50-sparkd.conf"

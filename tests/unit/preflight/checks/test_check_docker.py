@@ -60,7 +60,7 @@ def test_a_docker_that_does_not_answer_is_waited_for_and_one_that_is_away_holds_
     assert not Docker(False).judge(DockerEngineFacts(False, True)).level.blocks
 
 
-@pytest.mark.parametrize(("installed", "hint"), [(True, "systemctl start docker"), (False, "install docker")])
+@pytest.mark.parametrize(("installed", "hint"), [(True, "sudo systemctl start docker"), (False, "install docker")])
 def test_a_docker_that_is_not_there_can_not_be_started(installed: bool, hint: str) -> None:
     assert Docker(False).judge(DockerEngineFacts(False, installed)).hint.startswith(hint)
 
@@ -269,12 +269,12 @@ def seen(name: str = "sparkd-rank0", *, ours: bool = False, policy: str = "no") 
         (ContainersFacts("known", ()), Level.OK, ""),
         (ContainersFacts("away", ()), Level.SKIPPED, ""),
         (ContainersFacts("HTTP 500", ()), Level.UNKNOWN, "systemctl status docker"),
-        (seen(), Level.BLOCK, f"docker rename sparkd-rank0 old-{ID[:12]}"),
+        (seen(), Level.BLOCK, f"sudo docker rename sparkd-rank0 old-{ID[:12]}"),
         (seen(ours=True), Level.OK, ""),
-        (seen(ours=True, policy="always"), Level.WARN, "docker update --restart=no sparkd-rank0"),
-        (seen("serve", policy="unless-stopped"), Level.WARN, "docker update --restart=no serve"),
+        (seen(ours=True, policy="always"), Level.WARN, "sudo docker update --restart=no sparkd-rank0"),
+        (seen("serve", policy="unless-stopped"), Level.WARN, "sudo docker update --restart=no serve"),
         (seen("serve"), Level.OK, ""),
-        (seen(policy="always"), Level.BLOCK, f"docker rename sparkd-rank0 old-{ID[:12]}"),
+        (seen(policy="always"), Level.BLOCK, f"sudo docker rename sparkd-rank0 old-{ID[:12]}"),
     ],
 )
 def test_stale_container(facts: ContainersFacts, level: Level, hint: str) -> None:
@@ -351,11 +351,11 @@ def test_image(facts: ImageFacts, level: Level, says: str) -> None:
 @pytest.mark.parametrize(
     ("ref", "build", "get"),
     [
-        (REF, "", f"docker pull {REF}"),
-        ("account/vllm:1", "", "docker pull account/vllm:1"),
+        (REF, "", f"sudo docker pull {REF}"),
+        ("account/vllm:1", "", "sudo docker pull account/vllm:1"),
         (REF, "make image", "make image"),
         ("vllm-node-dsv4", "./build-and-copy.sh", "./build-and-copy.sh"),
-        (f"ubuntu@sha256:{'a' * 64}", "make image", f"docker pull ubuntu@sha256:{'a' * 64}"),
+        (f"ubuntu@sha256:{'a' * 64}", "make image", f"sudo docker pull ubuntu@sha256:{'a' * 64}"),
         ("vllm-node-dsv4", "", "build it (no registry has a name without an account)"),
     ],
 )
@@ -403,13 +403,18 @@ DIGEST = f"ghcr.io/x/vllm@sha256:{'a' * 64}"
 @pytest.mark.parametrize(
     ("ref", "known", "here", "hint"),
     [
-        (REF, DIGEST, False, f"the one that served: docker pull {DIGEST} && docker tag {DIGEST} {REF}; or another: "),
-        (REF, "", False, f"docker pull {REF}"),
-        (REF, DIGEST, True, f"the one that served: docker tag sha256:{ID} {REF}; or another: "),
-        (f"sha256:{ID}", DIGEST, False, f"the one that served: docker pull {DIGEST}; or another: "),
-        ("ghcr.io/x/vllm:2", DIGEST, True, "docker pull ghcr.io/x/vllm:2"),
-        (DIGEST, DIGEST, True, f"docker pull {DIGEST}, or sparkd image sync on a node that has it"),
-        (DIGEST, DIGEST, False, f"docker pull {DIGEST}, or sparkd image sync on a node that has it"),
+        (
+            REF,
+            DIGEST,
+            False,
+            f"the one that served: sudo docker pull {DIGEST} && sudo docker tag {DIGEST} {REF}; or another: ",
+        ),
+        (REF, "", False, f"sudo docker pull {REF}"),
+        (REF, DIGEST, True, f"the one that served: sudo docker tag sha256:{ID} {REF}; or another: "),
+        (f"sha256:{ID}", DIGEST, False, f"the one that served: sudo docker pull {DIGEST}; or another: "),
+        ("ghcr.io/x/vllm:2", DIGEST, True, "sudo docker pull ghcr.io/x/vllm:2"),
+        (DIGEST, DIGEST, True, f"sudo docker pull {DIGEST}, or sparkd image sync on a node that has it"),
+        (DIGEST, DIGEST, False, f"sudo docker pull {DIGEST}, or sparkd image sync on a node that has it"),
     ],
 )
 def test_of_a_missing_image_the_one_that_served_is_named_and_none_where_a_digest_pins_it(

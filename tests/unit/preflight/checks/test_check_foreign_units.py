@@ -60,7 +60,7 @@ def test_it_is_named_with_who_wants_it_and_how_to_disable_it(tree: Tree) -> None
     assert verdict.reason == (
         "ds4.service starts vLLM too, wanted by multi-user.target (ExecStartPre in /etc/systemd/system/ds4.service)"
     )
-    assert verdict.hint == "if sparkd is to serve: systemctl disable ds4.service"
+    assert verdict.hint == "if sparkd is to serve: sudo systemctl disable ds4.service"
     assert verdict.fixes == ()
 
 
@@ -70,7 +70,7 @@ def test_a_link_that_a_package_ships_is_masked_as_disable_leaves_it(tree: Tree, 
     tree.link("/usr/lib/systemd/system/multi-user.target.wants/ds4.service", "../ds4.service")
     if also_in_etc:
         tree.link(f"{WANTS}/ds4.service", "/usr/lib/systemd/system/ds4.service")
-    assert looked(tree)[1].hint == "if sparkd is to serve: systemctl mask ds4.service"
+    assert looked(tree)[1].hint == "if sparkd is to serve: sudo systemctl mask ds4.service"
 
 
 def test_a_unit_that_nobody_wants_or_that_is_masked_or_sparkds_own_does_not_count(tree: Tree) -> None:
@@ -146,7 +146,7 @@ def container(policy: str, image: str, *command: str, ours: bool = False) -> Doc
 def test_a_container_of_vllm_that_docker_restarts(tree: Tree, docker: DockerFacts, level: Level) -> None:
     _, verdict = looked(tree, docker)
     assert verdict.level is level
-    assert ("docker update --restart=no theirs" in verdict.hint) is (level is Level.WARN)
+    assert ("sudo docker update --restart=no theirs" in verdict.hint) is (level is Level.WARN)
 
 
 def test_a_machine_without_systemd_has_none(tree: Tree) -> None:
@@ -190,7 +190,7 @@ def test_an_earlyoom_that_runs_is_a_second_killer(tree: Tree, argv: tuple[str, .
     assert facts.killers == (("earlyoom.service", whom),)
     assert verdict.level is Level.WARN
     assert verdict.reason == f"earlyoom.service ends {whom} for want of memory, beside sparkd's guard"
-    assert verdict.hint.startswith("systemctl disable --now earlyoom.service;")
+    assert verdict.hint.startswith("sudo systemctl disable --now earlyoom.service;")
 
 
 SWAP, PRESSURE = "[Slice]\nManagedOOMSwap=kill\n", "[Slice]\nManagedOOMMemoryPressure=kill\n"

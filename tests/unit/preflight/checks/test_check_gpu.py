@@ -34,7 +34,7 @@ def sick(trouble: Trouble, error: str = "it is sick") -> GpuCheckFacts:
         pytest.param(sick(Trouble.FORBIDDEN), Level.UNKNOWN, False, "run as root", id="forbidden"),
         pytest.param(sick(Trouble.OTHER), Level.BLOCK, False, "it is sick", id="something else"),
         pytest.param(replace(GOOD, names=()), Level.BLOCK, False, "power-cycle", id="no GPU"),
-        pytest.param(GpuCheckFacts(True), Level.BLOCK, False, "modprobe nvidia", id="no module"),
+        pytest.param(GpuCheckFacts(True), Level.BLOCK, False, "sudo modprobe nvidia", id="no module"),
         pytest.param(replace(GOOD, driver="590.44.01"), Level.WARN, False, "graphs", id="driver that deadlocks"),
         pytest.param(replace(GOOD, driver="580.159.04"), Level.OK, False, "", id="the next driver"),
         pytest.param(replace(GOOD, driver="5900.1"), Level.OK, False, "", id="a driver that only looks like it"),
@@ -89,7 +89,9 @@ def test_a_recorded_answer_that_is_none_is_unknown(tree: Tree, answer: object) -
 def test_a_machine_without_driver_or_answer_has_no_gpu(tree: Tree) -> None:
     verdict = Gpu().run(Host(tree.root))[1]
     assert verdict == Verdict(
-        Level.BLOCK, "no GPU is seen, and no NVIDIA kernel module is loaded", "nvidia-smi; modprobe nvidia; dkms status"
+        Level.BLOCK,
+        "no GPU is seen, and no NVIDIA kernel module is loaded",
+        "nvidia-smi; sudo modprobe nvidia; dkms status",
     )
 
 

@@ -106,7 +106,7 @@ def test_what_has_changed_since_the_last_good_start_is_said(tree: Tree) -> None:
     assert verdict.reason.endswith(
         "since the last good start changed: args.x 1 -> 2, env.new not set -> 3, env.z 1 -> 2, and 1 more"
     )
-    assert verdict.hint.endswith("systemctl start sparkd-head")
+    assert verdict.hint.endswith("sudo systemctl start sparkd-head")
     assert "no good start is on record" in judged(tree, lived(*[LOAD_CUT] * 3)).reason
     same = lived((PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3)
     assert "since the last good start nothing that sparkd knows of has changed" in judged(tree, same).reason

@@ -17,7 +17,7 @@ from sparkd.base.plan.inputs import MemoryNeed
 MIB_IN_KIB = 1 << 10
 GIB_IN_KIB = 1 << 20
 NEED = MemoryNeed(98 * GIB, None, 2 * GIB)
-OLLAMA = Held("ollama.service", 20 * GIB, "systemctl stop ollama.service")
+OLLAMA = Held("ollama.service", 20 * GIB, "sudo systemctl stop ollama.service")
 SHORT = TenantFacts(120 * GIB, 80 * GIB, None, (OLLAMA,), 20 * GIB, 0)
 CONTAINER = "ab" * 32
 
@@ -34,7 +34,9 @@ CONTAINER = "ab" * 32
 def test_those_who_hold_what_the_plan_needs_are_named(facts: TenantFacts, level: Level, words: str) -> None:
     verdict = OtherTenants(NEED).judge(facts)
     expect(verdict, level, words)
-    assert verdict.hint == ("stop what you can spare: systemctl stop ollama.service" if level is Level.WARN else "")
+    assert verdict.hint == (
+        "stop what you can spare: sudo systemctl stop ollama.service" if level is Level.WARN else ""
+    )
 
 
 def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
@@ -137,15 +139,15 @@ def test_probe_names_the_largest_five_and_how_to_stop_them(tree: Tree) -> None:
     )
     facts = OtherTenants(NEED).probe(host)
     assert [(one.name, one.stop, one.bytes // GIB) for one in facts.held] == [
-        ("ollama.service", "systemctl stop ollama.service", 20),
+        ("ollama.service", "sudo systemctl stop ollama.service", 20),
         ("pid 14 (x) of uid 0", "kill 14", 7),
-        ("session-3.scope of spark", "systemctl stop session-3.scope", 6),
-        ("firefox.scope of spark", "systemctl --user -M spark@ stop firefox.scope", 5),
-        (f"container {CONTAINER[::-1][:12]}", f"docker stop {CONTAINER[::-1][:12]}", 4),
+        ("session-3.scope of spark", "sudo systemctl stop session-3.scope", 6),
+        ("firefox.scope of spark", "sudo systemctl --user -M spark@ stop firefox.scope", 5),
+        (f"container {CONTAINER[::-1][:12]}", f"sudo docker stop {CONTAINER[::-1][:12]}", 4),
     ]
     assert (facts.others, facts.held_bytes, facts.available_bytes) == (1, 45 * GIB, 60 * GIB)
     (tree.root / "etc/passwd").unlink()  # as of a user of a directory in the network
-    assert OtherTenants(NEED).probe(host).held[3].stop == "systemctl --user -M 1000@ stop firefox.scope"
+    assert OtherTenants(NEED).probe(host).held[3].stop == "sudo systemctl --user -M 1000@ stop firefox.scope"
 
 
 def test_docker_is_read_only_where_a_container_holds_much(tree: Tree) -> None:

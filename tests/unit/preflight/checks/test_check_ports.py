@@ -74,13 +74,13 @@ def test_a_container_that_shares_the_nodes_network_is_named(tree: Tree) -> None:
     verdict = judged(tree, theirs)
     assert verdict.level is Level.BLOCK
     assert verdict.reason.endswith("pid 50 (python3) of uid 0 in container open-webui")
-    assert "docker stop open-webui" in verdict.hint
+    assert "sudo docker stop open-webui" in verdict.hint
 
 
 @pytest.mark.parametrize(
     ("pid", "comm", "cgroup", "words"),
     [
-        (50, "docker-proxy", "/system.slice/docker.service", "docker ps --filter publish=8000"),
+        (50, "docker-proxy", "/system.slice/docker.service", "sudo docker ps --filter publish=8000"),
         (1, "systemd", "/init.scope", "systemctl list-sockets"),
     ],
 )

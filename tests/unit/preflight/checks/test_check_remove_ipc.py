@@ -21,7 +21,7 @@ CHECK = RemoveIpc("x/vllm:1", host_ipc=True)
         (RemoveIpcFacts(True, "999"), Level.OK, "user of the system"),
         (RemoveIpcFacts(True, "1000"), Level.OK, "can't log in here"),
         (RemoveIpcFacts(True, "1000", "spark", True), Level.OK, "whose services logind keeps"),
-        (RemoveIpcFacts(True, "1000", "spark"), Level.WARN, "loginctl enable-linger spark"),  # words: keep
+        (RemoveIpcFacts(True, "1000", "spark"), Level.WARN, "sudo loginctl enable-linger spark"),  # words: keep
         (RemoveIpcFacts(True, "vllm"), Level.WARN, "RemoveIPC=no"),
     ],
 )

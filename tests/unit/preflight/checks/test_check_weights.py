@@ -55,7 +55,7 @@ GOOD = WeightsFacts(
         pytest.param(replace(GOOD, there=False, format=""), Level.OK, "script-paths", id="script-paths' to say"),
         pytest.param(replace(GOOD, indexed_bytes=7 << 30), Level.WARN, "index counts 7.0 GiB", id="another revision"),
         pytest.param(replace(GOOD, partial=("a.part", "b.part")), Level.WARN, "a.part (and 1 more)", id="download"),
-        pytest.param(replace(GOOD, closed="a", image_user="vllm"), Level.WARN, "runs as vllm chmod", id="closed"),
+        pytest.param(replace(GOOD, closed="a", image_user="vllm"), Level.WARN, "runs as vllm sudo chmod", id="closed"),
         pytest.param(replace(GOOD, closed="a", image_user=""), Level.OK, "", id="root reads all"),
         pytest.param(replace(GOOD, closed="a"), Level.OK, "", id="without docker nobody knows"),
         pytest.param(replace(GOOD, tokenizer=False), Level.WARN, "no tokenizer", id="no tokenizer"),

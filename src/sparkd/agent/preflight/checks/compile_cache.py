@@ -194,12 +194,14 @@ class CompileCache(Check[CacheFacts], frozen=True):
     def _problems(self, facts: CacheFacts) -> Iterator[Verdict]:
         for folder in facts.caches:
             if folder.kind not in ("folder", "missing"):
-                yield block(f"{folder.path} is no folder, but a {folder.kind}", f"remove it: rm {quote(folder.path)}")
+                yield block(
+                    f"{folder.path} is no folder, but a {folder.kind}", f"remove it: sudo rm {quote(folder.path)}"
+                )
         if closed := [folder for folder in facts.caches if _is_closed(folder, facts.user)]:
             names = ", ".join(folder.path.rpartition("/")[2] for folder in closed)
             where = closed[0].path.rpartition("/")[0]
             reason = f"the image runs as {facts.user}, who can't write to {names} in {where}: nothing will be kept"
-            yield warn(reason, f"set HOME in the recipe's env; then: mkdir -p and chown UID {quote(where)}/*")
+            yield warn(reason, f"set HOME in the recipe's env; then: sudo mkdir -p and sudo chown UID {quote(where)}/*")
         # One cache of the last good start may be empty now, but its folder stays.
         known = [folder for folder in facts.caches if folder.name in facts.used_before]
         gone = ", ".join(folder.name for folder in known if folder.kind == "missing")

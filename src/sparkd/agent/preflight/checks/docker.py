@@ -61,7 +61,7 @@ class Docker(Check[DockerEngineFacts], frozen=True):
         if facts.error:
             return docker_unknown(f"docker does not answer as it should: {facts.error}")
         if not facts.running:
-            hint = "systemctl start docker" if facts.installed else "install docker: there is no docker.service"
+            hint = "sudo systemctl start docker" if facts.installed else "install docker: there is no docker.service"
             return warn("docker is away: a launch waits for it", hint)
         version = f"docker {facts.version}"
         ends = "; its restart ends the engine: live-restore is off" * facts.may_keep
@@ -70,8 +70,8 @@ class Docker(Check[DockerEngineFacts], frozen=True):
             return ok(f"{version}; the plan uses no GPU{ends}", remedy)
         if not facts.gpu_ways:
             reason = f"{version} has no way to the GPU: no runtime nvidia, no hook, no CDI specification"
-            hint = "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker"
-            return block(reason, f"{hint} && systemctl restart docker")
+            hint = "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure --runtime=docker"
+            return block(reason, f"{hint} && sudo systemctl restart docker")
         return ok(f"{version}; to the GPU by {', '.join(facts.gpu_ways)}{ends}", remedy)
 
 
@@ -127,9 +127,9 @@ class EngineImage(Check[ImageFacts], frozen=True):
         served = next((start for start in known if start.image_id and self.ref in (start.image, start.image_id)), None)
         digest, named = (served.image_digest, self.ref != served.image_id) if served else ("", False)
         if served and named and docker_image.read_image(reader, served.image_id):
-            command = f"docker tag {served.image_id} {self.ref}"
+            command = f"sudo docker tag {served.image_id} {self.ref}"
         elif digest:
-            command = f"docker pull {digest}" + f" && docker tag {digest} {self.ref}" * named
+            command = f"sudo docker pull {digest}" + f" && sudo docker tag {digest} {self.ref}" * named
         else:
             return ""
         return f"the one that served: {command}; or another: "
@@ -145,7 +145,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
             return block(f"image {facts.ref} is not on this node", get)
         if facts.machine and image.architecture and image.architecture != facts.machine:
             reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
-            pull = f"docker pull --platform linux/{facts.machine} {facts.ref}"
+            pull = f"sudo docker pull --platform linux/{facts.machine} {facts.ref}"
             return block(reason, pull if "/" in facts.ref else docker_image.how_to_get(facts.ref, self.build))
         if facts.checked and facts.checked.fault:
             reason = f"image {facts.ref} is not what the recipe needs: {facts.checked.fault}"
@@ -217,7 +217,8 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
                 reason = (
                     f"a container that sparkd did not make has the name {container.name} ({container.id[:12]}, {state})"
                 )
-                yield block(reason, f"rename it: docker rename {container.name} old-{container.id[:12]}")
+                yield block(reason, f"rename it: sudo docker rename {container.name} old-{container.id[:12]}")
             if container.restart_policy not in ("", "no"):
                 reason = f"docker restarts container {container.name} ({container.id[:12]}) by itself, beside systemd: "
-                yield warn(reason + container.restart_policy, f"docker update --restart=no {quote(container.name)}")
+                reason += container.restart_policy
+                yield warn(reason, f"sudo docker update --restart=no {quote(container.name)}")

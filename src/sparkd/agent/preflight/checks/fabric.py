@@ -164,7 +164,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
     def _problems(self, facts: FabricLinkFacts) -> Iterator[Verdict]:
         for link in facts.links:
             if not link.up:
-                yield warn(f"{link.name} is not set up ({link.operstate})", f"ip link set {link.name} up")
+                yield warn(f"{link.name} is not set up ({link.operstate})", f"sudo ip link set {link.name} up")
             elif link.carrier is False:
                 hint = "is the cable in, and the node at its other end on?"
                 yield warn(f"{link.name} has no carrier ({link.operstate})", hint)
@@ -174,7 +174,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
         top = facts.links[0]
         if self.interface is not None and top.mtu < self.mtu:
             reason = f"{top.name} has an MTU of {top.mtu}, fabric.mtu is {self.mtu}"
-            hint = f"set it in netplan on every node (now: ip link set {top.name} mtu {self.mtu}), or lower fabric.mtu"
+            hint = f"in netplan on every node (now: sudo ip link set {top.name} mtu {self.mtu}), or lower fabric.mtu"
             yield warn(reason, hint)
         narrow = [path.address for path in facts.paths if path.fits is False]
         if narrow:

@@ -168,14 +168,14 @@ def _problems(facts: ForeignFacts) -> Iterator[Verdict]:
     for unit in facts.units:
         reason = f"{unit.name} starts vLLM too, wanted by {unit.wanted_by} ({unit.key} in {unit.source})"
         verb = "mask" if unit.shipped else "disable"
-        yield warn(reason, f"if sparkd is to serve: systemctl {verb} {quote(unit.name)}")
+        yield warn(reason, f"if sparkd is to serve: sudo systemctl {verb} {quote(unit.name)}")
     for container in facts.containers:
         reason = (
             f"docker starts container {container.name} ({container.image}) again by itself: {container.restart_policy}"
         )
-        yield warn(reason, f"if sparkd is to serve: docker update --restart=no {quote(container.name)}")
+        yield warn(reason, f"if sparkd is to serve: sudo docker update --restart=no {quote(container.name)}")
     for name, whom in facts.killers:
         reason = f"{name} ends {whom} for want of memory, beside sparkd's guard"
-        yield warn(reason, f"systemctl disable --now {quote(name)}; the guard is for the engine alone")
+        yield warn(reason, f"sudo systemctl disable --now {quote(name)}; the guard is for the engine alone")
     for name in facts.unread:
         yield warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {quote(name)}")

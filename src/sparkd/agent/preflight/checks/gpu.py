@@ -12,7 +12,7 @@ from sparkd.base.lib.errors import Action
 
 GB10 = "GB10"
 POWER_CYCLE = "power-cycle this node: shut down, unplug it for 60 s"
-LOAD = "modprobe nvidia; where it fails: dkms status, dmesg"
+LOAD = "sudo modprobe nvidia; where it fails: dkms status, sudo dmesg"
 _REMEDIES = {
     Trouble.HUNG: (POWER_CYCLE, Action.POWER_CYCLE),
     Trouble.LOST: (POWER_CYCLE, Action.POWER_CYCLE),
@@ -80,17 +80,17 @@ def _troubled(trouble: Trouble, reason: str) -> Verdict:
     awaits = AWAITED if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
     if remedy := _REMEDIES.get(trouble):
         return block(reason, remedy[0], needs_person=True, awaits=awaits, action=remedy[1])
-    return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi, dmesg")
+    return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi, sudo dmesg")
 
 
 def _unseen(facts: GpuCheckFacts) -> Verdict:
     if not facts.module:
         return block(
-            "no GPU is seen, and no NVIDIA kernel module is loaded", "nvidia-smi; modprobe nvidia; dkms status"
+            "no GPU is seen, and no NVIDIA kernel module is loaded", "nvidia-smi; sudo modprobe nvidia; dkms status"
         )
     if not facts.module_open:
         reason = f"no GPU is seen: GB10 needs open kernel modules, and {facts.module} is a proprietary one"
         hint = "install the open kernel modules (nvidia-driver-580-open on Ubuntu), then reboot"
         return block(reason, hint, needs_person=True)
     reason = f"no GPU is seen by the kernel module {facts.module}"
-    return block(reason, "nvidia-smi; dmesg | grep -e NVRM -e Xid; then power-cycle this node")
+    return block(reason, "nvidia-smi; sudo dmesg | grep -e NVRM -e Xid; then power-cycle this node")

@@ -147,13 +147,13 @@ def _problems(facts: SettingsFacts) -> Iterator[Verdict]:
             yield warn(f"{setting.name} is {setting.found}, the recipe wants {setting.wanted}", "sparkd tune apply")
     if facts.reserved_bytes > 8 * GIB:
         reason = f"vm.min_free_kbytes keeps {size(facts.reserved_bytes)} from everybody, the engine too"
-        yield warn(reason, "sysctl -w vm.min_free_kbytes=1572864")
+        yield warn(reason, "sudo sysctl -w vm.min_free_kbytes=1572864")
     if facts.overcommit == 2:
         reason = "vm.overcommit_memory=2: CUDA reserves more addresses than there is memory"
-        yield warn(reason, "sysctl -w vm.overcommit_memory=0")
+        yield warn(reason, "sudo sysctl -w vm.overcommit_memory=0")
     if facts.pid_max < FEWEST_PIDS:
         reason = f"kernel.pid_max={facts.pid_max}: an engine and its compilers have some thousand threads"
-        yield warn(reason, "sysctl -w kernel.pid_max=4194304")
+        yield warn(reason, "sudo sysctl -w kernel.pid_max=4194304")
     if facts.huge_pages_bytes > GIB:
         reason = f"{size(facts.huge_pages_bytes)} are set apart as huge pages, which the engine does not use"
-        yield warn(reason, "sysctl -w vm.nr_hugepages=0")
+        yield warn(reason, "sudo sysctl -w vm.nr_hugepages=0")

@@ -75,7 +75,7 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
         if facts.absent:
             return ok("this node has no kernel log of its own")
         if facts.error:
-            hint = "run as root; in a container it can't be, look on its host: dmesg"
+            hint = "run as root; in a container it can't be, look on its host: sudo dmesg"
             return warn(f"the kernel's log can't be read: {facts.error}", hint)
         return verdict(self._problems(facts), _good(facts))
 

@@ -79,5 +79,5 @@ class LastBoot(Check[LastBootFacts], frozen=True):
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"
             return warn(reason + times + ended, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
         reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{ended}; "
-        hint = f"fix the cause (journalctl -b -1 -e), then: systemctl start {self.unit}"
+        hint = f"fix the cause (journalctl -b -1 -e), then: sudo systemctl start {self.unit}"
         return block(reason + facts.changes, hint, needs_person=True)

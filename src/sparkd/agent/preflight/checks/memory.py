@@ -90,7 +90,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     def judge(self, facts: MemoryFacts) -> Verdict:
         if facts.gpu_error:
             reason = f"the GPU's driver can't be queried: {facts.gpu_error}"
-            return unknown(reason, "look at: nvidia-smi, dmesg", awaits=AWAITED)
+            return unknown(reason, "look at: nvidia-smi, sudo dmesg", awaits=AWAITED)
         if not self.need.is_known:
             parts = f"{size(facts.free_bytes)} free, {size(facts.process_bytes)} held by processes and the kernel"
             return ok(f"{size(facts.available_bytes)} of {size(facts.total_bytes)} available, {parts}")
@@ -226,7 +226,7 @@ class SwapOff(Check[SwapFacts], frozen=True):
             return ok(f"{reason}; the plan uses no GPU")
         zram = all(area.in_memory for area in facts.areas)
         for_good = "see systemctl list-units '*zram*'" if zram else "take its line out of /etc/fstab"
-        return warn(reason, f"swapoff -a, and for good: {for_good}")
+        return warn(reason, f"sudo swapoff -a, and for good: {for_good}")
 
 
 COMPACT_HINT = """compact it: echo 1 > /proc/sys/vm/compact_memory; where that gains little, reboot this node. Do not
@@ -263,7 +263,7 @@ class FragmentedMemory(Check[FreeMemory], frozen=True):
 
 
 HINTS = {
-    ModelFit.WEIGHTS_TOO_BIG: "serve it on more nodes, or a smaller model: sparkd use --list",
+    ModelFit.WEIGHTS_TOO_BIG: "serve it on more nodes, or a smaller model: sudo sparkd use --list",
     ModelFit.REQUEST_TOO_BIG: "lower max-model-len",
 }
 

@@ -82,17 +82,17 @@ def find_consumers(host: Host, gpu: GpuFacts) -> tuple[Consumer, ...]:
 def _held(consumer: Consumer, names: dict[str, str]) -> Held:
     if consumer.kind == "container":
         name = names.get(consumer.name) or consumer.name[:12]
-        return Held(f"container {name}", consumer.bytes, f"docker stop {shlex.quote(name)}")
+        return Held(f"container {name}", consumer.bytes, f"sudo docker stop {shlex.quote(name)}")
     if consumer.kind == "user-unit":
         user = consumer.user.removeprefix("uid ")
-        stop = shlex.join(("systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
+        stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
         return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, stop)
     if consumer.kind == "small":
         listing = f"ps -u {shlex.quote(consumer.user.removeprefix('uid '))}"
         return Held(f"{consumer.processes} {consumer.name} of {consumer.user}", consumer.bytes, listing)
     if consumer.kind == "unit":
         whose = "" if consumer.name.endswith(".service") else f" of {consumer.user}"
-        return Held(f"{consumer.name}{whose}", consumer.bytes, f"systemctl stop {shlex.quote(consumer.name)}")
+        return Held(f"{consumer.name}{whose}", consumer.bytes, f"sudo systemctl stop {shlex.quote(consumer.name)}")
     return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, f"kill {consumer.pid}")
 
 
@@ -144,7 +144,7 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
         rest = size(max(0, facts.unexplained_bytes - reported))
         but = f", but {users} with {size(reported)}" if users else ""
         reason = f"the GPU's driver holds {rest} that belongs to no process{but}"
-        return warn(reason, "if it stays, a reboot gives it back: systemctl reboot")
+        return warn(reason, "if it stays, a reboot gives it back: sudo systemctl reboot")
 
 
 def _little(facts: HeldFacts, reported_bytes: int = 0) -> bool:

@@ -38,9 +38,10 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     no_verbs = plan.names_hcas and not plan.node.hcas
     devices = (path for path in plan.container.devices if not (no_verbs and path.startswith(VERBS)))
     write, load = "write the secret there", "load its driver, or take it out of the recipe"
+    pull = f"sudo sparkd model pull {plan.recipe}; or set engine.models_dir"
     may_be_empty = (
         NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
-        NeededPath(plan.model_path, model, Needed.FOLDER, f"sparkd model pull {plan.recipe}; or set engine.models_dir"),
+        NeededPath(plan.model_path, model, Needed.FOLDER, pull),
     )
     return (
         *(needed for needed in may_be_empty if needed.path),
@@ -138,7 +139,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
             yield warn(f"{word} can't be looked up: only systemd knows what it means")
         if facts.launch_script not in (None, Kind.FILE):
             reason = f"{SCRIPT_FILE} is a {facts.launch_script.value}, not a file"
-            yield block(reason, f"remove it: rm -r {SCRIPT_FILE}")
+            yield block(reason, f"remove it: sudo rm -r {SCRIPT_FILE}")
         if not facts.unit_sources:
             yield warn(f"{facts.unit} {'are' if self.unit_names[1:] else 'is'} not installed", "install the package")
         elif wrong_drop_in := self._judge_drop_in(facts):

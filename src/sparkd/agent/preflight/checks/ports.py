@@ -150,11 +150,11 @@ def _stop(held: Held) -> str:
     """The command that stops what is no process of its own; empty where it is one."""
     use = held.use
     if held.container:
-        return f"docker stop {quote(held.container)}"
+        return f"sudo docker stop {quote(held.container)}"
     if use.comm == PROXY:
-        return f"docker stop what this names: docker ps --filter publish={use.port}"
+        return f"sudo docker stop what this names: sudo docker ps --filter publish={use.port}"
     if use.pid == 1:
-        return "systemctl stop the socket that this names: systemctl list-sockets"
+        return "sudo systemctl stop the socket that this names: systemctl list-sockets"
     return ""
 
 

@@ -145,7 +145,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
 
     def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...], *, up: bool) -> Iterator[Verdict]:
         present = tuple(hca.name for hca in facts.hcas)
-        here = f"this machine has {', '.join(present)}" if present else "look at: rdma link; lspci; dmesg"
+        here = f"this machine has {', '.join(present)}" if present else "look at: rdma link; lspci; sudo dmesg"
         missing = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
         if not up or not facts.on_fabric:
             if not present:

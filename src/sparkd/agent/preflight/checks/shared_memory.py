@@ -137,7 +137,7 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
         reason = f"{size(facts.free_bytes)} of {size(facts.total_bytes)} free ({facts.set_by})"
         hint = "take container.shm_bytes out of the recipe, or set at least 1073741824"
         if self.own_bytes is None:
-            hint = "mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
+            hint = "sudo mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
         if facts.free_bytes >= (GIB if several else needed):
             return ok(reason)
         if facts.free_bytes >= needed:
@@ -150,7 +150,7 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
 
 LOGIND_CONF = tuple(f"{folder}/systemd/logind.conf" for folder in ("/etc", "/run", "/usr/lib"))
 """The first that there is counts, under all drop-ins."""
-KEEP_SERVICES = "loginctl enable-linger"  # words: keep
+KEEP_SERVICES = "sudo loginctl enable-linger"  # words: keep
 FIRST_PERSON = 1000
 """Users below are the system's own, whose segments logind leaves alone."""
 

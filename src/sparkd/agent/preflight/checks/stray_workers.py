@@ -124,7 +124,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         if container.whose is Whose.UNKNOWN and facts.rank_error:
             return unknown(f"{what}: whose it is, is unknown: {facts.rank_error}", RECORD_HINT)
         if container.whose is Whose.UNKNOWN:
-            hint = f"if nobody needs it: docker rm --force {quote(container.name)}"
+            hint = f"if nobody needs it: sudo docker rm --force {quote(container.name)}"
             return unknown(f"{what} has the label of this node's rank, and is not what was started as that", hint)
         if container.whose is Whose.LEFT:
             hint = "nothing is to be done: the next agent takes it over; without one it ends in a minute"
@@ -141,13 +141,13 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
     def _engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         if engine.container_id and not facts.docker_known:
             reason = f"{_words(facts, engine)}: docker can't identify its container"
-            return unknown(reason, "systemctl start docker", awaits="docker")
+            return unknown(reason, "sudo systemctl start docker", awaits="docker")
         # A `vllm serve` is its engine's leader even when adopted: one started over ssh with nohup always is.
         alone = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
         name = _container_name(facts, engine)
         if not name and _is_left(facts, engine):
             return self._stray(facts, engine)  # its `vllm serve` too: docker has removed the container
-        how = f"docker stop {quote(name)}" if name else stop_by_hand(engine.top.pid, engine.service_stop)
+        how = f"sudo docker stop {quote(name)}" if name else stop_by_hand(engine.top.pid, engine.service_stop)
         offers = () if name else (_ends(engine),)
         if engine.serves or not engine.adopted or alone:
             return block(f"a living engine: {_words(facts, engine)}", f"stop it first: {how}", offers=offers)

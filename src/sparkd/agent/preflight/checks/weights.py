@@ -81,7 +81,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             return block(f"{facts.folder} is a download cache, and no model itself", hint)
         weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
-        fetch = f"sparkd model pull --to {quote(facts.folder)}, or sparkd model sync on a node that has it"
+        fetch = f"sudo sparkd model pull --to {quote(facts.folder)}, or sparkd model sync on a node that has it"
         return verdict([*self._faults(facts, fetch), *self._doubts(facts, fetch)], good)
 
     def _faults(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
@@ -89,7 +89,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         for flaw in facts.flaws:
             reason = f"{flaw.name} {flaw.wrong}{_more(flaw.count)}"
             if flaw.unreadable:
-                yield unknown(reason, f"look at: ls -lL {quote(facts.folder)}; dmesg; an NFS server's root_squash")
+                yield unknown(reason, f"look at: ls -lL {quote(facts.folder)}; sudo dmesg; an NFS server's root_squash")
             else:
                 yield block(reason, f"git -C {quote(facts.folder)} lfs pull" if "git-lfs" in flaw.wrong else fetch)
         if facts.leads_out:
@@ -112,7 +112,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             yield warn(reason, "index and shards may be of different revisions")
         if facts.closed and facts.image_user not in (None, "", "0", "root"):
             reason = f"{facts.closed} is not for everybody to read, and the image runs as {facts.image_user}"
-            yield warn(reason, f"chmod -R a+rX {quote(facts.folder)}")
+            yield warn(reason, f"sudo chmod -R a+rX {quote(facts.folder)}")
 
 
 def _more(count: int) -> str:

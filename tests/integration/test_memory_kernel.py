@@ -7,7 +7,7 @@ from tests.integration import world
 COMMON = """
     import json, mmap, os, resource, subprocess, time
     from sparkd.base.host import Host, consumers, meminfo, processes
-    from sparkd.agent.preflight.checks.shared_memory import ShmSize
+    from sparkd.agent.preflight.checks.limits import ShmSize
 
     def near(ones, others):
         return all(abs(one - other) < resource.getpagesize() for one, other in zip(ones, others))

@@ -81,6 +81,15 @@ class RdmaFacts(Struct, frozen=True):
     has_card: bool = True
     """Whether waiting may help."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(hca.name for hca in self.hcas)
+
+    @property
+    def here(self) -> str:
+        """The beginning of a hint: what there is to choose from."""
+        return f"this machine has {', '.join(self.names)}" if self.hcas else "look at: rdma link; lspci; dmesg"
+
 
 class Rdma(Check[RdmaFacts], frozen=True):
     env: Mapping[str, str]
@@ -133,34 +142,34 @@ class Rdma(Check[RdmaFacts], frozen=True):
         by_name = {name for name, _ in selection.names if not selection.others}
         meant = [(hca, port) for hca, port in ports if not up or hca in up or hca.name in by_name]
         used = tuple(dict.fromkeys(hca for hca, _ in meant))
-        problems = [*self._absent(facts, selection, used, up=bool(up)), *_shared_lanes(facts, used)]
+        usable = bool(up) and facts.on_fabric
+        problems = [*(self._missing(facts, selection) if usable else [self._none_usable(facts, used)])]
+        problems += _shared_lanes(facts, used)
         problems += [_describe_down(hca, port, facts) for hca, port in meant if port.state != ACTIVE]
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, {TCP_COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
         judged = verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
-        if (up and facts.on_fabric) or not facts.has_card:
-            return judged
-        return replace(judged, awaits=AWAITED)
+        return judged if usable or not facts.has_card else replace(judged, awaits=AWAITED)
 
-    def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...], *, up: bool) -> Iterator[Verdict]:
-        present = tuple(hca.name for hca in facts.hcas)
-        here = f"this machine has {', '.join(present)}" if present else "look at: rdma link; lspci; dmesg"
-        missing = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
-        if not up or not facts.on_fabric:
-            if not present:
-                what = "this machine has no RDMA device"
-            elif not facts.on_fabric:
-                what, here = f"{self.interface} has no RDMA device", f"{here}: set fabric.hcas, or {NAMES}: null"
-            elif used:
-                what, here = "no RDMA device is up", CABLE
-            else:
-                what = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device of this machine"
-            refuse, then = (block, "and NCCL_NET=IB insists on one") if self.insists else (warn, TCP_COST)
-            yield refuse(f"{what}, {then}", here if self.insists or not facts.has_card else f"{here}; {TCP_HINT}")
-        elif missing:
-            reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
-            yield warn(reason, f"{here}: correct fabric.hcas or {NAMES}")
+    def _missing(self, facts: RdmaFacts, selection: Selection) -> Iterator[Verdict]:
+        present = facts.names
+        names = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
+        if names:
+            reason = f"no RDMA device is called {', '.join(names)}, which the plan names"
+            yield warn(reason, f"{facts.here}: correct fabric.hcas or {NAMES}")
+
+    def _none_usable(self, facts: RdmaFacts, used: tuple[Hca, ...]) -> Verdict:
+        reason, hint = "this machine has no RDMA device", facts.here
+        if facts.hcas and not facts.on_fabric:
+            reason, hint = f"{self.interface} has no RDMA device", f"{hint}: set fabric.hcas, or {NAMES}: null"
+        elif used:
+            reason, hint = "no RDMA device is up", CABLE
+        elif facts.hcas:
+            reason = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device of this machine"
+        if self.insists:
+            return block(f"{reason}, and NCCL_NET=IB insists on one", hint)
+        return warn(f"{reason}, {TCP_COST}", f"{hint}; {TCP_HINT}" if facts.has_card else hint)
 
 
 def _describe_down(hca: Hca, port: Port, facts: RdmaFacts) -> Verdict:

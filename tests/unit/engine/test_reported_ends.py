@@ -13,7 +13,8 @@ from tests.tree import Tree
 from tests.unit.rank_records import rank_record
 
 from sparkd.agent.actions.processes import Rank
-from sparkd.agent.daemon.inquest import OTHER_RANK, Evidence, judge_end
+from sparkd.agent.daemon.inquest import OTHER_RANK
+from sparkd.agent.daemon.judgement import Evidence, judge_end
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import MachineFacts, Running

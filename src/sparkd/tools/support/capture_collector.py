@@ -45,7 +45,7 @@ from sparkd.base.status.model import read_report
 from sparkd.tools.measure.past import as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import look_at
-from sparkd.tools.node.recipe_lint import plan_as_json
+from sparkd.tools.node.plan_text import plan_as_json
 from sparkd.tools.node.render import Shown
 from sparkd.tools.support.capture_tree import MOST_BYTES, Archive, read_machine, without_commands
 

@@ -1,6 +1,5 @@
-"""Passes of requests until an engine compiles no more kernels for what its clients may request.
-
-Kernels are compiled inside the first request that needs them.
+"""Passes of requests until an engine has compiled what its clients' requests need: a kernel is compiled inside the
+first request that needs it.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     test = actions.add_parser("test", help="send a test message now by each way that is configured")
     test.set_defaults(run=send_test)
-    rest = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
-    rest.set_defaults(run=lambda _args: flush(Host(), os.environ))
+    left = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
+    left.set_defaults(run=lambda _args: flush(Host(), os.environ))
 
 
 def send_test(_: argparse.Namespace) -> int:
@@ -60,11 +60,11 @@ def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
     state = FILE.read(host.files)
     try:
         settings = load_settings(env, Path(host.files.root)).notify
-    except ConfigError:  # what it was when it could be read
+    except ConfigError:  # as they were when they could be read
         settings = Notify.model_validate(state.settings) if state else Notify()
     redact = Redaction()
     outbox = Outbox(host, settings, log.events(put, redact), owner_uid)
-    if not settings.ways or not outbox.open(wait=False):  # an agent runs again, and sends
+    if not settings.ways or not outbox.open(wait=False):  # an agent runs again: it sends what is left
         return ExitCode.GOOD
     unit, code = env.get("MONITOR_UNIT", ""), env.get("MONITOR_EXIT_STATUS", "")
     if unit and code in STAYS_DOWN:

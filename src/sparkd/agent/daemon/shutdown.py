@@ -18,7 +18,7 @@ from sparkd.agent.daemon.reboot import reboot_if_due
 from sparkd.agent.daemon.switching import SwitchRequested
 from sparkd.agent.engine.rank import LOG_END_SECONDS, Running
 from sparkd.base.lib.endings import Stage, StopRequested
-from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
+from sparkd.base.lib.errors import NOT_RESTARTED, Cause, ExitCode, SparkdError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import never
 from sparkd.base.state.launch_history import STOPPED, End
@@ -34,8 +34,6 @@ RELEASE_SECONDS = 3.0
 """Limit for a head to leave service before a stopped worker ends its rank."""
 GOODBYE_SECONDS = 0.3
 """Time for the other nodes to read that this one leaves, before it refuses connections."""
-NOT_RESTARTED = (ExitCode.USAGE, ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
-"""Codes after which the unit stays down: its RestartPreventExitStatus."""
 
 
 def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequested) -> None:

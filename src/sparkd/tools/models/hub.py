@@ -57,7 +57,7 @@ class Repo(NamedTuple):
         return max(0, sum(sizes[path] or 0 for path in self.missing(folder)) - begun)
 
 
-def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple[str, ...] = ()) -> Repo:
+def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple[str, ...]) -> Repo:
     """What the hub has under a name, without what matches a pattern of `exclude`. Raises BlockedError."""
     with _client(name):
         from huggingface_hub import HfApi

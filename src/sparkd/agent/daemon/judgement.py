@@ -158,6 +158,11 @@ def own_words(error: SparkdError) -> str:
     return error.reason.partition(LAST_WORDS)[0]
 
 
+def _cause_by(culprit: Culprit, cause: Cause) -> Cause:
+    """The kernel's own account of a kill is better than anybody's."""
+    return cause if cause is Cause.KERNEL_OOM else culprit.cause or cause
+
+
 def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> End:
     """What happened to the rank comes before what the engine says of it. `phase`: in which it failed."""
     users = f"; {evidence.memory_users}" if evidence.memory_users else ""
@@ -171,9 +176,7 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
         reason, cause = f"{reason}; {evidence.port_holder}", Cause.PORT_TAKEN
         hint = "sparkd starts it again once the port is free: see the check `ports`"
     elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in _UNNAMED):
-        reason, hint = f"{reason}; {culprit.text}", culprit.hint or hint
-        if cause is not Cause.KERNEL_OOM:  # the kernel's own account of a kill is better than anybody's
-            cause = culprit.cause or cause
+        reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, _cause_by(culprit, cause)
     elif error.code is not ExitCode.PEER_LOST and (known := explain(own_words(error))) is not None:
         hint = known.hint
     if evidence.frame:

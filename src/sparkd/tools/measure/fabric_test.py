@@ -81,12 +81,12 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
     for own_port, other_port in pair_ports(facts, theirs, to, partial(network.interfaces_of, host.files)):
         report_progress(f"measures {own_port.address} to {sanitize(other_port.address, 40)}")
         pairs.append(measure_pair(own_port, other_port, port, keys))
-    result = Result(facts, theirs, ceiling, tuple(pairs))
+    measured = Result(facts, theirs, ceiling, tuple(pairs))
     try:
-        Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(result))
+        Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(measured))
     except (UnsignedError, TrafficError) as error:
         report_progress(f"{to} did not take the result: {error}")
-    return result
+    return measured
 
 
 def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:

@@ -94,7 +94,8 @@ def lint(
         errors += [f"{_locate_key(loaded, error)}: {error}" for error in trial.errors]
         if trial.plan and trial.plan.container.gpus == "all":
             shortage, blocks = _judge_memory(loaded, trial.plan, memory_bytes, host or Host())
-            (errors if blocks else warnings).extend([shortage] if shortage else [])
+            if shortage:
+                (errors if blocks else warnings).append(shortage)
         warnings += [f"{_locate_key(loaded, warning)}: {warning}" for warning in (*trial.warnings, *missing)]
     return errors, warnings
 

@@ -110,6 +110,8 @@ def list_tensor_files(files: Files, folder: str) -> tuple[str, ...]:
 
 
 class _Folder:
+    """A folder that has files: `names`."""
+
     def __init__(self, files: Files, folder: str, names: tuple[str, ...]) -> None:
         self._files = files
         self._folder = folder
@@ -126,6 +128,7 @@ class _Folder:
         return Flaw(name, wrong) if wrong else None
 
     def check_small(self, name: str) -> str:
+        """What is wrong with a file that is read as a whole; empty where nothing is. Raises OSError."""
         path = f"{self._folder}/{name}"
         facts = self._files.stat(path)
         if facts.kind is not Kind.FILE:
@@ -142,13 +145,13 @@ class _Folder:
         return "is no JSON object"
 
     def examine_weights(self, model: ModelFolder) -> ModelFolder:
-        """The first set of shards without a flaw; else the first with its flaws."""
+        """The first set of shards without a flaw; else the first with its flaws. Without a set, the files' names."""
         loose = {name for name in self._names if name.endswith(SAFETENSORS)}
-        checks = [partial(self._indexed, model, name) for name in INDICES if name in self._names]
+        checks = [partial(self._check_index, model, name) for name in INDICES if name in self._names]
         if loose and INDICES[0] not in self._names:
-            checks.append(partial(self._shards, model, loose | _numbered(loose)))
+            checks.append(partial(self._check_shards, model, loose | _numbered(loose)))
         elif mistral := {name for name in loose if name.startswith("consolidated")}:
-            checks.append(partial(self._shards, model, mistral))
+            checks.append(partial(self._check_shards, model, mistral))
         first = None
         for check in checks:
             tried = check()
@@ -163,7 +166,7 @@ class _Folder:
         suffix = "." + names[0].rpartition(".")[2] if names else ""
         return replace(model, format=suffix, shards=len(names), opened=names)
 
-    def _indexed(self, model: ModelFolder, index: str) -> ModelFolder:
+    def _check_index(self, model: ModelFolder, index: str) -> ModelFolder:
         indices = list[weights.Index]()
 
         def check(name: str) -> str:
@@ -174,9 +177,9 @@ class _Folder:
 
         if flaw := self.find_flaw(index, check):
             return replace(model, format=SAFETENSORS, flaws=(flaw,))
-        return replace(self._shards(model, indices[0].shards), indexed_bytes=indices[0].total_bytes)
+        return replace(self._check_shards(model, indices[0].shards), indexed_bytes=indices[0].total_bytes)
 
-    def _shards(self, model: ModelFolder, shards: Iterable[str]) -> ModelFolder:
+    def _check_shards(self, model: ModelFolder, shards: Iterable[str]) -> ModelFolder:
         names = sorted(shards)
         sizes: list[int] = []
 

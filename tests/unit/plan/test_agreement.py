@@ -168,8 +168,12 @@ def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> 
         ("proxy", "http://me:hunter2@proxy:3128", agreement.HIDDEN),
         ("extra", "--port 1 --api-key=hunter2", agreement.HIDDEN),
         ("extra", "login hf_AbCdEfGhIjKlMnOpQr", agreement.HIDDEN),
-        ("kv", {"token": "hunter2", "tokens": 5, "in": [{"api_key": "x"}]}, {"in": [{"api_key": 0}], "tokens": 5}),
-        ("kv", ' {"token": "hunter2"}', {"token": 0}),
+        (
+            "kv",
+            {"token": "hunter2", "tokens": 5, "in": [{"api_key": "x"}]},
+            {"token": agreement.HIDDEN, "tokens": 5, "in": [{"api_key": agreement.HIDDEN}]},
+        ),
+        ("kv", ' {"token": "hunter2"}', {"token": agreement.HIDDEN}),
         ("max-num-batched-tokens", 16384, "16384"),
         ("max-num-batched-tokens", "16384", "16384"),
         ("tokenizer-mode", "auto", "auto"),
@@ -178,12 +182,7 @@ def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> 
 )
 def test_of_a_secret_only_the_name_is_shown(name: str, value: JsonValue, shown: JsonValue) -> None:
     text = agreement.format_value(name, value)
-    assert "hunter2" not in text
-    assert "1234" not in text
-    if isinstance(shown, str):
-        assert text == shown
-    else:
-        assert set(json.loads(text)) >= set(json.loads(json.dumps(shown)))
+    assert (text if isinstance(shown, str) else json.loads(text)) == shown
 
 
 def test_secrets_change_no_digest() -> None:

@@ -134,6 +134,12 @@ class Tree:
         self.file("/run/docker.pid", f"{pid}\n")
         self.file("/proc/net/unix", f"Num\n0: 00000002 00000000 00010000 0001 01 {pid} /run/docker.sock\n")
 
+    def docker_engine(self, **info: object) -> None:
+        """A docker of this version, which answers /info with these fields too."""
+        self.dockerd()
+        self.docker("/version", {"Version": "29.2.1", "Arch": "arm64"})
+        self.docker("/info", {"Runtimes": {"runc": {}}, **info})
+
     def safetensors(self, path: str, data_bytes: int = 16) -> Path:
         """A whole file of weights: one tensor, which takes no room."""
         tensor = {"dtype": "U8", "shape": [data_bytes], "data_offsets": [0, data_bytes]}

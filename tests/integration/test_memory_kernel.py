@@ -6,8 +6,8 @@ from tests.integration import world
 
 COMMON = """
     import json, mmap, os, resource, subprocess, time
-    from sparkd.base.host import Host, meminfo, processes
-    from sparkd.agent.preflight.checks.shared_memory import ShmSize
+    from sparkd.base.host import Host, consumers, meminfo, processes
+    from sparkd.agent.preflight.checks.limits import ShmSize
 
     def near(ones, others):
         return all(abs(one - other) < resource.getpagesize() for one, other in zip(ones, others))
@@ -65,7 +65,7 @@ def test_what_a_process_holds_is_its_own_memory_and_what_it_shares() -> None:
             chosen = [process for process in host.processes() if process.pid in readers]
             held = {}
             for one in chosen:
-                held |= {one.pid: found.bytes >> 20 for found in meminfo.read_consumers(host.files, [one], {})}
+                held |= {one.pid: found.bytes >> 20 for found in consumers.read_consumers(host.files, [one], {})}
             if (len(held) == 2 and min(held.values()) >= 112) or time.monotonic() > deadline:
                 break
             time.sleep(0.05)

@@ -16,7 +16,7 @@ from tests.integration.stranger import UID
 from tests.integration.world import open_folder
 from tests.unit.commands import sparkd
 
-from sparkd.agent.actions import Actions, files, history
+from sparkd.agent.actions import Actions, compile_caches, files, history
 from sparkd.agent.actions.dockerd import lock_scratch, save
 from sparkd.agent.actions.owner_lock import acquire_lock
 from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner, refuse_shared
@@ -151,9 +151,9 @@ WRITERS = {
     "files of the head": Writer(act(lambda one: one.keep_head_files({"a": b"x"})), f"{STATE}/head/a"),
     "report": Writer(act(lambda one: one.write_run("report.json", "{}")), "run/sparkd/report.json"),
     "the node's lock": Writer(lambda root: os.close(acquire_lock(host(root), MINE)), "run/sparkd/owner.lock"),
-    "caches, made": Writer(lambda root: files.make_cache_folder(IMAGE, "vllm", root), f"{IMAGE}/vllm"),
-    "caches, cleared": Writer(lambda root: files.clear_torn(IMAGE, "triton", root), f"{IMAGE}/triton/a.so"),
-    "caches, pruned": Writer(lambda root: list(files.prune_caches(IMAGE, (), root)), f".removed-{IMAGE}/a"),
+    "caches, made": Writer(lambda root: compile_caches.make_cache_folder(IMAGE, "vllm", root), f"{IMAGE}/vllm"),
+    "caches, cleared": Writer(lambda root: compile_caches.clear_torn(IMAGE, "triton", root), f"{IMAGE}/triton/a.so"),
+    "caches, pruned": Writer(lambda root: list(compile_caches.prune_caches(IMAGE, (), root)), f".removed-{IMAGE}/a"),
 }
 
 
@@ -271,15 +271,15 @@ def test_a_link_that_a_container_puts_in_place_of_a_cache_folder_is_not_followed
     (top / "link").symlink_to(victim / IMAGE / "triton")
     before = list(snapshot(victim))
     with pytest.raises(NotADirectoryError):
-        files.remove_empty(top, "link/a.so")
+        compile_caches.remove_empty(top, "link/a.so")
     assert list(snapshot(victim)) == before
-    files.remove_empty(top, "in/a.so")
+    compile_caches.remove_empty(top, "in/a.so")
     assert list((top / "in").iterdir()) == []
 
 
 def test_caches_that_a_user_may_swap_start_no_engine(theirs: Path) -> None:
     with pytest.raises(LaunchError, match="sudo chown -h root:"):
-        files.make_cache_folder(IMAGE, "vllm", theirs)
+        compile_caches.make_cache_folder(IMAGE, "vllm", theirs)
 
 
 class Here(SshHost, frozen=True):

@@ -110,7 +110,8 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
         from sparkd.base.host import Host
         from sparkd.base.lib.main_loop import MainLoop
         from sparkd.base.lib.systemd import Notifier
-        from sparkd.agent.preflight.checks.shared_memory import SharedMemory, ShmSize
+        from sparkd.agent.preflight.checks.limits import ShmSize
+        from sparkd.agent.preflight.checks.shared_memory import SharedMemory
         from sparkd.agent.preflight.runner import examine
 
         os.chmod("/dev/shm", 0o1777)

@@ -24,7 +24,8 @@ from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import Phase
 from sparkd.base.vllm import warm_up as module
 from sparkd.base.vllm.api import Endpoint
-from sparkd.base.vllm.warm_up import Compiled, Limits, Result
+from sparkd.base.vllm.warm_up import Compiled, Result
+from sparkd.base.vllm.warm_up_steps import Limits
 
 PROGRAM = Path(__file__).parent / "programs/endpoint_alike.py"
 LIMITS = Limits(batch_tokens=2048, requests=8, context_tokens=4096)

@@ -1,9 +1,11 @@
-"""The documents lead to each other, and stay short enough to be read."""
+"""The documents lead to each other, list every event and cause, and stay short enough to be read."""
 
 import re
 from pathlib import Path
 
 import pytest
+
+from sparkd.base.lib.errors import Cause
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,3 +45,19 @@ def test_each_page_of_the_docs_is_named_by_the_readme_or_a_page_that_it_names() 
         unread += targets - named
         named |= targets
     assert {path.name for path in (ROOT / "docs").glob("*.md")} <= {path.name for path in named}
+
+
+def test_the_manual_lists_every_event_of_the_source() -> None:
+    sources = (path.read_text() for path in (ROOT / "src/sparkd").rglob("*.py"))
+    named = {name for text in sources for name in re.findall(r'"([a-z_]+\.[a-z_]+\.[a-z_]+)"', text)}
+    section = (ROOT / "docs/sparkd-events.7.md").read_text().partition("# JOURNAL EVENTS")[2].partition("\n# ")[0]
+    listed = set(re.findall(r"^`(\S+)`\n: \S", section, re.MULTILINE))
+    made_of_a_state = {"preflight.fix.applied"}
+    others = {"sparkd.service.in", *(name for name in named if name.startswith("vllm."))}  # modules in its image
+    assert listed == (named - others) | made_of_a_state
+
+
+def test_the_manual_lists_every_cause() -> None:
+    section = (ROOT / "docs/sparkd-events.7.md").read_text().partition("# CAUSES")[2].partition("\n# ")[0]
+    heads = re.findall(r"^(`.+`)\n: \S", section, re.MULTILINE)
+    assert sorted(name for head in heads for name in re.findall(r"`([a-z-]+)`", head)) == sorted(Cause)

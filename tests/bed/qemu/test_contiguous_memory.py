@@ -26,8 +26,8 @@ LEAST_GAIN_BYTES = 32 * MIB
 while, 53 MiB in a similar run, and a block with such a page is not whole."""
 
 
-class Found(Struct):
-    """What the program says. Pairs are bytes that are free, and free in large blocks."""
+class Account(Struct):
+    """What the program prints. Pairs are bytes that are free, and of these free in large blocks."""
 
     at_first: tuple[int, int]
     scattered: tuple[int, int]
@@ -43,11 +43,11 @@ def machine(pair: Pair) -> Iterator[Machine]:
     yield pair.head
 
 
-def fragmented(machine: Machine, properties: list[str]) -> Found:
+def fragmented(machine: Machine, properties: list[str]) -> Account:
     """The program's line, run with the properties of a unit."""
-    run = ("systemd-run", "--pipe", "--wait", "--collect", "--quiet", *(f"--property={one}" for one in properties))
+    run = ("systemd-run", "--pipe", "--wait", "--collect", "--quiet", *(f"--property={line}" for line in properties))
     done = machine.run(*run, "python3", "-IBS", "/root/programs/fragmenter.py", "0.7", "8", timeout=400)
-    return decode(done.stdout.splitlines()[-1], type=Found)
+    return decode(done.stdout.splitlines()[-1], type=Account)
 
 
 def sandbox(machine: Machine) -> list[str]:
@@ -55,23 +55,23 @@ def sandbox(machine: Machine) -> list[str]:
 
 
 def test_the_guard_of_a_load_gets_large_blocks_back_from_scattered_memory(machine: Machine) -> None:
-    found = fragmented(machine, sandbox(machine))
+    account = fragmented(machine, sandbox(machine))
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_bytes(encode(found) + b"\n")
-    free, large = found.scattered
-    assert abs(free - found.by_zones) < 8 * MIB
-    assert abs(free - found.mem_free) < 8 * MIB
-    lost = found.at_first[1] - large
+    RESULT.write_bytes(encode(account) + b"\n")
+    free, large = account.scattered
+    assert abs(free - account.by_zones) < 8 * MIB
+    assert abs(free - account.mem_free) < 8 * MIB
+    lost = account.at_first[1] - large
     assert lost > 200 * MIB, "the workload scatters free memory"
-    (event,) = found.events
+    (event,) = account.events
     assert event.startswith("memory.compaction.finished "), event
     gained = re.findall(r" gained_bytes=(\d+)", event)
-    assert int(gained[0]) >= LEAST_GAIN_BYTES, found
+    assert int(gained[0]) >= LEAST_GAIN_BYTES, account
 
 
 def test_without_its_path_the_sandbox_refuses_and_the_guard_reports_it_once(machine: Machine) -> None:
     """So that the path in the unit is shown to be needed."""
-    closed = [one.replace(ALLOWED, "") for one in sandbox(machine)]
+    closed = [line.replace(ALLOWED, "") for line in sandbox(machine)]
     assert closed != sandbox(machine)
     (event,) = fragmented(machine, closed).events
     assert event.startswith("memory.compaction.failed reason=/proc/sys/vm/compact_memory: Read-only file system"), event

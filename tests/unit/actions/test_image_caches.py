@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.actions.files import DOOMED, Pruned, clear_torn, make_cache_folder, prune_caches
+from sparkd.agent.actions.compile_caches import DOOMED, Pruned, clear_torn, make_cache_folder, prune_caches
 from sparkd.base.host import caches
 from sparkd.base.host.files import Files
 

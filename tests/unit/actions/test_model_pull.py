@@ -23,7 +23,7 @@ from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import model
 from sparkd.tools.models.hub import Repo
-from sparkd.tools.models.ssh import SPARE_BYTES
+from sparkd.tools.models.peers import SPARE_BYTES
 
 SHARD = "model.safetensors"
 DATA_BYTES = 20_000_000

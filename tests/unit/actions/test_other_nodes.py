@@ -16,7 +16,7 @@ from sparkd.base.host import Host
 from sparkd.base.host.docker_image import identity_of
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.tools.cli import main, model
-from sparkd.tools.models import image_copy, ssh
+from sparkd.tools.models import image_copy, peers
 from sparkd.tools.models.image_copy import SCRATCH
 from sparkd.tools.models.model_files import send_model
 from sparkd.tools.models.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
@@ -40,7 +40,7 @@ def parse_arguments(*words: str) -> argparse.Namespace:
 
 
 def choose_peers(args: argparse.Namespace, settings: Settings, host: Host) -> tuple[SshHost, ...]:
-    return ssh.choose_peers(args.to, args.user, settings, host)
+    return peers.choose_peers(args.to, args.user, settings, host)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
             raise BlockedError("a: its disk is full")
         served.append(peer.address)
 
-    assert ssh.run_on_each((SshHost("a"), SshHost("b")), act) is ExitCode.BLOCKED
+    assert peers.run_on_each((SshHost("a"), SshHost("b")), act) is ExitCode.BLOCKED
     assert served == ["b"]
     assert capsys.readouterr().err == "sparkd: a: its disk is full\n"
 

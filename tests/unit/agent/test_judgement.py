@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkd.agent.daemon.inquest import Evidence, count_end, judge_end
+from sparkd.agent.daemon.judgement import Evidence, count_end, judge_end
 from sparkd.agent.engine.culprits import Culprit
 from sparkd.agent.engine.load_progress import LAST_WORDS
 from sparkd.base.lib.errors import (

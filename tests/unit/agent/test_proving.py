@@ -11,8 +11,9 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, alone, settings
 from tests.unit.known_good_entries import known_good_entry
 
+from sparkd.agent.daemon.agreed import MOST_LINES
 from sparkd.agent.daemon.proving import ProvingPeriod
-from sparkd.agent.daemon.shutdown import MOST_LINES, shutdown_on_error
+from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.base.cluster import membership
 from sparkd.base.config.settings import Supervise
 from sparkd.base.lib.dockerd.reader import DockerError

@@ -83,10 +83,10 @@ def test_the_pages_are_on_loopback_until_ctrl_c() -> None:
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
     with subprocess.Popen([*INTERRUPTIBLE, *COMMAND], env=env, stdout=theirs, stderr=theirs, stdin=theirs) as process:
         os.close(theirs)
-        text = ""
-        while "end: Ctrl-C" not in text:
-            text += os.read(ours, 65536).decode()
-        pages = dict(re.findall(r"page of (\w+) +(http://127\.0\.0\.1:\d+/)", text))
+        shown = b""
+        while b"end: Ctrl-C" not in shown:
+            shown += os.read(ours, 65536)  # which may end within a character
+        pages = dict(re.findall(r"page of (\w+) +(http://127\.0\.0\.1:\d+/)", shown.decode()))
         assert set(pages) == set(STATES)
         for state, headline in (("serving", "Serving"), ("blocked", "Not serving"), ("degraded", "Serving, degraded")):
             with urlopen(pages[state], timeout=10) as answer:
@@ -97,10 +97,10 @@ def test_the_pages_are_on_loopback_until_ctrl_c() -> None:
         process.send_signal(signal.SIGINT)
         with suppress(OSError):  # EIO: the other end is closed
             while piece := os.read(ours, 65536):
-                text += piece.decode()
+                shown += piece
         assert process.wait(10) == 0
     os.close(ours)
-    assert text.replace("\r", "").rstrip().endswith(NEXT)
+    assert shown.decode().replace("\r", "").rstrip().endswith(NEXT)
 
 
 def test_each_page_needs_a_port() -> None:

@@ -8,7 +8,6 @@ from sparkd.base.state.history import Launch, Row, Smoke
 from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import End
 from sparkd.tools.cli.history import table_rows
-from sparkd.tools.measure.past import find_slower
 
 COLUMNS = 80
 LAUNCH = Launch(
@@ -31,17 +30,6 @@ def test_the_table_fits_a_terminal_with_the_newest_first() -> None:
     assert max(map(len, lines)) <= COLUMNS
     assert lines[1].split()[-4:] == ["-", "12,345.6", "-", "-"]
     assert lines[2].split()[-5:] == ["5,400", "s", "12,345.6", "99", "killed-from-outside"]
-
-
-def test_slower_loads_are_judged_among_those_of_the_same_recipe_and_rank() -> None:
-    loads = [replace(LAUNCH, load_seconds=seconds) for seconds in (90.0, 91.0, 90.5)]
-    other = replace(LAUNCH, recipe="other", load_seconds=300.0)
-    assert find_slower(()) == ()
-    assert find_slower((*loads, other)) == ()
-    (line,) = find_slower((*loads, other, replace(LAUNCH, load_seconds=300.0)))
-    assert line.startswith(
-        "deepseek-v4-flash-balanced: loads are slower since 2026-11-23 10:00 UTC: 300 s, 90 s before"
-    )
 
 
 def test_a_number_that_makes_no_sense_is_refused_in_one_line() -> None:

@@ -13,7 +13,8 @@ from tests.tree import Tree
 from tests.unit.rank_records import rank_record
 
 from sparkd.agent.actions.processes import Rank
-from sparkd.agent.daemon.inquest import OTHER_RANK, Evidence, judge_end
+from sparkd.agent.daemon.inquest import OTHER_RANK
+from sparkd.agent.daemon.judgement import Evidence, judge_end
 from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import MachineFacts, Running
@@ -29,18 +30,18 @@ from sparkd.base.vllm.known_errors import explain
 class ReportedEnd(Struct, forbid_unknown_fields=True):
     source: str
     log: list[str]
-    says: str
-    do: str = ""
-    why: str = "engine-error"
+    text: str
+    hint: str = ""
+    cause: str = "engine-error"
     serving: bool = False
-    queries: bool = False
+    queries_peers: bool = False
     code: int = 1
 
 
 class ReportedStart(Struct, forbid_unknown_fields=True):
     source: str
     error: str
-    do: str
+    hint: str
 
 
 class Reported(Struct, forbid_unknown_fields=True):
@@ -67,12 +68,12 @@ class Log(NamedTuple):
 
 
 def expand(lines: Iterable[str]) -> Iterable[tuple[int, str]]:
-    """Each line with the stream that it comes by: vLLM's logger writes to stdout."""
+    """Each line as its writer prints it, with the stream that it comes by: vLLM's logger writes to stdout."""
     for line in lines:
         name, _, text = line.partition(" ")
         prefix = WRITERS.get(name, "")
-        if " ERROR " in text[:8] or text.startswith("ERROR "):
-            prefix = prefix.partition(") ")[0] + ") " if prefix else ""
+        if text.startswith("ERROR ") and prefix:  # the line has its own level and time
+            prefix = prefix.partition(") ")[0] + ") "
         whole = prefix + text
         yield 1 if " ERROR " in whole[:60] else 2, whole
 
@@ -98,18 +99,18 @@ def end_of(reported: ReportedEnd, tree: Tree) -> tuple[End, str]:
 @pytest.mark.parametrize("reported", REPORTED.ends, ids=lambda reported: reported.source)
 def test_a_reported_end_has_its_cause_and_what_to_do(reported: ReportedEnd, tree: Tree) -> None:
     end, text = end_of(reported, tree)
-    assert reported.says in text
-    assert end.cause == reported.why
-    assert reported.do in end.hint
-    assert bool(end.hint) is bool(reported.do)
-    assert bool(OTHER_RANK.search(text)) is reported.queries
+    assert reported.text in text
+    assert end.cause == reported.cause
+    assert reported.hint in end.hint
+    assert bool(end.hint) is bool(reported.hint)
+    assert bool(OTHER_RANK.search(text)) is reported.queries_peers
 
 
 @pytest.mark.parametrize("reported", REPORTED.starts, ids=lambda reported: reported.source)
 def test_a_container_that_docker_can_not_start_has_what_to_do(reported: ReportedStart) -> None:
     error = LaunchError(f"container sparkd-rank0 can't be started: {reported.error}")
     end = judge_end(error, Evidence(), Phase.LAUNCHING, "now")
-    assert reported.do in end.hint
+    assert reported.hint in end.hint
     assert (end.cause, end.action) == (Cause.LAUNCH_FAILED, "inspect")
 
 

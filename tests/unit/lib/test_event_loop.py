@@ -39,7 +39,7 @@ def test_a_tasks_error_or_end_is_reported_and_other_tasks_continue() -> None:
         before = len(beats)
         until(lambda: len(beats) > before)
     assert died[0] is bug
-    assert [str(one).startswith("a task has ended: <coroutine object ") for one in died[1:]] == [True, True]
+    assert [str(error).startswith("a task has ended: <coroutine object ") for error in died[1:]] == [True, True]
 
 
 def test_finishing_cancels_every_task_waits_for_its_end_and_reports_nothing() -> None:
@@ -132,20 +132,19 @@ with MainLoop(Notifier(), {}) as loop:
 
 
 def test_an_address_needs_no_thread_and_a_name_has_one_that_is_a_daemon() -> None:
-    threads: list[set[threading.Thread]] = []
-
-    async def look_up(host: str) -> str:
-        found = await asyncio.get_running_loop().getaddrinfo(host, 80)
-        threads.append({*threading.enumerate()})
-        return str(found[0][4][0])
+    async def look_up(host: str) -> tuple[str, set[threading.Thread]]:
+        """The address, and the threads that run once it is known, without those of earlier tests."""
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, 80)
+        return str(addresses[0][4][0]), {*threading.enumerate()} - before
 
     with network() as loop:
-        before = {*threading.enumerate()}  # of those that an earlier test has left, some may end meanwhile
-        assert [loop.submit(look_up(one)).result() for one in ("192.0.2.1", "::1")] == ["192.0.2.1", "::1"]
-        assert [one - before for one in threads] == [set(), set()]
-        assert loop.submit(look_up("localhost")).result() in ("127.0.0.1", "::1")
-        assert all(one.daemon for one in threads[-1] - before)
-        assert not [one for one in {*threading.enumerate()} - before if one.is_alive() and not one.daemon]
+        before = {*threading.enumerate()}
+        for address in ("192.0.2.1", "::1"):
+            assert loop.submit(look_up(address)).result() == (address, set())
+        resolved, threads = loop.submit(look_up("localhost")).result()
+        assert resolved in ("127.0.0.1", "::1")
+        assert all(thread.daemon for thread in threads)
+        assert not [thread for thread in {*threading.enumerate()} - before if thread.is_alive() and not thread.daemon]
 
 
 def test_where_no_thread_can_be_started_a_name_is_not_resolved_for_now(no_thread: None) -> None:

@@ -2,25 +2,20 @@
 
 import json
 import logging
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.log import LINE_LIMIT, VALUE_LIMIT, Events, Level, ProcessLog, events, print_bug
 from sparkd.base.lib.redaction import Redaction
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 
-
-def written(*secrets: str, as_json: bool = False) -> tuple[list[str], Events]:
+def log_to_list(*secrets: str, as_json: bool = False) -> tuple[list[str], Events]:
     lines: list[str] = []
     return lines, events(lambda _, line: lines.append(line), Redaction(secrets), as_json=as_json)
 
@@ -39,7 +34,7 @@ def written(*secrets: str, as_json: bool = False) -> tuple[list[str], Events]:
     ],
 )
 def test_no_field_holds_what_a_terminal_acts_on_nor_a_secret(value: object, shown: str) -> None:
-    lines, log = written("correct-horse")
+    lines, log = log_to_list("correct-horse")
     log.error("agent.run.failed", reason=value)
     assert lines == [f"agent.run.failed reason={shown}"]
 
@@ -73,7 +68,7 @@ HOSTILE: dict[str, object] = {
 @BOTH
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
 def test_any_value_gives_one_printable_line_that_journald_does_not_cut(value: object, as_json: bool) -> None:
-    lines, log = written(as_json=as_json)
+    lines, log = log_to_list(as_json=as_json)
     log.error("agent.run.failed", reason=value, again=value, hint="look at it")
     (line,) = lines
     assert line.isprintable()
@@ -86,7 +81,7 @@ def test_any_value_gives_one_printable_line_that_journald_does_not_cut(value: ob
 
 @BOTH
 def test_fields_beyond_what_a_line_holds_are_cut_and_the_line_says_so(as_json: bool) -> None:
-    lines, log = written(as_json=as_json)
+    lines, log = log_to_list(as_json=as_json)
     log.info("agent.run.failed", **{f"key{number}": "x" * 999 for number in range(1000)})
     assert LINE_LIMIT - VALUE_LIMIT < len(lines[0]) < LINE_LIMIT + VALUE_LIMIT
     if as_json:
@@ -98,7 +93,7 @@ def test_fields_beyond_what_a_line_holds_are_cut_and_the_line_says_so(as_json: b
 @BOTH
 @given(st.text(min_size=1, max_size=100), st.text(max_size=100), st.text())
 def test_any_key_is_one_word_and_any_event_one_printable_line(as_json: bool, key: str, name: str, text: str) -> None:
-    lines, log = written(as_json=as_json)
+    lines, log = log_to_list(as_json=as_json)
     log.info(name, **{key: text} if key not in ("self", "event") else {})
     (line,) = lines
     assert line.isprintable()
@@ -125,7 +120,7 @@ def test_any_key_is_one_word_and_any_event_one_printable_line(as_json: bool, key
 def test_a_secret_is_hidden_also_where_something_else_has_quoted_it(
     secret: str, made: Callable[[str], object], as_json: bool
 ) -> None:
-    lines, log = written(secret, as_json=as_json)
+    lines, log = log_to_list(secret, as_json=as_json)
     log.info("agent.phase.changed", message=made(secret))
     assert "ect" not in lines[0]
     assert lines[0].count("***") == 1
@@ -134,7 +129,7 @@ def test_a_secret_is_hidden_also_where_something_else_has_quoted_it(
 @BOTH
 @pytest.mark.parametrize("value", ["hunter22", "\x1b[0mhunter22", "hun\x1b[0mter22"])
 def test_a_value_is_hidden_where_its_key_calls_it_a_secret(value: object, as_json: bool) -> None:
-    lines, log = written(as_json=as_json)
+    lines, log = log_to_list(as_json=as_json)
     log.info("agent.phase.changed", password=value, env={"API_KEY": value})
     assert lines[0].count("***") == 2
     assert "ter22" not in lines[0]
@@ -145,14 +140,14 @@ def test_a_value_is_hidden_where_its_key_calls_it_a_secret(value: object, as_jso
     [("/etc/sparkd/api.key", "/etc/sparkd/api.key"), ("/home/me/token", "/home/me/token"), ("/aB3+x/9Zk/w==", "***")],
 )
 def test_the_path_of_a_secrets_file_is_no_secret(value: str, shown: str) -> None:
-    lines, log = written()
+    lines, log = log_to_list()
     log.info("agent.run.blocked", hint=f"VLLM_API_KEY = {value}")
     assert lines == [f'agent.run.blocked hint="VLLM_API_KEY = {shown}"']
 
 
 @BOTH
 def test_a_long_key_and_a_number_that_are_secrets_are_hidden(as_json: bool) -> None:
-    lines, log = written("s" * 100, "12345678", as_json=as_json)
+    lines, log = log_to_list("s" * 100, "12345678", as_json=as_json)
     log.info("agent.phase.changed", env={"s" * 100: 1, "deeper": {"s" * 100: []}}, count=12345678, other=1234567)
     assert "ss" not in lines[0]
     assert "12345678" not in lines[0]
@@ -161,11 +156,11 @@ def test_a_long_key_and_a_number_that_are_secrets_are_hidden(as_json: bool) -> N
 
 
 def test_json_keeps_numbers() -> None:
-    lines, log = written(as_json=True)
+    lines, log = log_to_list(as_json=True)
     log.warning("a.b.c", n=1, x=0.12345, yes=True, none=None, empty="", text="a b")
-    found = json.loads(lines[0])
-    assert found.pop("timestamp").endswith("Z")
-    assert found == {"event": "a.b.c", "level": "warning", "n": 1, "x": 0.123, "yes": True, "text": "a b"}
+    fields = json.loads(lines[0])
+    assert fields.pop("timestamp").endswith("Z")
+    assert fields == {"event": "a.b.c", "level": "warning", "n": 1, "x": 0.123, "yes": True, "text": "a b"}
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
@@ -249,8 +244,8 @@ def test_the_level_is_the_libraries_too_but_they_are_quiet_unless_it_is_debug(
     level: Level, written_levels: list[int]
 ) -> None:
     with of_process(level=level) as (lines, _, _):
-        for one in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
-            logging.getLogger("urllib3").log(one, "said")
+        for library_level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            logging.getLogger("urllib3").log(library_level, "a message")
     assert [int(line[1]) for line in lines.droppable] == written_levels
 
 
@@ -324,19 +319,3 @@ def test_the_traceback_of_the_agents_bug_shows_no_known_secret(capsys: pytest.Ca
 def test_the_agents_log_does_without_rich() -> None:
     code = "import sys, sparkd.base.lib.log; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_the_manual_lists_every_event_of_the_source() -> None:
-    sources = (path.read_text() for path in (REPOSITORY / "src/sparkd").rglob("*.py"))
-    named = {name for text in sources for name in re.findall(r'"([a-z_]+\.[a-z_]+\.[a-z_]+)"', text)}
-    section = (REPOSITORY / "docs/sparkd-events.7.md").read_text().partition("# JOURNAL EVENTS")[2].partition("\n# ")[0]
-    listed = set(re.findall(r"^`(\S+)`\n: \S", section, re.MULTILINE))
-    made_of_a_state = {"preflight.fix.applied"}
-    others = {"sparkd.service.in", *(name for name in named if name.startswith("vllm."))}  # modules in its image
-    assert listed == (named - others) | made_of_a_state
-
-
-def test_the_manual_lists_every_cause() -> None:
-    section = (REPOSITORY / "docs/sparkd-events.7.md").read_text().partition("# CAUSES")[2].partition("\n# ")[0]
-    heads = re.findall(r"^(`.+`)\n: \S", section, re.MULTILINE)
-    assert sorted(name for head in heads for name in re.findall(r"`([a-z-]+)`", head)) == sorted(Cause)

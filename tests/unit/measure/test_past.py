@@ -1,12 +1,13 @@
 """What is usual by earlier benches, and which of them a new one is compared with."""
 
 import msgspec
+from msgspec.structs import replace
 
 from sparkd.base.state.history import Bench, Launch, Row, Smoke
 from sparkd.base.state.known_good import Facts
 from sparkd.tools.measure.bench import Result
 from sparkd.tools.measure.figures import Level, Spread
-from sparkd.tools.measure.past import Run, describe_slower, find_runs, find_usual
+from sparkd.tools.measure.past import Run, describe_slower, find_runs, find_slower, find_usual
 
 
 def run(day: int, rate: float, dtype: str = "half", plan: str = "d", prompt_tokens: int = 128) -> Run:
@@ -57,3 +58,13 @@ def test_runs_are_read_from_rows_without_those_of_another_form() -> None:
         rows += [one.launch, Bench(f"b{one.launch.id}", one.result.made, one.launch.id, "tiny", figures)]
     bad = Bench("x", "", "1", "tiny", msgspec.Raw(b'{"levels": 3}'))
     assert find_runs((*rows, bad, Smoke("s", "", "1", "tiny", 0))) == EARLIER[:2]
+
+
+def test_slower_loads_are_judged_among_those_of_the_same_recipe_and_rank() -> None:
+    launch = Launch("a", "2026-11-23T10:00:00.000+00:00", 0, "d", "tiny", Facts({}, {}, {}))
+    loads = [replace(launch, load_seconds=seconds) for seconds in (90.0, 91.0, 90.5)]
+    other = replace(launch, recipe="other", load_seconds=300.0)
+    assert find_slower(()) == ()
+    assert find_slower((*loads, other)) == ()
+    (line,) = find_slower((*loads, other, replace(launch, load_seconds=300.0)))
+    assert line.startswith("tiny: loads are slower since 2026-11-23 10:00 UTC: 300 s, 90 s before")

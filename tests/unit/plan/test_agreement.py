@@ -6,13 +6,10 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tree import Tree
 from tests.unit.plans import HEAD, WORKER, configured, plan
 
-from sparkd.base.host import Host
 from sparkd.base.host.weights import Manifest
-from sparkd.base.lib.errors import BlockedError
-from sparkd.base.plan import agreement, fingerprint
+from sparkd.base.plan import agreement
 from sparkd.base.plan.agreement import Agreement, Difference
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.args import JsonValue
@@ -96,11 +93,11 @@ def test_values_out_of_bounds_are_refused(data: bytes) -> None:
 def test_differences_print_as_printable_lines(
     own: dict[str, str], theirs: dict[str, str], names: tuple[str, str]
 ) -> None:
-    found = agreement.find_differences(own, theirs)
-    assert bool(found) == (own != theirs)
+    differences = agreement.find_differences(own, theirs)
+    assert bool(differences) == (own != theirs)
     lines = (
-        *agreement.format_table(found, *names),
-        agreement.format_summary(found),
+        *agreement.format_table(differences, *names),
+        agreement.format_summary(differences),
         *agreement.compare_versions(own, theirs),
     )
     assert all(line.isprintable() and len(line) < 250 for line in lines)
@@ -108,25 +105,25 @@ def test_differences_print_as_printable_lines(
 
 @given(before=st.text("ab", max_size=4000), tails=st.lists(st.text("cd", max_size=4000), min_size=2, max_size=2))
 def test_the_differing_part_is_visible(before: str, tails: list[str]) -> None:
-    one = Difference("args.x", before + "c" + tails[0], before + "d" + tails[1])
-    _, row = agreement.format_table((one,), "a", "b")
+    difference = Difference("args.x", before + "c" + tails[0], before + "d" + tails[1])
+    _, row = agreement.format_table((difference,), "a", "b")
     own, theirs = row.removeprefix("args.x").split()
     assert own != theirs
     assert max(len(own), len(theirs)) <= agreement.VALUE_WIDTH
 
 
 def test_the_table_is_aligned_and_names_both_nodes() -> None:
-    found = agreement.find_differences(
+    differences = agreement.find_differences(
         {"args.max-model-len": "512", "env.A": "1", "env.B": ""}, {"args.max-model-len": "256", "env.B": "\x1b[2J"}
     )
-    assert agreement.format_table(found, "spark-1", "spark-2") == (
+    assert agreement.format_table(differences, "spark-1", "spark-2") == (
         "                    spark-1  spark-2",
         "args.max-model-len  512      256",
         "env.A               1        -",
         'env.B               ""       \\x1b[2J',
     )
-    assert agreement.format_summary(found) == "args.max-model-len is 512 here and 256 there; and 2 more"
-    assert agreement.format_summary(found[1:2]) == "env.A is 1 here and not set there"
+    assert agreement.format_summary(differences) == "args.max-model-len is 512 here and 256 there; and 2 more"
+    assert agreement.format_summary(differences[1:2]) == "env.A is 1 here and not set there"
     assert (agreement.format_table((), "a", "b"), agreement.format_summary(())) == ((), "")
 
 
@@ -146,18 +143,18 @@ def test_both_ranks_agree_and_each_reading_counts() -> None:
         agreed(script="s"),
         agreed(allow_image_difference=True),
     ]
-    assert len({one.digest for one in readings}) == len(readings)
+    assert len({reading.digest for reading in readings}) == len(readings)
 
 
 def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> None:
     own = agreed(allow_image_difference=True)
     theirs = agreed(plan(HEAD, configured(engine={"image": "i:2"})), image="j", allow_image_difference=True)
     assert own.digest == theirs.digest
-    found = agreement.find_differences(own.values, theirs.values)
-    assert [one.name for one in found if one.allowed] == ["unchecked.image", "unchecked.image.identity"]
-    assert len(found) == 2
-    other = agreement.find_differences({**own.values, "weights.x": "1"}, theirs.values)
-    assert other[0].name == "weights.x", "blocking differences come first"
+    differences = agreement.find_differences(own.values, theirs.values)
+    assert [known.name for known in differences if known.allowed] == ["unchecked.image", "unchecked.image.identity"]
+    assert len(differences) == 2
+    blocking = agreement.find_differences({**own.values, "weights.x": "1"}, theirs.values)
+    assert blocking[0].name == "weights.x", "blocking differences come first"
 
 
 @pytest.mark.parametrize(
@@ -171,8 +168,12 @@ def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> 
         ("proxy", "http://me:hunter2@proxy:3128", agreement.HIDDEN),
         ("extra", "--port 1 --api-key=hunter2", agreement.HIDDEN),
         ("extra", "login hf_AbCdEfGhIjKlMnOpQr", agreement.HIDDEN),
-        ("kv", {"token": "hunter2", "tokens": 5, "in": [{"api_key": "x"}]}, {"in": [{"api_key": 0}], "tokens": 5}),
-        ("kv", ' {"token": "hunter2"}', {"token": 0}),
+        (
+            "kv",
+            {"token": "hunter2", "tokens": 5, "in": [{"api_key": "x"}]},
+            {"token": agreement.HIDDEN, "tokens": 5, "in": [{"api_key": agreement.HIDDEN}]},
+        ),
+        ("kv", ' {"token": "hunter2"}', {"token": agreement.HIDDEN}),
         ("max-num-batched-tokens", 16384, "16384"),
         ("max-num-batched-tokens", "16384", "16384"),
         ("tokenizer-mode", "auto", "auto"),
@@ -181,12 +182,7 @@ def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> 
 )
 def test_of_a_secret_only_the_name_is_shown(name: str, value: JsonValue, shown: JsonValue) -> None:
     text = agreement.format_value(name, value)
-    assert "hunter2" not in text
-    assert "1234" not in text
-    if isinstance(shown, str):
-        assert text == shown
-    else:
-        assert set(json.loads(text)) >= set(json.loads(json.dumps(shown)))
+    assert (text if isinstance(shown, str) else json.loads(text)) == shown
 
 
 def test_secrets_change_no_digest() -> None:
@@ -198,10 +194,10 @@ def test_secrets_change_no_digest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [(True, "true"), (["a"], '["a"]'), ("", None), ("a", '"a"'), (["a", "b"], ["b", "a"])]
+    ("value", "other"), [(True, "true"), (["a"], '["a"]'), ("", None), ("a", '"a"'), (["a", "b"], ["b", "a"])]
 )
-def test_values_that_make_other_words_read_differently(one: JsonValue, other: JsonValue) -> None:
-    assert agreement.flatten({}, {"args": {"x": one}}) != agreement.flatten({}, {"args": {"x": other}})
+def test_values_that_make_other_words_read_differently(value: JsonValue, other: JsonValue) -> None:
+    assert agreement.flatten({}, {"args": {"x": value}}) != agreement.flatten({}, {"args": {"x": other}})
 
 
 def test_versions_are_compared_where_both_are_known() -> None:
@@ -209,21 +205,3 @@ def test_versions_are_compared_where_both_are_known() -> None:
     assert agreement.compare_versions(own, {"driver": "570\n", "kernel": "6.17", "docker": "29"}) == (
         "driver is 580.1 here and 570\\n there",
     )
-
-
-def test_fingerprint_reads_model_and_script(tree: Tree) -> None:
-    made = plan(HEAD, configured(engine={"script": "/etc/sparkd/run.sh"}))
-    tree.file("/etc/sparkd/run.sh", "exec $@")
-    tree.file("/srv/models/m/model.safetensors", "12345")
-    host = Host(tree.root)
-    assert fingerprint.read_weights(host, made) == (("model.safetensors", "5 bytes"),)
-    assert len(fingerprint.hash_user_script(host, made)) == 64
-    assert fingerprint.hash_user_script(host, plan(HEAD)) == ""
-
-
-def test_an_unreadable_file_is_named(tree: Tree) -> None:
-    host = Host(tree.root)
-    with pytest.raises(BlockedError, match="/srv/models/m can't be read: No such file"):
-        fingerprint.read_weights(host, plan(HEAD))
-    with pytest.raises(BlockedError, match=r"engine.script /x.sh can't be read"):
-        fingerprint.hash_user_script(host, plan(HEAD, configured(engine={"script": "/x.sh"})))

@@ -12,6 +12,7 @@ from sparkd.tools.node.render import HELD_BACK, WOULD_APPLY, Shown, as_json, par
 
 
 def shown(*findings: Finding, fixes: tuple[FixState, ...] = (), before: tuple[Finding, ...] = ()) -> Shown:
+    """What a dry run shows; with findings from before the fixes, what a run shows that applied them."""
     return Shown("spark1", "head", not before, findings, fixes, before, hooks=("/etc/sparkd/preflight.d/10-site",))
 
 
@@ -41,14 +42,14 @@ def test_an_applied_fix_shows_under_its_check() -> None:
     assert rendered["dry_run"] is False
 
 
-def as_text(all_of_it: Shown, *, every: bool = False) -> str:
-    return plain(parts(all_of_it, every=every)) + "\n"
+def as_text(preflight: Shown, *, every: bool = False) -> str:
+    return plain(parts(preflight, every=every)) + "\n"
 
 
 def test_the_table_shows_what_is_not_ok_the_worst_first_and_all_of_it_on_request() -> None:
     tight, late = finding("disk-room", Level.WARN), finding("memlock", Level.SKIPPED)
-    all_of_it = shown(GOOD, tight, late, GHOST)
-    short, whole = as_text(all_of_it).splitlines(), as_text(all_of_it, every=True).splitlines()
+    preflight = shown(GOOD, tight, late, GHOST)
+    short, whole = as_text(preflight).splitlines(), as_text(preflight, every=True).splitlines()
     for lines, ids in ((short, [GHOST.id, "disk-room"]), (whole, [GOOD.id, "disk-room", "memlock", GHOST.id])):
         assert [line.split()[1] for line in lines[: lines.index("")] if line[0] != " "] == ids
     assert short[-1] == whole[-1] == "spark1 (head): block (1 ok, 1 skipped, 1 warnings, 1 blocks)"

@@ -136,5 +136,5 @@ def test_check_warns_with_file_and_line_and_the_recipe_stays_good(tmp_path: Path
     )
     errors, warnings = lint(load_recipe(str(path), []))
     assert errors == []
-    places = [one.partition(": ")[2].partition(": ")[0] for one in warnings if ": the container " in one]
+    places = [line.partition(": ")[2].partition(": ")[0] for line in warnings if ": the container " in line]
     assert places == ["line 9", "line 3", "line 7", "line 10"]

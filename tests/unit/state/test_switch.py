@@ -57,7 +57,7 @@ def test_every_stage_and_event(before: Switch, event: Event, after: Switch) -> N
 
 
 def test_the_table_has_all_of_them() -> None:
-    assert {(one.stage, event) for one, event, _ in TABLE} == set(itertools.product(Stage, Event))
+    assert {(before.stage, event) for before, event, _ in TABLE} == set(itertools.product(Stage, Event))
 
 
 def test_back_to_what_is_configured_leaves_no_file() -> None:

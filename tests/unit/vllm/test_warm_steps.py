@@ -1,6 +1,7 @@
 """What is sent to warm an engine, and what counts as compiled. Whether that warms it: tests/integration."""
 
-from sparkd.base.vllm.warm_up import LEAVING, Compiled, Limits, add_up, make_steps, read_limits, sizes
+from sparkd.base.vllm.warm_up import Compiled, add_up
+from sparkd.base.vllm.warm_up_steps import ANSWER_SPREAD, Limits, make_steps, read_limits, sizes
 
 
 def test_prompts_fit_the_engine_and_reach_all_of_its_limits() -> None:
@@ -10,9 +11,9 @@ def test_prompts_fit_the_engine_and_reach_all_of_its_limits() -> None:
         assert max(lengths) <= 1024 and min(lengths) >= 1
         assert {len(step.prompts) for step in steps} == {1, 2, 3, 4, 5, 6}
         assert {any(step.sampled) for step in steps} == {True, False}
-        assert all(
-            max(step.prompts) + step.answer_tokens + (LEAVING - 1) * (len(step.prompts) > 1) <= 1024 for step in steps
-        )
+        for step in steps:
+            longest_answer = step.answer_tokens + (ANSWER_SPREAD - 1) * (len(step.prompts) > 1)
+            assert max(step.prompts) + longest_answer <= 1024
     assert make_steps(Limits(2048, 6, 1024), 1) != make_steps(Limits(2048, 6, 1024), 2)
     alone = {step.prompts[0] for step in make_steps(Limits(2048, 6, 4096), 1) if len(step.prompts) == 1}
     assert {127, 128, 1023, 1024, 2047, 2048} < alone

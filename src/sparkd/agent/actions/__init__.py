@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from sparkd.agent.actions import files, page_cache, processes
-from sparkd.agent.actions.files import Pruned
+from sparkd.agent.actions import compile_caches, files, page_cache, processes
 from sparkd.agent.actions.owner_lock import acquire_lock, remove_account
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import (
@@ -224,9 +223,9 @@ class Actions:
 
         return self._act(remove, 15.0, "docker")
 
-    def prune_caches(self, image_id: str) -> Iterator[Pruned]:
+    def prune_caches(self, image_id: str) -> Iterator[compile_caches.Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
-        return files.prune_caches(image_id, (mount.target for mount in disks.mounts(self._host.files, "self")))
+        return compile_caches.prune_caches(image_id, (mount.target for mount in disks.mounts(self._host.files, "self")))
 
     def keep_images(
         self, named: Sequence[str], pinned: Sequence[str], before: Collection[str]

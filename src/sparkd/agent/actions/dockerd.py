@@ -12,7 +12,8 @@ from pathlib import Path
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
-from sparkd.agent.actions.files import clear_torn, make_cache_folder, sync_folder
+from sparkd.agent.actions.compile_caches import clear_torn, make_cache_folder
+from sparkd.agent.actions.files import sync_folder
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.actions.shared_folders import find_shared
 from sparkd.base.host.docker_config import CDI_KIND, GpuAccess

@@ -107,23 +107,27 @@ def _write(path: Path, rows: tuple[Row, ...], busy_seconds: float, limits: Limit
 
 def _put(database: sqlite3.Connection, row: Row) -> None:
     config = row.__struct_config__
-    key = config.tag, row.id
-    body, cause = msgspec.json.encode(row), ""
+    key, body, ended = (config.tag, row.id), msgspec.json.encode(row), False
     if isinstance(row, Launch):
         if len(body) > ROW_BYTES:
             body = msgspec.json.encode(replace(row, facts=Facts({}, {}, {}), phases={}))
-        cause = row.end.cause or "unknown" if row.end else ""
-        ((known, ended),) = database.execute(
-            "SELECT count(*), max(ended) FROM rows WHERE kind = ? AND id = ?", key
-        ).fetchall()
-        counted = [LAUNCHES] * (not known) + [f"{ENDS}{cause}"] * bool(cause and not ended)
-        for name in counted:
-            database.execute("INSERT INTO totals VALUES (?, 1) ON CONFLICT DO UPDATE SET count = count + 1", (name,))
+        ended = row.end is not None
+        _count(database, key, row)
     database.execute(
         "INSERT INTO rows (kind, id, ended, body) VALUES (?, ?, ?, ?)"
         " ON CONFLICT DO UPDATE SET ended = max(ended, excluded.ended), body = excluded.body",
-        (*key, bool(cause), body),
+        (*key, ended, body),
     )
+
+
+def _count(database: sqlite3.Connection, key: tuple[object, str], launch: Launch) -> None:
+    """Add a launch to the totals when it is new, and its end when it had none."""
+    stored = database.execute("SELECT ended FROM rows WHERE kind = ? AND id = ?", key).fetchone()
+    names = [] if stored else [LAUNCHES]
+    if launch.end is not None and not (stored and stored[0]):
+        names.append(f"{ENDS}{launch.end.cause or 'unknown'}")
+    for name in names:
+        database.execute("INSERT INTO totals VALUES (?, 1) ON CONFLICT DO UPDATE SET count = count + 1", (name,))
 
 
 def read(files: Files, most: int = ROWS_KEPT) -> tuple[Row, ...]:

@@ -6,9 +6,8 @@ plan again before it launches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
 from contextlib import suppress
-from itertools import islice
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -94,29 +93,30 @@ def read_inventory(settings: Settings, host: Host) -> Inventory:
 
 def _read_models(files: Files, models_dir: str) -> tuple[tuple[Model, ...], str]:
     """The models, and a line on why there may be more; empty where these are all."""
-    models = list[Model]()
     try:
-        models.extend(islice(_find_models(files, models_dir), MOST_MODELS))
+        waiting = deque((name, 1) for name in files.names(models_dir))
     except OSError as error:
-        return tuple(models), f"models: {models_dir}: {error.strerror or error}"
+        return (), f"models: {models_dir}: {error.strerror or error}"
+    models, unexamined = list[Model](), MOST_FOLDERS
+    while waiting and len(models) < MOST_MODELS:
+        if not unexamined:
+            return tuple(models), f"models: {models_dir}: only the first {MOST_FOLDERS} names below it were looked at"
+        unexamined -= 1
+        path, depth = waiting.popleft()
+        with suppress(OSError):
+            folder = model_folder.examine(files, f"{models_dir}/{path}")
+            if folder.config or folder.format:
+                models.append(Model(path, folder.size_bytes, _find_fault(folder)))
+            elif folder.there and depth < DEPTH:
+                inside = (name for name in files.names(f"{models_dir}/{path}") if name not in NOT_MODELS)
+                waiting.extend((f"{path}/{name}", depth + 1) for name in inside)
     return tuple(models), _describe_excess("models", len(models), MOST_MODELS)
 
 
-def _find_models(files: Files, root: str) -> Iterator[Model]:
-    """Raises OSError where the folder itself is unreadable, and at last where there are too many below it."""
-    waiting, examined = [(name, 1) for name in files.names(root)], 0
-    while waiting and examined < MOST_FOLDERS:
-        (path, depth), examined = waiting.pop(0), examined + 1
-        with suppress(OSError):
-            folder = model_folder.examine(files, f"{root}/{path}")
-            if folder.config or folder.format:
-                flaw = f"{folder.flaws[0].name} {folder.flaws[0].wrong}" if folder.flaws else ""
-                yield Model(path, folder.size_bytes, flaw or ("" if folder.format else "it has no weights"))
-            elif folder.there and depth < DEPTH:
-                inside = (name for name in files.names(f"{root}/{path}") if name not in NOT_MODELS)
-                waiting += [(f"{path}/{name}", depth + 1) for name in inside]
-    if waiting:
-        raise OSError(f"only the first {MOST_FOLDERS} names below it were looked at")
+def _find_fault(folder: model_folder.ModelFolder) -> str:
+    if folder.flaws:
+        return f"{folder.flaws[0].name} {folder.flaws[0].wrong}"
+    return "" if folder.format else "it has no weights"
 
 
 def _read_images(host: Host) -> tuple[tuple[Image, ...], str]:

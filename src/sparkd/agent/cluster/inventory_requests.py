@@ -26,7 +26,7 @@ def request_inventories(settings: Settings, host: Host) -> Inventories:
     own = settings.cluster.nodes[0]
 
     async def request(peer: Peer) -> Inventory | str:
-        reader, reason = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS + 2), keys, lambda: None), ""
+        reader, reason = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS + 2), keys, wake=lambda: None), ""
         for _ in range(TRIES):
             try:
                 return parse(await reader.fetch(PATH))

@@ -1,19 +1,30 @@
-"""What all ranks must share, as this start has read it; and in which values the other nodes' plans differ."""
+"""What all ranks must share, as this start has read it; and what differs: in other nodes' plans, since the last good
+start.
+"""
 
 from __future__ import annotations
 
 from msgspec import Struct, field
 
 from sparkd.agent.cluster.client import UnsignedError
-from sparkd.agent.daemon.context import Context
+from sparkd.agent.daemon.context import Agent, Context
 from sparkd.base.host import Host, versions
 from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.text import sanitize
 from sparkd.base.plan import agreement
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.state.known_good import LOOKED_AT, Facts, node_values
+from sparkd.base.state.known_good import (
+    LOOKED_AT,
+    Facts,
+    excerpt_values,
+    find_differences,
+    group_files,
+    node_values,
+    read_known_good,
+)
 from sparkd.base.status.model import PeerStatus
 from sparkd.base.status.phases import PHASES
 from sparkd.base.status.publisher import Reporter
@@ -126,3 +137,24 @@ class PlanDifferences(Struct):
             return "make the configuration, the image and the model the same on all nodes"
         to = f"sudo sparkd rollback {back.plan[:12]}"
         return f"this node is rolled back: {to} on the others, or sudo sparkd rollback --end here"
+
+
+MOST_LINES = 12
+NAME_LIMIT = 80
+DIFF_HINT = "sparkd diff; to go back to it: sudo sparkd rollback"
+
+
+def log_differences(agent: Agent) -> None:
+    """Log what differs in a failed start from the last known good one."""
+    if not (known := agent.store.try_read(read_known_good)):
+        return
+    differences = group_files(find_differences(known[0].facts, agent.agreed.facts()))
+    for difference in differences[:MOST_LINES]:
+        then, now = excerpt_values(difference)
+        name, hint = sanitize(difference.name, NAME_LIMIT), DIFF_HINT if difference is differences[-1] else ""
+        agent.events.warning("known_good.value.changed", name=name, then=then, now=now, hint=hint)
+    if len(differences) > MOST_LINES:
+        agent.events.warning("known_good.values.omitted", count=len(differences) - MOST_LINES, hint=DIFF_HINT)
+    if not differences:
+        hint = "configuration unchanged since the last good start; see the engine log above"
+        agent.events.warning("known_good.values.unchanged", since=known[0].until, hint=hint)

@@ -16,9 +16,9 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TypeVar
 
+from sparkd.agent.daemon.agreed import log_differences
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import check_head
-from sparkd.agent.daemon.shutdown import log_differences
 from sparkd.agent.daemon.startup import read_agreement
 from sparkd.agent.preflight.gate import HANG_HINT, decision
 from sparkd.agent.preflight.runner import IDS, blocking, build_checks, downgraded, examine

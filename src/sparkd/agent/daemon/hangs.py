@@ -41,7 +41,7 @@ def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -
 
 
 def group_is_idle(agent: Agent, running: Running) -> bool:
-    """Whether no rank does anything: this one as watched, the others as they report. The head, while requests wait."""
+    """Whether no rank does anything: the head's as it is watched, the others as they report, while requests wait."""
     idle = _is_idle(running)  # also where a report decides: the watch needs every call
     reports = [peer.report for peer in agent.monitor.statuses()]
     return idle and all(report is not None and report.engine.idle_seconds is not None for report in reports)

@@ -1,6 +1,4 @@
-"""Why an engine ended, or is dead: what happened to it, its own last words, and what the other nodes report. And why a
-run ends, judged by its error and by what was seen beside it.
-"""
+"""Why an engine ended, or is dead: what happened to it, its own last words, and what the other nodes report."""
 
 from __future__ import annotations
 
@@ -9,28 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from msgspec import Struct
-
 from sparkd.agent.cluster.monitor import HINT, silence
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.engine.culprits import Culprit
-from sparkd.agent.engine.load_progress import LAST_WORDS
 from sparkd.agent.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, MachineFacts, Running
 from sparkd.base.lib.endings import Stage
-from sparkd.base.lib.errors import (
-    ACTIONS,
-    Cause,
-    EngineDeadError,
-    EngineEndedError,
-    ExitCode,
-    PeerLostError,
-    RankEndedError,
-    SparkdError,
-)
+from sparkd.base.lib.errors import Cause, EngineDeadError, EngineEndedError, PeerLostError, RankEndedError
 from sparkd.base.lib.main_loop import never
-from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.status.model import Phase
-from sparkd.base.vllm.known_errors import explain
 
 LOST_GRACE_SECONDS = 0.5
 """Grace period of an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no
@@ -113,91 +96,3 @@ def _raise_if_peer_lost(agent: Agent, reason: str) -> None:
     silent = agent.monitor.silent_since(began)
     if silent is not None:
         raise silence(silent, f"has not answered since: {reason}")
-
-
-BY_DOCKER = frozenset(
-    {
-        Cause.SYSTEM_ERROR,
-        Cause.LAUNCH_FAILED,
-        Cause.NOT_READY,
-        Cause.LOAD_STALLED,
-        Cause.ENGINE_STALLED,
-        Cause.ENGINE_ENDED,
-    }
-)
-"""Causes that a hung dockerd may be behind."""
-SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
-_UNNAMED = frozenset({Cause.KILLED_FROM_OUTSIDE, Cause.ENGINE_STOPPED})
-"""Causes that somebody is behind."""
-_BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN})
-"""Not counted against the plan."""
-COUNTED = frozenset(
-    {
-        ExitCode.LAUNCH_FAILED,
-        ExitCode.NOT_READY,
-        ExitCode.ENGINE_ENDED,
-        ExitCode.STALLED,
-        ExitCode.MEMORY_GUARD,
-        ExitCode.BUG,
-    }
-)
-
-
-class Evidence(Struct, frozen=True):
-    """What was seen beside the end. A text is empty where nothing was seen, or nobody looked."""
-
-    docker_hangs: bool = False
-    memory_taken: bool = False
-    """Others took more since the launch than the plan leaves above the floor."""
-    memory_users: str = ""
-    """Who took it, be it others or the engine."""
-    port_holder: str = ""
-    """Who else has a port of the rank's, where that kept it from serving."""
-    culprit: Culprit | None = None
-    """Who ended it from outside; None where nobody is looked for, or that took too long."""
-    frame: str = ""
-    """Where a rank that hangs was."""
-
-
-def may_be_culprit(error: SparkdError) -> bool:
-    died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
-    return died or error.cause in (*_UNNAMED, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)
-
-
-def own_words(error: SparkdError) -> str:
-    """The reason, without last words of the log that a client may have written."""
-    return error.reason.partition(LAST_WORDS)[0]
-
-
-def _cause_by(culprit: Culprit, cause: Cause) -> Cause:
-    """The kernel's own account of a kill is better than anybody's."""
-    return cause if cause is Cause.KERNEL_OOM else culprit.cause or cause
-
-
-def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> End:
-    """What happened to the rank comes before what the engine says of it. `phase`: in which it failed."""
-    users = f"; {evidence.memory_users}" if evidence.memory_users else ""
-    reason, hint, cause = error.reason + users, error.hint, error.cause
-    if evidence.docker_hangs:
-        reason, hint = f"dockerd runs and does not answer: {reason}", "sudo systemctl restart docker"
-        cause = Cause.DOCKER_HUNG
-    elif evidence.memory_taken:
-        hint, cause = "stop that work, or raise memory.headroom_gib", Cause.MEMORY_TAKEN
-    elif evidence.port_holder:
-        reason, cause = f"{reason}; {evidence.port_holder}", Cause.PORT_TAKEN
-        hint = "sparkd starts it again once the port is free: see the check `ports`"
-    elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in _UNNAMED):
-        reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, _cause_by(culprit, cause)
-    elif error.code is not ExitCode.PEER_LOST and (known := explain(own_words(error))) is not None:
-        hint = known.hint
-    if evidence.frame:
-        reason = f"{reason}; it was in {evidence.frame}"
-    action = error.action if cause is error.cause else ACTIONS[cause]
-    return End(reason, int(error.code), hint, phase.value, at, cause, action)
-
-
-def count_end(launches: LaunchHistory, end: End, counted_as: str, boot_id: str) -> LaunchHistory:
-    """Write the end into the launch history; a launch that failed by itself counts against its plan."""
-    if end.code in COUNTED and end.cause not in _BY_OTHERS and launches.open is not None:
-        launches = launches.record_failure(counted_as, end)
-    return launches.record_end(boot_id, end)

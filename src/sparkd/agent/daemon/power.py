@@ -92,7 +92,7 @@ def _note_answer(before: Seen | None, lan_address: str, answers: Mapping[str, bo
 class PowerWatch:
     """Runs in a thread of its own. `owner_uid`: owner of the program."""
 
-    def __init__(self, agent: Agent, owner_uid: int = 0) -> None:
+    def __init__(self, agent: Agent, owner_uid: int) -> None:
         self._agent, self._files, self._owner_uid = agent, agent.host.files, owner_uid
         self._refused: dict[str, str] = {}
         """Reasons by address, as last logged."""

@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 from msgspec.structs import replace
 
+from sparkd.agent.daemon.agreed import log_differences
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.hangs import keep_stacks, read_rank_stacks
-from sparkd.agent.daemon.inquest import (
-    BY_DOCKER,
-    COUNTED,
-    LOST_GRACE_SECONDS,
-    SHORT_OF_MEMORY,
-    Evidence,
-    count_end,
-    judge_end,
-    may_be_culprit,
-    own_words,
-)
+from sparkd.agent.daemon.inquest import LOST_GRACE_SECONDS
+from sparkd.agent.daemon.judgement import Looks, count_end, judge_end
 from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
 from sparkd.agent.daemon.reboot import reboot_if_due
 from sparkd.agent.daemon.switching import SwitchRequested
-from sparkd.agent.engine.api_owner import find_holder
-from sparkd.agent.engine.culprits import Culprit, find_culprit
-from sparkd.agent.engine.memory_guard.tenants import Growth, describe_growth
 from sparkd.agent.engine.rank import LOG_END_SECONDS, Running
-from sparkd.base.host import Host
 from sparkd.base.lib.endings import Stage, StopRequested
-from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
+from sparkd.base.lib.errors import NOT_RESTARTED, Cause, ExitCode, SparkdError
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.lib.main_loop import Outcome, never
-from sparkd.base.lib.text import GIB, MIB, sanitize
-from sparkd.base.state.known_good import excerpt_values, find_differences, group_files, read_known_good
+from sparkd.base.lib.main_loop import never
 from sparkd.base.state.launch_history import STOPPED, End
 from sparkd.base.status.model import Phase, utc_now
 from sparkd.base.status.phases import find_loss
 from sparkd.base.vllm.api import Endpoint
-from sparkd.base.vllm.known_errors import PORT_IN_USE
 
 FAILED_GRACE_SECONDS = 5.0
 """Grace period of an engine that is given up: no request is left to finish, and preflight clears what it leaves."""
@@ -49,18 +32,8 @@ LAST_REPORT_SECONDS = 2.0
 """How long the other nodes can read the last report."""
 RELEASE_SECONDS = 3.0
 """Limit for a head to leave service before a stopped worker ends its rank."""
-GONE_SECONDS = 5.0
-"""Limit for a killed rank to end, with its whole container: the other nodes' engines lose it then, and not before."""
 GOODBYE_SECONDS = 0.3
 """Time for the other nodes to read that this one leaves, before it refuses connections."""
-MOST_LINES = 12
-NAME_LIMIT = 80
-DIFF_HINT = "sparkd diff; to go back to it: sudo sparkd rollback"
-
-T = TypeVar("T")
-
-NOT_RESTARTED = (ExitCode.USAGE, ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
-"""Codes after which the unit stays down: its RestartPreventExitStatus."""
 
 
 def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequested) -> None:
@@ -102,7 +75,7 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     agent.phase.enter(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
     stacks = read_rank_stacks(agent, running, error, failed_in)
-    looks = _Looks(agent, running, error)
+    looks = Looks(agent, running, error)
     hopeless = agent.context.peers or error.code is ExitCode.STALLED
     grace_seconds = LOST_GRACE_SECONDS if hopeless else FAILED_GRACE_SECONDS
     kill_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
@@ -128,96 +101,6 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     # The plan before is to be launched, whatever has ended the new one.
     returns = end.cause == Cause.SWITCH_FAILED
     return ExitCode.NOT_READY if returns and error.code in NOT_RESTARTED else error.code
-
-
-class _Looks:
-    """Looks at what may be behind an error. They begin while the rank is there, and are awaited once it is gone."""
-
-    def __init__(self, agent: Agent, running: Running | None, error: SparkdError) -> None:
-        self._agent, self._running, self._error = agent, running, error
-        self._ends_at = time.monotonic() + agent.pace.last_look_seconds
-        self._docker = agent.loop.start(partial(_answered_at, agent.host)) if error.cause in BY_DOCKER else None
-        self._holder = agent.loop.start(look) if (look := self._look_for_holder()) is not None else None
-        self._culprit = agent.loop.start(who) if (who := self._look_for_culprit()) is not None else None
-
-    def evidence(self) -> Evidence:
-        hangs = False
-        if self._docker is not None:
-            hangs = not self._is_over(self._docker)
-            with suppress(OSError):  # it does not run, or no look was possible
-                hangs = hangs or self._docker.result() > self._ends_at
-        holder, culprit = self._result(self._holder) or "", self._result(self._culprit)
-        growth = self._who_took_memory() if self._error.cause in SHORT_OF_MEMORY else Growth("", False)
-        if self._error.cause is Cause.PEER_FAILED:
-            self._agent.loop.wait_until(self._peers_named_causes, self._ends_at - time.monotonic())
-        return Evidence(hangs, growth.by_others, growth.text, holder, culprit)
-
-    def _peers_named_causes(self) -> bool:
-        """A failed node reports its cause once its rank is gone, and this node's report shows it."""
-        reports = (peer.report for peer in self._agent.monitor.statuses())
-        return all(report.cause for report in reports if report is not None and report.phase is Phase.FAILED)
-
-    def _is_over(self, look: Outcome[T]) -> bool:
-        return self._agent.loop.wait_until(look.done, self._ends_at - time.monotonic())
-
-    def _result(self, look: Outcome[T] | None) -> T | None:
-        """None where it was not begun, failed, or is not over in time."""
-        if look is not None and self._is_over(look):
-            with suppress(OSError, ValueError):
-                return look.result()
-        return None
-
-    def _look_for_holder(self) -> Callable[[], str] | None:
-        agent, running = self._agent, self._running
-        if running is None or running.ready or not agent.context.is_head or self._error.code not in COUNTED:
-            return None
-        holder, words = running.api_holder, own_words(self._error)
-        named = any(said in words for said in PORT_IN_USE)
-        if holder and (named or holder in words):
-            return lambda: holder
-        if not named:
-            return None
-        return partial(find_holder, agent.host, (agent.plan.api_port, agent.plan.master_port), running.rank.pid)
-
-    def _look_for_culprit(self) -> Callable[[], Culprit] | None:
-        running = self._running
-        if running is None or not may_be_culprit(self._error):
-            return None
-        rank, pids = running.rank, running.compilers.pids if running.compilers is not None else frozenset[int]()
-        container = (rank.container_id, rank.name)
-        return partial(find_culprit, self._agent.host, container, pids | {rank.pid}, time.time())
-
-    def _who_took_memory(self) -> Growth:
-        agent, running = self._agent, self._running
-        if running is None or running.tenants is None:
-            return Growth("", False)
-        gone = agent.loop.wait_until(running.rank.ended.is_set, GONE_SECONDS)
-        if not gone or (now := running.read_tenants()) is None:
-            return Growth("", False)
-        memory = agent.settings.memory
-        return describe_growth(running.tenants, now, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)
-
-
-def _answered_at(host: Host) -> float:
-    """When docker answered, monotonic. Raises OSError where it does not run."""
-    host.docker()
-    return time.monotonic()
-
-
-def log_differences(agent: Agent) -> None:
-    """Log what differs in a failed start from the last known good one."""
-    if not (known := agent.store.try_read(read_known_good)):
-        return
-    differences = group_files(find_differences(known[0].facts, agent.agreed.facts()))
-    for difference in differences[:MOST_LINES]:
-        then, now = excerpt_values(difference)
-        name, hint = sanitize(difference.name, NAME_LIMIT), DIFF_HINT if difference is differences[-1] else ""
-        agent.events.warning("known_good.value.changed", name=name, then=then, now=now, hint=hint)
-    if len(differences) > MOST_LINES:
-        agent.events.warning("known_good.values.omitted", count=len(differences) - MOST_LINES, hint=DIFF_HINT)
-    if not differences:
-        hint = "configuration unchanged since the last good start; see the engine log above"
-        agent.events.warning("known_good.values.unchanged", since=known[0].until, hint=hint)
 
 
 def _head_left(agent: Agent) -> bool:

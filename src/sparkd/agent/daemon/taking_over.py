@@ -102,21 +102,21 @@ def keep_rank(agent: Agent, running: Running) -> None:
         read = partial(units.digest_service, context.role, context.configured)
         service = agent.loop.beside(read, 5.0, "the unit")
     kept = KeptRank(
-        running.record.rank_id,
-        rank.name,
-        rank.image_id,
-        without_launch(context.plan),
-        context.settings,
-        context.configured,
-        context.recipe,
-        agent.agreed.agreement,
-        agent.monitor.tracked,
-        digest_stamp(agent.configured_at),
-        service,
-        running.log.progress.sources,
-        agent.secrets,
-        agent.switching.switch,
-        context.followed,
+        rank_id=running.record.rank_id,
+        name=rank.name,
+        image_id=rank.image_id,
+        plan=without_launch(context.plan),
+        settings=context.settings,
+        configured=context.configured,
+        recipe=context.recipe,
+        agreement=agent.agreed.agreement,
+        peers=agent.monitor.tracked,
+        stamp=digest_stamp(agent.configured_at),
+        service=service,
+        sources=running.log.progress.sources,
+        secrets=agent.secrets,
+        switch=agent.switching.switch,
+        followed=context.followed,
     )
     if agent.store.write_private(FILE, kept):
         running.note(stage=RankStage.READY)

@@ -23,7 +23,8 @@ from sparkd.base.lib.http_client import HttpError
 from sparkd.base.plan.agreement import LONGEST_TEXT
 from sparkd.base.state.file import PUBLIC, StateFile
 from sparkd.base.status.figures import EngineReport
-from sparkd.base.vllm.warm_up import MOST_AT_ONCE, Compiled, Result, add_up, read_limits, warm_up
+from sparkd.base.vllm.warm_up import Compiled, Result, add_up, warm_up
+from sparkd.base.vllm.warm_up_steps import MOST_AT_ONCE, read_limits
 
 LOOK_SECONDS = 2.0
 """Limit for counting them once requests wait: the service is watched on."""

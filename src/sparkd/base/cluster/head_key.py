@@ -24,7 +24,7 @@ UPDATE = "sudo apt install ./sparkd_*.deb"
 _PURPOSE = b"sparkd head 1 "
 
 
-def read_public_halves(files: Files, owner_uid: int = 0) -> tuple[bytes, ...]:
+def read_public_halves(files: Files, owner_uid: int) -> tuple[bytes, ...]:
     """The public halves of the head's own keys, on the head. Raises ConfigError."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 

@@ -1,4 +1,4 @@
-"""The machine's memory in bytes: its use, free blocks, swap, OOM kills, and which containers and units have most of it.
+"""The machine's memory in bytes, as the kernel counts it: its use, free blocks, swap, OOM kills.
 
 psutil reads /proc/meminfo; the lines that it leaves out are read here.
 """
@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
 
 from msgspec import Struct
 
-from sparkd.base.host.cgroups import Group, read_group
 from sparkd.base.host.disks import unescape
 from sparkd.base.host.files import Files
-from sparkd.base.host.processes import GONE, Details, Process, read_status, user_name
 from sparkd.base.lib.text import sanitize
 
 _KERNEL = (
@@ -24,9 +20,6 @@ _KERNEL = (
 )
 _ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d{1,18})(?!\S)", re.MULTILINE)
 _ZONE = re.compile(r"Node +\d+, +zone +(?P<name>\S+)(?P<counts>(?: +\d+)+) *")
-
-SMALLEST_BYTES = 16 << 20
-"""Least memory of a consumer's process; a user's smaller ones are one consumer together: thousands hold much, too."""
 
 
 class MemInfo(Struct, frozen=True):
@@ -93,21 +86,6 @@ class Swap(Struct, frozen=True):
     def in_memory(self) -> bool:
         """zram: compressed, in the same memory."""
         return self.path.startswith("/dev/zram")
-
-
-class Consumer(Struct, frozen=True):
-    """A container, a unit, or a process that is in neither."""
-
-    name: str
-    """Full id of the container, name of the unit, or the process's own."""
-    kind: str
-    """"container", "unit", "user-unit", "process", or "small": small processes."""
-    user: str
-    pid: int
-    """Its largest process."""
-    processes: int
-    bytes: int
-    """Freed when it ends: anonymous memory, shared memory once, and memory that the GPU holds for it."""
 
 
 def _read_kib(files: Files) -> dict[str, int]:
@@ -196,36 +174,3 @@ def oom_kills(files: Files) -> int | None:
     except OSError:
         return None
     return int(kills[1]) if kills else None
-
-
-def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -> tuple[Consumer, ...]:
-    """Consumers, the largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
-    groups: dict[tuple[str, str], list[tuple[int, int, Details]]] = {}
-    for process in among:
-        if process.kernel or process.dead:
-            continue
-        with suppress(*GONE, PermissionError, ValueError):
-            status = read_status(files, process.pid)
-            size = status.private_bytes + gpu_bytes.get(process.pid, 0)
-            large = size >= SMALLEST_BYTES
-            group = _group(read_group(files, process.pid), process) if large else ("small", str(status.uid))
-            groups.setdefault(group, []).append((size, process.pid, status))
-    consumers = (_sum_members(files, *group, members) for group, members in groups.items())
-    return tuple(sorted(consumers, key=lambda consumer: (-consumer.bytes, consumer.name)))
-
-
-def _group(group: Group, process: Process) -> tuple[str, str]:
-    if group.container_id:
-        return "container", group.container_id
-    if group.unit:
-        return "user-unit" if group.of_user else "unit", group.unit
-    return "process", f"pid {process.pid} ({process.comm})"
-
-
-def _sum_members(files: Files, kind: str, name: str, members: list[tuple[int, int, Details]]) -> Consumer:
-    _, pid, largest = max(members, key=lambda member: member[0])
-    # Several of them map the same shared memory: the largest share counts for all.
-    shared = max(status.shared_bytes for _, _, status in members)
-    total = shared + sum(size - status.shared_bytes for size, _, status in members)
-    user = user_name(files, largest.uid)
-    return Consumer("small processes" if kind == "small" else name, kind, user, pid, len(members), total)

@@ -75,15 +75,15 @@ def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
         return ModelFolder(there=False)
     reader = _Folder(files, folder, names)
     small_names = (name for name in names if name in weights.DECIDING or name.endswith(_TOKENIZER_ENDS))
-    small = [reader.problem(name, reader.small) for name in small_names]
+    small = [reader.find_flaw(name, reader.check_small) for name in small_names]
     model = ModelFolder(
         there=True,
-        download_cache=reader.download_cache(),
+        download_cache=reader.find_download(),
         config=any(name in names for name in CONFIGS),
         tokenizer=any(_is_tokenizer(name) for name in names),
-        partial=reader.partial(),
+        partial=reader.list_partial(),
     )
-    model = reader.weights(model) if shards else reader.present(model)
+    model = reader.examine_weights(model) if shards else reader.list_weights(model)
     opened = (*(name for name in names if name in CONFIGS), *model.opened)
     return replace(model, opened=opened, flaws=_grouped((*filter(None, small), *model.flaws)))
 
@@ -110,21 +110,25 @@ def list_tensor_files(files: Files, folder: str) -> tuple[str, ...]:
 
 
 class _Folder:
+    """A folder that has files: `names`."""
+
     def __init__(self, files: Files, folder: str, names: tuple[str, ...]) -> None:
         self._files = files
         self._folder = folder
         self._names = names
 
-    def problem(self, name: str, find: Callable[[str], str]) -> Flaw | None:
+    def find_flaw(self, name: str, check: Callable[[str], str]) -> Flaw | None:
+        """What `check` finds wrong with a file, or why that can't be read."""
         try:
-            wrong = find(name)
+            wrong = check(name)
         except OSError as error:
             if error.errno in _GONE:
                 return Flaw(name, "is missing" if name not in self._names else "is a link to nothing")
             return Flaw(name, f"can't be read: {error.strerror or type(error).__name__}", unreadable=True)
         return Flaw(name, wrong) if wrong else None
 
-    def small(self, name: str) -> str:
+    def check_small(self, name: str) -> str:
+        """What is wrong with a file that is read as a whole; empty where nothing is. Raises OSError."""
         path = f"{self._folder}/{name}"
         facts = self._files.stat(path)
         if facts.kind is not Kind.FILE:
@@ -140,53 +144,53 @@ class _Folder:
                 return ""
         return "is no JSON object"
 
-    def weights(self, model: ModelFolder) -> ModelFolder:
-        """The first set of shards without a flaw; else the first with its flaws."""
+    def examine_weights(self, model: ModelFolder) -> ModelFolder:
+        """The first set of shards without a flaw; else the first with its flaws. Without a set, the files' names."""
         loose = {name for name in self._names if name.endswith(SAFETENSORS)}
-        checks = [partial(self._indexed, model, name) for name in INDICES if name in self._names]
+        checks = [partial(self._check_index, model, name) for name in INDICES if name in self._names]
         if loose and INDICES[0] not in self._names:
-            checks.append(partial(self._shards, model, loose | _numbered(loose)))
+            checks.append(partial(self._check_shards, model, loose | _numbered(loose)))
         elif mistral := {name for name in loose if name.startswith("consolidated")}:
-            checks.append(partial(self._shards, model, mistral))
+            checks.append(partial(self._check_shards, model, mistral))
         first = None
         for check in checks:
             tried = check()
             if not tried.flaws:
                 return tried
             first = first or tried
-        return first or self.present(model)
+        return first or self.list_weights(model)
 
-    def present(self, model: ModelFolder) -> ModelFolder:
+    def list_weights(self, model: ModelFolder) -> ModelFolder:
+        """Their names alone."""
         names = tuple(name for name in self._names if name.endswith(weights.WEIGHTS))
         suffix = "." + names[0].rpartition(".")[2] if names else ""
         return replace(model, format=suffix, shards=len(names), opened=names)
 
-    def _indexed(self, model: ModelFolder, index: str) -> ModelFolder:
-        read = weights.Index(frozenset(), None, whole=False)
+    def _check_index(self, model: ModelFolder, index: str) -> ModelFolder:
+        indices = list[weights.Index]()
 
-        def whole(name: str) -> str:
-            nonlocal read
-            if wrong := self.small(name):
+        def check(name: str) -> str:
+            if wrong := self.check_small(name):
                 return wrong
-            read = weights.read_index(self._files, f"{self._folder}/{name}")
-            return "is cut off" if not read.whole else "" if read.shards else "names no shards"
+            indices.append(weights.read_index(self._files, f"{self._folder}/{name}"))
+            return "is cut off" if not indices[0].whole else "" if indices[0].shards else "names no shards"
 
-        if flaw := self.problem(index, whole):
+        if flaw := self.find_flaw(index, check):
             return replace(model, format=SAFETENSORS, flaws=(flaw,))
-        return replace(self._shards(model, read.shards), indexed_bytes=read.total_bytes)
+        return replace(self._check_shards(model, indices[0].shards), indexed_bytes=indices[0].total_bytes)
 
-    def _shards(self, model: ModelFolder, shards: Iterable[str]) -> ModelFolder:
+    def _check_shards(self, model: ModelFolder, shards: Iterable[str]) -> ModelFolder:
         names = sorted(shards)
         sizes: list[int] = []
 
-        def whole(name: str) -> str:
+        def check(name: str) -> str:
             if weights.leaves(name):
                 return "is outside of the model's folder"
             size, wrong = weights.find_flaw(self._files, f"{self._folder}/{name}")
             sizes.append(size)
             return wrong
 
-        flaws = [flaw for name in names if (flaw := self.problem(name, whole))]
+        flaws = [flaw for name in names if (flaw := self.find_flaw(name, check))]
         return replace(
             model,
             format=SAFETENSORS,
@@ -196,7 +200,7 @@ class _Folder:
             opened=tuple(name for name in names if not weights.leaves(name)),
         )
 
-    def partial(self) -> tuple[str, ...]:
+    def list_partial(self) -> tuple[str, ...]:
         names = [name for name in self._names if _PARTIAL.fullmatch(name)]
         cached = weights.SNAPSHOT.fullmatch(self._folder)
         for folder in (f"{self._folder}/{weights.DOWNLOADS}", *([f"{cached[1]}/blobs"] if cached else ())):
@@ -204,7 +208,7 @@ class _Folder:
                 names += [name for name in self._files.names(folder) if name.endswith(".incomplete")]
         return tuple(_shown(name) for name in names)
 
-    def download_cache(self) -> str:
+    def find_download(self) -> str:
         """`snapshots/REVISION` in a folder such as models--org--name."""
         if "snapshots" not in self._names or any(name in self._names for name in CONFIGS):
             return ""

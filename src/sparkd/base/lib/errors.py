@@ -29,6 +29,10 @@ class ExitCode(IntEnum):
     CONFIG = 78
 
 
+NOT_RESTARTED = (ExitCode.USAGE, ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
+"""Codes after which the unit stays down: its RestartPreventExitStatus."""
+
+
 class Cause(StrEnum):
     """What ended a run, for programs. sparkd-events(7) explains them."""
 

@@ -23,7 +23,7 @@ CAPACITY_BYTES = 16 << 20
 class Journal:
     """Lines with journald's priority prefix (sd-daemon(3): 3 error, 4 warning, 6 info) to a file descriptor."""
 
-    def __init__(self, fd: int = 1, capacity_bytes: int = CAPACITY_BYTES) -> None:
+    def __init__(self, fd: int, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self._fd = fd
         self._capacity_bytes = capacity_bytes
         self._lines: deque[bytes] = deque()

@@ -36,7 +36,7 @@ def check_url(url: str) -> None:
     """Raises ValueError, without the URL. http is for this machine and private networks alone."""
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        _ = parts.port  # raises ValueError where it is none
         host = parts.hostname or ""
     except ValueError:
         host = ""

@@ -72,8 +72,8 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
                 f"secret {secret.name} can't be read from {secret.file}: {error}",
                 "write it there, readable by root alone",
             ) from None
-    key = secrets.get(API_KEY, "x")
-    if not (key.isascii() and key.isprintable() and key.strip() == key):
+    key = secrets.get(API_KEY)
+    if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):
         raise ConfigError(
             f"the key in the file of {API_KEY} holds blanks at its ends, or characters that no HTTP header can carry",
             "write the key alone, on one line",

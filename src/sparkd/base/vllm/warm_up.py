@@ -1,7 +1,5 @@
-"""Requests after which an engine has compiled what its clients' requests need.
-
-Kernels are compiled inside the first request that needs them: by the number of tokens and of requests in a batch, in
-sizes that no powers of two alone meet (vLLM, pull request 52941, takes 42), and for sampling, drafts, tools and JSON.
+"""Passes of requests until an engine has compiled what its clients' requests need: a kernel is compiled inside the
+first request that needs it.
 """
 
 from __future__ import annotations
@@ -11,28 +9,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
 from random import Random
 
 from msgspec import Struct
 
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.vllm.api import Answer, Endpoint
-from sparkd.base.vllm.args import DATA_SIZE
-from sparkd.base.vllm.flag import first_values, parse_amount
+from sparkd.base.vllm.warm_up_steps import ANSWER_SPREAD, BATCH_ANSWER, Limits, Step, make_steps
 
-MOST_AT_ONCE = 256
-BATCH_TOKENS = 8192
-"""vLLM's own max-num-batched-tokens for a server on a GPU of this size."""
-TILE, TILES = 64, 16
-"""Tokens of a tile: DeepSeek-V4's mHC kernels split by the number of tiles, each number up to some 12 another way."""
 MOST_PASSES = 6
 """A kernel that each process compiles again must not hold up every start."""
-SHORT_TOKENS = 64
-"""The most tokens of a prompt that is sent together with others."""
-PREFILL_ANSWER, BATCH_ANSWER = 2, 12
-LEAVING = 8
-"""Tokens by which answers differ, so that a batch shrinks step by step."""
 TEXT = "river stone window garden winter paper music bridge letter market engine north seven yellow under quick"
 SAMPLED: Mapping[str, object] = {"temperature": 0.8, "top_p": 0.95, "top_k": 20, "ignore_eos": True}
 GREEDY: Mapping[str, object] = {"temperature": 0, "ignore_eos": True}
@@ -43,28 +29,6 @@ _FUNCTION = {"name": "get_time", "description": "The time", "parameters": {"type
 TOOLS: Mapping[str, object] = {"tools": [{"type": "function", "function": _FUNCTION}]}
 TRIES = 2
 """Tries of a step without any answer: a server may close a connection that was idle."""
-
-
-class Limits(Struct, frozen=True):
-    """What an engine takes at once."""
-
-    batch_tokens: int
-    requests: int
-    context_tokens: int
-    tools: bool = False
-    engines: int = 1
-    """Data-parallel engines, among which requests are divided."""
-
-
-class Step(Struct, frozen=True):
-    """Requests that are sent at once."""
-
-    prompts: tuple[int, ...]
-    """The lengths of prompts in tokens."""
-    answer_tokens: int
-    """The length of the first answer; others are some tokens longer."""
-    sampled: tuple[bool, ...]
-    """Whether each answer is sampled; others are greedy."""
 
 
 class Compiled(Struct, frozen=True):
@@ -103,68 +67,10 @@ class Result(Struct, frozen=True):
         return f"{sent}: {self.files} new files of kernels, {self.kernels} used for the first time{fault}"
 
 
-def read_limits(argv: Iterable[str], context_tokens: int) -> Limits:
-    flags = first_values(tuple(argv))
-
-    def amount(flag: str, otherwise: int) -> int:
-        return parse_amount(flags.get(flag) or "") or otherwise
-
-    return Limits(
-        batch_tokens=amount("max-num-batched-tokens", BATCH_TOKENS),
-        requests=min(amount("max-num-seqs", MOST_AT_ONCE), MOST_AT_ONCE),
-        context_tokens=context_tokens,
-        tools={"tool-call-parser", "enable-auto-tool-choice"} <= flags.keys(),
-        engines=min(amount(DATA_SIZE, 1), MOST_AT_ONCE),
-    )
-
-
 def add_up(nodes: Iterable[tuple[int, int, bool]], files: int) -> Compiled:
     """`nodes`: of each its kernels, its compilers, and whether it works."""
     kernels, compilers, works = zip(*nodes, strict=True)
     return Compiled(sum(kernels), files, sum(compilers), any(works))
-
-
-def sizes(most: int, draw: Random | None = None) -> list[int]:
-    """Sizes from 1 to `most`: four an octave, and those of few tiles; with `draw` one between each two of these."""
-    marks = {2**power * (4 + quarter) // 4 for power in range(most.bit_length()) for quarter in range(4)}
-    marks |= {TILE * count for count in range(1, TILES + 1)}
-    known = [*sorted(mark for mark in marks if mark < most), most]
-    return known if draw is None else [draw.randint(*pair) for pair in pairwise(known)] or known
-
-
-def beside(size: int) -> tuple[int, ...]:
-    """The size, and the one below it: Triton has another kernel for numbers that 16 divides, as larger sizes are."""
-    return (size - 1, size) if size > TILE else (size,)
-
-
-def make_steps(limits: Limits, number: int) -> list[Step]:
-    """Steps of pass `number`, from 1 on: each pass has other lengths, and samples where the one before was greedy."""
-    draw = Random(number)  # noqa: S311 - no secret
-
-    def fit(prompt_tokens: int, answer_tokens: int) -> int:
-        return max(1, min(prompt_tokens, limits.context_tokens - answer_tokens))
-
-    longest, short = fit(limits.batch_tokens, PREFILL_ANSWER), fit(SHORT_TOKENS, BATCH_ANSWER + LEAVING)
-    lengths = sizes(longest, draw) if number > 1 else [length for size in sizes(longest) for length in beside(size)]
-    lengths.append(fit(2 * limits.batch_tokens, PREFILL_ANSWER))
-    alone = [(length,) * limits.engines for length in lengths]
-    counts = {
-        *range(2, TILES + 1),
-        *(2**power * half // 2 for power in range(4, 9) for half in (2, 3)),
-        limits.requests,
-    }
-    together = [
-        tuple(draw.randint(1, short) for _ in range(min(count * limits.engines, MOST_AT_ONCE)))
-        for count in sorted(counts)
-        if count <= limits.requests
-    ]
-    steps = []
-    for index, prompts in enumerate((*alone, *together)):
-        batch = index >= len(alone)
-        kind = (index + number) % (3 if batch else 2)
-        sampled = tuple(kind == 1 or (kind == 2 and place % 2 == 1) for place in range(len(prompts)))
-        steps.append(Step(prompts, BATCH_ANSWER if batch else PREFILL_ANSWER, sampled))
-    return steps
 
 
 Look = Callable[[], Awaitable[Compiled]]
@@ -246,33 +152,34 @@ class Sender:
     async def send(self, step: Step) -> None:
         def request(place: int) -> Awaitable[Answer]:
             prompt, wish = self._make_prompt(step.prompts[place]), SAMPLED if step.sampled[place] else GREEDY
-            return self._endpoint.generate(prompt, step.answer_tokens + place % LEAVING, self._seconds, wish)
+            return self._endpoint.generate(prompt, step.answer_tokens + place % ANSWER_SPREAD, self._seconds, wish)
 
-        self.unanswered += await self._send([partial(request, place) for place in range(len(step.prompts))])
+        self.unanswered += await self._send_all([partial(request, place) for place in range(len(step.prompts))])
 
     async def send_structured(self) -> None:
         """Send each alone, then all at once: Triton compiles another kernel where a number is 1."""
 
-        def request(place: int) -> Awaitable[Answer]:
-            if place == len(self._structured):
-                return self._endpoint.generate(self._make_prompt(1), BATCH_ANSWER, self._seconds, LOGPROBS)
-            wish = self._structured[place]
+        def chat(wish: Mapping[str, object]) -> Awaitable[Answer]:
             return self._endpoint.chat("What time is it? Answer in JSON.", BATCH_ANSWER, self._seconds, wish)
 
-        requests = [partial(request, place) for place in range(len(self._structured) + 1)]
+        def score() -> Awaitable[Answer]:
+            return self._endpoint.generate(self._make_prompt(1), BATCH_ANSWER, self._seconds, LOGPROBS)
+
+        requests: list[Callable[[], Awaitable[Answer]]] = [partial(chat, wish) for wish in self._structured]
+        requests.append(score)
         for together in (*([alone] for alone in requests), requests):
             if not self.is_lost:
-                await self._send(together)
+                await self._send_all(together)
 
     @property
     def _seconds(self) -> float:
         return max(0.1, self._deadline - time.monotonic())
 
-    async def _send(self, requests: Sequence[Callable[[], Awaitable[Answer]]]) -> int:
-        """The number of requests that were not answered."""
+    async def _send_all(self, requests: Sequence[Callable[[], Awaitable[Answer]]]) -> int:
+        """Send them at once, and again where the endpoint answers none; the number that were not answered."""
         faults: list[BaseException] = []
         for _ in range(TRIES):
-            answers = await self._await([asyncio.ensure_future(request()) for request in requests])
+            answers = await self._await_answers([asyncio.ensure_future(request()) for request in requests])
             self.sent += len(answers)
             faults = [answer for answer in answers if isinstance(answer, BaseException)]
             for fault in faults:
@@ -285,7 +192,8 @@ class Sender:
                 break
         return len(faults)
 
-    async def _await(self, requests: Sequence[asyncio.Future[Answer]]) -> Sequence[Answer | BaseException]:
+    async def _await_answers(self, requests: Sequence[asyncio.Future[Answer]]) -> Sequence[Answer | BaseException]:
+        """The answer or error of each; the same error for all where nobody computes and the endpoint stays silent."""
         before: Compiled | None = None
         try:
             while True:

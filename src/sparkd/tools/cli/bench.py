@@ -19,7 +19,7 @@ from sparkd.base.lib.text import parse_time, sanitize
 from sparkd.base.state.history import Smoke
 from sparkd.base.status.model import utc_now
 from sparkd.base.vllm.smoke import Round
-from sparkd.base.vllm.warm_up import MOST_AT_ONCE as MOST_TO_WARM
+from sparkd.base.vllm.warm_up_steps import MOST_AT_ONCE as MOST_TO_WARM
 from sparkd.tools.cli import bench_table, console
 from sparkd.tools.measure import measuring
 from sparkd.tools.measure.bench import Result, Wanted

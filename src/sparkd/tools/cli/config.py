@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -21,20 +21,19 @@ from sparkd.base.config import Settings, load_settings, load_with_origins, refer
 from sparkd.base.host import Host
 from sparkd.base.host.ownership import read_private
 from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
-from sparkd.base.lib.text import size
 from sparkd.base.plan.build import make_plan
-from sparkd.base.plan.compile_jobs import CompileRoom, read_room
+from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import hash_user_script, read_secrets
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.plan.memory_sum import MemorySum, read_sum
+from sparkd.base.plan.memory_sum import read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import COMPILE_JOBS, HCAS, INTERFACE
 from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT, Loaded, load_recipe, recipe_folders
 from sparkd.base.state.shared_config import overridden_keys
 from sparkd.base.state.vllm_tables import find_table
-from sparkd.base.status.model import FindingReport
 from sparkd.tools.cli import console
-from sparkd.tools.node.recipe_lint import lint, plan_as_json
+from sparkd.tools.node.plan_text import describe_plan, plan_as_json
+from sparkd.tools.node.recipe_lint import lint
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -216,54 +215,3 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
     if node.cluster_size > 1:
         node = replace(node, interface=node.interface or INTERFACE, hcas=node.hcas or (HCAS,))
     return make_plan(recipe, settings, node)
-
-
-_UNBUILT = (
-    "no flashinfer-jit-cache is in the image's usual folders of packages: without it, kernels are compiled on a cold "
-    "cache; to build them into it: pip install flashinfer-jit-cache=={} --index-url https://flashinfer.ai/whl/cu130 "
-    "(cu130 for CUDA 13.0; the image's: python3 -c 'import torch; print(torch.version.cuda)')"
-)
-
-
-def describe_plan(
-    plan: LaunchPlan, chosen: Sequence[FindingReport], demand: MemorySum | None, room: CompileRoom | None, unbuilt: str
-) -> str:
-    spec, node = plan.container, plan.node
-    parts = [*(demand.rows() if demand else ()), *([("compilers on a cold cache", room.describe())] if room else [])]
-    if unbuilt:
-        parts.append(("FlashInfer", _UNBUILT.format(unbuilt)))
-    privileged = "yes" if spec.privileged else "no"
-    rows = [
-        *((name, text) for finding in chosen for name, text in ((finding.id, finding.reason), ("", finding.hint))),
-        ("recipe", plan.recipe),
-        ("digest", plan.digest),
-        ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),
-        ("image", f"{plan.image}, {plan.image_id}" if plan.image_id else plan.image),
-        ("model", f"{plan.model_path}, served as {plan.served_name}"),
-        *([("endpoint", f"{plan.api_host} port {plan.api_port}")] if node.rank == 0 else []),
-        ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {privileged}"),
-        *([("shm", size(spec.shm_size_bytes))] if spec.shm_size_bytes is not None else []),
-        *(("ulimit", f"{name} {_limit(limit.soft)} to {_limit(limit.hard)}") for name, limit in spec.limits.items()),
-        *(("device", device) for device in spec.devices),
-        *(("mount", f"{mount.source} at {mount.target}{' read-only' * mount.read_only}") for mount in spec.volumes),
-        *(("cache", f"{cache.name} at {cache.target}") for cache in plan.caches),
-        *(("secret", f"{secret.name} from {secret.file}") for secret in plan.secrets),
-        ("memory", _memory(plan)),
-        *(("", f"{part}: {much}") for part, much in (parts if plan.container.gpus == "all" else ())),
-    ]
-    return "\n".join(f"{name:<10} {text}" for name, text in rows)
-
-
-def _limit(value: int) -> str:
-    return "unlimited" if value < 0 else f"{value}"
-
-
-def _memory(plan: LaunchPlan) -> str:
-    share, limit = plan.gpu_memory_utilization, plan.container.memory_limit_bytes
-    if plan.memory_bytes is not None:
-        text = f"{plan.memory_bytes / 2**30:.1f} GiB"
-    else:
-        text = "vLLM's default share of the GPU's memory" if share is None else f"{share:g} of the GPU's memory"
-    if limit is not None:
-        text += f"; the container's limit of {limit / 2**30:.1f} GiB does not bound the GPU's share"
-    return text

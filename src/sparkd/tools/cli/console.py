@@ -53,7 +53,7 @@ def show_json(**fields: object) -> None:
     print(json.dumps({"schema": 1, **fields}, indent=None if "error" in fields else 1), flush=True)
 
 
-def show_table(table: Table, json_key: str = "") -> None:
+def show_table(table: Table, json_key: str) -> None:
     """A table with a heading; with a key, as JSON instead: an object for each row, by the heading's words."""
     headings, *rows = table.rows
     names = [re.sub(r"\W+", "_", heading.lower()) or "note" for heading in headings]

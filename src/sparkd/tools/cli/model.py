@@ -22,7 +22,7 @@ from sparkd.tools.cli import console
 from sparkd.tools.cli.console import Progress, Ticker
 from sparkd.tools.models import hub, image_build, model_files
 from sparkd.tools.models.image_copy import Image, find_image, send_image
-from sparkd.tools.models.ssh import choose_peers, run_on_each
+from sparkd.tools.models.peers import choose_peers, run_on_each
 
 CONFIRM_BYTES = 20 * 10**9
 """A larger download takes most of an hour by a usual line: on a terminal a person confirms it."""

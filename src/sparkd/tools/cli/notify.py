@@ -14,20 +14,17 @@ from sparkd.agent.daemon.notify import FILE, Outbox, deliver
 from sparkd.base.config import Notify, load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.lib import log
-from sparkd.base.lib.errors import ConfigError, ExitCode, LaunchError, UsageError
+from sparkd.base.lib.errors import NOT_RESTARTED, ConfigError, ExitCode, LaunchError, UsageError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.status.notices import TEST, Notice, unit_down
-
-STAYS_DOWN = ("2", "17", "78")
-"""Exit codes after which no unit is started again."""
 
 
 def add_notify(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     test = actions.add_parser("test", help="send a test message now by each way that is configured")
     test.set_defaults(run=send_test)
-    rest = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
-    rest.set_defaults(run=lambda _args: flush(Host(), os.environ))
+    left = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
+    left.set_defaults(run=lambda _args: flush(Host(), os.environ))
 
 
 def send_test(_: argparse.Namespace) -> int:
@@ -53,21 +50,17 @@ def send_test(_: argparse.Namespace) -> int:
 
 def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
     """Exit code 11 while something is left to be sent. What has ended is in systemd's variables (systemd.exec(5))."""
-
-    def put(_priority: int, line: str) -> None:
-        print(line, file=sys.stderr)
-
     state = FILE.read(host.files)
     try:
         settings = load_settings(env, Path(host.files.root)).notify
-    except ConfigError:  # what it was when it could be read
+    except ConfigError:  # as they were when they could be read
         settings = Notify.model_validate(state.settings) if state else Notify()
     redact = Redaction()
-    outbox = Outbox(host, settings, log.events(put, redact), owner_uid)
-    if not settings.ways or not outbox.open(wait=False):  # an agent runs again, and sends
+    outbox = Outbox(host, settings, log.events(lambda _, line: print(line, file=sys.stderr), redact), owner_uid)
+    if not settings.ways or not outbox.open(wait=False):  # an agent runs again: it sends what is left
         return ExitCode.GOOD
     unit, code = env.get("MONITOR_UNIT", ""), env.get("MONITOR_EXIT_STATUS", "")
-    if unit and code in STAYS_DOWN:
+    if unit and code in map(str, NOT_RESTARTED):
         outbox.record(*unit_down(outbox.state, host.name(), unit, code, redact(_status_of(unit)), time.time()))
     outbox.send()
     outbox.close()

@@ -72,21 +72,21 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float 
 def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Result:
     """Measure with one other node, which has the result then too. Raises BlockedError."""
     own, to = facts.ports[0].address, peer.address
-    other = greet(Measurer(own, to, port, keys))
+    theirs = greet(Measurer(own, to, port, keys))
     try:
         ceiling = measure_ceiling()
     except TrafficError as error:
         raise BlockedError(f"iperf3 does not work on this node: {error}", "iperf3 --version") from None
     pairs = list[Pair]()
-    for own_port, other_port in pair_ports(facts, other, to, partial(network.interfaces_of, host.files)):
+    for own_port, other_port in pair_ports(facts, theirs, to, partial(network.interfaces_of, host.files)):
         report_progress(f"measures {own_port.address} to {sanitize(other_port.address, 40)}")
         pairs.append(measure_pair(own_port, other_port, port, keys))
-    test = Result(facts, other, ceiling, tuple(pairs))
+    measured = Result(facts, theirs, ceiling, tuple(pairs))
     try:
-        Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(test))
+        Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(measured))
     except (UnsignedError, TrafficError) as error:
         report_progress(f"{to} did not take the result: {error}")
-    return test
+    return measured
 
 
 def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
@@ -101,23 +101,28 @@ def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
 
 def greet(measurer: Measurer, seconds: float = WAIT_SECONDS) -> Facts:
     """The other node's ports, as soon as it listens. Raises BlockedError after `seconds`, or where it refuses."""
-    end, shown = time.monotonic() + seconds, False
-    while True:
-        try:
-            if answer := measurer.request(PORTS):
-                return msgspec.convert(parse_json(answer), Facts, strict=False)
-            reason = f"its agent has port {measurer.port}"
-        except UnsignedError as error:
-            hint = "the same /etc/sparkd/cluster.key on all nodes? sudo sparkd init --invite brings it"
-            raise BlockedError(f"{measurer.to}: {error}", hint) from None
-        except ValueError as error:
-            raise BlockedError(f"{measurer.to}: {sanitize(str(error))}", "is sparkd the same on both?") from None
-        except TrafficError as error:
-            reason = sanitize(str(error))
-        if time.monotonic() > end:
+    deadline, is_announced = time.monotonic() + seconds, False
+    while isinstance(answer := _request_ports(measurer), str):
+        if time.monotonic() > deadline:
             hint = "there, with the agent stopped: sudo sparkd fabric test"
-            raise BlockedError(f"{measurer.to} does not take part: {reason}", hint)
-        if not shown:
+            raise BlockedError(f"{measurer.to} does not take part: {answer}", hint)
+        if not is_announced:
             report_progress(f"waits for {measurer.to}, for {seconds:.0f} s: sudo sparkd fabric test there, too")
-            shown = True
+            is_announced = True
         time.sleep(POLL_SECONDS)
+    return answer
+
+
+def _request_ports(measurer: Measurer) -> Facts | str:
+    """The other node's ports, or why it does not listen yet. Raises BlockedError where it refuses."""
+    try:
+        answer = measurer.request(PORTS)
+        facts = msgspec.convert(parse_json(answer), Facts, strict=False) if answer else None
+    except UnsignedError as error:
+        hint = "the same /etc/sparkd/cluster.key on all nodes? sudo sparkd init --invite brings it"
+        raise BlockedError(f"{measurer.to}: {error}", hint) from None
+    except ValueError as error:
+        raise BlockedError(f"{measurer.to}: {sanitize(str(error))}", "is sparkd the same on both?") from None
+    except TrafficError as error:
+        return sanitize(str(error))
+    return facts or f"its agent has port {measurer.port}"

@@ -26,8 +26,9 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.history import PATH, Bench, Row
 from sparkd.base.status.model import read_living_report, utc_now
 from sparkd.base.vllm.streaming import StreamError
-from sparkd.base.vllm.warm_up import Compiled, add_up, read_limits, warm_up
+from sparkd.base.vllm.warm_up import Compiled, add_up, warm_up
 from sparkd.base.vllm.warm_up import Result as WarmResult
+from sparkd.base.vllm.warm_up_steps import read_limits
 from sparkd.tools.measure.bench import Result, Wanted, measure
 from sparkd.tools.measure.figures import DECODE, Depth, Level, progress
 from sparkd.tools.measure.interrupts import catch_ends, run_interruptible

@@ -65,7 +65,7 @@ class Repo(NamedTuple):
         return sum(_size(path) or 0 for path in cut if not self.contents or path.name.split(".")[-2] in self.contents)
 
 
-def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple[str, ...] = ()) -> Repo:
+def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple[str, ...]) -> Repo:
     """What the hub has under a name, without what matches a pattern of `exclude`. Raises BlockedError."""
     with _client(name):
         from huggingface_hub import HfApi

@@ -32,7 +32,7 @@ from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, Build, Step
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.status.model import Phase, read_living_report
-from sparkd.tools.models.ssh import require_room
+from sparkd.tools.models.peers import require_room
 
 LEAST_MEMORY = 2 * GIB
 """The least for a step. A choice: less is too little for one compiler of a GPU's kernels beside pip."""

@@ -18,7 +18,8 @@ from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.base.lib.text import size
-from sparkd.tools.models.ssh import SshHost, require_room, run_on_each
+from sparkd.tools.models.peers import require_room, run_on_each
+from sparkd.tools.models.ssh import SshHost
 
 SCRATCH = ".cache/sparkd"
 """A folder below the user's home, on both sides: nobody else can put a file there."""

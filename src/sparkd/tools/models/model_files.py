@@ -21,7 +21,8 @@ from sparkd.base.lib.text import did_you_mean, sanitize, size
 from sparkd.base.recipes.loader import SUFFIX, find_recipes, load_recipe, recipe_folders
 from sparkd.base.recipes.schema import REPO, Model
 from sparkd.tools.models.hub import Repo
-from sparkd.tools.models.ssh import NOT_FOUND, SshHost, read_error, require_room
+from sparkd.tools.models.peers import require_room
+from sparkd.tools.models.ssh import NOT_FOUND, SshHost, read_error
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096

@@ -1,5 +1,4 @@
-"""Other nodes over ssh and rsync, with the user's own keys and configuration: which ones, one after the other, and the
-room that a copy needs there.
+"""Another node over ssh and rsync, with the user's own keys and configuration: programs, copies, and why one failed.
 
 It deletes nothing there except sparkd's own file, and no program waits for input.
 """
@@ -11,7 +10,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from posixpath import normpath
 from signal import SIGKILL
@@ -21,13 +19,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sparkd.base.config import Settings
-from sparkd.base.host import Host
-from sparkd.base.host.disks import Room
-from sparkd.base.host.network import canonical
 from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.errors import BlockedError, ExitCode, SparkdError, UsageError
-from sparkd.base.lib.text import parse_json, sanitize, size
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.text import parse_json, sanitize
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 COMMAND_SECONDS = 60.0
@@ -41,7 +35,7 @@ _ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d
 _OWNERS = 'test "$(id -u)" != 0 || LC_ALL=C namei -l -- "$1"'
 _DF = re.compile(r"\s\d{1,18}\s+\d{1,18}\s+(-?\d{1,18})\s+\S{1,9}\s+(/.*)$")
 _OWNER = re.compile(r"^ *([a-z-])([rwxsStT-]{9})\S? +(\S+) +\S+ +(.*)$", re.MULTILINE)
-_LOGIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+LOGIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _WRITER = re.compile(r"runuser -u (\S+)")
 _UNWRITABLE = re.compile(
     r'(?m)^rsync: \[(?i:receiver|generator)\].*?"(/[^"\n]*)/[^"/\n]*"(?: failed: Permission|: Operation not permitted)'
@@ -116,8 +110,8 @@ class SshHost(Struct, frozen=True):
         return int(answer) if answer.isdecimal() and len(answer) < 19 else 0
 
     def choose_writer(self, folder: str) -> tuple[str, ...]:
-        """Options for rsync: where root logs in there, and a user may write to a folder or what leads to it, the user
-        writes.
+        """Options for rsync, where root logs in there: a user who may write to the folder, or to what leads to it, is
+        the one who writes.
 
         So a link that they plant leads to nothing of root's. Raises BlockedError where that may be several.
         """
@@ -126,14 +120,15 @@ class SshHost(Struct, frozen=True):
         if (ended.answer and not entries) or ended.code == NOT_FOUND:
             raise self.failed(ended)
         for number, (kind, modes, owner, name) in enumerate(entries, 1):
-            if owner != "root" and _LOGIN.fullmatch(owner):
+            if owner != "root" and LOGIN.fullmatch(owner):
                 return (f"--rsync-path=runuser -u {owner} -- rsync",)
-            fixed = kind == "l" or (modes[-1] in "tT" and number < len(entries))
-            if owner != "root" or ("w" in (modes[4], modes[7]) and not fixed):
+            is_sticky = modes[-1] in "tT"  # what leads on from there is replaced by its owner alone
+            is_open = "w" in (modes[4], modes[7]) and kind != "l" and (not is_sticky or number == len(entries))
+            if owner != "root" or is_open:
                 reason = f"nothing is written there as root: others may write to {sanitize(name)}, of {folder}"
                 repair = "sudo chown root: and sudo chmod go-w what it is: namei -l"
-                repair = "sudo mkdir -p" if modes[-1] in "tT" else repair
-                raise BlockedError(f"{self.address}: {reason}", f"there: {repair} {shlex.quote(folder)}")
+                hint = f"there: {'sudo mkdir -p' if is_sticky else repair} {shlex.quote(folder)}"
+                raise BlockedError(f"{self.address}: {reason}", hint)
         return ()
 
     def inspect_image(self, ref: str) -> object:
@@ -238,46 +233,3 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, text
             timer.cancel()
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
         return Ended(process.returncode, answer.decode("utf-8", "replace"), errors.read().decode("utf-8", "replace"))
-
-
-SPARE_BYTES = 1 << 30
-"""What is left on a disk beside what is written."""
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
-
-
-def choose_peers(named: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:
-    """The nodes of the cluster, or those that are named. Raises UsageError where there are none."""
-    if user is not None and not _LOGIN.fullmatch(user):
-        raise UsageError(f"{user!r} is no name of a user")
-    own = host.addresses()
-    for address in named:
-        if not _HOST.fullmatch(address):
-            raise UsageError(f"{address!r} is neither an address nor the name of a host")
-        with suppress(ValueError):
-            if canonical(address) in own:
-                raise UsageError(f"{address} is this node itself")
-    addresses = named or [node for node in settings.cluster.nodes if canonical(node) not in own]
-    if not addresses:
-        raise UsageError("cluster.nodes names no other node", "name one: --to ADDRESS")
-    return tuple(SshHost(address, user or "") for address in dict.fromkeys(addresses))
-
-
-def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> ExitCode:
-    """Act on one after the other; a failure is printed, and the next peer follows. 10 where any failed."""
-    code = ExitCode.GOOD
-    for peer in peers:
-        try:
-            act(peer)
-        except SparkdError as error:
-            print(error.lines, file=sys.stderr, flush=True)
-            code = ExitCode.BLOCKED
-    return code
-
-
-def require_room(room: Room | PeerRoom, need_bytes: int, what: str, remedy: str, peer: SshHost | None) -> None:
-    """Raises BlockedError where less than `need_bytes` is free, with some to spare."""
-    if room.free_bytes < need_bytes + SPARE_BYTES:
-        where, there = (f"{peer.address}: ", " there") if peer else ("", "")
-        free, needed = size(room.free_bytes), size(need_bytes + SPARE_BYTES)
-        hint = f"make room{there}: df -h {shlex.quote(room.mount)}{remedy}"
-        raise BlockedError(f"{where}{free} free on {room.mount}, {needed} needed{what}", hint)

@@ -14,7 +14,8 @@ from sparkd.agent.preflight.hooks import list_hooks
 from sparkd.agent.preflight.runner import build_checks, build_unplanned, chosen, downgraded, examine
 from sparkd.base.cluster.membership import NodeContext, check_inputs, resolve_context
 from sparkd.base.config import Settings
-from sparkd.base.host import CachedHost, Host, meminfo
+from sparkd.base.host import CachedHost, Host
+from sparkd.base.host.consumers import read_consumers
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
 from sparkd.base.host.gpu import GpuFacts
 from sparkd.base.host.meminfo import FreeMemory, MemInfo
@@ -112,7 +113,7 @@ class NextStart(CachedHost):
                 own.append(container)
                 released |= {process.pid: process for process in (first, *table.descendants(first.pid))}
         by_gpu = gpu_memory_by_pid(self, released.values())
-        consumers = meminfo.read_consumers(self.files, released.values(), by_gpu)
+        consumers = read_consumers(self.files, released.values(), by_gpu)
         self._freed_bytes = sum(consumer.bytes for consumer in consumers)
         self._gpu_bytes = min(self._freed_bytes, sum(by_gpu.values()))
         self.ranks, self._released, query = tuple(own), released, self.gpu

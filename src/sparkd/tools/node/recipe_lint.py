@@ -1,16 +1,15 @@
 """A recipe on any node: its plan by the settings' defaults; what is wrong with it and what could be better, each with
-its file and line. And a plan as JSON.
+its file and line.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate, chain
 
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.checks.paths import paths_of_plan
@@ -27,10 +26,9 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import ModelFit, read_sum
 from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.recipes.additions import MAX_JOBS, VERBS
-from sparkd.base.recipes.image import Lines
 from sparkd.base.recipes.loader import Loaded
 from sparkd.base.recipes.reach import find_reach
-from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Container, Recipe, has_placeholder
+from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Recipe, has_placeholder
 from sparkd.base.vllm.args import command_line
 from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
@@ -96,7 +94,8 @@ def lint(
         errors += [f"{_locate_key(loaded, error)}: {error}" for error in trial.errors]
         if trial.plan and trial.plan.container.gpus == "all":
             shortage, blocks = _judge_memory(loaded, trial.plan, memory_bytes, host or Host())
-            (errors if blocks else warnings).extend([shortage] if shortage else [])
+            if shortage:
+                (errors if blocks else warnings).append(shortage)
         warnings += [f"{_locate_key(loaded, warning)}: {warning}" for warning in (*trial.warnings, *missing)]
     return errors, warnings
 
@@ -165,17 +164,3 @@ def _make_launch(recipe: Recipe) -> Launch:
         extra=recipe.flags.extra,
         texts=tuple(texts),
     )
-
-
-def plan_as_json(plan: LaunchPlan) -> str:
-    values = to_builtins(plan, enc_hook=_dump_model)
-    return json.dumps({"schema": 1, **values, "env": dict(plan.env)}, indent=2)
-
-
-def _dump_model(value: Container | Lines) -> dict[str, object]:
-    fields = value.model_dump()
-    if isinstance(value, Container):
-        fields["ulimits"] = [{"name": name, **limit.model_dump()} for name, limit in value.limits.items()]
-        fields["shm_bytes"] = value.shm_size_bytes
-        fields["mounts"] = fields.pop("volumes")
-    return fields

@@ -10,7 +10,8 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ from sparkd.base.status.model import read_report
 from sparkd.tools.measure.past import as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import look_at
-from sparkd.tools.node.recipe_lint import plan_as_json
+from sparkd.tools.node.plan_text import plan_as_json
 from sparkd.tools.node.render import Shown
 from sparkd.tools.support.capture_tree import MOST_BYTES, Archive, read_machine, without_commands
 
@@ -107,23 +108,22 @@ class Collector:
 
     def _attempt(self, name: str, work: Callable[[], T], seconds: float = PART_SECONDS) -> T | None:
         """What the work returns; None where it fails or takes too long, which is then named in `missing`."""
-        parts, reasons = list[T](), list[str]()
+        outcome = Future[T]()
 
         def run() -> None:
             try:
-                parts.append(work())
-            except (SparkdError, OSError, ValueError) as error:
-                reasons.append(str(error))
-            except Exception as error:  # a part less is better than no archive
-                reasons.append(f"{type(error).__name__}: {error}")
+                outcome.set_result(work())
+            except BaseException as error:
+                outcome.set_exception(error)
 
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if not parts:
-            reason = reasons[0] if reasons else f"not read within {seconds:g} s"
-            self.missing.append(f"{name}: {sanitize(reason)}")
-        return parts[0] if parts else None
+        threading.Thread(target=run, name=name, daemon=True).start()
+        try:
+            return outcome.result(seconds)
+        except Exception as error:  # a part less is better than no archive
+            known = isinstance(error, SparkdError | OSError | ValueError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            self.missing.append(f"{name}: {sanitize(reason) or f'not read within {seconds:g} s'}")
+            return None
 
     def save(self, output: str | None) -> tuple[Path, int]:
         """Write the archive, which is for root alone, to a new file; its path and its length in bytes.
@@ -191,8 +191,7 @@ class Collector:
         if not facts.running or facts.error:
             raise BlockedError(facts.error or "docker is not running")
         described = []
-        reader = self.host.docker_reader()
-        try:
+        with closing(self.host.docker_reader()) as reader:
             for container in facts.containers:
                 answer = reader.container(container.id) if container.ours else None
                 if isinstance(answer, dict):
@@ -201,8 +200,6 @@ class Collector:
                     names = [str(line).partition("=")[0] for line in config.get("Env") or ()]
                     own = {"Labels": config.get("Labels"), "Env": names, "ImageName": config.get("Image")}
                     described.append({**kept, **own})
-        finally:
-            reader.close()
         return _json(described)
 
     async def _read_nodes(self) -> None:
@@ -233,20 +230,22 @@ class Collector:
 
     async def _read_reports(self, silent: set[str]) -> None:
         rank = membership.find_place(self.settings, self.host).rank
-        if peers := membership.peers_of(self.settings, rank):
-            keys = KeyRing(self.host.files, self.settings.cluster.key_file).keys
-            own, port = self.settings.cluster.nodes[rank], self.settings.cluster.report_port
-            answering = [peer for peer in peers if peer.address not in silent]
-            for peer in answering:
-                reader = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS), keys, lambda: None)
-                try:
-                    report = parse_peer_report(await reader.fetch("/report"), peer.rank)
-                    self.of_nodes[f"nodes/{peer.address}/report.json"] = model.dump(report) if report else ""
-                    there = inventory.parse(await reader.fetch(inventory.PATH))
-                    self.of_nodes[f"nodes/{peer.address}/inventory.json"] = inventory.dump(there).decode()
-                except (HttpError, UnsignedError, ValueError) as error:
-                    place = f"{peer.address} (there: sudo sparkd capture)"
-                    self.missing.append(f"report of {place}: {sanitize(str(error))}")
+        if not (peers := membership.peers_of(self.settings, rank)):
+            return
+        keys = KeyRing(self.host.files, self.settings.cluster.key_file).keys
+        own, port = self.settings.cluster.nodes[rank], self.settings.cluster.report_port
+        for peer in peers:
+            if peer.address in silent:
+                continue
+            reader = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS), keys, lambda: None)
+            try:
+                report = parse_peer_report(await reader.fetch("/report"), peer.rank)
+                self.of_nodes[f"nodes/{peer.address}/report.json"] = model.dump(report) if report else ""
+                there = inventory.parse(await reader.fetch(inventory.PATH))
+                self.of_nodes[f"nodes/{peer.address}/inventory.json"] = inventory.dump(there).decode()
+            except (HttpError, UnsignedError, ValueError) as error:
+                place = f"{peer.address} (there: sudo sparkd capture)"
+                self.missing.append(f"report of {place}: {sanitize(str(error))}")
 
     def _failures(self) -> list[datetime]:
         """When the last two failures were, newest first."""

@@ -1,3 +1,5 @@
+"""The kernel that runs, and the one of the next boot: versions that keep memory back, or are known to be bad."""
+
 import pytest
 from tests.tree import Tree
 from tests.unit.verdicts import expect
@@ -75,8 +77,9 @@ def test_the_kernel_of_the_next_boot_is_judged_before_it(
     verdict = Kernel().judge(Kernel().probe(host))
     expect(verdict, level)
     if level is Level.WARN:
-        assert f"the next boot takes kernel {names[1]}" in verdict.reason
-        assert verdict.hint.startswith(f"sudo apt remove linux-image-{names[1]} && sudo apt-mark hold ")
+        _, latest = names
+        assert f"the next boot takes kernel {latest}" in verdict.reason
+        assert verdict.hint.startswith(f"sudo apt remove linux-image-{latest} && sudo apt-mark hold ")
 
 
 def test_a_folder_that_only_root_may_read_hides_no_judgement(tree: Tree) -> None:

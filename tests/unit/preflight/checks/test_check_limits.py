@@ -6,8 +6,14 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.limits import Memlock, MemlockFacts, MemoryLimit, MemoryLimitFacts
-from sparkd.agent.preflight.checks.shared_memory import ShmSize, ShmSizeFacts
+from sparkd.agent.preflight.checks.limits import (
+    Memlock,
+    MemlockFacts,
+    MemoryLimit,
+    MemoryLimitFacts,
+    ShmSize,
+    ShmSizeFacts,
+)
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.text import GIB, MIB

@@ -8,7 +8,8 @@ from tests.unit.verdicts import expect, never_queried
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.memory import GpuUser
 from sparkd.agent.preflight.checks.memory_users import Held, HeldFacts, OtherTenants, TenantFacts, UnaccountedMemory
-from sparkd.base.host import Host, meminfo
+from sparkd.base.host import Host
+from sparkd.base.host.consumers import read_consumers
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
 from sparkd.base.lib.text import GIB
@@ -47,7 +48,7 @@ def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
 
 def read(tree: Tree, gpu_bytes: dict[int, int] | None = None) -> list[tuple[str, str, int, int]]:
     host = Host(tree.root)
-    found = meminfo.read_consumers(host.files, host.processes(), gpu_bytes or {})
+    found = read_consumers(host.files, host.processes(), gpu_bytes or {})
     return [(one.kind, one.name, one.processes, one.bytes >> 20) for one in found]
 
 

@@ -10,7 +10,8 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.rdma import GidFacts, GidIndex, GidTable, Rdma, RdmaFacts, Selection
+from sparkd.agent.preflight.checks.gid_index import GidFacts, GidIndex, GidTable
+from sparkd.agent.preflight.checks.rdma import Rdma, RdmaFacts, Selection
 from sparkd.base.host import Host, infiniband
 from sparkd.base.host.files import Files
 from sparkd.base.host.infiniband import Gid, Hca, Port

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from sparkd.agent.preflight.checks.memory_users import find_consumers
 from sparkd.base.host import Host
+from sparkd.base.host.consumers import Consumer
 from sparkd.base.host.gpu import NO_GPU
-from sparkd.base.host.meminfo import Consumer
 from sparkd.base.lib.text import MIB, size
 
 LEAST_BYTES = 256 * MIB

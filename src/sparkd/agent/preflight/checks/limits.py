@@ -1,15 +1,63 @@
-"""Memory limits: how much the engine may lock, what its container may take, and where the memory guard ends it."""
+"""Limits of memory: the size of /dev/shm, what the engine may lock, what bounds it or its container."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, ok, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.agent.preflight.checks.rdma import reaches_verbs, why_no_rdma
-from sparkd.base.host import Host
+from sparkd.base.host import Host, disks
 from sparkd.base.lib.text import GIB, MIB, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
+
+QUEUE_BYTES = 160 * MIB
+RANK_BYTES = 24 * MIB
+"""vLLM 0.32: the queue to the workers, and one back from each worker of this node (167,772,180 and 25,165,836 B)."""
+
+
+class ShmSizeFacts(Struct, frozen=True):
+    total_bytes: int
+    free_bytes: int
+    set_by: str
+
+
+class ShmSize(Check[ShmSizeFacts], frozen=True):
+    own_bytes: int | None
+    """Size of the container's own; None: it has the machine's."""
+    is_head: bool
+    cluster_size: int
+    id = "shm-size"
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> ShmSize:
+        own_bytes = None if inputs.host_ipc else inputs.plan.container.shm_size_bytes
+        return cls(own_bytes, inputs.plan.node.rank == 0, inputs.plan.node.cluster_size)
+
+    def probe(self, host: Host) -> ShmSizeFacts:
+        if self.own_bytes is not None:
+            return ShmSizeFacts(self.own_bytes, self.own_bytes, "the container's own /dev/shm")
+        memory = host.meminfo().total_bytes
+        mount = disks.mount_at(host.files, "/dev/shm")  # noqa: S108 - read only
+        total = memory // 2 if mount is None else mount.size_bytes(memory)
+        return ShmSizeFacts(total, max(0, total - host.shm_used_bytes()), "the machine's /dev/shm")
+
+    def judge(self, facts: ShmSizeFacts) -> Verdict:
+        needed = QUEUE_BYTES + RANK_BYTES
+        several = self.cluster_size > 1
+        reason = f"{size(facts.free_bytes)} of {size(facts.total_bytes)} free ({facts.set_by})"
+        hint = "take container.shm_bytes out of the recipe, or set at least 1073741824"
+        if self.own_bytes is None:
+            hint = "sudo mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
+        if facts.free_bytes >= (GIB if several else needed):
+            return ok(reason)
+        if facts.free_bytes >= needed:
+            return warn(f"{reason}: NCCL keeps buffers there too, 1 GiB is usual", hint)
+        reason = f"{reason}, vLLM's queues need {size(needed)}"
+        if facts.total_bytes >= needed:
+            return warn(reason, "ls -lS /dev/shm")
+        return (block if several and self.is_head else warn)(reason, hint)
 
 
 class MemlockFacts(Struct, frozen=True):

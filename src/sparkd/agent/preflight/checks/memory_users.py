@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
 from sparkd.agent.preflight.checks.memory import GpuUser, find_gpu_users
 from sparkd.base.host import Host, meminfo
+from sparkd.base.host.consumers import Consumer, read_consumers
 from sparkd.base.host.gpu import NO_GPU, GpuFacts
-from sparkd.base.host.meminfo import Consumer
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import MemoryNeed
 
@@ -76,7 +76,7 @@ def find_consumers(host: Host, gpu: GpuFacts) -> tuple[Consumer, ...]:
     """Largest first. Raises OSError, ValueError."""
     shares = gpu.total_bytes is None
     driver_bytes = {process.pid: process.used_bytes or 0 for process in gpu.processes or ()} if shares else {}
-    return meminfo.read_consumers(host.files, host.processes(), driver_bytes)
+    return read_consumers(host.files, host.processes(), driver_bytes)
 
 
 def _held(consumer: Consumer, names: dict[str, str]) -> Held:

@@ -1,4 +1,4 @@
-"""RDMA: the devices that NCCL will use between the nodes; GID: the entry of a RoCE port's table that the plan pins."""
+"""RDMA: the devices that NCCL will use between the nodes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.base.host import Host, infiniband, network
-from sparkd.base.host.infiniband import ACTIVE, Gid, Hca, Port
+from sparkd.base.host.infiniband import ACTIVE, Hca, Port
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.recipes.additions import VERBS, parse_number, why_tcp
+from sparkd.base.recipes.additions import VERBS, why_tcp
 from sparkd.base.recipes.schema import Container
 
 NAMES = "NCCL_IB_HCA"
@@ -81,6 +81,15 @@ class RdmaFacts(Struct, frozen=True):
     has_card: bool = True
     """Whether waiting may help."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(hca.name for hca in self.hcas)
+
+    @property
+    def here(self) -> str:
+        """The beginning of a hint: what there is to choose from."""
+        return f"this machine has {', '.join(self.names)}" if self.hcas else "look at: rdma link; lspci; sudo dmesg"
+
 
 class Rdma(Check[RdmaFacts], frozen=True):
     env: Mapping[str, str]
@@ -133,34 +142,34 @@ class Rdma(Check[RdmaFacts], frozen=True):
         by_name = {name for name, _ in selection.names if not selection.others}
         meant = [(hca, port) for hca, port in ports if not up or hca in up or hca.name in by_name]
         used = tuple(dict.fromkeys(hca for hca, _ in meant))
-        problems = [*self._absent(facts, selection, used, up=bool(up)), *_shared_lanes(facts, used)]
+        usable = bool(up) and facts.on_fabric
+        problems = [*(self._missing(facts, selection) if usable else [self._none_usable(facts, used)])]
+        problems += _shared_lanes(facts, used)
         problems += [_describe_down(hca, port, facts) for hca, port in meant if port.state != ACTIVE]
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, {TCP_COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
         judged = verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
-        if (up and facts.on_fabric) or not facts.has_card:
-            return judged
-        return replace(judged, awaits=AWAITED)
+        return judged if usable or not facts.has_card else replace(judged, awaits=AWAITED)
 
-    def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...], *, up: bool) -> Iterator[Verdict]:
-        present = tuple(hca.name for hca in facts.hcas)
-        here = f"this machine has {', '.join(present)}" if present else "look at: rdma link; lspci; sudo dmesg"
-        missing = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
-        if not up or not facts.on_fabric:
-            if not present:
-                what = "this machine has no RDMA device"
-            elif not facts.on_fabric:
-                what, here = f"{self.interface} has no RDMA device", f"{here}: set fabric.hcas, or {NAMES}: null"
-            elif used:
-                what, here = "no RDMA device is up", CABLE
-            else:
-                what = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device of this machine"
-            refuse, then = (block, "and NCCL_NET=IB insists on one") if self.insists else (warn, TCP_COST)
-            yield refuse(f"{what}, {then}", here if self.insists or not facts.has_card else f"{here}; {TCP_HINT}")
-        elif missing:
-            reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
-            yield warn(reason, f"{here}: correct fabric.hcas or {NAMES}")
+    def _missing(self, facts: RdmaFacts, selection: Selection) -> Iterator[Verdict]:
+        present = facts.names
+        names = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
+        if names:
+            reason = f"no RDMA device is called {', '.join(names)}, which the plan names"
+            yield warn(reason, f"{facts.here}: correct fabric.hcas or {NAMES}")
+
+    def _none_usable(self, facts: RdmaFacts, used: tuple[Hca, ...]) -> Verdict:
+        reason, hint = "this machine has no RDMA device", facts.here
+        if facts.hcas and not facts.on_fabric:
+            reason, hint = f"{self.interface} has no RDMA device", f"{hint}: set fabric.hcas, or {NAMES}: null"
+        elif used:
+            reason, hint = "no RDMA device is up", CABLE
+        elif facts.hcas:
+            reason = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device of this machine"
+        if self.insists:
+            return block(f"{reason}, and NCCL_NET=IB insists on one", hint)
+        return warn(f"{reason}, {TCP_COST}", f"{hint}; {TCP_HINT}" if facts.has_card else hint)
 
 
 def _describe_down(hca: Hca, port: Port, facts: RdmaFacts) -> Verdict:
@@ -197,67 +206,3 @@ def _idle_twins(facts: RdmaFacts, used: tuple[Hca, ...]) -> str:
 
 def _name(hca: Hca) -> str:
     return f"{hca.name} ({', '.join(hca.interfaces)})" if hca.interfaces else hca.name
-
-
-INDEX = "NCCL_IB_GID_INDEX"
-INDEX_HINT = f"take {INDEX} out of [engine.env] or the recipe: NCCL finds the index by itself on each device"
-
-
-class GidTable(Struct, frozen=True):
-    """The table of one selected port that is up."""
-
-    hca: str
-    port: int
-    at_index: Gid | None
-    good: tuple[int, ...]
-
-
-class GidFacts(Struct, frozen=True):
-    tables: tuple[GidTable, ...]
-
-
-class GidIndex(Check[GidFacts], frozen=True):
-    env: Mapping[str, str]
-    address: str
-    """This node's on the fabric: its family is that of the GIDs."""
-    not_needed: str = ""
-    id = "gid"
-    levels = (Level.BLOCK,)
-
-    @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> GidIndex:
-        return cls(dict(inputs.plan.env), inputs.plan.node.address, why_no_rdma(inputs.plan))
-
-    def probe(self, host: Host) -> GidFacts:
-        index = parse_number(self.env.get(INDEX, ""))
-        if self.not_needed or index is None or index < 0:
-            return GidFacts(())
-        used = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
-        up = ((hca.name, port.number) for hca, port in used if port.ethernet and port.state == ACTIVE)
-        return GidFacts(tuple(self._table(index, *port, infiniband.read_gids(host.files, *port)) for port in up))
-
-    def judge(self, facts: GidFacts) -> Verdict:
-        text = self.env.get(INDEX)
-        if self.not_needed or text is None:
-            return ok(self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
-        if not text.strip():
-            return block(f"{INDEX} is empty, which acts as 0: a link-local address", INDEX_HINT)
-        if (index := parse_number(text)) is None:
-            return block(f"{INDEX} is {sanitize(text)!r}, which is no index", INDEX_HINT)
-        if index < 0:
-            return ok(f"{INDEX} is {index}, so NCCL finds the index itself")
-        problems = [self._wrong(index, table) for table in facts.tables if index not in table.good]
-        where = ", ".join(table.hca for table in facts.tables)
-        return verdict(problems, f"index {index} is right on {where}" if where else "no port is up")
-
-    def _table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
-        six = ":" in self.address
-        of_family = (gid for gid in gids if (not (gid.ipv4 or gid.link_local) if six else gid.ipv4))
-        at_index = next((gid for gid in gids if gid.index == index), None)
-        good = tuple(gid.index for gid in of_family if gid.kind == infiniband.ROCE_V2)
-        return GidTable(hca, port, at_index, good)
-
-    def _wrong(self, index: int, table: GidTable) -> Verdict:
-        state = f"is {table.at_index.kind} {table.at_index.address}" if table.at_index else "is unused"
-        right = f"the right index is {table.good[0]}" if table.good else "no index of it would do: has it an address?"
-        return block(f"{INDEX}={index}: on {table.hca} that {state}; {right}", INDEX_HINT)

@@ -14,10 +14,10 @@ from msgspec import Struct
 from sparkd.base.vllm.flag import FirstValues, first_values
 from sparkd.base.vllm.lint.rules import Issue
 
-_PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]{0,99}\})")
+_ALL_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]{0,99}\})")
 _PUNCTUATION = frozenset("();<>|&")
 _INNER_HASH = re.compile(r"(?<=[^\s();<>|&])#")
-_TALK = ("echo", "printf", "grep", "pgrep", "pkill", ":")
+_MENTION = ("echo", "printf", "grep", "pgrep", "pkill", ":")
 """Commands that may mention an engine without starting one."""
 _MOST_JOINED = 20
 """Lines that one open quote may join, so that a stray quote does not hide the rest."""
@@ -46,12 +46,12 @@ def parse_script(text: str, inherited: Mapping[str, str]) -> Script:
     env: dict[str, str] = {}
     passes_on, may_be_headless = False, any("--headless" in value for value in inherited.values())
     for words in _commands(text):
-        passes_on |= any(_PASSED_ON.search(word) for word in words)
+        passes_on |= any(_ALL_ARGUMENTS.search(word) for word in words)
         may_be_headless |= words[:1] in (["."], ["source"]) or not _READERS.isdisjoint(words)
         may_be_headless |= ("ray", "start") in pairwise(words) or any("--headless" in word for word in words)
         env |= _exported(words)
         start = _after_serve(words)
-        values = {flag: _known(value) for flag, value in first_values(words[start:]).items()} if start else {}
+        values = {flag: _literal(value) for flag, value in first_values(words[start:]).items()} if start else {}
         if start and "help" not in values:
             serves.append(values)
             may_be_headless |= "config" in values
@@ -106,14 +106,16 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 def _lines(text: str) -> Iterator[list[str]]:
     """Words of each line, after joining lines at a backslash or an open quote."""
-    held = ""
+    joined = ""
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
-        held = f"{held}\n{line}" if held else line
-        words = _split(held) if len(held) <= _LONGEST else None
-        if words is not None or held.count("\n") >= _MOST_JOINED or len(held) > _LONGEST:
-            yield held.split() if words is None else words
-            held = ""
-    yield held.split()
+        joined = f"{joined}\n{line}" if joined else line
+        words = _split(joined) if len(joined) <= _LONGEST else joined.split()
+        if words is None and joined.count("\n") >= _MOST_JOINED:
+            words = joined.split()
+        if words is not None:
+            yield words
+            joined = ""
+    yield joined.split()
 
 
 def _split(line: str) -> list[str] | None:
@@ -129,7 +131,7 @@ def _split(line: str) -> list[str] | None:
 
 def _after_serve(words: list[str]) -> int:
     """Position of the first word after `serve`; 0 for another command."""
-    if words and words[0] in _TALK:
+    if words and words[0] in _MENTION:
         return 0
     modules = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
     for position, (program, word) in enumerate(pairwise(words), 2):
@@ -145,11 +147,11 @@ def _exported(words: list[str]) -> dict[str, str]:
         match = _ASSIGNED.fullmatch(word)
         if match is None:
             break
-        if _known(match[2]) is not None:
+        if _literal(match[2]) is not None:
             variables[match[1]] = match[2]
     return variables
 
 
-def _known(value: str | None) -> str | None:
+def _literal(value: str | None) -> str | None:
     """The text, unless the shell would expand it."""
     return None if value is None or "$" in value or "`" in value else value

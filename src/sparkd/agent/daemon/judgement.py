@@ -1,0 +1,192 @@
+"""Why a run ends, judged by its error and by what else is seen: who took memory or a port, who ended the rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from msgspec import Struct
+
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.api_owner import find_holder
+from sparkd.agent.engine.culprits import Culprit, find_culprit
+from sparkd.agent.engine.load_progress import LAST_WORDS
+from sparkd.agent.engine.memory_guard.tenants import Growth, describe_growth
+from sparkd.agent.engine.rank import Running
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ACTIONS, Cause, ExitCode, SparkdError
+from sparkd.base.lib.main_loop import Outcome
+from sparkd.base.lib.text import GIB, MIB
+from sparkd.base.state.launch_history import End, LaunchHistory
+from sparkd.base.status.model import Phase
+from sparkd.base.vllm.known_errors import PORT_IN_USE, explain
+
+T = TypeVar("T")
+
+GONE_SECONDS = 5.0
+"""Limit for a killed rank to end, with its whole container: the other nodes' engines lose it then, and not before."""
+BY_DOCKER = frozenset(
+    {
+        Cause.SYSTEM_ERROR,
+        Cause.LAUNCH_FAILED,
+        Cause.NOT_READY,
+        Cause.LOAD_STALLED,
+        Cause.ENGINE_STALLED,
+        Cause.ENGINE_ENDED,
+    }
+)
+"""Causes that a hung dockerd may be behind."""
+SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
+_UNNAMED = frozenset({Cause.KILLED_FROM_OUTSIDE, Cause.ENGINE_STOPPED})
+"""Causes that somebody is behind."""
+_BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN})
+"""Not counted against the plan."""
+COUNTED = frozenset(
+    {
+        ExitCode.LAUNCH_FAILED,
+        ExitCode.NOT_READY,
+        ExitCode.ENGINE_ENDED,
+        ExitCode.STALLED,
+        ExitCode.MEMORY_GUARD,
+        ExitCode.BUG,
+    }
+)
+
+
+class Evidence(Struct, frozen=True):
+    """What was seen beside the end. A text is empty where nothing was seen, or nobody looked."""
+
+    docker_hangs: bool = False
+    memory_taken: bool = False
+    """Others took more since the launch than the plan leaves above the floor."""
+    memory_users: str = ""
+    """Who took it, be it others or the engine."""
+    port_holder: str = ""
+    """Who else has a port of the rank's, where that kept it from serving."""
+    culprit: Culprit | None = None
+    """Who ended it from outside; None where nobody is looked for, or that took too long."""
+    frame: str = ""
+    """Where a rank that hangs was."""
+
+
+class Looks:
+    """Looks at what may be behind an error. They begin while the rank is there, and are awaited once it is gone."""
+
+    def __init__(self, agent: Agent, running: Running | None, error: SparkdError) -> None:
+        self._agent, self._running, self._error = agent, running, error
+        self._ends_at = time.monotonic() + agent.pace.last_look_seconds
+        self._docker = agent.loop.start(partial(_answered_at, agent.host)) if error.cause in BY_DOCKER else None
+        find_holder, find_culprit = self._holder_search(), self._culprit_search()
+        self._holder = agent.loop.start(find_holder) if find_holder is not None else None
+        self._culprit = agent.loop.start(find_culprit) if find_culprit is not None else None
+
+    def evidence(self) -> Evidence:
+        hangs = False
+        if self._docker is not None:
+            hangs = not self._is_over(self._docker)
+            with suppress(OSError):  # it does not run, or no look was possible
+                hangs = hangs or self._docker.result() > self._ends_at
+        holder, culprit = self._result(self._holder) or "", self._result(self._culprit)
+        growth = self._who_took_memory() if self._error.cause in SHORT_OF_MEMORY else Growth("", False)
+        if self._error.cause is Cause.PEER_FAILED:
+            self._agent.loop.wait_until(self._peers_named_causes, self._ends_at - time.monotonic())
+        return Evidence(hangs, growth.by_others, growth.text, holder, culprit)
+
+    def _peers_named_causes(self) -> bool:
+        """A failed node reports its cause once its rank is gone, and this node's report shows it."""
+        reports = (peer.report for peer in self._agent.monitor.statuses())
+        return all(report.cause for report in reports if report is not None and report.phase is Phase.FAILED)
+
+    def _is_over(self, look: Outcome[T]) -> bool:
+        return self._agent.loop.wait_until(look.done, self._ends_at - time.monotonic())
+
+    def _result(self, look: Outcome[T] | None) -> T | None:
+        """None where it was not begun, failed, or is not over in time."""
+        if look is not None and self._is_over(look):
+            with suppress(OSError, ValueError):
+                return look.result()
+        return None
+
+    def _holder_search(self) -> Callable[[], str] | None:
+        agent, running = self._agent, self._running
+        if running is None or running.ready or not agent.context.is_head or self._error.code not in COUNTED:
+            return None
+        holder, words = running.api_holder, own_words(self._error)
+        port_in_use = any(message in words for message in PORT_IN_USE)
+        if holder and (port_in_use or holder in words):
+            return lambda: holder
+        if not port_in_use:
+            return None
+        return partial(find_holder, agent.host, (agent.plan.api_port, agent.plan.master_port), running.rank.pid)
+
+    def _culprit_search(self) -> Callable[[], Culprit] | None:
+        running = self._running
+        if running is None or not _may_have_culprit(self._error):
+            return None
+        rank, pids = running.rank, running.compilers.pids if running.compilers is not None else frozenset[int]()
+        container = (rank.container_id, rank.name)
+        return partial(find_culprit, self._agent.host, container, pids | {rank.pid}, time.time())
+
+    def _who_took_memory(self) -> Growth:
+        agent, running = self._agent, self._running
+        if running is None or running.tenants is None:
+            return Growth("", False)
+        gone = agent.loop.wait_until(running.rank.ended.is_set, GONE_SECONDS)
+        if not gone or (now := running.read_tenants()) is None:
+            return Growth("", False)
+        memory = agent.settings.memory
+        return describe_growth(running.tenants, now, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)
+
+
+def _answered_at(host: Host) -> float:
+    """When docker answered, monotonic. Raises OSError where it does not run."""
+    host.docker()
+    return time.monotonic()
+
+
+def _may_have_culprit(error: SparkdError) -> bool:
+    """Whether somebody may have ended the rank from outside."""
+    died = error.cause is Cause.ENGINE_ERROR and "died unexpectedly (exit code" in own_words(error)
+    return died or error.cause in (*_UNNAMED, Cause.KERNEL_OOM, Cause.ENGINE_ENDED)
+
+
+def own_words(error: SparkdError) -> str:
+    """The reason, without last words of the log that a client may have written."""
+    return error.reason.partition(LAST_WORDS)[0]
+
+
+def _cause_by(culprit: Culprit, cause: Cause) -> Cause:
+    """The kernel's own account of a kill is better than anybody's."""
+    return cause if cause is Cause.KERNEL_OOM else culprit.cause or cause
+
+
+def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> End:
+    """What happened to the rank comes before what the engine says of it. `phase`: in which it failed."""
+    users = f"; {evidence.memory_users}" if evidence.memory_users else ""
+    reason, hint, cause = error.reason + users, error.hint, error.cause
+    if evidence.docker_hangs:
+        reason, hint = f"dockerd runs and does not answer: {reason}", "sudo systemctl restart docker"
+        cause = Cause.DOCKER_HUNG
+    elif evidence.memory_taken:
+        hint, cause = "stop that work, or raise memory.headroom_gib", Cause.MEMORY_TAKEN
+    elif evidence.port_holder:
+        reason, cause = f"{reason}; {evidence.port_holder}", Cause.PORT_TAKEN
+        hint = "sparkd starts it again once the port is free: see the check `ports`"
+    elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in _UNNAMED):
+        reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, _cause_by(culprit, cause)
+    elif error.code is not ExitCode.PEER_LOST and (known := explain(own_words(error))) is not None:
+        hint = known.hint
+    if evidence.frame:
+        reason = f"{reason}; it was in {evidence.frame}"
+    action = error.action if cause is error.cause else ACTIONS[cause]
+    return End(reason, int(error.code), hint, phase.value, at, cause, action)
+
+
+def count_end(launches: LaunchHistory, end: End, counted_as: str, boot_id: str) -> LaunchHistory:
+    """Write the end into the launch history; a launch that failed by itself counts against its plan."""
+    if end.code in COUNTED and end.cause not in _BY_OTHERS and launches.open is not None:
+        launches = launches.record_failure(counted_as, end)
+    return launches.record_end(boot_id, end)

@@ -1,0 +1,78 @@
+"""GID index: the entry of a RoCE port's table of addresses that the plan pins, and that is right for this node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict
+from sparkd.agent.preflight.checks.rdma import NAMES, Selection, select_ports, why_no_rdma
+from sparkd.base.host import Host, infiniband
+from sparkd.base.host.infiniband import ACTIVE, Gid
+from sparkd.base.lib.text import sanitize
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.recipes.additions import parse_number
+
+INDEX = "NCCL_IB_GID_INDEX"
+INDEX_HINT = f"take {INDEX} out of [engine.env] or the recipe: NCCL finds the index by itself on each device"
+
+
+class GidTable(Struct, frozen=True):
+    """The table of one selected port that is up."""
+
+    hca: str
+    port: int
+    at_index: Gid | None
+    good: tuple[int, ...]
+
+
+class GidFacts(Struct, frozen=True):
+    tables: tuple[GidTable, ...]
+
+
+class GidIndex(Check[GidFacts], frozen=True):
+    env: Mapping[str, str]
+    address: str
+    """This node's on the fabric: its family is that of the GIDs."""
+    not_needed: str = ""
+    id = "gid"
+    levels = (Level.BLOCK,)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> GidIndex:
+        return cls(dict(inputs.plan.env), inputs.plan.node.address, why_no_rdma(inputs.plan))
+
+    def probe(self, host: Host) -> GidFacts:
+        index = parse_number(self.env.get(INDEX, ""))
+        if self.not_needed or index is None or index < 0:
+            return GidFacts(())
+        used = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
+        up = ((hca.name, port.number) for hca, port in used if port.ethernet and port.state == ACTIVE)
+        return GidFacts(tuple(self._table(index, *port, infiniband.read_gids(host.files, *port)) for port in up))
+
+    def judge(self, facts: GidFacts) -> Verdict:
+        text = self.env.get(INDEX)
+        if self.not_needed or text is None:
+            return ok(self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
+        if not text.strip():
+            return block(f"{INDEX} is empty, which acts as 0: a link-local address", INDEX_HINT)
+        if (index := parse_number(text)) is None:
+            return block(f"{INDEX} is {sanitize(text)!r}, which is no index", INDEX_HINT)
+        if index < 0:
+            return ok(f"{INDEX} is {index}, so NCCL finds the index itself")
+        problems = [self._wrong(index, table) for table in facts.tables if index not in table.good]
+        where = ", ".join(table.hca for table in facts.tables)
+        return verdict(problems, f"index {index} is right on {where}" if where else "no port is up")
+
+    def _table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
+        six = ":" in self.address
+        of_family = (gid for gid in gids if (not (gid.ipv4 or gid.link_local) if six else gid.ipv4))
+        at_index = next((gid for gid in gids if gid.index == index), None)
+        good = tuple(gid.index for gid in of_family if gid.kind == infiniband.ROCE_V2)
+        return GidTable(hca, port, at_index, good)
+
+    def _wrong(self, index: int, table: GidTable) -> Verdict:
+        state = f"is {table.at_index.kind} {table.at_index.address}" if table.at_index else "is unused"
+        right = f"the right index is {table.good[0]}" if table.good else "no index of it would do: has it an address?"
+        return block(f"{INDEX}={index}: on {table.hca} that {state}; {right}", INDEX_HINT)

@@ -1,0 +1,65 @@
+"""Who has the machine's memory: containers, units and processes, the largest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from msgspec import Struct
+
+from sparkd.base.host.cgroups import Group, read_group
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import GONE, Details, Process, read_status, user_name
+
+SMALLEST_BYTES = 16 << 20
+"""Least memory of a consumer's process; a user's smaller ones are one consumer together: thousands hold much, too."""
+
+
+class Consumer(Struct, frozen=True):
+    """A container, a unit, or a process that is in neither."""
+
+    name: str
+    """Full id of the container, name of the unit, or the process's own."""
+    kind: str
+    """"container", "unit", "user-unit", "process", or "small": small processes."""
+    user: str
+    pid: int
+    """Its largest process."""
+    processes: int
+    bytes: int
+    """Freed when it ends: anonymous memory, shared memory once, and memory that the GPU holds for it."""
+
+
+def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -> tuple[Consumer, ...]:
+    """Consumers, the largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
+    groups: dict[tuple[str, str], list[tuple[int, int, Details]]] = {}
+    for process in among:
+        if process.kernel or process.dead:
+            continue
+        with suppress(*GONE, PermissionError, ValueError):
+            status = read_status(files, process.pid)
+            size = status.private_bytes + gpu_bytes.get(process.pid, 0)
+            owner = "small", str(status.uid)
+            if size >= SMALLEST_BYTES:
+                owner = _identify(read_group(files, process.pid), process)
+            groups.setdefault(owner, []).append((size, process.pid, status))
+    consumers = (_sum_members(files, *owner, members) for owner, members in groups.items())
+    return tuple(sorted(consumers, key=lambda consumer: (-consumer.bytes, consumer.name)))
+
+
+def _identify(group: Group, process: Process) -> tuple[str, str]:
+    """Kind and name of the consumer that a large process belongs to."""
+    if group.container_id:
+        return "container", group.container_id
+    if group.unit:
+        return "user-unit" if group.of_user else "unit", group.unit
+    return "process", f"pid {process.pid} ({process.comm})"
+
+
+def _sum_members(files: Files, kind: str, name: str, members: list[tuple[int, int, Details]]) -> Consumer:
+    _, pid, largest = max(members, key=lambda member: member[0])
+    # Several of them map the same shared memory: the largest share counts for all.
+    shared = max(status.shared_bytes for _, _, status in members)
+    total = shared + sum(size - status.shared_bytes for size, _, status in members)
+    user = user_name(files, largest.uid)
+    return Consumer("small processes" if kind == "small" else name, kind, user, pid, len(members), total)

@@ -1,0 +1,179 @@
+"""The plan's image: whether it is here, for this machine, what its recipe asserts, and how to get it."""
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.known_good_entries import known_good_entry
+
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.docker import (
+    EngineImage,
+    ImageFacts,
+)
+from sparkd.base.host import Host, docker_image
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.state import known_good
+from sparkd.base.state.launch_history import FILE, AssertResult, LaunchHistory
+
+ID = "0123456789abcdef" * 4
+REF = "ghcr.io/x/vllm:1"
+IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "2026-05-20T03:11:52Z", 3 << 30, "", (), (), ())
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "says"),
+    [
+        (ImageFacts(REF, (), "known", "arm64", IMAGE), Level.OK, "0123456789ab, 3.0 GiB, built 2026-05-20"),
+        (ImageFacts(REF, (), "known", "arm64", None), Level.BLOCK, f"image {REF} is not on this node"),
+        (ImageFacts(REF, (), "known", "amd64", IMAGE), Level.BLOCK, "is for arm64, and this machine is amd64"),
+        (ImageFacts(REF, (), "known", "arm64", replace(IMAGE, architecture="")), Level.OK, "3.0 GiB"),
+        (ImageFacts(REF, (), "away"), Level.SKIPPED, "docker is away"),
+        (ImageFacts(REF, (), "HTTP 500"), Level.UNKNOWN, "HTTP 500"),
+    ],
+)
+def test_image(facts: ImageFacts, level: Level, says: str) -> None:
+    verdict = EngineImage(REF).judge(facts)
+    assert verdict.level is level
+    assert says in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("ref", "build", "get"),
+    [
+        (REF, "", f"sudo docker pull {REF}"),
+        ("account/vllm:1", "", "sudo docker pull account/vllm:1"),
+        (REF, "make image", "make image"),
+        ("vllm-node-dsv4", "./build-and-copy.sh", "./build-and-copy.sh"),
+        (f"ubuntu@sha256:{'a' * 64}", "make image", f"sudo docker pull ubuntu@sha256:{'a' * 64}"),
+        ("vllm-node-dsv4", "", "build it (no registry has a name without an account)"),
+    ],
+)
+def test_a_missing_image_is_pulled_or_built_by_a_person(ref: str, build: str, get: str) -> None:
+    verdict = EngineImage(ref, build=build).judge(ImageFacts(ref, (), "known", "arm64", None))
+    assert (verdict.hint, verdict.fixes) == (f"{get}, or sparkd image sync on a node that has it", ())
+
+
+@pytest.mark.parametrize(
+    ("checked", "level", "says", "hint"),
+    [
+        (None, Level.WARN, "what the recipe asserts of it is not checked yet", "the next start does"),
+        (AssertResult("", 1.0, ""), Level.OK, "3.0 GiB", ""),
+        (AssertResult("no deep_gemm", 1.0, ""), Level.BLOCK, "not what the recipe needs: no deep_gemm", "make image"),
+    ],
+)
+def test_an_image_is_what_its_recipe_asserts(checked: AssertResult | None, level: Level, says: str, hint: str) -> None:
+    check = EngineImage(REF, ("true",), "true", "make image")
+    verdict = check.judge(ImageFacts(REF, ("true",), "known", "arm64", IMAGE, checked))
+    assert (verdict.level, verdict.hint) == (level, hint)
+    assert says in verdict.reason
+
+
+def test_the_result_of_an_images_assertions_is_read(tree: Tree) -> None:
+    tree.dockerd()
+    tree.docker("/version", {"Arch": "arm64"})
+    tree.docker(f"/images/{REF}/json", {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux", "Config": {}})
+    result = AssertResult("no deep_gemm", 1.0, "")
+    tree.file(FILE.path, FILE.encode(LaunchHistory().record_asserts("sha256:1", "true", result)))
+    host = Host(tree.root)
+    assert EngineImage(REF, ("true",), "true").run(host)[0].checked == result
+    assert EngineImage(REF, ("false",), "false").run(host)[0].checked is None
+    assert EngineImage(REF).run(host)[1].level is Level.OK
+
+
+def test_an_image_that_went_by_its_id_can_not_be_pulled() -> None:
+    verdict = EngineImage("sha256:e").judge(ImageFacts("sha256:e", (), "known", "arm64", None))
+    assert "docker pull" not in verdict.hint
+    assert "sparkd rollback" in verdict.hint
+
+
+DIGEST = f"ghcr.io/x/vllm@sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("ref", "known", "here", "hint"),
+    [
+        (
+            REF,
+            DIGEST,
+            False,
+            f"the one that served: sudo docker pull {DIGEST} && sudo docker tag {DIGEST} {REF}; or another: ",
+        ),
+        (REF, "", False, f"sudo docker pull {REF}"),
+        (REF, DIGEST, True, f"the one that served: sudo docker tag sha256:{ID} {REF}; or another: "),
+        (f"sha256:{ID}", DIGEST, False, f"the one that served: sudo docker pull {DIGEST}; or another: "),
+        ("ghcr.io/x/vllm:2", DIGEST, True, "sudo docker pull ghcr.io/x/vllm:2"),
+        (DIGEST, DIGEST, True, f"sudo docker pull {DIGEST}, or sparkd image sync on a node that has it"),
+        (DIGEST, DIGEST, False, f"sudo docker pull {DIGEST}, or sparkd image sync on a node that has it"),
+    ],
+)
+def test_of_a_missing_image_the_one_that_served_is_named_and_none_where_a_digest_pins_it(
+    tree: Tree, ref: str, known: str, here: bool, hint: str
+) -> None:
+    tree.docker_engine()
+    served = known_good_entry(image_id=f"sha256:{ID}", image_digest=known)
+    facts = replace(served.facts, values={"image": ref} if ref == DIGEST else {"unchecked.image": REF})
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((replace(served, facts=facts),))))
+    if here:
+        tree.docker(f"/images/sha256:{ID}/json", {"Id": f"sha256:{ID}", "Architecture": "", "Os": "", "Config": {}})
+    verdict = EngineImage(ref).run(Host(tree.root))[1]
+    assert verdict.level is Level.BLOCK
+    assert verdict.hint == hint if ref == DIGEST else verdict.hint.startswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "digests", "digest"),
+    [
+        (REF, (DIGEST,), DIGEST),
+        (f"{REF.partition(':')[0]}@sha256:{'b' * 64}", (DIGEST,), DIGEST),
+        (REF, (f"sparkd/known-good@sha256:{'a' * 64}", DIGEST), DIGEST),
+        ("docker.io/x/vllm:1", (f"x/vllm@sha256:{'a' * 64}",), f"x/vllm@sha256:{'a' * 64}"),
+        ("localhost:5000/vllm", (f"localhost:5000/vllm@sha256:{'a' * 64}",), f"localhost:5000/vllm@sha256:{'a' * 64}"),
+        (REF, (f"{DIGEST}; reboot",), ""),
+        (REF, ("ghcr.io/x/vllm@sha256:1",), ""),
+        (REF, (f"evil/vllm@sha256:{'a' * 64}",), ""),
+        (REF, (), ""),
+    ],
+)
+def test_the_digest_is_that_of_the_images_own_repository(
+    tree: Tree, name: str, digests: tuple[str, ...], digest: str
+) -> None:
+    tree.docker_engine()
+    answer = {"Id": f"sha256:{ID}", "Architecture": "", "Os": "", "Config": {}, "RepoDigests": list(digests)}
+    tree.docker(f"/images/sha256:{ID}/json", answer)
+    assert docker_image.read_digest(Host(tree.root), f"sha256:{ID}", name) == digest
+
+
+def reader(tree: Tree, answer: object) -> DockerReader:
+    tree.docker(f"/images/{REF}/json", answer)
+    return Host(tree.root).docker_reader()
+
+
+def test_of_an_images_labels_those_of_its_build_are_kept(tree: Tree) -> None:
+    labels = {"org.opencontainers.image.revision": "4c1f", "api-key": "hidden", "com.nvidia.x": "a\nb" * 500}
+    answer = {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux", "Config": {"Labels": labels, "User": None}}
+    image = docker_image.read_image(reader(tree, answer), REF)
+    assert image is not None
+    assert [key for key, _ in image.labels] == ["com.nvidia.x", "org.opencontainers.image.revision"]
+    assert len(image.labels[0][1]) <= 200
+    assert (image.user, image.size_bytes, image.created) == ("", 0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [("arm64", Level.OK), ("aarch64", Level.OK), ("", Level.OK), ("x86_64", Level.BLOCK)]
+)
+def test_an_architecture_has_more_than_one_name(tree: Tree, name: str, level: Level) -> None:
+    tree.docker_engine()
+    reader(tree, {"Id": "sha256:1", "Architecture": name, "Os": "linux", "Config": None})
+    assert EngineImage(REF).run(Host(tree.root))[1].level is level
+
+
+@pytest.mark.parametrize("answer", [[], "x", {}, {"Id": 1}, {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux"}])
+def test_a_description_that_is_not_dockers_is_no_image(tree: Tree, answer: object) -> None:
+    with pytest.raises(DockerError, match=REF):
+        docker_image.read_image(reader(tree, answer), REF)
+
+
+def test_probe_lists_the_assertions_of_the_script(tree: Tree) -> None:
+    tree.docker_engine()
+    facts = EngineImage(REF, ("1 line(s) of /a match b",)).probe(Host(tree.root))
+    assert facts == ImageFacts(REF, ("1 line(s) of /a match b",), "known", "arm64", None)

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.rank_records import rank_record
+from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.cluster.monitor import ExpectedPeer
 from sparkd.agent.daemon.taking_over import (
@@ -99,6 +100,11 @@ def find(tree: Tree, role: str = "head") -> tuple[bool, list[str]]:
 
 def test_a_rank_that_serves_is_taken_over(node: Tree) -> None:
     assert find(node) == (True, [])
+
+
+def test_a_record_that_can_t_be_read_now_is_no_missing_one(node: Tree) -> None:
+    with files_left(0), pytest.raises(OSError, match=r"rank\.json can't be read: Too many open files"):
+        find(node)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,10 @@ def build_agent(
     events = log.events(Redaction())
     loop.listen()
     refused = list[str]()
-    left = find_left(host, role, owner.invocation, refused.append)
+    try:
+        left = find_left(host, role, owner.invocation, refused.append)
+    except OSError as error:  # the guard gives the engine a minute
+        raise BlockedError(str(error), "sparkd restarts, and reads it again") from None
     if left is not None:
         settings = left.kept.configured
         log.configure(as_json=settings.log.format == "json", level=settings.log.level)
@@ -114,10 +117,10 @@ def build_agent(
 
 
 def _resolve(config: Settings, role: str, host: Host, loop: MainLoop) -> NodeContext:
-    """Raises as `resolve_context`; BlockedError (exit 10) where a disk hangs, within the unit's TimeoutStartSec=."""
+    """Raises as `resolve_context`; BlockedError (exit 10) where a disk fails, or hangs, within TimeoutStartSec=."""
     try:
         return loop.beside(partial(resolve_context, config, role, host), 20.0, "reading the plan")
-    except (TimeoutError, BlockingIOError) as error:
+    except OSError as error:
         hint = "what holds /var/lib/sparkd, or a file that the configuration names? look at dmesg"
         raise BlockedError(str(error), hint) from None
 

@@ -84,8 +84,8 @@ def _report_return(host: Host, actions: Actions, events: Events, before: Switch,
     text = f"{describe_return(before)}: {reason}"
     events.error("switch.plan.returned", reason=text, hint=RETURNS_HINT)
     end = End(text, int(ExitCode.NOT_READY), RETURNS_HINT, "", utc_now(), Cause.SWITCH_FAILED)
-    history = replace(launch_history.read_history(host.files), last_exit=end)
     with suppress(OSError):
+        history = replace(launch_history.read_history(host.files), last_exit=end)
         actions.write_state(launch_history.FILE.name, launch_history.FILE.encode(history), launch_history.FILE.mode)
 
 
@@ -145,7 +145,7 @@ class Switching:
         known = membership.current_switch
         if agent.store.read(lambda _files, _report: known(agent.context.configured, agent.host)) is not None:
             return  # chosen after this process made its plan: for the next process
-        choice = agent.store.read(lambda files, _report: FILE.read(files, faults.append))
+        choice = agent.store.read(lambda files, _report: FILE.load(files, faults.append))
         if (choice is not None or faults) and agent.store.exchange(FILE, choice, None):
             log, hint = (agent.events.warning, "sparkd use --list") if faults else (agent.events.info, "")
             reason = faults[0] if faults else "the configuration has changed"
@@ -175,11 +175,14 @@ class Switching:
         if not look.done():
             return
         self._look = None
-        with suppress(BlockingIOError):  # no thread could be started
+        try:
             choice, faults = look.result()
-            self._agent.store.report_unread(*faults)
+        except OSError as error:  # the file is unreadable, or no thread could be started
+            faults = [str(error)]
+        else:
             self._follow(choice)
             self._seen = stamp
+        self._agent.store.report_unread(*faults)
 
     @property
     def looking(self) -> bool:
@@ -188,7 +191,7 @@ class Switching:
 
     def _read(self) -> tuple[Switch | None, list[str]]:
         faults = list[str]()
-        return FILE.read(self._agent.host.files, faults.append), faults
+        return FILE.load(self._agent.host.files, faults.append), faults
 
     def _follow(self, choice: Switch | None) -> None:
         # What this process began with may be unchanged, where a full disk has kept its step from being written.
@@ -266,7 +269,7 @@ class Switching:
 
     def _advance(self, event: Event) -> bool:
         """Whether the step was taken: not where somebody has chosen again meanwhile, or it can't be written."""
-        ours, choice = self.switch, self._agent.store.try_read(FILE.read)
+        ours, choice = self.switch, self._agent.store.try_read(FILE.load)
         if ours is None or choice is None or choice.chosen_at != ours.chosen_at:
             return False
         after = step(choice, event)

@@ -37,7 +37,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import VERSION, StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import LOG_POSITION, KnownRank, RankRecord, RankStage, read_rank
+from sparkd.base.state.rank_record import LOG_POSITION, KnownRank, RankRecord, RankStage, load_rank
 from sparkd.base.state.shared_config import Kept
 from sparkd.base.state.switch import Switch
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report
@@ -140,15 +140,15 @@ class LeftRank(Struct, frozen=True):
 
 def find_left(host: Host, role: str, invocation: str, refuse: Callable[[str], object]) -> LeftRank | None:
     """Find a rank to take over. `invocation`: this process's, the same as the rank's after a reload. `refuse` gets the
-    reason where one that serves can't be taken over.
+    reason where one that serves can't be taken over. Raises OSError where that is unknown.
     """
-    known = read_rank(host)
+    known = load_rank(host)
     if (record := known.record) is None or not known.stays:
         if record is not None and record.stage is RankStage.READY and not known.alive:
             refuse("its engine has ended")
         return None
     faults = list[str]()
-    kept = FILE.read(host.files, faults.append)
+    kept = FILE.load(host.files, faults.append)
     if reason := _find_reason(known, kept, role, invocation, host.uptime_seconds(), faults):
         refuse(reason)
         return None

@@ -123,9 +123,12 @@ def test_another_one_is_not_even_mentioned(node: Tree, changes: dict[str, object
 
 @pytest.mark.parametrize("changes", [{"pid": 4001}, {"start_time": BEGAN + 1}])
 def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict[str, object]) -> None:
-    """As during a reload: nobody else says why its container is replaced."""
+    """Nobody else says why its container is replaced."""
     put(node, record(**changes))
     assert find(node) == (False, ["its engine has ended"])
+    assert find_left(Host(node.root), "head", "agent", pytest.fail, handed=True), (
+        "explained by the program after a reload"
+    )
 
 
 @pytest.mark.parametrize(

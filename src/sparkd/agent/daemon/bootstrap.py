@@ -72,7 +72,7 @@ def build_agent(
     loop.listen()
     refused = list[str]()
     try:
-        left = find_left(host, role, owner.invocation, refused.append)
+        left = find_left(host, role, owner.invocation, refused.append, handed=handed is not None)
     except OSError as error:  # the guard gives the engine a minute
         raise BlockedError(str(error), "sparkd restarts, and reads it again") from None
     if left is not None:

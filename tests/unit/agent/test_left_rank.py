@@ -184,3 +184,25 @@ def test_an_engine_that_ended_during_a_reload_has_its_own_cause(world: World, mo
     assert world.last_exit.reason.startswith("the engine ended while serving, ")
     assert world.last_exit.reason.endswith("RuntimeError: boom")
     assert "agent.reload.ended" in journal
+
+
+def test_a_child_of_the_program_before_a_reload_is_reaped() -> None:
+    after = """\
+import os, time
+from sparkd.agent.daemon.reloading import reap_inherited
+
+reap_inherited()
+deadline = time.monotonic() + 20
+while open(f"/proc/self/task/{os.getpid()}/children").read() and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(open(f"/proc/self/task/{os.getpid()}/children").read(), "is left")
+"""
+    before = """\
+import glob, os, subprocess, sys, threading
+threading.Thread(target=subprocess.run, args=(("sleep", "1"),), daemon=True).start()
+while not any(open(path).read() for path in glob.glob("/proc/self/task/*/children")):
+    pass
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+    done = subprocess.run([sys.executable, "-c", before, after], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == " is left\n"

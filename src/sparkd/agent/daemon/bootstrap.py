@@ -24,6 +24,7 @@ from sparkd.agent.daemon.head_config import await_head, use_kept
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.page_cache import restore_readahead
+from sparkd.agent.daemon.reloading import reap_inherited
 from sparkd.agent.daemon.switching import begin_switch, stamp_switch, waiting_limit
 from sparkd.agent.daemon.taking_over import LeftRank, find_left, note_owner, open_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
@@ -65,6 +66,8 @@ def build_agent(
     configuration changes meanwhile, StopRequested.
     """
     configured_at, host, handed = stamp_configuration(root), Host(root), take_handed(os.environ)
+    if handed is not None:
+        reap_inherited()
     invocation = invocation_id(env) or (handed.invocation if handed else "") or uuid.uuid4().hex
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation)
     log.bind(node=host.name())

@@ -17,7 +17,14 @@ from msgspec.structs import replace
 from sparkd.agent.actions import Actions
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.cluster.service import join_cluster
-from sparkd.agent.daemon.assembly import assemble, make_follower, report_sinks, serve_observers, unplaced_status
+from sparkd.agent.daemon.assembly import (
+    assemble,
+    make_follower,
+    read_keys_beside,
+    report_sinks,
+    serve_observers,
+    unplaced_status,
+)
 from sparkd.agent.daemon.blocked import stamp_configuration
 from sparkd.agent.daemon.context import USUAL_PACE, Agent, Base, Pace
 from sparkd.agent.daemon.head_config import await_head, use_kept
@@ -200,7 +207,8 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     Raises OutdatedPlanError then; AwaitedError where this node has no place, no key or no port.
     """
     place = find_place(base.settings, base.host)
-    cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid)
+    keys = read_keys_beside(base, base.settings, owner_uid)
+    cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid, keys)
     first = unplaced_status(role, base.host, base.actions.owner.invocation, str(awaited))
     first = replace(first, rank=place.rank, address=place.address)
     reporter = Reporter(first, (*report_sinks(base), *cluster.sinks))

@@ -35,7 +35,7 @@ SLOW_POLL_SECONDS = 5.0
 LOOK_SECONDS = 120.0
 """Limit for all checks together: 0.3 s on a healthy node. Beyond it a driver or a file server hangs."""
 THREADS_HINT = "see who has so many processes: ps -eLo user= | sort | uniq -c"
-HANG_HINT = "a driver or a file server hangs: see dmesg; where that does not help, reboot this node"
+HANG_HINT = "a driver, a file server, or a process of that pid hangs: see dmesg, end the process, or reboot this node"
 MAX_ROUNDS = 4
 """Rounds of fixes. Ending strays sets segments free, so a second is common. More: something makes new ones."""
 

@@ -31,6 +31,7 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import (
+    AwaitedError,
     BlockedError,
     Cause,
     EngineEndedError,
@@ -199,8 +200,9 @@ def test_a_choice_that_can_t_be_read_now_is_no_other_one(started: AgentUnderTest
     put(started, Stage.IN_FORCE)
     with files_left(0):
         awaits_end(agent.switching, started, 0.1)
-        with pytest.raises(BlockedError, match="Too many open files"):
-            begin(started)
+        assert begin(started) is None
+        with pytest.raises(AwaitedError, match="Too many open files"):
+            membership.current_switch(agent.context.configured, agent.host)
     assert started.events.lines[-1].startswith(
         "state.read.failed reason=/var/lib/sparkd/switch.json can't be read: Too"
     )

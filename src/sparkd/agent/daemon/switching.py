@@ -53,7 +53,9 @@ class SwitchRequested(StopRequested):
 
 def begin_switch(config: Settings, host: Host, actions: Actions, events: Events) -> tuple[Switch | None, object]:
     """Take the choice that a new process finds one step further. Returns it and its stamp: a later one's differs."""
-    stamp, before = stamp_switch(host), membership.current_switch(config, host)
+    stamp, before = stamp_switch(host), None
+    with suppress(AwaitedError):  # `resolve_context` raises it too, and its caller waits
+        before = membership.current_switch(config, host)
     if before is None:
         return None, stamp
     after: Switch | None = before
@@ -137,7 +139,7 @@ class Switching:
                 event = "rollback.plan.applied" if switch.chosen.proven else "switch.plan.applied"
                 agent.events.warning(event, **name, hint=switch.chosen.hint)
             return
-        with suppress(OSError):  # the next process finds it again
+        with suppress(OSError, AwaitedError):  # the next process finds it again
             self._remove_if_over()
 
     def _remove_if_over(self) -> None:

@@ -16,7 +16,7 @@ from sparkd.base.host import Host, infiniband, network
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.errors import AddressAwaitedError, BlockedError, ConfigError, HeadAwaitedError, UsageError
+from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, UsageError
 from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.args import API_KEY, LOOPBACK
@@ -134,7 +134,7 @@ def follows_head(settings: Settings, place: Node) -> bool:
 def current_switch(settings: Settings, host: Host) -> Switch | None:
     """What replaces the configured plan, or is to; None also where the configuration has changed since.
 
-    Raises BlockedError (exit 10) where that is unknown, UsageError for a user who may not read it.
+    Raises AwaitedError where that is unknown, UsageError for a user who may not read it.
     """
     from sparkd.base.state.file import ignore_report
     from sparkd.base.state.switch import FILE
@@ -143,7 +143,7 @@ def current_switch(settings: Settings, host: Host) -> Switch | None:
         switch = FILE.load(host.files, ignore_report)
     except OSError as error:
         hint = "look at dmesg; a file that stays unreadable: move it away, and what is configured holds"
-        raise BlockedError(str(error), hint) from None
+        raise AwaitedError(str(error), hint) from None
     return switch if switch is not None and switch.replaces == fingerprint_config(settings, host) else None
 
 

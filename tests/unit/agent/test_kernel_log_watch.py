@@ -4,10 +4,11 @@ import asyncio
 import errno
 import os
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.unit import page_reports
 
 from sparkd.agent.daemon.kernel_log import ID, KEPT_SECONDS, MOST_DEVICES, MOST_FINDINGS, REPEAT_SECONDS, KernelLogWatch
@@ -108,6 +109,21 @@ def test_what_an_agent_before_has_shown_stays_for_a_day(node: Node) -> None:
     node.read(record("nothing"))
     assert [one.action for one in node.shown()] == ["power-cycle"]
     node.now += KEPT_SECONDS
+    node.read(record("nothing"))
+    assert node.shown() == []
+
+
+@pytest.mark.parametrize("hours", [0, 23, 24, 72])
+def test_each_agent_after_it_keeps_it_until_the_end_of_its_day(node: Node, hours: int) -> None:
+    node.read(record(LOST))
+    (finding,) = node.shown()
+    stamp = (datetime.now(UTC) - timedelta(hours=hours)).strftime("%d %b %H:%M UTC")
+    finding = replace(finding, reason=f"{finding.reason.rpartition(', ')[0]}, {stamp}")
+    node.reporter.update(findings=(finding,))
+    node.watch = KernelLogWatch(node.reporter, node.watch.events, lambda: node.now)
+    node.read(record("nothing"))
+    assert node.shown() == ([finding] if hours < 24 else [])
+    node.now += (24 - hours) * 3600
     node.read(record("nothing"))
     assert node.shown() == []
 

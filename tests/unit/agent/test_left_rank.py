@@ -1,5 +1,6 @@
 """An agent leaves its rank, which serves, to the next one, or takes over what another one has left."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.taking_over import FILE as KEPT
 from sparkd.agent.daemon.taking_over import KeptRank
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError, ConfigError
+from sparkd.base.host.owner import HANDED, OWNER_LOCK
+from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
+from sparkd.base.lib.lock import open_lock, try_lock
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import SIGNALS, MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
@@ -165,3 +168,41 @@ def test_a_disk_that_hangs_keeps_no_agent_from_it(left: World) -> None:
     assert taken_over
     assert [path for path in opened if "/var/lib/" in path] == []
     assert [path for path in opened if "/run/sparkd/" in path], "these are seen"
+
+
+def test_an_engine_that_ended_during_a_reload_has_its_own_cause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(world.tree, rank.pid, kept_rank())
+        rank.kill()
+    shutil.rmtree(world.tree.root / f"proc/{rank.pid}")
+    world.failing.set()
+    lock = open_lock(world.tree.root / OWNER_LOCK[1:])
+    assert try_lock(lock)
+    monkeypatch.setenv(HANDED, f"{lock} {rank_record().invocation}")
+    code, journal = run_agent(world)
+    assert code is ExitCode.ENGINE_ENDED
+    assert world.last_exit.reason.startswith("the engine ended while serving, ")
+    assert world.last_exit.reason.endswith("RuntimeError: boom")
+    assert "agent.reload.ended" in journal
+
+
+def test_a_child_of_the_program_before_a_reload_is_reaped() -> None:
+    after = """\
+import os, time
+from sparkd.agent.daemon.reloading import reap_inherited
+
+reap_inherited()
+deadline = time.monotonic() + 20
+while open(f"/proc/self/task/{os.getpid()}/children").read() and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(open(f"/proc/self/task/{os.getpid()}/children").read(), "is left")
+"""
+    before = """\
+import glob, os, subprocess, sys, threading
+threading.Thread(target=subprocess.run, args=(("sleep", "1"),), daemon=True).start()
+while not any(open(path).read() for path in glob.glob("/proc/self/task/*/children")):
+    pass
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+    done = subprocess.run([sys.executable, "-c", before, after], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == " is left\n"

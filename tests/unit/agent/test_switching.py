@@ -13,6 +13,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone, running
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import until as until_true
+from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.actions.files import exchange
 from sparkd.agent.daemon.context import Agent
@@ -30,6 +31,7 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import (
+    AwaitedError,
     BlockedError,
     Cause,
     EngineEndedError,
@@ -190,6 +192,20 @@ def test_a_blocked_node_starts_again_with_a_rollback_and_with_another_one(starte
     put(started, Stage.IN_FORCE, to=chosen(started, "another"), chosen_at=second.chosen_at)
     with pytest.raises(OutdatedPlanError):
         awaits_end(agent.switching, started)
+
+
+def test_a_choice_that_can_t_be_read_now_is_no_other_one(started: AgentUnderTest) -> None:
+    agent = run_by(started, put(started, Stage.IN_FORCE))
+    agent.phase.enter(Phase.BLOCKED, "no")
+    put(started, Stage.IN_FORCE)
+    with files_left(0):
+        awaits_end(agent.switching, started, 0.1)
+        assert begin(started) is None
+        with pytest.raises(AwaitedError, match="Too many open files"):
+            membership.current_switch(agent.context.configured, agent.host)
+    assert started.events.lines[-1].startswith(
+        "state.read.failed reason=/var/lib/sparkd/switch.json can't be read: Too"
+    )
 
 
 def test_a_plan_whose_time_is_over_is_left_and_more_time_keeps_it(started: AgentUnderTest) -> None:

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.rank_records import rank_record
+from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.cluster.monitor import ExpectedPeer
 from sparkd.agent.daemon.taking_over import (
@@ -101,6 +102,11 @@ def test_a_rank_that_serves_is_taken_over(node: Tree) -> None:
     assert find(node) == (True, [])
 
 
+def test_a_record_that_can_t_be_read_now_is_no_missing_one(node: Tree) -> None:
+    with files_left(0), pytest.raises(OSError, match=r"rank\.json can't be read: Too many open files"):
+        find(node)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -117,9 +123,12 @@ def test_another_one_is_not_even_mentioned(node: Tree, changes: dict[str, object
 
 @pytest.mark.parametrize("changes", [{"pid": 4001}, {"start_time": BEGAN + 1}])
 def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict[str, object]) -> None:
-    """As during a reload: nobody else says why its container is replaced."""
+    """Nobody else says why its container is replaced."""
     put(node, record(**changes))
     assert find(node) == (False, ["its engine has ended"])
+    assert find_left(Host(node.root), "head", "agent", pytest.fail, handed=True), (
+        "explained by the program after a reload"
+    )
 
 
 @pytest.mark.parametrize(

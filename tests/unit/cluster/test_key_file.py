@@ -1,11 +1,13 @@
 """The cluster key is used only from a file that only root can read."""
 
 import os
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.cluster_nodes import addresses, agent_under_test, settings
 from tests.unit.nodes import until
 
 from sparkd.base.cluster.auth import FRESH_SECONDS, KeyRing, read_keys
@@ -176,3 +178,18 @@ def test_the_latest_keys_follow_the_file_without_a_wait(tree: Tree) -> None:
     file.unlink()
     until(lambda: held.latest() and bool(troubles), 10)
     assert held.latest() == (bytes.fromhex(NEW), bytes.fromhex(OLD))
+
+
+def test_the_agent_s_main_thread_opens_no_key(tree: Tree, port: int) -> None:
+    """Their files may lie on a share that hangs, by the time that the ring looks at them."""
+    threads = dict[str, set[str]]()
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if event == "open" and (path := str(args[0])).endswith(".key") and args[1] is None:  # by os.open, as no test
+            threads.setdefault(path.rpartition("/")[2], set()).add(threading.current_thread().name)
+
+    sys.addaudithook(watch)
+    with agent_under_test(tree, 0, settings(addresses(2), port)):
+        until(lambda: "head.key" in threads)
+    assert threads.keys() == {"cluster.key", "head.key"}
+    assert threading.main_thread().name not in set.union(*threads.values())

@@ -145,9 +145,12 @@ def guarded(
     stack: ExitStack,
     floor_bytes: int = 1,
     answer_seconds: float = ANSWER_SECONDS,
+    events: EventLines | None = None,
 ) -> MemoryGuard:
     pidfd = os.pidfd_open(rank.pid)
-    guard = MemoryGuard(floor_bytes, pidfd, EventLines(), lambda: None, unit=unit, answer_seconds=answer_seconds)
+    guard = MemoryGuard(
+        floor_bytes, pidfd, events or EventLines(), lambda: None, unit=unit, answer_seconds=answer_seconds
+    )
     guard.start()
     os.close(pidfd)
     stack.callback(guard.close)
@@ -164,6 +167,22 @@ def test_without_a_unit_a_floor_of_zero_starts_nothing(
     guard = guarded(rank, str(tmp_path / "none"), stack, 0)
     until(lambda: guard.over)
     assert (guard.state, rank.poll()) == ("off", None)
+
+
+@pytest.mark.parametrize("left_over", [False, True])
+def test_a_unit_that_is_off_is_named_once_with_the_command(
+    rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack, left_over: bool
+) -> None:
+    path, events = str(tmp_path / "socket"), EventLines()
+    if left_over:  # of a systemd that was killed
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(path)
+    guard = guarded(rank, path, stack, events=events, answer_seconds=0.0)
+    until(lambda: len(events.lines) > 1)
+    assert not guard.over
+    away = [line for line in events.lines if line.startswith("memory_guard.unit.away reason=sparkd-guard.socket takes")]
+    assert len(away) == 1
+    assert "sudo systemctl start sparkd-guard.socket" in away[0]
 
 
 def test_a_killed_unit_is_followed_by_one_that_knows_the_rank_though_its_agent_is_gone_too(

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.unit.clock import unstalled
@@ -127,6 +128,18 @@ def test_a_blocking_call_that_hangs_is_a_timeout(main: MainLoop) -> None:
     with pytest.raises(TimeoutError, match=r"sync did not end within 0\.2 s"):
         main.beside(hanging.wait, 0.2, "sync")
     hanging.set()
+
+
+def test_a_read_that_hangs_is_named_with_its_path(main: MainLoop, tmp_path: Path) -> None:
+    def read(path: str) -> bytes:
+        return Path(path).read_bytes()  # of a FIFO without a writer
+
+    fifo = tmp_path / "a\nfile"
+    os.mkfifo(fifo)
+    for _ in range(2):  # the second time, the first read is awaited
+        with pytest.raises(TimeoutError, match=r"a read did not end within 0\.2 s: it is at /.*/a\\nfile$"):
+            main.beside(partial(read, str(fifo)), 0.2, "a read")
+    os.close(os.open(fifo, os.O_WRONLY))
 
 
 def test_news_do_not_end_a_wait_for_something_else(main: MainLoop) -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone
+from tests.unit.state.test_state_file import files_left
 from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.daemon.context import Pace
@@ -181,6 +182,17 @@ def test_an_unusable_file_is_reported_and_the_agent_continues(started: AgentUnde
     (on_disk(started).root / FILE.path.lstrip("/")).unlink()
     on_disk(started).folder(FILE.path)
     assert started.agent.store.read_launches() == EMPTY
+
+
+def test_a_file_that_can_t_be_read_now_is_neither_empty_nor_written_over(started: AgentUnderTest) -> None:
+    store = started.agent.store
+    with files_left(0):
+        assert not store.record(lambda launches: launches.record_launch(PLAN, "boot", {}))
+        with pytest.raises(errors.BlockedError, match=r"launch-history\.json can't be read: Too many open files"):
+            store.require_launches()
+    assert isinstance(started.agent.actions, MemoryActions)
+    assert FILE.name not in started.agent.actions.written
+    assert store.require_launches() == FILE.decode(on_disk(started).root.joinpath(FILE.path.lstrip("/")).read_bytes())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 import json
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from tests.tree import Tree
 
+from sparkd.agent.actions.files import exchange
 from sparkd.base.config import Engine
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
@@ -86,3 +90,26 @@ def test_a_user_needs_root(tree: Tree) -> None:
             read(tree)
     else:
         assert read(tree) == (GOOD, [])
+
+
+@contextmanager
+def files_left(count: int) -> Iterator[None]:
+    """This process can open so many files more at once: one more is EMFILE."""
+    free = [os.open("/dev/null", os.O_RDONLY) for _ in range(count + 1)]
+    for fd in free:
+        os.close(fd)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_what_can_t_be_read_now_is_not_written_over(tree: Tree) -> None:
+    path = tree.file(FILE.path, FILE.encode(GOOD))
+    files = Host(tree.root).files
+    with files_left(2), pytest.raises(OSError, match=r"thing\.json can't be read: Too many open files"):
+        exchange(files, FILE, None, Thing(()))  # its lock, and the file's name, but not its content
+    assert read(tree) == (GOOD, [])
+    assert list(path.parent.iterdir()) == [path, path.with_name(".thing.json.lock")]

@@ -119,6 +119,8 @@ KERNEL = "Nov 22 10:00:00 spark1 kernel: "
         ("bash: /workspace/vllm-head-090.sh: No such file or directory", "not where the command says"),
         ("This model's maximum context length is 200000 tokens. However, you requested 200001 tokens", "max-model-len"),
         ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", "first error above"),
+        ("EOFError: Ran out of input", "the error before it"),
+        ("_pickle.UnpicklingError: pickle data was truncated", "compile cache"),
         ("safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete", "cut off"),
     ],
 )

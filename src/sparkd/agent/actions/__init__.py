@@ -46,7 +46,7 @@ from sparkd.base.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.base.recipes.reach import HEAD_FILES
 from sparkd.base.state.file import FOLDER, STACKS, Content, StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import RankStage, Whose, read_rank, whose
+from sparkd.base.state.rank_record import RankStage, Whose, load_rank, read_rank, whose
 
 if TYPE_CHECKING:
     from sparkd.agent.actions.dockerd import Containers
@@ -189,11 +189,11 @@ class Actions:
                 self.write_rank(replace(record, stage=RankStage.ENDING, invocation=""))
 
     def set_aside_rank(self) -> str:
-        """Rename a record that can't be read, and return why. This process has the lock: no other one has a rank."""
-        reason = read_rank(self._host).error
-        if reason:
-            path = Path(self._host.files.real(RANK_FILE.path))
-            with suppress(OSError):  # then preflight blocks
+        """Rename a record that is no such file, and return why. This process has the lock: no other one has a rank."""
+        reason = ""
+        with suppress(OSError):  # then preflight blocks
+            if reason := load_rank(self._host).error:
+                path = Path(self._host.files.real(RANK_FILE.path))
                 path.replace(path.with_name(f"{path.name}.broken"))
         return reason
 

@@ -14,7 +14,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import LaunchError, UsageError
 from sparkd.base.lib.lock import hold, open_lock
 from sparkd.base.plan.script import HOSTS_TARGET
-from sparkd.base.state.file import FOLDER, PUBLIC, Content, StateFile
+from sparkd.base.state.file import FOLDER, PUBLIC, Content, StateFile, ignore_report
 
 HOSTS_LIMIT_BYTES = 64 << 20
 """Most of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
@@ -80,7 +80,7 @@ def write_hosts(files: Files, path: Path, names: Iterable[tuple[str, str]]) -> N
 def exchange(files: Files, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
     """Write `after` in place of `before`, or remove the file where that is None; it survives a power cut.
 
-    False where the file holds something else. A file that can't be read counts as none. Raises OSError.
+    False where the file holds something else. What is no state file counts as none. Raises OSError.
     """
 
     def dump(value: Content | None) -> str | None:
@@ -88,7 +88,7 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
 
     path = Path(files.real(FOLDER), file.name)
     with alone(path.with_name(f".{path.name}.lock")):
-        if dump(file.read(files)) != dump(before):
+        if dump(file.load(files, ignore_report)) != dump(before):
             return False
         try:
             if after is None:

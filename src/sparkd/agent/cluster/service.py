@@ -139,8 +139,10 @@ def join_cluster(
     spawn: Spawn,
     events: Events,
     owner_uid: int = 0,
+    known: tuple[bytes, ...] = (),
 ) -> Cluster:
     """Start to serve this node's report and to read those of the others. `owner_uid`: the key file's required owner.
+    `known`: the keys in it, where another thread has just read them.
 
     Raises ConfigError (78) for a bad key file, AwaitedError where there is none, or the port is taken.
     """
@@ -157,7 +159,8 @@ def join_cluster(
         events.warning("cluster.key.outdated", accepted=count, hint=hint)
 
     restart = partial(on_bad_key, "fix it before this unit restarts; the previous keys are in use")
-    keys = auth.KeyRing(host.files, settings.cluster.key_file, owner_uid, restart, on_older_keys).latest
+    path = settings.cluster.key_file
+    keys = auth.KeyRing(host.files, path, owner_uid, restart, on_older_keys, known=known).latest
     renew = partial(
         on_bad_key,
         f"sudo rm {head_key.PRIVATE}; sudo sparkd init --invite; then on each worker: sudo sparkd init --join",

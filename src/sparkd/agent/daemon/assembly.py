@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
+from typing import TypeVar
 
 from msgspec.structs import asdict, replace
 
@@ -27,6 +28,7 @@ from sparkd.agent.daemon.taking_over import LeftRank, first_report
 from sparkd.agent.status.kept import Kept
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.config import Settings
 from sparkd.base.host import Host, network
 from sparkd.base.host.processes import read_process
 from sparkd.base.lib.errors import BlockedError, ExitCode, find_action
@@ -39,6 +41,8 @@ from sparkd.base.state.rank_record import read_boot_id
 from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
 from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
 
+T = TypeVar("T")
+
 
 def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank | None = None) -> Agent:
     """Build the agent. It then serves its report and reads the other nodes.
@@ -47,10 +51,12 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     """
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
-    secrets = _read_secrets(base, node, owner_uid, left)
+    keys = read_keys_beside(base, node.settings, owner_uid)
+    work = partial(read_secrets, node.plan) if left is None else lambda: left.kept.secrets
+    secrets = _read_beside(base, work, "reading the secrets", "a file of engine.secrets")
     redact = Redaction(secrets.values())
     events = base.log.events(redact)
-    cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid)
+    cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid, keys)
     first = initial_status(node, host, actions.owner.invocation)
     store, rank = StateStore(host, actions, loop, events), OwnRank()
     history = store.read_launches()
@@ -99,22 +105,20 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     return agent
 
 
-def _read_secrets(base: Base, node: NodeContext, owner_uid: int, left: LeftRank | None) -> Mapping[str, str]:
-    """The engine's, by name. Reads the cluster's key too, before `join_cluster` does: these may lie on a share.
-
-    Raises as that; BlockedError (exit 10) where the share hangs.
+def read_keys_beside(base: Base, settings: Settings, owner_uid: int) -> tuple[bytes, ...]:
+    """The cluster's keys, none for a node alone: the file may lie on a share. Raises as `join_cluster`; BlockedError
+    (exit 10) where the share hangs.
     """
-    path = node.settings.cluster.key_file
+    path = settings.cluster.key_file
+    read = partial(read_keys, base.host.files, path, owner_uid)
+    return _read_beside(base, read, "reading the cluster's key", path) if len(settings.cluster.nodes) > 1 else ()
 
-    def read() -> Mapping[str, str]:
-        if node.peers:
-            read_keys(base.host.files, path, owner_uid)
-        return left.kept.secrets if left is not None else read_secrets(node.plan)
 
+def _read_beside(base: Base, read: Callable[[], T], what: str, path: str) -> T:
     try:
-        return base.loop.beside(read, 10.0, "reading the key and the secrets")
+        return base.loop.beside(read, 10.0, what)
     except (TimeoutError, BlockingIOError) as error:
-        raise BlockedError(str(error), f"what holds {path}, or a file of engine.secrets? look at: sudo dmesg") from None
+        raise BlockedError(str(error), f"what holds {path}? look at: sudo dmesg") from None
 
 
 def equip(context: Context) -> Agent:

@@ -17,13 +17,21 @@ from msgspec.structs import replace
 from sparkd.agent.actions import Actions
 from sparkd.agent.actions.processes import Rank
 from sparkd.agent.cluster.service import join_cluster
-from sparkd.agent.daemon.assembly import assemble, make_follower, report_sinks, serve_observers, unplaced_status
+from sparkd.agent.daemon.assembly import (
+    assemble,
+    make_follower,
+    read_keys_beside,
+    report_sinks,
+    serve_observers,
+    unplaced_status,
+)
 from sparkd.agent.daemon.blocked import stamp_configuration
 from sparkd.agent.daemon.context import USUAL_PACE, Agent, Base, Pace
 from sparkd.agent.daemon.head_config import await_head, use_kept
 from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.page_cache import restore_readahead
+from sparkd.agent.daemon.reloading import reap_inherited
 from sparkd.agent.daemon.switching import begin_switch, stamp_switch, waiting_limit
 from sparkd.agent.daemon.taking_over import LeftRank, find_left, note_owner, open_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
@@ -65,13 +73,18 @@ def build_agent(
     configuration changes meanwhile, StopRequested.
     """
     configured_at, host, handed = stamp_configuration(root), Host(root), take_handed(os.environ)
+    if handed is not None:
+        reap_inherited()
     invocation = invocation_id(env) or (handed.invocation if handed else "") or uuid.uuid4().hex
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation)
     log.bind(node=host.name())
     events = log.events(Redaction())
     loop.listen()
     refused = list[str]()
-    left = find_left(host, role, owner.invocation, refused.append)
+    try:
+        left = find_left(host, role, owner.invocation, refused.append, handed=handed is not None)
+    except OSError as error:  # the guard gives the engine a minute
+        raise BlockedError(str(error), "sparkd restarts, and reads it again") from None
     if left is not None:
         settings = left.kept.configured
         log.configure(as_json=settings.log.format == "json", level=settings.log.level)
@@ -114,10 +127,10 @@ def build_agent(
 
 
 def _resolve(config: Settings, role: str, host: Host, loop: MainLoop) -> NodeContext:
-    """Raises as `resolve_context`; BlockedError (exit 10) where a disk hangs, within the unit's TimeoutStartSec=."""
+    """Raises as `resolve_context`; BlockedError (exit 10) where a disk fails, or hangs, within TimeoutStartSec=."""
     try:
         return loop.beside(partial(resolve_context, config, role, host), 20.0, "reading the plan")
-    except (TimeoutError, BlockingIOError) as error:
+    except OSError as error:
         hint = "what holds /var/lib/sparkd, or a file that the configuration names? look at: sudo dmesg"
         raise BlockedError(str(error), hint) from None
 
@@ -194,7 +207,8 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     Raises OutdatedPlanError then; AwaitedError where this node has no place, no key or no port.
     """
     place = find_place(base.settings, base.host)
-    cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid)
+    keys = read_keys_beside(base, base.settings, owner_uid)
+    cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid, keys)
     first = unplaced_status(role, base.host, base.actions.owner.invocation, str(awaited))
     first = replace(first, rank=place.rank, address=place.address)
     reporter = Reporter(first, (*report_sinks(base), *cluster.sinks))

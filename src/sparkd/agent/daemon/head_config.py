@@ -135,10 +135,10 @@ class HeadFollower(Struct):
         self._judge(verify, KEY, "what holds that file? look at: sudo dmesg")
 
     def _judge(self, work: Callable[[], T], what: str, hint: str) -> T:
-        """The result of `work` beside the loop. Raises HeadRefusedError where it hangs."""
+        """The result of `work` beside the loop. Raises HeadRefusedError where it hangs, or a disk fails."""
         try:
             return self.loop.beside(work, FETCH_SECONDS, what)
-        except (TimeoutError, BlockingIOError) as error:
+        except OSError as error:
             raise HeadRefusedError(str(error), hint) from None
 
     def _is_kept(self, body: bytes) -> bool:

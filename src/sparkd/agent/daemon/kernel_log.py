@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 
 from msgspec import Struct, field
@@ -32,6 +33,8 @@ are all logged.
 """
 ID, MOST_FINDINGS, KEPT_SECONDS = "kernel-message", 16, 24 * 3600.0
 """The report keeps the latest."""
+STAMP = "%d %b %H:%M UTC"
+"""Ends a finding's reason."""
 BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1
 """A record takes 20 µs, and the kernel's ring has room for some ten thousand."""
 HINT = "nothing is to be done; all that is left: journalctl -k -b"
@@ -52,6 +55,17 @@ def follow_kernel_log(host: Host, loop: MainLoop, reporter: Reporter, events: Ev
     loop.start(partial(kernel.open_log_end, host.files), "kernel-log", begin)
 
 
+def _age_seconds(reason: str) -> float:
+    """Time since the stamp of a finding, which has no year; 0 where it has none, and after the clock was set back."""
+    now = datetime.now(UTC)
+    for year in (now.year, now.year - 1):
+        with suppress(ValueError):
+            at = datetime.strptime(f"{year} {reason.rpartition(', ')[2]} +0000", f"%Y {STAMP} %z")
+            if (age_seconds := (now - at).total_seconds()) > -KEPT_SECONDS:
+                return max(0.0, age_seconds)
+    return 0.0
+
+
 class KernelLogWatch(Struct):
     """Used by the main thread."""
 
@@ -67,7 +81,7 @@ class KernelLogWatch(Struct):
     def __post_init__(self) -> None:
         """Keep what an agent before this one has reported, where this one has taken its rank over."""
         now, reported = self.clock(), self.reporter.report.findings
-        self._findings = tuple((now, finding) for finding in reported if finding.id == ID)
+        self._findings = tuple((now - _age_seconds(known.reason), known) for known in reported if known.id == ID)
 
     async def follow(self, fd: int) -> None:
         """Runs until it is cancelled."""
@@ -142,7 +156,7 @@ class KernelLogWatch(Struct):
             count=self._counts[name],
         )
         if effect.action is not Action.NONE:
-            at = time.strftime("%d %b %H:%M UTC", time.gmtime())
+            at = time.strftime(STAMP, time.gmtime())
             finding = FindingReport(ID, "warn", f"{event.reason}, {at}", effect.hint, effect.action.value)
             others = [dated for dated in self._findings if not dated[1].reason.startswith(f"{event.reason}, ")]
             self._findings = (*others, (self.clock(), finding))[-MOST_FINDINGS:]

@@ -10,10 +10,12 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from sparkd.agent.daemon.context import Agent
+from sparkd.base.lib import start_thread
 from sparkd.base.lib.endings import Stage, StopRequested
 from sparkd.base.lib.main_loop import SIGNALS
 from sparkd.base.state.rank_record import read_rank
@@ -23,6 +25,15 @@ FLUSH_SECONDS = 5.0
 
 class ReloadRequested(StopRequested):
     """SIGHUP, while the rank serves."""
+
+
+def reap_inherited() -> None:
+    """Reap the children of the program before a reload as they end, such as an `rm` of caches: nothing else of this one
+    knows them. To be called before its first own one.
+    """
+    with suppress(OSError):  # they stay zombies until it ends
+        for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            start_thread(threading.Thread(target=os.waitpid, args=(int(pid), 0), name="inherited", daemon=True))
 
 
 def raise_if_requested(agent: Agent) -> None:

@@ -74,7 +74,8 @@ class StateStore(Struct):
         try:
             return self.read(launch_history.read_history)
         except OSError as error:
-            raise BlockedError(str(error), f"what holds {FOLDER}? look at: sudo dmesg") from None
+            hint = f"what holds {FOLDER}? look at: sudo dmesg; a file that stays unreadable: move it away"
+            raise BlockedError(str(error), hint) from None
 
     def record(self, change: Callable[[LaunchHistory], LaunchHistory]) -> bool:
         """Write the changed launch history, safe against crashes and power cuts; whether that worked."""

@@ -53,7 +53,9 @@ class SwitchRequested(StopRequested):
 
 def begin_switch(config: Settings, host: Host, actions: Actions, events: Events) -> tuple[Switch | None, object]:
     """Take the choice that a new process finds one step further. Returns it and its stamp: a later one's differs."""
-    stamp, before = stamp_switch(host), membership.current_switch(config, host)
+    stamp, before = stamp_switch(host), None
+    with suppress(AwaitedError):  # `resolve_context` raises it too, and its caller waits
+        before = membership.current_switch(config, host)
     if before is None:
         return None, stamp
     after: Switch | None = before
@@ -84,8 +86,8 @@ def _report_return(host: Host, actions: Actions, events: Events, before: Switch,
     text = f"{describe_return(before)}: {reason}"
     events.error("switch.plan.returned", reason=text, hint=RETURNS_HINT)
     end = End(text, int(ExitCode.NOT_READY), RETURNS_HINT, "", utc_now(), Cause.SWITCH_FAILED)
-    history = replace(launch_history.read_history(host.files), last_exit=end)
     with suppress(OSError):
+        history = replace(launch_history.read_history(host.files), last_exit=end)
         actions.write_state(launch_history.FILE.name, launch_history.FILE.encode(history), launch_history.FILE.mode)
 
 
@@ -137,7 +139,7 @@ class Switching:
                 event = "rollback.plan.applied" if switch.chosen.proven else "switch.plan.applied"
                 agent.events.warning(event, **name, hint=switch.chosen.hint)
             return
-        with suppress(OSError):  # the next process finds it again
+        with suppress(OSError, AwaitedError):  # the next process finds it again
             self._remove_if_over()
 
     def _remove_if_over(self) -> None:
@@ -145,7 +147,7 @@ class Switching:
         known = membership.current_switch
         if agent.store.read(lambda _files, _report: known(agent.context.configured, agent.host)) is not None:
             return  # chosen after this process made its plan: for the next process
-        choice = agent.store.read(lambda files, _report: FILE.read(files, faults.append))
+        choice = agent.store.read(lambda files, _report: FILE.load(files, faults.append))
         if (choice is not None or faults) and agent.store.exchange(FILE, choice, None):
             log, hint = (agent.events.warning, "sudo sparkd use --list") if faults else (agent.events.info, "")
             reason = faults[0] if faults else "the configuration has changed"
@@ -175,11 +177,14 @@ class Switching:
         if not look.done():
             return
         self._look = None
-        with suppress(BlockingIOError):  # no thread could be started
+        try:
             choice, faults = look.result()
-            self._agent.store.report_unread(*faults)
+        except OSError as error:  # the file is unreadable, or no thread could be started
+            faults = [str(error)]
+        else:
             self._follow(choice)
             self._seen = stamp
+        self._agent.store.report_unread(*faults)
 
     @property
     def looking(self) -> bool:
@@ -188,7 +193,7 @@ class Switching:
 
     def _read(self) -> tuple[Switch | None, list[str]]:
         faults = list[str]()
-        return FILE.read(self._agent.host.files, faults.append), faults
+        return FILE.load(self._agent.host.files, faults.append), faults
 
     def _follow(self, choice: Switch | None) -> None:
         # What this process began with may be unchanged, where a full disk has kept its step from being written.
@@ -266,7 +271,7 @@ class Switching:
 
     def _advance(self, event: Event) -> bool:
         """Whether the step was taken: not where somebody has chosen again meanwhile, or it can't be written."""
-        ours, choice = self.switch, self._agent.store.try_read(FILE.read)
+        ours, choice = self.switch, self._agent.store.try_read(FILE.load)
         if ours is None or choice is None or choice.chosen_at != ours.chosen_at:
             return False
         after = step(choice, event)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -37,7 +38,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.file import VERSION, StateFile
 from sparkd.base.state.rank_record import FILE as RANK_FILE
-from sparkd.base.state.rank_record import LOG_POSITION, KnownRank, RankRecord, RankStage, read_rank
+from sparkd.base.state.rank_record import LOG_POSITION, KnownRank, RankRecord, RankStage, load_rank
 from sparkd.base.state.shared_config import Kept
 from sparkd.base.state.switch import Switch
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report
@@ -136,25 +137,32 @@ class LeftRank(Struct, frozen=True):
     """The last one of that agent."""
     reloaded: bool = False
     """The agent is the same process, with another program."""
+    ended: bool = False
+    """It ended meanwhile."""
 
 
-def find_left(host: Host, role: str, invocation: str, refuse: Callable[[str], object]) -> LeftRank | None:
+def find_left(
+    host: Host, role: str, invocation: str, refuse: Callable[[str], object], *, handed: bool = False
+) -> LeftRank | None:
     """Find a rank to take over. `invocation`: this process's, the same as the rank's after a reload. `refuse` gets the
-    reason where one that serves can't be taken over.
+    reason where one that serves can't be taken over. `handed`: this is the new program after a reload, and explains the
+    end of a rank that has ended meanwhile, as any other end. Raises OSError where that is unknown.
     """
-    known = read_rank(host)
-    if (record := known.record) is None or not known.stays:
-        if record is not None and record.stage is RankStage.READY and not known.alive:
+    known = load_rank(host)
+    ended = known.record is not None and known.record.stage is RankStage.READY and not known.alive
+    if (record := known.record) is None or not (known.stays or (ended and handed)):
+        if ended:
             refuse("its engine has ended")
         return None
     faults = list[str]()
-    kept = FILE.read(host.files, faults.append)
+    kept = FILE.load(host.files, faults.append)
     if reason := _find_reason(known, kept, role, invocation, host.uptime_seconds(), faults):
         refuse(reason)
         return None
     assert kept is not None
     report = parse(read_report(host.files))
-    return LeftRank(record, kept, report if report is not None and report.rank_id == record.rank_id else None)
+    last = report if report is not None and report.rank_id == record.rank_id else None
+    return LeftRank(record, kept, last, ended=ended)
 
 
 def _find_reason(
@@ -178,8 +186,15 @@ def _lately(record: RankRecord, now: float) -> tuple[float, ...]:
 
 
 def open_rank(host: Host, left: LeftRank) -> Rank | None:
-    """The rank, proven by its process alone, also while docker is away; None where that has ended."""
-    record = left.record
+    """The rank, proven by its process alone, also while docker is away; None where that has ended only now."""
+    record, kept = left.record, left.kept
+
+    def make(pidfd: int) -> Rank:
+        started = record.start_time, record.started_at
+        return Rank(record.container_id, kept.name, kept.image_id, record.pid, pidfd, *started)
+
+    if left.ended:
+        return make(_open_ended())
     try:
         pidfd = os.pidfd_open(record.pid)
     except ProcessLookupError:
@@ -188,10 +203,17 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
         # Looked at second: a pid that is held by a descriptor is not used again.
         process, group = read_process(host.files, record.pid), read_group(host.files, record.pid)
         if process and (process.start_time, group.container_id) == (record.start_time, record.container_id):
-            name, image = left.kept.name, left.kept.image_id
-            return Rank(record.container_id, name, image, record.pid, pidfd, record.start_time, record.started_at)
+            return make(pidfd)
     os.close(pidfd)
     return None
+
+
+def _open_ended() -> int:
+    """A descriptor of a process that has ended: that of the rank itself can't be opened any more."""
+    process = subprocess.Popen(("/bin/true",))
+    pidfd = os.pidfd_open(process.pid)
+    process.wait()
+    return pidfd
 
 
 def note_owner(agent: Agent, left: LeftRank) -> LeftRank:

@@ -35,7 +35,7 @@ SLOW_POLL_SECONDS = 5.0
 LOOK_SECONDS = 120.0
 """Limit for all checks together: 0.3 s on a healthy node. Beyond it a driver or a file server hangs."""
 THREADS_HINT = "see who has so many processes: ps -eLo user= | sort | uniq -c"
-HANG_HINT = "a driver or a file server hangs, look at: sudo dmesg; where that does not help, reboot this node"
+HANG_HINT = "end the process that is named, or see what hangs: sudo dmesg; where neither helps, reboot this node"
 MAX_ROUNDS = 4
 """Rounds of fixes. Ending strays sets segments free, so a second is common. More: something makes new ones."""
 

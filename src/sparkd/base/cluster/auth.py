@@ -98,12 +98,14 @@ class KeyRing:
         on_trouble: Callable[[str], object] = lambda _: None,
         on_older: Callable[[int], object] = lambda _: None,
         *,
+        known: tuple[bytes, ...] = (),
         optional: bool = False,
     ) -> None:
         """`on_trouble` gets why the file is not used, once while that stays the same.
 
         `on_older` gets how many keys are accepted beside the first: at the start, at each change and once a day.
-        `optional`: without a file there are no keys, and a bad one is only reported, also at the start.
+        `known`: the keys, where they have just been read. `optional`: without a file there are no keys, and a bad one
+        is only reported; another thread reads it.
         """
         self._files, self._path, self._owner_uid, self._optional = files, path, owner_uid, optional
         self._on_trouble, self._on_older, self._remind_at = on_trouble, on_older, 0.0
@@ -111,9 +113,9 @@ class KeyRing:
         self._lock = Lock()
         self._reading, self._read_at = False, float("-inf")
         self._seen: FileFacts | None = None
-        self._keys: tuple[bytes, ...] = () if optional else read_keys(files, path, owner_uid)
+        self._keys = known if known or optional else read_keys(files, path, owner_uid)
         if optional:
-            self.keys()
+            self.latest()
 
     def keys(self) -> tuple[bytes, ...]:
         """The keys, the signing one first: empty only where `optional`. Reads a file again only if its stat changes."""

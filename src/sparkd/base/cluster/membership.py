@@ -16,7 +16,7 @@ from sparkd.base.host import Host, infiniband, network
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, HeadAwaitedError, UsageError
+from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, UsageError
 from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.args import API_KEY, LOOPBACK
@@ -98,7 +98,7 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
         raise
     except ConfigError as error:
         hints = [error.hint] if error.hint else []
-        with suppress(UsageError):  # users other than root may not read the file
+        with suppress(UsageError, OSError):  # users other than root may not read the file
             if chosen is None and read_known_good(host.files):
                 hints.append("back to the last good plan: sudo sparkd rollback")
         raise type(error)(error.reason, "; ".join(hints)) from None
@@ -133,10 +133,18 @@ def follows_head(settings: Settings, place: Node) -> bool:
 
 
 def current_switch(settings: Settings, host: Host) -> Switch | None:
-    """What replaces the configured plan, or is to; None also where the configuration has changed since."""
+    """What replaces the configured plan, or is to; None also where the configuration has changed since.
+
+    Raises AwaitedError where that is unknown, UsageError for a user who may not read it.
+    """
+    from sparkd.base.state.file import ignore_report
     from sparkd.base.state.switch import FILE
 
-    switch = FILE.read(host.files)
+    try:
+        switch = FILE.load(host.files, ignore_report)
+    except OSError as error:
+        hint = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
+        raise AwaitedError(str(error), hint) from None
     return switch if switch is not None and switch.replaces == fingerprint_config(settings, host) else None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -143,6 +144,17 @@ def run_in_thread(name: str, work: Callable[[], T], loop: asyncio.AbstractEventL
 
     start_thread(threading.Thread(target=run, name=name, daemon=True))
     return outcome
+
+
+def find_path(name: str) -> str:
+    """The path with which the thread of this name is busy, as with a read that hangs; empty where it has none."""
+    idents = [thread.ident for thread in threading.enumerate() if thread.name == name]
+    frame = sys._current_frames().get(idents[0] or 0) if idents else None
+    while frame is not None:
+        if isinstance(path := frame.f_locals.get("path"), str) and path.startswith("/"):
+            return path
+        frame = frame.f_back
+    return ""
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

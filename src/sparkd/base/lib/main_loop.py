@@ -22,8 +22,9 @@ from types import FrameType
 from typing import Any, Protocol, Self, TypeVar
 
 from sparkd.base.lib.endings import Endings
-from sparkd.base.lib.event_loop import EventLoop, run_in_thread
+from sparkd.base.lib.event_loop import EventLoop, find_path, run_in_thread
 from sparkd.base.lib.systemd import Notifier, watchdog_seconds
+from sparkd.base.lib.text import sanitize
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
@@ -190,9 +191,9 @@ class MainLoop:
     def beside(self, work: Work[T], seconds: float, what: str, *, shielded: bool = False) -> T:
         """The result of work that may hang (sync, docker, /proc), while the loop turns.
 
-        One call of a subject at a time, `what`: an earlier one is awaited first. Raises TimeoutError when it takes
-        longer than `seconds`: a thread is then abandoned, a coroutine cancelled. Raises as `wait` too, unless
-        `shielded`, as what changes the machine is.
+        One call of a subject at a time, `what`: an earlier one is awaited first. Raises TimeoutError, with the path
+        it is at, when it takes longer than `seconds`: a thread is then abandoned, a coroutine cancelled. Raises as
+        `wait` too, unless `shielded`, as what changes the machine is.
         """
         deadline = time.monotonic() + seconds
         earlier = None if isinstance(work, Coroutine) else self._under_way.get(what)
@@ -200,7 +201,8 @@ class MainLoop:
         future = self._begin(work, what) if in_time else None
         try:
             if future is None or not self._await(future, deadline, shielded):
-                raise TimeoutError(f"{what} did not end within {seconds:g} s")
+                at = f": it is at {sanitize(path)}" if (path := find_path(what)) else ""
+                raise TimeoutError(f"{what} did not end within {seconds:g} s{at}")
         finally:
             if future is not None and isinstance(work, Coroutine):
                 future.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -20,6 +21,8 @@ PRIVATE, PUBLIC = 0o600, 0o644
 """Private: may hold values that the configuration keeps from other users, such as variables of the engine."""
 VERSION = 1
 LIMIT_BYTES = 16 << 20
+_NEVER_WRITTEN = (errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EFBIG)
+"""Errors of a symlink, a socket, a device, and of too large a file: sparkd replaces these."""
 
 Content = TypeVar("Content", bound=msgspec.Struct)
 Report = Callable[[str], None]
@@ -43,26 +46,32 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
         return f"{self.folder}/{self.name}"
 
     def load(self, files: Files, report: Report) -> Content | None:
-        """None where there is no file, and where its content is wrong, which is reported. Follows no symlink.
+        """None where there is no file, or none of sparkd's, which is reported. Follows no symlink.
 
-        Raises OSError.
+        Raises OSError, with a text for people, where the content is unknown: it must not be written over. Raises
+        UsageError for a user who may not read the file.
         """
         try:
             return self.decode(files.itself(self.path, LIMIT_BYTES).content)
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            report(f"{self.path} can't be read: {error}")
-            return None
-
-    def read(self, files: Files, report: Report = ignore_report) -> Content | None:
-        """The same as `load`, with every OSError reported. Raises UsageError for a user who may not read the file."""
-        try:
-            return self.load(files, report)
         except OSError as error:
             if isinstance(error, PermissionError) and os.geteuid():
                 raise UsageError(f"{self.path} may be read by root alone", "run it as root") from None
-            report(f"{self.path} can't be read: {error.strerror or error}")
+            reason = f"{self.path} can't be read: {error.strerror or error}"
+            if error.errno not in _NEVER_WRITTEN:
+                raise OSError(reason) from None
+        except ValueError as error:
+            reason = f"{self.path} can't be read: {error}"
+        report(reason)
+        return None
+
+    def read(self, files: Files, report: Report = ignore_report) -> Content | None:
+        """The same as `load`, with every OSError reported: for a reader after whom nothing is written."""
+        try:
+            return self.load(files, report)
+        except OSError as error:
+            report(str(error))
             return None
 
     def decode(self, content: bytes) -> Content:

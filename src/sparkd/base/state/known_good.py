@@ -99,8 +99,8 @@ def format_utc(stamp: str) -> str:
 
 
 def read_known_good(files: Files, report: Report = ignore_report) -> tuple[Entry, ...]:
-    """Empty where there is no usable file: no start depends on it."""
-    return (FILE.read(files, report) or History()).known_good
+    """Empty where there is no usable file. Raises OSError."""
+    return (FILE.load(files, report) or History()).known_good
 
 
 def add_proven(known: Sequence[Entry], proven: Entry) -> History:

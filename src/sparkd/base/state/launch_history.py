@@ -229,5 +229,5 @@ FILE = StateFile("launch-history.json", LaunchHistory, PUBLIC)
 
 
 def read_history(files: Files, report: Report = ignore_report) -> LaunchHistory:
-    """Empty where there is no usable file."""
-    return FILE.read(files, report) or LaunchHistory()
+    """Empty where there is no usable file. Raises OSError."""
+    return FILE.load(files, report) or LaunchHistory()

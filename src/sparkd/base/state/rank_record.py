@@ -119,14 +119,19 @@ class KnownRank(Struct, frozen=True):
 
 def read_rank(host: Host) -> KnownRank:
     """Read it after the containers and the owner that it is compared with."""
-    errors: list[str] = []
     try:
-        record = FILE.load(host.files, errors.append)
-        if record is None or record.boot_id != read_boot_id(host.files):
-            return KnownRank(error="".join(errors))
-        alive = is_alive(host.files, record.pid, record.start_time)
+        return load_rank(host)
     except OSError as error:
-        return KnownRank(error=f"{FILE.path} can't be read: {error.strerror or error}")
+        return KnownRank(error=str(error))
+
+
+def load_rank(host: Host) -> KnownRank:
+    """As `read_rank`. Raises OSError where it can't be read now."""
+    errors: list[str] = []
+    record = FILE.load(host.files, errors.append)
+    if record is None or record.boot_id != read_boot_id(host.files):
+        return KnownRank(error="".join(errors))
+    alive = is_alive(host.files, record.pid, record.start_time)
     return KnownRank(record, alive, guarded=alive and _is_guarded(host.files, record))
 
 

@@ -41,7 +41,8 @@ FILE = StateFile("vllm-tables.json", VllmTables, PUBLIC)
 
 
 def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:
-    return FILE.read(files, report) or VllmTables()
+    """Empty where there is no usable file. Raises OSError."""
+    return FILE.load(files, report) or VllmTables()
 
 
 def find_table(host: Host, ref: str, version: str = "") -> FlagTable:

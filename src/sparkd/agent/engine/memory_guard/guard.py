@@ -21,6 +21,7 @@ from sparkd.base.lib.log import Events
 RETRY_SECONDS = 1.0
 HINT = "stop other work, lower gpu_memory_utilization, max-model-len or max-num-seqs, or memory.floor_mib"
 UNIT_SOCKET = "/run/sparkd-guard.sock"
+UNIT_HINT = "for the next engine: sudo systemctl unmask sparkd-guard.socket; sudo systemctl start sparkd-guard.socket"
 BOOT = (
     "import sys; sys.path.insert(0, '{}'); from sparkd.agent.engine.memory_guard.killer import main; sys.exit(main())"
 )
@@ -151,8 +152,11 @@ class MemoryGuard:
             if self._by_unit:
                 connection.connect(self._unit)
                 return connection
-        except OSError:
-            pass
+        except OSError as error:
+            if self._unit not in self._reported:
+                self._reported.add(self._unit)
+                reason = f"sparkd-guard.socket takes no connection: {error.strerror}; the engine ends with its agent"
+                self._events.warning("memory_guard.unit.away", reason=reason, hint=UNIT_HINT)
         connection.close()
         return None
 

@@ -122,7 +122,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
 
     def _how_it_served(self, host: Host, reader: DockerReader) -> str:
         known: tuple[known_good.Entry, ...] = ()
-        with suppress(UsageError):  # users other than root may not read the file
+        with suppress(UsageError, OSError):  # users other than root may not read the file
             known = known_good.read_known_good(host.files)
         served = next((start for start in known if start.image_id and self.ref in (start.image, start.image_id)), None)
         digest, named = (served.image_digest, self.ref != served.image_id) if served else ("", False)

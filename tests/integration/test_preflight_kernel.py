@@ -244,7 +244,7 @@ def test_a_user_without_rights_cannot_hold_the_lock_and_is_named_where_an_older_
         print(json.dumps([*named, refused]))
     """)
     who = "the process that holds /run/sparkd/hands.lock, which /run/sparkd/owner.json does not name"
-    assert found == [f"this node is owned by {who}", "see which it is: fuser -v /run/sparkd/hands.lock", True]
+    assert found == [f"this node is owned by {who}", "see which it is: sudo fuser -v /run/sparkd/hands.lock", True]
 
 
 def test_listeners_and_their_holders_of_both_families() -> None:

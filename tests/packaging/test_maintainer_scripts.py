@@ -102,6 +102,16 @@ def test_a_purge_keeps_what_the_administrator_mounted_of_the_same_file_system(
     assert (theirs.exists(), there.exists(), own.exists()) == (True, True, False)
 
 
+def test_a_full_run_holds_up_no_removal(machine: Machine) -> None:
+    (machine.root / "run/systemd/system").mkdir(parents=True)
+    (machine.root / "run/sparkd.stopped").symlink_to("/dev/full")
+    machine.program("bin/systemctl", "echo sparkd-head.service loaded active running an agent")
+    machine.program("bin/deb-systemd-invoke", f'echo "$1" >>{machine.root}/done')
+    machine.program("usr/bin/sparkd", "exit 0")
+    assert machine.run("prerm", "remove") == ""
+    assert (machine.root / "done").read_text() == "stop\n"
+
+
 def test_a_removal_says_that_a_container_may_run_on(machine: Machine) -> None:
     machine.program("usr/bin/sparkd", "exit 11")
     assert machine.run("prerm", "remove").splitlines()[-1] == "sudo docker ps --filter label=io.sparkd.role"

@@ -22,7 +22,6 @@ from sparkd.base.host import Host
 from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.text import size
 from sparkd.tools.cli import model
-from sparkd.tools.models.hub import Repo
 from sparkd.tools.models.peers import SPARE_BYTES
 
 SHARD = "model.safetensors"
@@ -138,8 +137,13 @@ def test_a_broken_connection_is_resumed(machine: Machine, cut: Hub) -> None:
     assert len([one for one in cut.requests if "bytes=" in one]) == 1, cut.requests
 
 
-def test_an_expired_address_is_resolved_again(machine: Machine, cut: Hub) -> None:
-    cut.stalls = cut.expired = True
+@pytest.mark.parametrize("sizes", [True, False])
+@pytest.mark.parametrize("older_bytes", [0, 2 * DATA_BYTES])
+def test_an_expired_address_is_resolved_again(machine: Machine, cut: Hub, older_bytes: int, *, sizes: bool) -> None:
+    """In place of another revision's file too, which is deleted as the new one comes."""
+    cut.stalls, cut.expired, cut.sizes = True, True, sizes
+    if older_bytes:
+        Tree(machine.folder).safetensors(f"/{SHARD}", older_bytes)
     done = ended(machine.start(REPO, HF_HUB_DOWNLOAD_TIMEOUT="1"))
     assert (done.returncode, done.stderr, cut.expired) == (0, "", False)
     assert (machine.folder / SHARD).read_bytes() == cut.files[SHARD]
@@ -242,16 +246,6 @@ def test_a_model_without_sizes_is_downloaded_once(machine: Machine, hub: Hub) ->
     hub.requests.clear()
     assert machine.pull(REPO).returncode == 0
     assert not [request for request in hub.requests if "/resolve/" in request]
-
-
-def test_bytes_that_come_count_where_sizes_are_not_known(tmp_path: Path) -> None:
-    """As long as some come between two breaks, an interrupted download is resumed."""
-    tree, repo = Tree(tmp_path), Repo(REPO, COMMIT, (("a", None), ("b", 9)))
-    assert (repo.there_bytes(tmp_path), repo.missing_bytes(tmp_path)) == (0, None)
-    partial = tree.file("/.cache/huggingface/download/x.etag.incomplete", "12")
-    assert repo.there_bytes(tmp_path) == 2
-    partial.rename(tmp_path / "a")
-    assert (repo.there_bytes(tmp_path), repo.missing_bytes(tmp_path)) == (2, 9)
 
 
 def test_a_file_that_another_pull_has_just_brought_stays(machine: Machine, hub: Hub) -> None:

@@ -84,6 +84,17 @@ def test_a_file_that_only_root_may_read_is_named_with_what_helps(tmp_path: Path)
         os.seteuid(user)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="is about root")
+def test_root_who_may_not_read_a_file_is_not_sent_to_sudo(tmp_path: Path) -> None:
+    """As on a share that takes root for nobody."""
+    config = tmp_path / "sparkd.toml"
+    config.touch(0o600)
+    os.chown(config, 65534, 65534)
+    without = "setpriv --bounding-set=-all --inh-caps=-all"
+    done = ran(f"SPARKD_CONFIG={config} {without} {SPARKD} config show")
+    assert done.stderr.splitlines()[0] == f"sparkd: {config}: cannot be read: permission denied"
+
+
 @pytest.mark.parametrize(
     ("command", "pasted", "announced", "shown"),
     [

@@ -218,6 +218,7 @@ def test_a_list_of_thousands_of_wrong_values_is_refused_within_a_second(tmp_path
 
 
 def test_confd_beside_a_named_file_is_read_only_where_nobody_else_may_write(tmp_path: Path) -> None:
+    tmp_path /= "of mine"
     path = write(tmp_path, "")
     folder = write(tmp_path, '[engine]\nimage = "theirs:1"\n', "conf.d/1.toml").parent
     named = {"SPARKD_CONFIG": str(path)}
@@ -225,7 +226,9 @@ def test_confd_beside_a_named_file_is_read_only_where_nobody_else_may_write(tmp_
     assert load_settings(named).engine.image == "theirs:1"
     for mode in (0o775, 0o757):
         folder.chmod(mode)
-        assert "others may write in it" in faults(tmp_path, named)[0]
+        with pytest.raises(ConfigError, match="others may write in it") as refused:
+            load_settings(named, tmp_path)
+        assert f"sudo chmod go-w '{folder}'" in refused.value.hint
         assert load_settings({}, tmp_path).engine.image == "theirs:1"
 
 

@@ -332,14 +332,16 @@ def test_names_of_others_can_not_forge_lines(spark: Tree, run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["init"], "--yes   # writes at once; --plan only shows"),
+        (["init", "--nodes", "2"], "hint: sudo sparkd init --nodes 2 --yes   # writes at once; --plan only shows"),
+        (["init", "--join", "a-secret-code"], "hint: sudo sparkd init --join --yes   #"),
         (["init", "--rotate"], "--new-cluster-key --rotate"),
         (["init", "--yes", "--nodes", "9"], "1 to 8"),
     ],
 )
 def test_what_is_missing_on_the_command_line_is_said(
-    capsys: pytest.CaptureFixture[str], words: list[str], hint: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], hint: str
 ) -> None:
+    monkeypatch.setattr("sys.argv", ["sparkd", *words])
     assert main(words) == ExitCode.USAGE
     said = capsys.readouterr().err
     assert hint in said or "only root may" in said

@@ -270,5 +270,5 @@ def test_the_file_is_read_strictly(entry: str, problem: str) -> None:
 
 def test_the_lines_of_a_taken_port_are_those_that_the_agent_searches_for() -> None:
     assert [one.remedy for one in TABLE if one.patterns == PORT_IN_USE] == [
-        "ss -ltnp shows which one; or give the recipe another port"
+        "sudo ss -ltnp shows which one; or give the recipe another port"
     ]

@@ -218,7 +218,7 @@ def _server(own: str, port: int, peer_api: PeerApi, peers: tuple[Peer, ...], eve
     except OSError as error:
         raise AwaitedError(
             f"port {port} of {own}, where other nodes read this one's report, can't be had: {error.strerror}",
-            f"who has it? ss -ltnp sport = :{port}",
+            f"who has it? sudo ss -ltnp sport = :{port}",
         ) from None
 
 

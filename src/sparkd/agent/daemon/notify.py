@@ -59,7 +59,7 @@ def deliver(
         post(read_url(files, settings.webhook_file, owner_uid), *render(settings.template, notice))
 
 
-def read_url(files: Files, path: str, owner_uid: int) -> str:
+def read_url(files: Files, path: str, owner_uid: int = 0) -> str:
     """Raises LaunchError, without the URL."""
     try:
         opened = read_private(files, path, 4096, owner_uid)

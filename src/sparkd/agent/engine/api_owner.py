@@ -123,7 +123,7 @@ class ApiOwner:
                 pid=use.pid or 0,
                 process=use.comm,
                 user=user or use.user,
-                hint=by_hand if use.pid else f"ss -ltnp sport = :{self._port}",
+                hint=by_hand if use.pid else f"sudo ss -ltnp sport = :{self._port}",
             )
 
 

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from msgspec import Struct
@@ -158,9 +159,10 @@ def _drop_ins(folder: Path, trusted: bool) -> list[Path]:
     try:
         real, link = folder.stat(), folder.lstat()
         if not trusted and (not {real.st_uid, link.st_uid} <= {0, os.geteuid()} or real.st_mode & 0o022):
+            quoted = quote(str(folder))
             raise ConfigError(
                 f"{folder}: others may write in it, and what stands in it is read with the named file",
-                f"sudo chown root {folder} && sudo chmod go-w {folder}, or name a file that stands elsewhere",
+                f"sudo chown root {quoted} && sudo chmod go-w {quoted}, or name a file that stands elsewhere",
             )
         return [path for path in folder.iterdir() if path.name.endswith(".toml")]
     except (FileNotFoundError, NotADirectoryError):

@@ -22,7 +22,7 @@ from sparkd.base.lib.text import sanitize
 
 OWNER_LOCK, OWNER_FILE = "/run/sparkd/hands.lock", "/run/sparkd/owner.json"
 UNNAMED = f"the process that holds {OWNER_LOCK}, which {OWNER_FILE} does not name"
-FIND_HOLDER = f"see which it is: fuser -v {OWNER_LOCK}"
+FIND_HOLDER = f"see which it is: sudo fuser -v {OWNER_LOCK}"
 
 
 HANDED = "RELOADED_SPARKD"

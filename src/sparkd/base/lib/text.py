@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
@@ -166,7 +167,7 @@ def read_file(path: Path) -> str:
         raise
     except OSError as error:
         reason = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
-        raise ConfigError(f"{reason}; try sudo" if error.errno == errno.EACCES else reason) from None
+        raise ConfigError(reason + "; try sudo" * (error.errno == errno.EACCES and os.geteuid() != 0)) from None
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{path}: is larger than {LIMIT_BYTES} bytes")
     try:

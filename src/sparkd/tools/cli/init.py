@@ -82,8 +82,14 @@ def _refuse(args: argparse.Namespace) -> None:
     if os.geteuid() and not args.plan:
         raise UsageError("only root may set up this node", "sudo sparkd init, or only look: sparkd init --plan")
     if not (args.new_cluster_key or args.yes or args.plan or sys.stdin.isatty()):
-        at_once = shlex.join(["sudo", "sparkd", *sys.argv[1:], "--yes"])
-        raise UsageError("there is no terminal to confirm on", f"{at_once}   # writes at once; --plan only shows")
+        raise UsageError(
+            "there is no terminal to confirm on", f"{_at_once(args)}   # writes at once; --plan only shows"
+        )
+
+
+def _at_once(args: argparse.Namespace) -> str:
+    """This command without a question, and without the code, which is a secret."""
+    return shlex.join(["sudo", "sparkd", *(["init", "--join"] if args.join else sys.argv[1:]), "--yes"])
 
 
 REMOVE_KEPT_IMAGES = (

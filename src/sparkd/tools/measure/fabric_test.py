@@ -59,7 +59,7 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float 
     try:
         encoded = asyncio.run(receive_result(devices, port, keys, msgspec.json.encode(facts), seconds))
     except OSError as error:
-        raise AwaitedError(f"port {port} can't be had: {error.strerror}", f"ss -ltnp sport = :{port}") from None
+        raise AwaitedError(f"port {port} can't be had: {error.strerror}", f"sudo ss -ltnp sport = :{port}") from None
     if encoded is None:
         raise BlockedError(f"{head} did not come, or ended early", "on the head: sudo sparkd fabric test")
     try:

@@ -50,19 +50,15 @@ class Repo(NamedTuple):
         return tuple(path for path, size in self.sizes if there[path] is None or size not in (None, there[path]))
 
     def missing_bytes(self, folder: Path) -> int | None:
-        """What is still to come, less the partial files of this revision; None where a size is not known."""
+        """What is still to come, less the partial files of this revision, since those of older ones are of no use.
+
+        None where a size is not known.
+        """
         missing = frozenset(self.missing(folder))
         sizes = [size for path, size in self.sizes if path in missing]
-        return None if None in sizes else max(0, sum(filter(None, sizes)) - self._begun_bytes(folder))
-
-    def there_bytes(self, folder: Path) -> int:
-        """Bytes of its files in a folder, whole or partial."""
-        return sum(_size(folder / path) or 0 for path, _ in self.sizes) + self._begun_bytes(folder)
-
-    def _begun_bytes(self, folder: Path) -> int:
-        """Those of older revisions are of no use."""
         cut = (folder / DOWNLOADS).rglob("*.incomplete")
-        return sum(_size(path) or 0 for path in cut if not self.contents or path.name.split(".")[-2] in self.contents)
+        begun = sum(_size(path) or 0 for path in cut if not self.contents or path.name.split(".")[-2] in self.contents)
+        return None if None in sizes else max(0, sum(filter(None, sizes)) - begun)
 
 
 def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple[str, ...]) -> Repo:
@@ -89,10 +85,16 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
     Root continues as the folder's owner, for good: see `become_owner`. `received` gets the bytes of each piece, from
     several threads; a number below zero where a file begins again.
     """
+    came_bytes = 0
+
+    def count(size_bytes: int) -> None:
+        nonlocal came_bytes
+        came_bytes += size_bytes
+        received(size_bytes)
 
     def fetch_all() -> None:
         with ThreadPoolExecutor(8) as pool:  # as many files at a time as the client's own default
-            list(pool.map(lambda file: _fetch(repo, file[0], file[1], folder, known, received), repo.sizes))
+            list(pool.map(lambda file: _fetch(repo, file[0], file[1], folder, known, count), repo.sizes))
 
     with _client(repo.name):
         from huggingface_hub import get_token
@@ -101,7 +103,7 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
         is_root = os.geteuid() == 0
         become_owner(folder)
         try:
-            _until_complete(fetch_all, lambda: repo.there_bytes(folder))
+            _until_complete(fetch_all, lambda: came_bytes)
         except PermissionError as error:
             if is_root and (uid := os.geteuid()):
                 reason = f"{error.filename}: {error.strerror} for uid {uid}, who owns the model's folder"
@@ -156,20 +158,20 @@ def _has(path: Path, record: LocalDownloadFileMetadata | None, etag: str) -> boo
         return hashlib.file_digest(file, "sha256").hexdigest() == etag
 
 
-def _until_complete(fetch: Callable[[], object], there: Callable[[], int]) -> None:
+def _until_complete(fetch: Callable[[], object], came: Callable[[], int]) -> None:
     """Fetch again after every connection that breaks off, as long as some bytes come between two breaks.
 
     A refusal too is tried again after some bytes: the address of a file may have expired.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
-    most, vain = there(), 0
+    most, vain = came(), 0
     while vain < MAX_VAIN_TRIES:
         try:
             fetch()
             return
         except _connection_errors() as error:
-            now = there()
+            now = came()
             vain = vain + 1 if now <= most else 0
             of_disk = isinstance(error, OSError) and error.errno is not None
             if of_disk or vain == MAX_VAIN_TRIES or (vain and isinstance(error, HfHubHTTPError)):

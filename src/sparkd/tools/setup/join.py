@@ -131,7 +131,7 @@ class Invitation:
             self._server = HttpServer(address, port, self._handle, LIMITS)
         except OSError as error:
             reason = f"port {port} of {address}, where other nodes join, can't be had: {error.strerror}"
-            raise BlockedError(reason, f"who has it? ss -ltnp sport = :{port}") from None
+            raise BlockedError(reason, f"who has it? sudo ss -ltnp sport = :{port}") from None
         self.port = self._server.port
 
     @property

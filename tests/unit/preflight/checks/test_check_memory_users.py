@@ -141,7 +141,7 @@ def test_probe_names_the_largest_five_and_how_to_stop_them(tree: Tree) -> None:
     facts = OtherTenants(NEED).probe(host)
     assert [(one.name, one.stop, one.bytes // GIB) for one in facts.held] == [
         ("ollama.service", "sudo systemctl stop ollama.service", 20),
-        ("pid 14 (x) of uid 0", "kill 14", 7),
+        ("pid 14 (x) of uid 0", "sudo kill 14", 7),
         ("session-3.scope of spark", "sudo systemctl stop session-3.scope", 6),
         ("firefox.scope of spark", "sudo systemctl --user -M spark@ stop firefox.scope", 5),
         (f"container {CONTAINER[::-1][:12]}", f"sudo docker stop {CONTAINER[::-1][:12]}", 4),

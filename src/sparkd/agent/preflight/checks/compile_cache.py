@@ -201,7 +201,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
             names = ", ".join(folder.path.rpartition("/")[2] for folder in closed)
             where = closed[0].path.rpartition("/")[0]
             reason = f"the image runs as {facts.user}, who can't write to {names} in {where}: nothing will be kept"
-            yield warn(reason, f"set HOME in the recipe's env; then: sudo mkdir -p and sudo chown UID {quote(where)}/*")
+            yield warn(reason, f"set HOME in the recipe's env; then: sudo install -d -o UID {_braced(where, names)}")
         # One cache of the last good start may be empty now, but its folder stays.
         known = [folder for folder in facts.caches if folder.name in facts.used_before]
         gone = ", ".join(folder.name for folder in known if folder.kind == "missing")
@@ -227,6 +227,11 @@ def _judge_shared(writable: str) -> Iterator[Verdict]:
 
 def _least(count: int, whole: bool) -> str:
     return size(count) if whole else f"at least {size(count)}"
+
+
+def _braced(folder: str, names: str) -> str:
+    """For bash, by name: a user's, which may not look into the folder, would find nothing for an asterisk."""
+    return f"{quote(folder)}/" + (f"{{{names.replace(', ', ',')}}}" if "," in names else names)
 
 
 def _is_closed(folder: Folder, user: str) -> bool:

@@ -229,8 +229,8 @@ class SwapOff(Check[SwapFacts], frozen=True):
         return warn(reason, f"sudo swapoff -a, and for good: {for_good}")
 
 
-COMPACT_HINT = """compact it: echo 1 > /proc/sys/vm/compact_memory; where that gains little, reboot this node. Do not
-raise vm.min_free_kbytes for it: vLLM's check of free memory at its start then fails"""
+COMPACT_HINT = """compact it: echo 1 | sudo tee /proc/sys/vm/compact_memory; where that gains little, reboot this node.
+Do not raise vm.min_free_kbytes for it: vLLM's check of free memory at its start then fails"""
 
 
 class FragmentedMemory(Check[FreeMemory], frozen=True):

@@ -93,7 +93,7 @@ def _held(consumer: Consumer, names: dict[str, str]) -> Held:
     if consumer.kind == "unit":
         whose = "" if consumer.name.endswith(".service") else f" of {consumer.user}"
         return Held(f"{consumer.name}{whose}", consumer.bytes, f"sudo systemctl stop {shlex.quote(consumer.name)}")
-    return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, f"kill {consumer.pid}")
+    return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, f"sudo kill {consumer.pid}")
 
 
 UNEXPLAINED_BYTES = 4 * GIB

@@ -137,7 +137,7 @@ def _problem(held: Held) -> Verdict:
     refuse = block if wanted.vital else warn
     choose = f"or change {wanted.setting}"
     if use.pid is None:
-        return refuse(f"{where} an unknown process", f"look at: ss -ltnp sport = :{wanted.port}; {choose}")
+        return refuse(f"{where} an unknown process", f"look at: sudo ss -ltnp sport = :{wanted.port}; {choose}")
     inside = f" in container {held.container}" if held.container else ""
     reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
     stop = _stop(held)

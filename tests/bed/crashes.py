@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from sparkd.agent.daemon.taking_over import MOST_TAKEN_OVER
 from sparkd.base.status.model import NodeReport
 
 from .node import Node
@@ -259,3 +260,13 @@ def run(crash: Crash, cluster: Cluster) -> tuple[float, list[str]]:
     if streams.requests < CLIENTS:
         complaints.append(f"only {streams.requests} requests")
     return took, complaints
+
+
+def outlive(crash: Crash, serving: Cluster) -> None:
+    """No request is lost, and nothing but the agents is another. Fails with all complaints."""
+    if any(count(member) + crash.kills > MOST_TAKEN_OVER for member in serving.members):
+        serving.stop()
+        serving.settle()
+    took, complaints = run(crash, serving)
+    print(f"{crash.name}: back after {took:.1f} s")
+    assert not complaints, "\n".join(complaints)

@@ -12,7 +12,6 @@ from tests.bed.pair import Cluster
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import SparkdNode
 
-from sparkd.agent.daemon.taking_over import MOST_TAKEN_OVER
 from sparkd.base.host import docker_config
 
 pytestmark = pytest.mark.whole
@@ -43,18 +42,9 @@ def live_restore(serving: Cluster) -> Cluster:
     return serving
 
 
-def outlives(crash: Crash, serving: Cluster) -> None:
-    if any(crashes.count(member) + crash.kills > MOST_TAKEN_OVER for member in serving.members):
-        serving.stop()
-        serving.settle()
-    took, complaints = crashes.run(crash, serving)
-    print(f"{crash.name}: back after {took:.1f} s")
-    assert not complaints, "\n".join(complaints)
-
-
 @pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in TAKING_OVER])
 def test_the_engine_outlives_more_than_one_fault_and_no_request_is_lost(serving: Cluster, crash: Crash) -> None:
-    outlives(crash, serving)
+    crashes.outlive(crash, serving)
 
 
 def guards(member: SparkdNode) -> list[int]:
@@ -87,4 +77,4 @@ def test_a_reboot_right_after_the_agents_end_serves_again(serving: Cluster) -> N
 
 @pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in LIVE_RESTORE])
 def test_the_engine_outlives_its_dockerd_and_its_log_is_followed_again(live_restore: Cluster, crash: Crash) -> None:
-    outlives(crash, live_restore)
+    crashes.outlive(crash, live_restore)

@@ -22,7 +22,6 @@ from tests.bed.sparkd_node import HEAD, SERVING_SECONDS, WORKER, SparkdNode, com
 from tests.bed.trial import Result
 from tests.unit.lib.test_redaction import CARRIERS, SECRETS
 
-from sparkd.agent.daemon.taking_over import MOST_TAKEN_OVER
 from sparkd.base.status.model import parse
 
 Record = Callable[[Result], None]
@@ -316,12 +315,7 @@ def test_keys_change_while_it_serves(serving: Cluster) -> None:
     "crash", [pytest.param(one, id=one.name, marks=[] if one.in_ci else [pytest.mark.whole]) for one in crashes.CRASHES]
 )
 def test_the_engine_outlives_its_agent_and_no_request_is_lost(serving: Cluster, crash: crashes.Crash) -> None:
-    if any(crashes.count(member) == MOST_TAKEN_OVER for member in serving.members):
-        serving.stop()
-        serving.settle()
-    took, complaints = crashes.run(crash, serving)
-    print(f"{crash.name}: back after {took:.1f} s")
-    assert not complaints, "\n".join(complaints)
+    crashes.outlive(crash, serving)
 
 
 def in_ci(rows: tuple[Fault, ...] | tuple[Noise, ...]) -> list[object]:

@@ -149,7 +149,8 @@ def how_to_get(ref: str, build: str) -> str:
     has those for its official images alone.
     """
     if ref.startswith("sha256:"):
-        return "sudo docker load it; or, with the image that has its name: sudo sparkd rollback, or the same --end"
+        own = "the image that has its name: sudo sparkd rollback; what is configured: sudo sparkd rollback --end"
+        return f"{own}; or bring it back by sudo docker load"
     built = build or ("" if "/" in ref else "build it (no registry has a name without an account)")
     get = f"sudo docker pull {ref}" if "@" in ref or not built else built
     return f"{get}, or sparkd image sync on a node that has it"

@@ -74,7 +74,7 @@ def read_choice(host: Host) -> Switch | None:
     def refuse(reason: str) -> None:
         raise ConfigError(reason, "sudo sparkd rollback --end, then: sudo systemctl restart sparkd-head")
 
-    return FILE.read(host.files, refuse)
+    return membership.load_switch(host, refuse)
 
 
 def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Settings, host: Host) -> None:

@@ -1,11 +1,13 @@
 """An agent leaves its rank, which serves, to the next one, or takes over what another one has left."""
 
+import argparse
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from tests.unit.agent.test_taking_over import kept_rank
 from tests.unit.agent_runs import World, end, run_agent
 from tests.unit.agent_runs import record as in_main_loop
 from tests.unit.rank_records import rank_record
+from tests.unit.state.test_state_file import files_left
 
+from sparkd.agent.daemon import bootstrap
 from sparkd.agent.daemon.bootstrap import build_agent
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.taking_over import FILE as KEPT
@@ -23,10 +27,11 @@ from sparkd.base.host import Host
 from sparkd.base.host.owner import HANDED, OWNER_LOCK
 from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode
 from sparkd.base.lib.lock import open_lock, try_lock
-from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.log import Level, ProcessLog
 from sparkd.base.lib.main_loop import SIGNALS, MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.state.rank_record import FILE, GUARD, GUARD_COMM, RankStage, read_rank
+from sparkd.tools.cli import run as cli
 
 GUARD_PID = 4100
 
@@ -184,6 +189,36 @@ def test_an_engine_that_ended_during_a_reload_has_its_own_cause(world: World, mo
     assert world.last_exit.reason.startswith("the engine ended while serving, ")
     assert world.last_exit.reason.endswith("RuntimeError: boom")
     assert "agent.reload.ended" in journal
+
+
+def test_a_fault_of_the_machine_during_a_reload_is_a_line_and_no_traceback(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as rank:
+        leave_rank(world.tree, rank.pid, kept_rank())
+        rank.kill()
+    shutil.rmtree(world.tree.root / f"proc/{rank.pid}")
+    lock = open_lock(world.tree.root / OWNER_LOCK[1:])
+    assert try_lock(lock)
+    monkeypatch.setenv(HANDED, f"{lock} {rank_record().invocation}")
+
+    until_built, handlers = ExitStack(), {number: signal.getsignal(number) for number in SIGNALS}
+
+    class Log(ProcessLog):
+        def configure(self, *, as_json: bool, level: Level) -> None:
+            """Between the look at the record and the next file that is opened."""
+            until_built.enter_context(files_left(0))
+
+    def build(role: str, loop: MainLoop, notifier: Notifier, journal: Journal, *_: object) -> Agent:
+        with until_built:
+            return build_agent(role, loop, notifier, journal, Log(journal.put), {}, world.tree.root)
+
+    monkeypatch.setattr(bootstrap, "build_agent", build)
+    assert cli.run_agent(argparse.Namespace(role="head")) == ExitCode.BLOCKED, "is_left counts it as no end of a rank"
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if "agent.run.refused" in line]
+    assert "Too many open files" in line
 
 
 def test_a_child_of_the_program_before_a_reload_is_reaped() -> None:

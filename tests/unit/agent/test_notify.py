@@ -20,8 +20,10 @@ from tests.unit.event_log import EventLog
 from tests.unit.http_receivers import Receiver, receiver
 from tests.unit.node_reports import HEAD
 from tests.unit.nodes import until
+from tests.unit.state.test_state_file import files_left
 from tests.unit.wire import reserved_port
 
+from sparkd.agent.daemon import notify
 from sparkd.agent.daemon.notify import FILE, Outbox, deliver, start_notifications
 from sparkd.base.config import Notify
 from sparkd.base.host import Host
@@ -332,6 +334,26 @@ def test_a_state_that_cannot_be_read_is_reported_and_begun_again(tree: Tree, nea
     tree.file(FILE.path, "{")
     assert outbox(tree, settings, log).state == NotifyState()
     assert log.names() == ["state.read.failed"]
+
+
+def test_a_state_that_cannot_be_read_now_is_awaited_and_no_message_is_lost(
+    tree: Tree, near: Receiver, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "TICK_SECONDS", 0.01)
+    settings = webhook(tree, near.url)
+    with closing(outbox(tree, settings, log)) as first:
+        first.record(first.state, (LOST,))
+    second = Outbox(Host(tree.root), settings, log, os.getuid())
+    thread = threading.Thread(target=second.open, kwargs={"wait": True})
+    with files_left(2):  # its lock, and the file's name, but not its content
+        with pytest.raises(OSError, match=r"notify\.json can't be read: Too many open files"):
+            second.open(wait=False)
+        thread.start()
+        until(lambda: log.names() == ["state.read.failed"])
+    thread.join(10)
+    with closing(second):
+        second.send()
+    assert len(near.bodies) == 1
 
 
 def test_the_command_sends_a_test_message_by_each_way(tmp_path: Path, near: Receiver) -> None:

@@ -8,6 +8,7 @@ from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS
 from tests.unit.plans import configured
+from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.actions import history
 from sparkd.base.cluster import membership
@@ -23,6 +24,7 @@ from sparkd.tools.measure.climb import FILE, Climb, Tuning
 from sparkd.tools.measure.figures import DECODE, Spread
 from sparkd.tools.measure.ladder import LENGTH, SEQUENCES, Knob, Measured
 from sparkd.tools.measure.soak import Sample
+from sparkd.tools.node import switching
 from sparkd.tools.node.switching import load_chosen
 
 GIB = 1 << 30
@@ -154,6 +156,12 @@ def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree, in_force: bool) -
         return
     with pytest.raises(BlockedError, match="somebody has chosen what is configured"):
         climbing._refuse_other()
+
+
+def test_a_history_that_can_t_be_read_now_ends_no_wait_for_an_end(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
+    monkeypatch.setattr(switching, "GONE_SECONDS", 0.0)
+    with files_left(0):
+        assert switching.await_end(Host(tree.root), lambda _: True) is None
 
 
 def step(name: str, until: str = "") -> Chosen:

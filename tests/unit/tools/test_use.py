@@ -11,6 +11,7 @@ from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
 from tests.unit.node_reports import HEAD
 from tests.unit.plans import configured
+from tests.unit.state.test_state_file import files_left
 
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
@@ -251,6 +252,9 @@ def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None
     with pytest.raises(ConfigError, match=r"switch\.json can't be read") as refused:
         read_choice(Host(tree.root))
     assert "sparkd rollback --end" in refused.value.hint
+    with files_left(0), pytest.raises(ConfigError, match="Too many open files") as unknown:
+        read_choice(Host(tree.root))
+    assert "move it away" in unknown.value.hint, "what can't be read is not ended either"
     with pytest.raises(ConfigError):
         follow(END, Host(tree.root), print)
 

@@ -70,7 +70,7 @@ def build_agent(
     """Waits for the node's fabric address, and for files that the configuration names, without a deadline.
 
     Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node or the
-    configuration changes meanwhile, StopRequested.
+    configuration changes meanwhile, StopRequested, OSError where the machine fails.
     """
     configured_at, host, handed = stamp_configuration(root), Host(root), take_handed(os.environ)
     if handed is not None:
@@ -81,10 +81,7 @@ def build_agent(
     events = log.events(Redaction())
     loop.listen()
     refused = list[str]()
-    try:
-        left = find_left(host, role, owner.invocation, refused.append, handed=handed is not None)
-    except OSError as error:  # the guard gives the engine a minute
-        raise BlockedError(str(error), "sparkd restarts, and reads it again") from None
+    left = find_left(host, role, owner.invocation, refused.append, handed=handed is not None)
     if left is not None:
         settings = left.kept.configured
         log.configure(as_json=settings.log.format == "json", level=settings.log.level)

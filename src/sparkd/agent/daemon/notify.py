@@ -117,16 +117,25 @@ class Outbox:
         """Why a way, or the file, failed, as last logged."""
 
     def open(self, *, wait: bool) -> bool:
-        """Become the one who sends, until `close`. Without `wait`, False where another one is. Raises OSError."""
+        """Become the one who sends, until `close`. Without `wait`, False where another one is.
+
+        Raises OSError, unless `wait` also where the file can't be read now: what is queued in it must not be lost.
+        """
         refuse_shared(self._folder)
         self._lock = open_lock(self._folder / LOCK)
         if not try_lock(self._lock, wait=wait):
             self.close()
             return False
-        self.state = (
-            FILE.read(self._files, lambda why: self._events.warning("state.read.failed", reason=why)) or NotifyState()
-        )
-        return True
+        while True:
+            try:
+                self.state = FILE.load(self._files, self._report_unread) or NotifyState()
+                return True
+            except OSError as error:
+                if not wait:
+                    self.close()
+                    raise
+                self._report_unread(str(error))
+                time.sleep(TICK_SECONDS)
 
     def close(self) -> None:
         os.close(self._lock)
@@ -178,6 +187,11 @@ class Outbox:
         if not self.state.dropped:
             return notice
         return replace(notice, text=f"{notice.text} ({self.state.dropped} earlier messages were dropped)")
+
+    def _report_unread(self, reason: str) -> None:
+        if self._failed.get(FOLDER) != reason:
+            self._failed[FOLDER] = reason
+            self._events.warning("state.read.failed", reason=reason)
 
     def _report_once(self, what: str, reason: str, hint: str) -> None:
         if self._failed.get(what) != reason:

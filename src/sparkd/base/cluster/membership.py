@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -135,17 +135,24 @@ def follows_head(settings: Settings, place: Node) -> bool:
 def current_switch(settings: Settings, host: Host) -> Switch | None:
     """What replaces the configured plan, or is to; None also where the configuration has changed since.
 
-    Raises AwaitedError where that is unknown, UsageError for a user who may not read it.
+    Raises as `load_switch`.
     """
-    from sparkd.base.state.file import ignore_report
+    switch = load_switch(host, lambda _: None)
+    return switch if switch is not None and switch.replaces == fingerprint_config(settings, host) else None
+
+
+def load_switch(host: Host, report: Callable[[str], None]) -> Switch | None:
+    """The switch in the file. `report` gets why that is none of sparkd's.
+
+    Raises AwaitedError where it is unknown, UsageError for a user who may not read it.
+    """
     from sparkd.base.state.switch import FILE
 
     try:
-        switch = FILE.load(host.files, ignore_report)
+        return FILE.load(host.files, report)
     except OSError as error:
         hint = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
         raise AwaitedError(str(error), hint) from None
-    return switch if switch is not None and switch.replaces == fingerprint_config(settings, host) else None
 
 
 def check_owners(files: Iterable[tuple[str, str]]) -> None:

@@ -118,8 +118,6 @@ def main(argv: list[str] | None = None) -> int:
         _discard_output()
         return ExitCode.GOOD
     except OSError as error:
-        if words[:1] == ["run"]:
-            raise  # into the journal, with its traceback
         reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))
         _fail(SparkdError(reason, HINTS.get(error.errno or 0, ""), cause=Cause.SYSTEM_ERROR), words)
         _discard_output()

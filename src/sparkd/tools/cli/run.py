@@ -13,7 +13,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkd.base.lib.errors import ExitCode, SparkdError
+from sparkd.base.lib.errors import BlockedError, ExitCode, SparkdError
 
 if TYPE_CHECKING:
     from sparkd.base.lib.log import Events, ProcessLog
@@ -71,8 +71,10 @@ def run_agent(args: argparse.Namespace) -> int:
     except StopRequested:
         code = ExitCode.GOOD  # while the node's place was awaited
     except SparkdError as error:
-        _report_refusal(error, log)
-        code = error.code
+        code = _report_refusal(error, log)
+    except OSError as error:  # the machine fails; where an engine is to be taken over, the guard gives it a minute
+        hint = "look at: sudo dmesg, df -h; sparkd restarts, and tries it again"
+        code = _report_refusal(BlockedError(str(error), hint), log)
     finally:
         journal.close(FLUSH_SECONDS, FLUSH_SECONDS if code else STOP_FLUSH_SECONDS)
     return code
@@ -84,7 +86,7 @@ def report_thread(events: Events, error: threading.ExceptHookArgs) -> None:
     events.error("agent.thread.failed", thread=name, reason=f"{error.exc_type.__name__}: {error.exc_value}")
 
 
-def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
+def _report_refusal(error: SparkdError, log: ProcessLog) -> ExitCode:
     """Log why there is no agent: wrong configuration, wrong role, another owner."""
     from sparkd.base.lib.redaction import Redaction
     from sparkd.base.lib.systemd import Notifier
@@ -95,6 +97,7 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
     for line in error.reason.splitlines():
         named = {"code": int(error.code), "cause": error.cause.value, "action": error.action.value}
         events.error("agent.run.refused", **named, reason=line, hint=error.hint)
+    return error.code
 
 
 def sweep(args: argparse.Namespace) -> int:

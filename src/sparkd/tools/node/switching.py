@@ -29,7 +29,7 @@ from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, NotReadyErr
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
 from sparkd.base.state import known_good, launch_history
-from sparkd.base.state.launch_history import End
+from sparkd.base.state.launch_history import End, LaunchHistory
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
 from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, parse, read_living_report, read_report, utc_now
 from sparkd.base.status.publisher import status_line
@@ -74,7 +74,7 @@ def read_choice(host: Host) -> Switch | None:
     def refuse(reason: str) -> None:
         raise ConfigError(reason, "sudo sparkd rollback --end, then: sudo systemctl restart sparkd-head")
 
-    return FILE.read(host.files, refuse)
+    return membership.load_switch(host, refuse)
 
 
 def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Settings, host: Host) -> None:
@@ -239,7 +239,7 @@ def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
 def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:
     """The agent's last end that counts, which it writes once its rank has ended; None after `GONE_SECONDS`."""
     deadline = time.monotonic() + GONE_SECONDS
-    while (end := launch_history.read_history(host.files).last_exit) is None or not counts(end):
+    while (end := (launch_history.FILE.read(host.files) or LaunchHistory()).last_exit) is None or not counts(end):
         if time.monotonic() > deadline:
             return None
         time.sleep(POLL_SECONDS)

@@ -18,7 +18,7 @@ DOWNLOADS = {
     "litellm": ("LiteLLM", 45),
     "node-trixie": ("Debian packages", 150),
     "node-bookworm": ("Debian packages", 70),
-    "node-bookworm-docker": ("Debian packages", 120),
+    "node-docker-bookworm": ("Debian packages", 120),
     "engine": ("vLLM, PyTorch for the CPU and what they need, and Debian packages", 1100),
     "ray": ("Ray", 85),
     "sparkrun": ("sparkrun and what it imports", 5),

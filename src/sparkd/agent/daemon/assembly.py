@@ -52,8 +52,11 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
     keys = read_keys_beside(base, node.settings, owner_uid)
-    work = partial(read_secrets, node.plan) if left is None else lambda: left.kept.secrets
-    secrets = _read_beside(base, work, "reading the secrets", "a file of engine.secrets")
+    if left is not None:
+        secrets = left.kept.secrets
+    else:
+        read = partial(read_secrets, node.plan)
+        secrets = _read_beside(base, read, "reading the secrets", "a file of engine.secrets")
     redact = Redaction(secrets.values())
     events = base.log.events(redact)
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid, keys)

@@ -87,7 +87,6 @@ while True:
         open("/root/least", "w").write(str(least))
     time.sleep(0.05)
 """
-TEN = [0, *(pytest.param(number, marks=pytest.mark.whole) for number in range(1, 10))]
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +148,8 @@ def started(spark: SparkdNode) -> tuple[float, str]:
     return seconds, spark.journal_since(cursor)
 
 
-@pytest.mark.parametrize("_", TEN)
+@pytest.mark.whole
+@pytest.mark.parametrize("_", range(10))
 def test_without_a_bound_the_memory_is_gone(spark: SparkdNode, _: int) -> None:
     make_cold(spark, *GB10, floor_mib=0, MAX_JOBS=22)
     before = oom_kills(spark)

@@ -173,6 +173,7 @@ def test_a_wrong_key_is_said_at_once(serving: SparkdNode) -> None:
     wait_for(lambda: serving.show("ActiveState") in ("inactive", "failed"), 30, "the unit to stop")
 
 
+@pytest.mark.whole
 def test_what_a_killed_rank_of_a_persons_uid_leaves_goes_at_the_next_start_and_theirs_stays(
     serving: SparkdNode,
 ) -> None:

@@ -2,12 +2,14 @@
 
 import json
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.bed import crashes
+from tests.bed import crashes, slow_prefill
 from tests.bed.conftest import MakeNode
-from tests.bed.crashes import LIVE_RESTORE, TAKING_OVER, Crash
+from tests.bed.crashes import CRASHES, LIVE_RESTORE, TAKING_OVER, Crash
 from tests.bed.pair import Cluster
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import SparkdNode
@@ -15,6 +17,9 @@ from tests.bed.sparkd_node import SparkdNode
 from sparkd.base.host import docker_config
 
 pytestmark = pytest.mark.whole
+PATIENT = "agent_return_seconds = 40 # two crashes one after the other, on two cores that others use too\n"
+PIECE_SECONDS, PREFILL_SECONDS = 10.0, 120.0
+ACTS = (crashes.kill, crashes.reload)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +27,7 @@ def cluster(make_node: MakeNode, package: Path) -> Cluster:
     """Installed and configured, nothing started."""
     made = Cluster.of([make_node("trixie"), make_node("trixie")])
     made.install(package)
-    made.configure("agent_return_seconds = 40 # two crashes one after the other, on two cores that others use too\n")
+    made.configure(PATIENT)
     return made
 
 
@@ -78,3 +83,29 @@ def test_a_reboot_right_after_the_agents_end_serves_again(serving: Cluster) -> N
 @pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in LIVE_RESTORE])
 def test_the_engine_outlives_its_dockerd_and_its_log_is_followed_again(live_restore: Cluster, crash: Crash) -> None:
     crashes.outlive(crash, live_restore)
+
+
+@pytest.fixture(scope="module")
+def slow(cluster: Cluster) -> Cluster:
+    """Serving four requests at a time, with prefills of minutes. The last: none before is to have it."""
+    for member in cluster.members:
+        slow_prefill.write(member, "tiny-cpu-pair", PIECE_SECONDS)
+        member.configure(cluster.configuration().replace("tiny-cpu-pair", "slow") + PATIENT)
+    cluster.stop()
+    cluster.settle()
+    return cluster
+
+
+@pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in CRASHES if one.act in ACTS])
+def test_no_request_is_lost_during_a_prefill_of_minutes_and_behind_a_full_batch(slow: Cluster, crash: Crash) -> None:
+    crashes.make_room(crash, slow)
+    body = {"model": "tiny", "prompt": slow_prefill.prompt(), "max_tokens": 1}
+    with ThreadPoolExecutor(1) as pool:
+        began = time.monotonic()
+        prefill = pool.submit(slow.head.node.post, 8000, "/v1/completions", body, timeout=4 * PREFILL_SECONDS)
+        time.sleep(PIECE_SECONDS)
+        crashes.outlive(crash, slow)
+        answer = prefill.result()
+        took = time.monotonic() - began
+    print(f"answered after {took:.1f} s")
+    assert (answer.status, took > PREFILL_SECONDS) == (200, True), answer.body

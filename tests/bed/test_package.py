@@ -28,7 +28,7 @@ models_dir = "/data/models"
 PRUNED = "/proc /sys /dev /run /tmp /root /var/log /var/lib/docker /var/lib/containerd /var/lib/systemd/timers"
 
 
-@pytest.fixture(scope="module", params=["trixie", "bookworm"])
+@pytest.fixture(scope="module", params=["trixie", pytest.param("bookworm", marks=pytest.mark.whole)])
 def bare(request: pytest.FixtureRequest, make_node: MakeNode, package: Path) -> Node:
     """A booted node on which the package lies and is not installed."""
     node = make_node(request.param)

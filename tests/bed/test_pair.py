@@ -77,6 +77,7 @@ def fabric_test(cluster: Cluster) -> list[subprocess.CompletedProcess[str]]:
     return [head, subprocess.CompletedProcess(argv, worker.returncode, shown)]
 
 
+@pytest.mark.whole
 def test_a_slow_fabric_is_found_by_both_nodes_while_nothing_serves(cluster: Cluster) -> None:
     """Here a cable of 10 Gb/s, as its cards say, which carries that or is limited by the method on busy cores."""
     good = fabric_test(cluster)
@@ -417,6 +418,7 @@ def test_the_node_with_the_head_may_be_booted_a_minute_later(serving: Cluster, s
     assert serving.await_serving() < start_seconds + trial.RECOVERY_SECONDS
 
 
+@pytest.mark.whole
 def test_a_fabric_that_comes_up_half_a_minute_after_boot_is_waited_for(serving: Cluster, start_seconds: float) -> None:
     serving.worker.node.fabric.cut()
     for member in serving.members:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.bed import engine_image
 from tests.bed.command import BedError
 from tests.bed.conftest import MakeNode
 from tests.bed.messages import RECEIVED, Receiver
@@ -188,18 +189,29 @@ def test_an_image_that_is_not_there_blocks_and_is_named_with_how_to_get_it(spark
     assert "docker pull nobody/nothing:1" in blocked(spark)
 
 
-def test_an_image_that_is_not_as_its_recipe_asserts_blocks_until_it_is_built_again(spark: SparkdNode) -> None:
-    image = "sparkd-test/vllm-cpu:0.32.0"
+def asserting(spark: SparkdNode) -> str:
+    """The line that says why the recipe's image blocks."""
     asserts = "[\"python3 -c 'import torch'\", {file: /patched, pattern: twice}]"
     recipe = f"schema: 1\nname: patched\nextends: tiny-cpu\nimage: {{build: make image, assert: {asserts}}}\n"
     spark.node.write("/etc/sparkd/recipes/patched.yaml", recipe)
     spark.configure('[engine]\nrecipe = "patched"\n')
     dry = spark.node.run("sparkd", "preflight", "--dry-run", check=False).stdout
     assert re.search("what the recipe asserts of it is not checked yet\n +.*the next start does", dry), dry
-    said = blocked(spark)
+    return blocked(spark)
+
+
+def test_an_image_that_is_not_as_its_recipe_asserts_blocks(spark: SparkdNode) -> None:
+    said = asserting(spark)
     assert "not what the recipe needs: grep: /patched: No such file or directory" in said
     assert "make image" in said
     assert spark.containers() == []
+
+
+@pytest.mark.whole
+def test_an_image_that_was_built_again_is_checked_once_and_serves(spark: SparkdNode) -> None:
+    """For every change one that is right is checked in `test_container`."""
+    image = engine_image.NAME
+    asserting(spark)
     cursor = spark.cursor()
     build = f"docker run --name made --entrypoint bash {image} -c 'echo twice >/patched' && docker commit made {image}"
     original = spark.node.run("docker", "inspect", "--format={{.Id}}", image).stdout.strip()

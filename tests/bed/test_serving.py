@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from tests.bed import load
+from tests.bed import load, slow_prefill
 from tests.bed.acts import EATER
 from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
@@ -181,6 +181,7 @@ def test_smoke_finds_no_fault_in_a_random_model_and_its_whole_context(serving: S
     assert shown.strip() == "640 root root"
 
 
+@pytest.mark.whole
 def test_an_engine_that_compiles_nothing_is_warm_after_one_pass(serving: SparkdNode) -> None:
     done = serving.node.run("sparkd", "warm", check=False, timeout=240)
     print(done.stdout, done.stderr)
@@ -322,8 +323,8 @@ def test_a_drill_kills_the_core_and_says_when_and_why_it_serves_again(serving: S
     assert (serving.containers(), serving.leftovers()) == (["sparkd-rank0"], [])
 
 
-# In the table of two nodes the worker process is killed for every change.
-VICTIMS = [main_of_engine, pytest.param(worker, marks=pytest.mark.whole), sparkd, dockerd]
+# For every change the worker process is killed in the table of two nodes, and the main process for their messages.
+VICTIMS = [*(pytest.param(one, marks=pytest.mark.whole) for one in (main_of_engine, worker)), sparkd, dockerd]
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
@@ -382,7 +383,10 @@ def test_a_stop_while_serving_leaves_nothing(serving: SparkdNode) -> None:
     assert all(len(line) <= 80 for line in table.splitlines() if "slower" not in line), table
 
 
-@pytest.mark.parametrize("at", ["launching", "loading: starting the engine core", "loading: starting the API server"])
+STARTING = ("launching", "loading: starting the engine core")
+
+
+@pytest.mark.parametrize("at", [*STARTING, pytest.param("loading: starting the API server", marks=pytest.mark.whole)])
 def test_a_stop_during_the_load_leaves_nothing_and_does_not_hang(spark: SparkdNode, at: str) -> None:
     spark.stop()
     spark.forget_failures()
@@ -570,6 +574,7 @@ def test_an_engine_that_hangs_while_idle_is_found_by_the_canary(impatient: Spark
     impatient.await_serving()
 
 
+@pytest.mark.whole
 def test_an_engine_that_hangs_under_a_request_is_a_stall_once_no_compiler_runs(impatient: SparkdNode) -> None:
     cursor, old = impatient.cursor(), impatient.main_pid()
 
@@ -593,40 +598,19 @@ def test_an_engine_that_hangs_under_a_request_is_a_stall_once_no_compiler_runs(i
         impatient.stop()
 
 
-PIECES = """\
-import time
-from vllm.v1.core.sched.scheduler import Scheduler
-class Slow(Scheduler):
-    def schedule(self, *args, **kwargs):
-        end = time.monotonic() + 1.6 * any(request.num_prompt_tokens > 100 for request in self.requests.values())
-        while time.monotonic() < end:
-            pass
-        return super().schedule(*args, **kwargs)
-"""
-"""Each piece of a long prompt takes as long as on a slow machine."""
-SLOW = """\
-schema: 1
-name: slow
-extends: tiny-cpu
-args: {max-num-batched-tokens: 32, max-num-seqs: 4, scheduler-cls: pieces.Slow, async-scheduling: false}
-env: {PYTHONPATH: /pieces}
-container: {volumes: ["/srv/pieces:/pieces:ro"]}
-"""
-
-
 @pytest.mark.whole
 def test_a_prompt_that_takes_longer_than_the_limit_is_no_stall_while_its_pieces_end(spark: SparkdNode) -> None:
     """By the counters of a real vLLM, which are of a piece's end: tokens count at the prompt's."""
     spark.stop()
     spark.forget_failures()
-    spark.node.write("/srv/pieces/pieces.py", PIECES)
-    spark.node.write("/etc/sparkd/recipes/slow.yaml", SLOW)
+    slow_prefill.write(spark, "tiny-cpu", seconds=1.6)
     spark.configure(CONFIGURATION.replace("tiny-cpu", "slow") + IMPATIENT)
     spark.start()
     cursor, old = spark.cursor(), spark.main_pid()
-    prompt = [100 + number % 90 for number in range(400)]
     began = time.monotonic()
-    answer = spark.node.post(8000, "/v1/completions", {"model": "tiny", "prompt": prompt, "max_tokens": 1}, 90)
+    answer = spark.node.post(
+        8000, "/v1/completions", {"model": "tiny", "prompt": slow_prefill.prompt(), "max_tokens": 1}, 90
+    )
     took = time.monotonic() - began
     print(f"answered after {took:.1f} s")
     assert (answer.status, spark.main_pid()) == (200, old), answer.body

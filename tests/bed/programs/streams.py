@@ -10,7 +10,8 @@ import json
 import sys
 import threading
 
-SECONDS = 120.0
+SECONDS = 240.0
+"""Behind a prefill of minutes."""
 
 
 def stream(tokens: int) -> str:

@@ -37,12 +37,13 @@ integration packaging booted bed: PYTEST += --durations=20
 
 integration: venv  ## this machine's kernel, real docker
 	packaging/tools.sh
-	$(PYTEST) tests/integration -m "not whole"
+	$(PYTEST) -n 3 --dist worksteal tests/integration -m "not whole and not alone"
+	$(PYTEST) tests/integration -m "alone and not whole"
 
 packaging: venv  ## the .deb: content, reproducible build; the page in a browser, /metrics in Prometheus
 	packaging/tools.sh chromium shellcheck
 	packaging/unpack.sh prometheus
-	$(PYTEST) tests/packaging
+	$(PYTEST) -n 3 --dist loadfile tests/packaging
 
 booted: venv  ## booted nodes: real systemd, real docker, the .deb, real vLLM, and some faults of each kind
 	packaging/tools.sh

@@ -16,6 +16,7 @@ from sparkd.agent.engine.contiguous_memory import WORTH_BYTES, ContiguousMemory
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import LARGE_BLOCK_BYTES
 
+pytestmark = pytest.mark.alone
 TOLERANCE_BYTES = 64 << 20
 """Other programs take and give memory between two looks."""
 HELD_BYTES = 1 << 30

@@ -22,6 +22,7 @@ from sparkd.base.host.activity import read_activity
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Notifier
 
+pytestmark = pytest.mark.alone
 REPOSITORY = Path(__file__).parents[2]
 SHARD_BYTES = 64 << 20
 PACE_SECONDS = 0.2

@@ -13,6 +13,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.text import MIB
 from sparkd.base.plan.inputs import MemoryNeed
 
+pytestmark = pytest.mark.alone
 TAKEN_BYTES, PAGE_TABLE_BYTES = 600 * MIB, 300 * MIB
 PROCESS = """\
 import sys, time

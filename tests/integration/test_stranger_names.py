@@ -19,6 +19,7 @@ from sparkd.agent.preflight.fixes import Identity
 from sparkd.base.host import Host
 from sparkd.base.host.processes import Process
 
+pytestmark = pytest.mark.alone
 USER = f"uid {UID}"
 NAME = """\
 import ctypes, os, platform, sys, time

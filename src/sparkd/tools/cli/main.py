@@ -119,7 +119,8 @@ def main(argv: list[str] | None = None) -> int:
         return ExitCode.GOOD
     except OSError as error:
         reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))
-        _fail(SparkdError(reason, HINTS.get(error.errno or 0, ""), cause=Cause.SYSTEM_ERROR), words)
+        hint = getattr(error, "hint", HINTS.get(error.errno or 0, ""))  # a FolderError's
+        _fail(SparkdError(reason, hint, cause=Cause.SYSTEM_ERROR), words)
         _discard_output()
         return ExitCode.BUG
     except KeyboardInterrupt:

@@ -6,6 +6,7 @@ import errno
 import gc
 import io
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -169,6 +170,8 @@ def _run(words: list[str]) -> int:
     log.clean_stderr()
     if "as_root" in args and os.geteuid():
         raise UsageError(*args.as_root)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # by the launcher: imports end without a traceback
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return int(args.run(args) or ExitCode.GOOD)
 
 

@@ -222,7 +222,8 @@ def test_a_file_that_was_spoilt_is_downloaded_again(machine: Machine, hub: Hub) 
         file.seek(-1, 2)
         file.write(b"x")
     os.utime(machine.folder / SHARD, (2e9, 2e9))
-    assert machine.pull(REPO).returncode == 0
+    done = machine.pull(REPO)
+    assert (done.returncode, "\nonly changed files to download, " in done.stdout) == (0, True), done
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
 
 

@@ -122,7 +122,7 @@ def test_a_record_that_can_not_be_written_ends_no_engine(recorded: RecordedWorld
     assert code is ExitCode.GOOD, journal
     (failure,) = [line for line in journal.splitlines() if "state.write.failed" in line]
     assert "file=rank.json" in failure
-    assert 'hint="df -h /run/sparkd/private"' in failure
+    assert f'hint="sudo mv /{RECORD} /{RECORD}.folder"' in failure
 
 
 def replace_by_folder(file: Path) -> None:

@@ -4,15 +4,19 @@ import json
 import os
 import pty
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.commands import INTERRUPTIBLE
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import read_file
 
+ROOT = Path(__file__).parents[3]
+SITE = str(Path(pytest.__file__).parents[1])
 SPARKD = str(Path(sys.executable).parent / "sparkd")
 COMMANDS = ("--help", "recipe schema", "status")
 
@@ -115,3 +119,37 @@ def test_what_waits_for_a_paste_on_a_terminal_says_so(command: str, pasted: str,
     os.close(ours)
     os.close(theirs)
     assert (announced in done.stderr, shown in done.stdout) == (True, True), done
+
+
+def launcher(folder: Path, app: Path) -> str:
+    """The package's /usr/bin/sparkd for a program in `app`."""
+    path, text = folder / "sparkd-launcher", (ROOT / "packaging/debian/launcher").read_text()
+    path.write_text(text.replace("/usr/lib/sparkd/app", str(app)).replace("/usr/lib/sparkd/vendor", SITE))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("env", "wanted"), [("--default-signal=INT", (-signal.SIGINT, "")), ("--ignore-signal=INT", (0, "ran\n"))]
+)
+def test_an_interrupt_while_the_program_is_imported_ends_it_without_a_traceback(
+    env: str, wanted: tuple[int, str], tmp_path: Path
+) -> None:
+    package = tmp_path / "sparkd/tools/cli"
+    package.mkdir(parents=True)
+    importing = "import os\nos.kill(os.getpid(), 2)\nfor _ in range(9999): pass\n"
+    (package / "main.py").write_text(f"{importing}def main() -> int:\n    print('ran')\n    return 0\n")
+    words = ["env", env, sys.executable, "-IBS", launcher(tmp_path, tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (*wanted, "")
+
+
+def test_an_interrupt_of_a_command_is_its_own_to_handle(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = [*INTERRUPTIBLE, sys.executable, "-IBS", launcher(tmp_path, ROOT / "src"), "explain"]
+    with subprocess.Popen(words, stdin=theirs, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("paste a log")
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(60), process.stderr.read()) == (130, "")
+    os.close(ours)
+    os.close(theirs)

@@ -46,6 +46,24 @@ def test_what_makes_no_sense_is_refused(words: tuple[str, ...]) -> None:
     assert sparkd("tune-recipe", *words).returncode in (2, 78)
 
 
+def test_what_is_kept_is_continued_and_is_not_nothing_where_it_can_t_be_read_now(
+    tree: Tree, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host, kept = Host(tree.root), replace(TUNING, measured=(Measured("", 0),), tried=(SEQUENCES, 8), tries=1)
+    assert tune_recipe.resume(TUNING, host) == TUNING
+    tree.file(FILE.path, FILE.encode(kept))
+    with files_left(0), pytest.raises(OSError, match=r"tune-recipe\.json can't be read: Too many open files"):
+        tune_recipe.resume(TUNING, host)
+    assert tune_recipe.resume(TUNING, host) == kept
+    other = replace(TUNING, at_once=8)
+    assert tune_recipe.resume(other, host) == other
+    tree.file(FILE.path, "{")
+    assert tune_recipe.resume(TUNING, host) == TUNING
+    steps, broken = capsys.readouterr().out.splitlines()
+    assert steps.startswith("dropped: 1 steps measured")
+    assert broken.startswith(f"dropped: {FILE.path} can't be read")
+
+
 @pytest.mark.parametrize(
     ("base", "name", "words"),
     [

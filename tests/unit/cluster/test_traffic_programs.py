@@ -14,6 +14,7 @@ from sparkd.tools.measure import traffic_programs
 from sparkd.tools.measure.traffic_programs import (
     IB_WRITE_BW,
     IPERF3,
+    START_SECONDS,
     TrafficError,
     end,
     listen,
@@ -144,6 +145,13 @@ def test_output_without_end_is_not_kept(programs: Programs) -> None:
     programs.write(IPERF3, f"exec yes {'x' * 1000}")
     with pytest.raises(TrafficError, match="no figure, but ends in: xxx"):
         measure_tcp(HERE, HERE, pause_seconds=0.01)
+
+
+def test_a_program_that_its_limit_ends_is_not_quoted(programs: Programs) -> None:
+    """perftest warns before it measures."""
+    programs.write(IB_WRITE_BW, 'echo "BW peak won\'t be measured in this run."; exec sleep 60')
+    with pytest.raises(TrafficError, match=r"^ib_write_bw: no figure within 0\.2 s$"):
+        traffic_programs._measure(rdma_command("rocep1s0f0", HERE), 0.2 - START_SECONDS, parse_rdma, 0.01)
 
 
 def test_a_warning_beside_the_figures_is_passed_over() -> None:

@@ -16,6 +16,7 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 import sparkd
+from sparkd.agent.daemon.taking_over import _open_ended
 from sparkd.agent.engine.memory_guard.guard import ANSWER_SECONDS, BOOT, MemoryGuard
 
 LEASE_SECONDS = 2.0
@@ -147,7 +148,7 @@ def guarded(
     answer_seconds: float = ANSWER_SECONDS,
     events: EventLines | None = None,
 ) -> MemoryGuard:
-    pidfd = os.pidfd_open(rank.pid)
+    pidfd = _open_ended() if rank.poll() is not None else os.pidfd_open(rank.pid)
     guard = MemoryGuard(
         floor_bytes, pidfd, events or EventLines(), lambda: None, unit=unit, answer_seconds=answer_seconds
     )
@@ -249,6 +250,38 @@ def test_a_unit_that_answers_too_late_does_no_harm(unit: Unit, rank: subprocess.
     time.sleep(LEASE_SECONDS + 1)
     assert (rank.poll(), late.poll()) == (None, None)
     assert watched(guard)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_the_account_of_a_kill_is_for_the_next_program_of_the_same_agent_and_of_no_other_rank(
+    unit: Unit, rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack, sent: bool
+) -> None:
+    """A reload: the program before it has gone as the rank is killed, or takes the account with it."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 1000000 kB\n")
+    process = unit.start(str(tmp_path))
+    before = guarded(rank, unit.path, stack)
+    until(lambda: watched(before))
+    if not sent:
+        before.close()
+    meminfo.write_text("MemAvailable: 0 kB\n")
+    assert rank.wait(20) == -signal.SIGKILL
+    if sent:
+        until(lambda: before.over)
+        before.close()
+    meminfo.write_text("MemAvailable: 1000000 kB\n")
+    after = guarded(rank, unit.path, stack)
+    until(lambda: after.over)
+    assert "memory ran out" in str(after.killed)
+    after.close()
+    with subprocess.Popen(["sleep", "60"]) as another:
+        last = guarded(another, unit.path, stack)
+        until(lambda: watched(last))
+        another.kill()
+    until(lambda: last.over)
+    assert last.killed is None
+    last.close()
+    assert process.poll() is None, "its agent lives"
 
 
 def test_a_guard_of_the_agents_own_keeps_no_file_and_its_next_one_kills_nothing(

@@ -7,13 +7,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.unit.clock import unstalled
 from tests.unit.conftest import Said
+from tests.unit.docker_server import listening
 
+from sparkd.base.lib.dockerd.reader import connect
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.main_loop import STILL_SECONDS, MainLoop, never
 from sparkd.base.lib.systemd import Notifier
@@ -140,6 +143,14 @@ def test_a_read_that_hangs_is_named_with_its_path(main: MainLoop, tmp_path: Path
         with pytest.raises(TimeoutError, match=r"a read did not end within 0\.2 s: it is at /.*/a\\nfile$"):
             main.beside(partial(read, str(fifo)), 0.2, "a read")
     os.close(os.open(fifo, os.O_WRONLY))
+
+
+def test_a_docker_that_hangs_is_at_no_file(main: MainLoop) -> None:
+    import sparkd.base.lib.dockerd.client  # noqa: F401 - an import is at a file
+
+    wanted = pytest.raises(TimeoutError, match=r"reading a container did not end within 0\.3 s$")
+    with listening() as (path, _), closing(connect(path, 5.0)) as docker, wanted:
+        main.beside(partial(docker.container, "abc"), 0.3, "reading a container")
 
 
 def test_news_do_not_end_a_wait_for_something_else(main: MainLoop) -> None:

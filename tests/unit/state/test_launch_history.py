@@ -1,8 +1,10 @@
 """The launch history: which launches count, why the last process ended, and what the agent records when."""
 
+import os
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.daemon.context import Pace
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
+from sparkd.base.cluster.membership import load_switch
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY, DockerFacts
 from sparkd.base.lib import errors
@@ -36,6 +39,7 @@ from sparkd.base.state.launch_history import (
     End,
     LaunchHistory,
 )
+from sparkd.base.state.switch import FILE as SWITCH
 
 PLAN, NOW = "d1", "2026-01-01T00:00:00.000+00:00"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -182,6 +186,24 @@ def test_an_unusable_file_is_reported_and_the_agent_continues(started: AgentUnde
     (on_disk(started).root / FILE.path.lstrip("/")).unlink()
     on_disk(started).folder(FILE.path)
     assert started.agent.store.read_launches() == EMPTY
+    with pytest.raises(errors.BlockedError, match=r"launch-history\.json is a folder") as blocked:
+        started.agent.store.require_launches()
+    assert blocked.value.hint == f"sudo mv {FILE.path} {FILE.path}.folder"
+
+
+def test_a_folder_that_takes_the_place_of_a_file_to_write_is_named(started: AgentUnderTest, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    new.touch()
+    (tmp_path / "a.json").mkdir()
+    assert not started.agent.store._try_to_write("a.json", partial(os.replace, new, tmp_path / "a.json"))
+    assert started.events.lines[-1].endswith("hint=sudo mv /var/lib/sparkd/a.json /var/lib/sparkd/a.json.folder")
+
+
+def test_a_folder_in_place_of_the_switch_is_awaited_with_what_moves_it_away(tree: Tree) -> None:
+    tree.folder(SWITCH.path)
+    with pytest.raises(errors.AwaitedError, match="is a folder") as awaited:
+        load_switch(Host(tree.root), lambda _: None)
+    assert awaited.value.hint == f"sudo mv {SWITCH.path} {SWITCH.path}.folder"
 
 
 def test_a_file_that_can_t_be_read_now_is_neither_empty_nor_written_over(started: AgentUnderTest) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,7 +18,7 @@ from sparkd.agent.actions.files import exchange
 from sparkd.base.config import Engine
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import UsageError
-from sparkd.base.state.file import LIMIT_BYTES, StateFile
+from sparkd.base.state.file import LIMIT_BYTES, FolderError, StateFile, ignore_report
 
 
 class Thing(Struct, frozen=True):
@@ -81,6 +83,16 @@ def test_neither_a_link_nor_a_folder_nor_a_pipe_is_read(tree: Tree) -> None:
     path.mkdir()
     found, reports = read(tree)
     assert (found, len(reports)) == (None, 1)
+
+
+def test_a_folder_in_place_of_a_file_is_left_alone_and_named_with_what_moves_it_away(tree: Tree) -> None:
+    path = tree.root / FILE.path.lstrip("/")
+    path.mkdir(parents=True)
+    with pytest.raises(FolderError, match=r"^/var/lib/sparkd/thing\.json is a folder") as raised:
+        FILE.load(Host(tree.root).files, ignore_report)
+    command = shlex.split(raised.value.hint.replace(FILE.path, str(path)).removeprefix("sudo "))
+    subprocess.run(command, check=True)
+    assert read(tree) == (None, [])
 
 
 def test_a_user_needs_root(tree: Tree) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import shlex
 import tarfile
 import threading
 import time
@@ -18,6 +19,7 @@ from sparkd.agent.cluster.logs import NodeLog, Page
 from sparkd.agent.preflight.engine_processes import is_serve
 from sparkd.base.host import Host
 from sparkd.base.host.journal import Line, Lines, Query
+from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.tools.support import capture_collector
@@ -189,6 +191,19 @@ def test_own_lines_are_there_where_another_node_is_silent(
     assert all("an own line" in text for text in made.of_nodes.values())
     assert requests == ["spark2"]
     assert "lines of 10.0.0.2 (there: sudo sparkd capture), recent: no answer" in made.missing
+
+
+def test_a_file_that_is_there_stays_and_the_hint_has_a_free_name(
+    collector: Callable[[], Collector], tmp_path: Path
+) -> None:
+    there = tmp_path / "it's.tar.gz"
+    there.write_text("mine")
+    with pytest.raises(UsageError, match="is there already") as raised:
+        collector().save(str(there))
+    words = shlex.split(raised.value.hint)
+    assert words[:4] == ["sudo", "sparkd", "capture", "--output"]
+    another = Path(words[4])
+    assert (another.parent, another.exists(), there.read_text()) == (tmp_path, False, "mine")
 
 
 def test_an_archive_is_bounded() -> None:

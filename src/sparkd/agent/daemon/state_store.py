@@ -18,7 +18,7 @@ from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.state import launch_history
-from sparkd.base.state.file import FOLDER, Content, Report, StateFile
+from sparkd.base.state.file import FOLDER, Content, FolderError, Report, StateFile
 from sparkd.base.state.launch_history import LaunchHistory
 from sparkd.base.state.rank_record import FILE as RANK_FILE
 from sparkd.base.state.rank_record import RankRecord
@@ -74,8 +74,8 @@ class StateStore(Struct):
         try:
             return self.read(launch_history.read_history)
         except OSError as error:
-            hint = f"what holds {FOLDER}? look at: sudo dmesg; a file that stays unreadable: move it away"
-            raise BlockedError(str(error), hint) from None
+            usual = f"what holds {FOLDER}? look at: sudo dmesg; a file that stays unreadable: move it away"
+            raise BlockedError(str(error), getattr(error, "hint", usual)) from None  # a FolderError's
 
     def record(self, change: Callable[[LaunchHistory], LaunchHistory]) -> bool:
         """Write the changed launch history, safe against crashes and power cuts; whether that worked."""
@@ -110,9 +110,10 @@ class StateStore(Struct):
     def _try_to_write(self, name: str, write: Callable[[], bool | None], folder: str = FOLDER) -> bool:
         try:
             done = write() is not False
-        except OSError as error:
+        except OSError as failure:
+            error = FolderError(f"{folder}/{name}") if isinstance(failure, IsADirectoryError) else failure
             if name not in self._unwritten:
-                hint = getattr(error, "hint", f"df -h {folder}")  # a SharedFolderError's
+                hint = getattr(error, "hint", f"df -h {folder}")  # a SharedFolderError's, too
                 self.events.error("state.write.failed", file=name, reason=error.strerror or str(error), hint=hint)
             self._unwritten.add(name)
             return False

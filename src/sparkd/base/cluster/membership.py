@@ -151,8 +151,8 @@ def load_switch(host: Host, report: Callable[[str], None]) -> Switch | None:
     try:
         return FILE.load(host.files, report)
     except OSError as error:
-        hint = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
-        raise AwaitedError(str(error), hint) from None
+        usual = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
+        raise AwaitedError(str(error), getattr(error, "hint", usual)) from None  # a FolderError's
 
 
 def check_owners(files: Iterable[tuple[str, str]]) -> None:

@@ -29,6 +29,14 @@ Report = Callable[[str], None]
 """Takes one line about a file that exists and is unusable."""
 
 
+class FolderError(OSError):
+    """A folder has the path of a state file. It may hold anything, so that sparkd leaves it alone."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} is a folder, and has to be a file or nothing")
+        self.hint = f"sudo mv {path} {path}.folder"
+
+
 def ignore_report(_: str) -> None:
     """Report nothing, for callers that treat an unusable file as a missing one."""
 
@@ -58,6 +66,8 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
         except OSError as error:
             if isinstance(error, PermissionError) and os.geteuid():
                 raise UsageError(f"{self.path} may be read by root alone", "run it as root") from None
+            if isinstance(error, IsADirectoryError):
+                raise FolderError(self.path) from None
             reason = f"{self.path} can't be read: {error.strerror or error}"
             if error.errno not in _NEVER_WRITTEN:
                 raise OSError(reason) from None

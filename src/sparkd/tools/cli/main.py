@@ -6,6 +6,7 @@ import errno
 import gc
 import io
 import os
+import signal
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -119,7 +120,8 @@ def main(argv: list[str] | None = None) -> int:
         return ExitCode.GOOD
     except OSError as error:
         reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))
-        _fail(SparkdError(reason, HINTS.get(error.errno or 0, ""), cause=Cause.SYSTEM_ERROR), words)
+        hint = getattr(error, "hint", HINTS.get(error.errno or 0, ""))  # a FolderError's
+        _fail(SparkdError(reason, hint, cause=Cause.SYSTEM_ERROR), words)
         _discard_output()
         return ExitCode.BUG
     except KeyboardInterrupt:
@@ -168,6 +170,8 @@ def _run(words: list[str]) -> int:
     log.clean_stderr()
     if "as_root" in args and os.geteuid():
         raise UsageError(*args.as_root)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # by the launcher: imports end without a traceback
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return int(args.run(args) or ExitCode.GOOD)
 
 

@@ -104,7 +104,8 @@ def pull_model(args: argparse.Namespace) -> None:
     repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
     print(f"{repo.name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
     need_bytes, room = model_files.require_download_room(repo, folder, host)
-    amount = "an unknown amount" if need_bytes is None else size(need_bytes)
+    # Where no bytes are missing, files of another revision may have the size of this one's.
+    amount = "an unknown amount" if need_bytes is None else size(need_bytes) if need_bytes else "only changed files"
     print(f"{amount} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
     unconfirmed = (need_bytes is None or need_bytes > CONFIRM_BYTES) and not args.yes and sys.stdin.isatty()
     if unconfirmed and not console.confirm("download it? [Y/n] ", ("", "y", "yes")):

@@ -44,11 +44,7 @@ def tune_recipe(args: argparse.Namespace) -> int:
     refuse_without_effect(knobs, base, config, host)
     with only_one():
         begun = Tuning(name, fingerprint_engine(base.engine, base.recipe), knobs, choose_load(knobs, base))
-        kept = FILE.read(host.files)
-        if kept is not None and replace(kept, measured=(), tried=None, tries=0) == begun:
-            begun = kept
-        elif kept is not None and kept.measured:
-            print(f"dropped: {len(kept.measured)} steps measured for {kept.name} with other arguments or settings")
+        begun = resume(begun, host)
         climb = Climb(begun, base, config, host, partial(print, flush=True))
         print("\n".join(announce(begun, base, host)), flush=True)
         confirm(args, tuple(ladder.warnings(knobs, base.recipe)))
@@ -59,6 +55,16 @@ def tune_recipe(args: argparse.Namespace) -> int:
             print("sparkd: interrupted; the same command continues from here", file=sys.stderr)
             return 130
     return ExitCode.GOOD
+
+
+def resume(begun: Tuning, host: Host) -> Tuning:
+    """What is kept of the same ladder, else `begun`. Raises OSError where that is unknown: it must not be lost."""
+    kept = FILE.load(host.files, partial(print, "dropped:"))
+    if kept is not None and replace(kept, measured=(), tried=None, tries=0) == begun:
+        return kept
+    if kept is not None and kept.measured:
+        print(f"dropped: {len(kept.measured)} steps measured for {kept.name} with other arguments or settings")
+    return begun
 
 
 def confirm(args: argparse.Namespace, warnings: Sequence[str]) -> None:

@@ -116,15 +116,16 @@ def measure_rdma(device: str, to: str, pause_seconds: float = PAUSE_SECONDS) -> 
 
 
 def _measure(words: list[str], seconds: float, parse: Callable[[bytes], float], pause_seconds: float) -> float:
-    failure = TrafficError()
+    failure, limit_seconds = TrafficError(), seconds + START_SECONDS
     for _ in range(TRIES):
         time.sleep(pause_seconds)
-        process = _start(words, seconds + START_SECONDS, subprocess.PIPE)
+        process, began = _start(words, limit_seconds, subprocess.PIPE), time.monotonic()
         assert process.stdout is not None
         try:
             return parse(process.stdout.read(1 << 16))  # iperf3 prints 10 KB
         except TrafficError as error:
-            failure = error
+            late = time.monotonic() - began >= limit_seconds  # its last line is any that it had printed before
+            failure = TrafficError(f"{words[0]}: no figure within {limit_seconds:g} s") if late else error
         finally:
             end(process)
     raise failure

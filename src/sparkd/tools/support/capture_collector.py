@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from string import Template
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ from sparkd.base.host.files import Kind
 from sparkd.base.host.gpu import read_clocks, read_driver
 from sparkd.base.host.journal import LATEST_US, Query
 from sparkd.base.lib import read_data
-from sparkd.base.lib.errors import BlockedError, SparkdError
+from sparkd.base.lib.errors import BlockedError, SparkdError, UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.redaction import HIDDEN, Redaction
 from sparkd.base.lib.slow_document import ANSWER_SECONDS
@@ -135,7 +136,11 @@ class Collector:
         path = Path(output or f"{name}.tar.gz")
         elsewhere = f"sudo sparkd capture --output /root/{name}.tar.gz"
         put = partial(as_owner, path.parent, private=elsewhere)
-        put(lambda: path.touch(0o600, exist_ok=False))  # follows no link; what fails, fails before minutes of reading
+        try:
+            put(lambda: path.touch(0o600, exist_ok=False))  # follows no link, and fails before minutes of reading
+        except FileExistsError:
+            another = f"sudo sparkd capture --output {quote(str(path.with_name(f'{name}.tar.gz')))}"
+            raise UsageError(f"{path} is there already", another) from None
         try:
             content = self._archive(name, at)
             put(lambda: path.write_bytes(content))

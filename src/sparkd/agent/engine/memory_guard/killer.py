@@ -59,6 +59,8 @@ class Killer:
         self._rank = self._owner = -1
         """Descriptors of processes. The owner is the agent that has named the rank; -1 once it has ended."""
         self._floor_bytes, self._until = 0, math.inf
+        self._pid, self._account = -1, ""
+        """The rank's pid, also once it was killed, and the account of that."""
 
     def run(self, connection: socket.socket) -> None:
         """Watch until nothing is left to. Raises OSError, ValueError where memory can't be read."""
@@ -71,8 +73,11 @@ class Killer:
         else:
             self._kept = ""
             self._take_agent(connection)
-        while self._agent is not None or (self._rank >= 0 and self._door is not None):
+        while self._agent is not None or (max(self._rank, self._owner) >= 0 and self._door is not None):
             self._turn(self._look())
+        if self._kept:
+            with suppress(OSError):
+                _write(self._kept, "")
 
     def send(self, line: str) -> None:
         """Send it to the agent; where there is none, and what it has killed, to the journal."""
@@ -109,16 +114,17 @@ class Killer:
     def _kill(self, account: str) -> None:
         try:
             signal.pidfd_send_signal(self._rank, signal.SIGKILL)
-            self._forget_rank(f"{KILLED} {account}")
+            self._account = f"{KILLED} {account}"
+            self._forget_rank(self._account)
         except ProcessLookupError:
             self._forget_rank(ENDED)
 
     def _forget_rank(self, line: str) -> None:
+        """After a kill without its owner, which may be becoming another program that needs the account, too."""
         self.send(line)
-        self._rank, self._owner = self._close(self._rank), self._close(self._owner)
-        if self._kept:
-            with suppress(OSError):
-                _write(self._kept, "")
+        self._rank = self._close(self._rank)
+        if line is not self._account:
+            self._owner = self._close(self._owner)
 
     def _close(self, process: int) -> int:
         if process >= 0:
@@ -152,9 +158,15 @@ class Killer:
         pid = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         self._watch(descriptors[0], int(said))
         self._own(_open_process(pid))
+        rank = _find_pid(self._rank)
+        if self._account and rank in (self._pid, -1):  # of an agent that has become another program meanwhile
+            self._rank = self._close(self._rank)
+            with suppress(OSError):
+                agent.send(self._account.encode(), socket.MSG_DONTWAIT)
+            return
+        self._pid, self._account = rank, ""
         if self._kept:
             with suppress(OSError, ValueError, IndexError):
-                rank = int(_read(f"/proc/self/fdinfo/{self._rank}").partition("\nPid:")[2].split()[0])
                 self._keep(rank, _start_time(rank), pid, _start_time(pid))
         self.send(self._lock)
 
@@ -184,6 +196,7 @@ class Killer:
             return
         if (descriptor := _open_process(rank, rank_began)) >= 0:
             self._watch(descriptor, floor_bytes)
+            self._pid = rank
             self._own(_open_process(owner, owner_began))
             with suppress(OSError):
                 self._keep(rank, rank_began, owner, owner_began)
@@ -201,6 +214,13 @@ def _open_process(pid: int, start_time: int | None = None) -> int:
             return descriptor
     os.close(descriptor)
     return -1
+
+
+def _find_pid(descriptor: int) -> int:
+    """The pid of a process by its pidfd; -1 where that has ended, 0 where it is unknown."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(_read(f"/proc/self/fdinfo/{descriptor}").partition("\nPid:")[2].split()[0])
+    return 0
 
 
 def _start_time(pid: int) -> int:

@@ -47,16 +47,16 @@ class DockerReader:
         self._client = client
         self._seconds = self._left = seconds
         self.answers: dict[str, object] = {}
-        """Each answer, or its error, by path."""
+        """Each answer, or its error, by target. A local `path` would be named as a file by `event_loop.find_path`."""
 
     def containers(self) -> object:
         return self._get("/containers/json", lambda api: api.containers(all=True))
 
     def container(self, container_id: str) -> object:
         """Its current description; None where there is none."""
-        path = f"/containers/{container_id}/json"
-        self.answers.pop(path, None)
-        return self._get(path, lambda api: api.inspect_container(container_id))
+        target = f"/containers/{container_id}/json"
+        self.answers.pop(target, None)
+        return self._get(target, lambda api: api.inspect_container(container_id))
 
     def images(self) -> object:
         return self._get("/images/json", lambda api: api.images())
@@ -79,19 +79,19 @@ class DockerReader:
     def close(self) -> None:
         self._client.close()
 
-    def _get(self, path: str, work: Callable[[APIClient], object]) -> object:
+    def _get(self, target: str, work: Callable[[APIClient], object]) -> object:
         """The kept answer, or a new one; None for HTTP 404."""
-        if path not in self.answers:
-            self.answers[path] = self._request(path, work)
-        answer = self.answers[path]
+        if target not in self.answers:
+            self.answers[target] = self._request(target, work)
+        answer = self.answers[target]
         if not isinstance(answer, DockerError):
             return answer
         if answer.status == MISSING:
             return None
         reason = f"HTTP {answer.status}" if answer.status else str(answer)
-        raise DockerError(f"GET {path}: {reason}", answer.status)
+        raise DockerError(f"GET {target}: {reason}", answer.status)
 
-    def _request(self, _path: str, work: Callable[[APIClient], object]) -> object:
+    def _request(self, _target: str, work: Callable[[APIClient], object]) -> object:
         """The answer, or its error. After the deadline nothing is sent."""
         deadline = time.monotonic() + self._left
         try:
@@ -114,11 +114,11 @@ class RecordedReader(DockerReader):
 
     def close(self) -> None: ...
 
-    def _request(self, path: str, _work: Callable[[APIClient], object]) -> object:
+    def _request(self, target: str, _work: Callable[[APIClient], object]) -> object:
         try:
             with suppress(FileNotFoundError, NotADirectoryError):
-                return parse_json(self._read(f"{path}.json"))
-            self._read(f"{path}.500.json")
+                return parse_json(self._read(f"{target}.json"))
+            self._read(f"{target}.500.json")
         except (FileNotFoundError, NotADirectoryError):
             return DockerError("not recorded", MISSING)
         except (OSError, ValueError) as error:

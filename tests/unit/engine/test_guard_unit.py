@@ -16,7 +16,7 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 import sparkd
-from sparkd.agent.daemon.taking_over import _open_ended
+from sparkd.agent.daemon.taking_over import open_ended
 from sparkd.agent.engine.memory_guard.guard import ANSWER_SECONDS, BOOT, MemoryGuard
 
 LEASE_SECONDS = 2.0
@@ -148,7 +148,7 @@ def guarded(
     answer_seconds: float = ANSWER_SECONDS,
     events: EventLines | None = None,
 ) -> MemoryGuard:
-    pidfd = _open_ended() if rank.poll() is not None else os.pidfd_open(rank.pid)
+    pidfd = open_ended() if rank.poll() is not None else os.pidfd_open(rank.pid)
     guard = MemoryGuard(
         floor_bytes, pidfd, events or EventLines(), lambda: None, unit=unit, answer_seconds=answer_seconds
     )
@@ -252,6 +252,19 @@ def test_a_unit_that_answers_too_late_does_no_harm(unit: Unit, rank: subprocess.
     assert watched(guard)
 
 
+ENDED_RANK = """
+import os, socket, subprocess, sys
+process = subprocess.Popen(["true"])
+pidfd = os.pidfd_open(process.pid)
+process.wait()
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+    connection.connect(sys.argv[1])
+    socket.send_fds(connection, [b"1"], [pidfd])
+    print(connection.recv(4096).decode())
+"""
+"""An agent whose rank has ended by the time it is named; prints the guard's first words."""
+
+
 @pytest.mark.parametrize("sent", [False, True])
 def test_the_account_of_a_kill_is_for_the_next_program_of_the_same_agent_and_of_no_other_rank(
     unit: Unit, rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack, sent: bool
@@ -282,6 +295,19 @@ def test_the_account_of_a_kill_is_for_the_next_program_of_the_same_agent_and_of_
     assert last.killed is None
     last.close()
     assert process.poll() is None, "its agent lives"
+
+
+def test_another_agent_whose_rank_has_ended_gets_no_account(
+    unit: Unit, rank: subprocess.Popen[bytes], tmp_path: Path, stack: ExitStack
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemAvailable: 0 kB\n")
+    unit.start(str(tmp_path))
+    guard = guarded(rank, unit.path, stack)
+    until(lambda: guard.over)
+    assert guard.killed is not None
+    said = subprocess.run([sys.executable, "-c", ENDED_RANK, unit.path], capture_output=True, text=True, timeout=20)
+    assert said.stdout.startswith(("locked", "unlocked")), said
 
 
 def test_a_guard_of_the_agents_own_keeps_no_file_and_its_next_one_kills_nothing(

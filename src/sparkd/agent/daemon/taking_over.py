@@ -194,7 +194,7 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
         return Rank(record.container_id, kept.name, kept.image_id, record.pid, pidfd, *started)
 
     if left.ended:
-        return make(_open_ended())
+        return make(open_ended())
     try:
         pidfd = os.pidfd_open(record.pid)
     except ProcessLookupError:
@@ -208,7 +208,7 @@ def open_rank(host: Host, left: LeftRank) -> Rank | None:
     return None
 
 
-def _open_ended() -> int:
+def open_ended() -> int:
     """A descriptor of a process that has ended: that of the rank itself can't be opened any more."""
     process = subprocess.Popen(("/bin/true",))
     pidfd = os.pidfd_open(process.pid)

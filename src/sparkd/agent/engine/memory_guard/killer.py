@@ -157,9 +157,10 @@ class Killer:
         self._close(self._rank)  # the same one, where an agent that was away has come back
         pid = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
         self._watch(descriptors[0], int(said))
+        again = pid == _find_pid(self._owner)
         self._own(_open_process(pid))
         rank = _find_pid(self._rank)
-        if self._account and rank in (self._pid, -1):  # of an agent that has become another program meanwhile
+        if self._account and again and rank in (self._pid, -1):  # of an agent that has become another program
             self._rank = self._close(self._rank)
             with suppress(OSError):
                 agent.send(self._account.encode(), socket.MSG_DONTWAIT)

@@ -247,6 +247,7 @@ def test_bench_measures_what_the_engines_own_does_and_leaves_nothing(serving: Sp
     assert (stopped.returncode, "\n1 " in stopped.stdout) == (130, True), stopped
 
 
+@pytest.mark.whole
 def test_a_soak_finds_a_leak(serving: SparkdNode) -> None:
     serving.node.put(EATER, "/root/eater.py")
     serving.node.sh("setsid python3 /root/eater.py 0.02 4 >/dev/null 2>&1 &")

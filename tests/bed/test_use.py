@@ -182,6 +182,7 @@ def test_what_serves_garbage_goes_back_by_itself_and_says_so(spark: SparkdNode) 
     assert "cause=switch-failed" in spark.ends_since(cursor)[0]
 
 
+@pytest.mark.whole
 def test_a_ladder_climbs_until_the_engine_refuses_and_comes_back(spark: SparkdNode) -> None:
     """The engine refuses 1024 tokens of context beside a KV cache of 896."""
     node, words = spark.node, ("sparkd", "tune-recipe", "short", "--knob", "max-model-len=256..1024", "--yes")

@@ -123,7 +123,7 @@ def test_a_file_that_is_wrong_counts_as_empty_and_one_that_can_not_be_read_is_no
     assert check.judge(check.probe(Host(tree.root))).level is Level.OK
     (tree.root / FILE.path.lstrip("/")).unlink()
     tree.folder(FILE.path)
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match="is a folder"):
         check.probe(Host(tree.root))
 
 

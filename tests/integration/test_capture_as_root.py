@@ -13,15 +13,16 @@ import pytest
 from tests.unit.commands import INTERRUPTIBLE
 from tests.unit.nodes import until
 
+from sparkd.base.lib.errors import ExitCode
 from sparkd.tools.cli.main import main
 
 
 def test_it_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "there.tar.gz"
     there.write_text("mine")
-    assert main(["capture", "--output", str(there)]) == 1
+    assert main(["capture", "--output", str(there)]) == ExitCode.USAGE
     assert there.read_text() == "mine"
-    assert "file exists" in capsys.readouterr().err
+    assert f"hint: sudo sparkd capture --output {tmp_path}/" in capsys.readouterr().err
 
 
 def test_a_machine_without_anything_gives_an_archive_that_says_what_is_missing(

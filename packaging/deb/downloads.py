@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,14 @@ PURE = ("--platform", "any", "--implementation", "py", "--abi", "none", "--pytho
 
 
 def fetch(pins: Iterable[Pin], folder: Path) -> None:
-    """Have every file of `pins` in `folder`. Downloads only the missing ones."""
+    """Have every file of `pins` in `folder`. Downloads only the missing ones, one process at a time."""
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # pip writes a file under its name; half of it is taken for a forged one
+        _fetch(pins, folder)
+
+
+def _fetch(pins: Iterable[Pin], folder: Path) -> None:
     wanted = [pin for pin in pins if not _complete(pin, folder)]
     sources = [pin for pin in wanted if pin.name in SOURCES]
     native = [pin for pin in wanted if pin.name in NATIVE]

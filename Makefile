@@ -35,6 +35,7 @@ test: venv  ## all that CI runs (as root)
 
 integration packaging booted bed: PYTEST += --durations=20
 
+# Three workers, as most of these tests wait too; what judges the whole machine runs after the others.
 integration: venv  ## this machine's kernel, real docker
 	packaging/tools.sh
 	$(PYTEST) -n 3 --dist worksteal tests/integration -m "not whole and not alone"

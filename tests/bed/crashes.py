@@ -35,7 +35,7 @@ QUIET_SECONDS = 2.0
 LOG_SECONDS = 20.0
 """For a line to come through docker's pipe, a dockerd that has just started, and the next try to follow the log."""
 LONGEST_SECONDS = 300.0
-"""Behind a prefill of minutes."""
+"""For the last requests to end, behind a prefill of minutes."""
 AWAY = "/run/marks"
 """Of the lines that were logged while dockerd was away."""
 
@@ -264,7 +264,7 @@ def run(crash: Crash, cluster: Cluster) -> tuple[float, list[str]]:
     return took, complaints
 
 
-def make_room(crash: Crash, serving: Cluster) -> None:
+def renew_rank(crash: Crash, serving: Cluster) -> None:
     """Another rank, where one more crash of this one's agents would count as a fault of sparkd's."""
     if any(count(member) + crash.kills > MOST_TAKEN_OVER for member in serving.members):
         serving.stop()
@@ -273,7 +273,7 @@ def make_room(crash: Crash, serving: Cluster) -> None:
 
 def outlive(crash: Crash, serving: Cluster) -> None:
     """No request is lost, and nothing but the agents is another. Fails with all complaints."""
-    make_room(crash, serving)
+    renew_rank(crash, serving)
     took, complaints = run(crash, serving)
     print(f"{crash.name}: back after {took:.1f} s")
     assert not complaints, "\n".join(complaints)

@@ -218,7 +218,7 @@ FAULTS: tuple[Fault, ...] = (
 NOISES: tuple[Noise, ...] = (
     Noise("noise", "fabric cut for 3 s", LINK, acts.cut, 3, acts.clear, in_ci=True),
     # At 20 % a segment of the engine's may be lost seven times in a row: 25 s by TCP's clock.
-    Noise("noise", "loss of 10 % for half a minute", LINK, partial(acts.lose, 10), 30, acts.clear),
+    Noise("noise", "loss of 10 % for half a minute", LINK, partial(acts.lose, 10), 30, acts.clear, in_ci=True),
     Noise("noise", "loss of 20 % for half a minute", LINK, partial(acts.lose, 20), 30, acts.clear),
     Noise("noise", "loss of 20 % for five minutes", LINK, partial(acts.lose, 20), 300, acts.clear),
 )

@@ -98,7 +98,7 @@ def slow(cluster: Cluster) -> Cluster:
 
 @pytest.mark.parametrize("crash", [pytest.param(one, id=one.name) for one in CRASHES if one.act in ACTS])
 def test_no_request_is_lost_during_a_prefill_of_minutes_and_behind_a_full_batch(slow: Cluster, crash: Crash) -> None:
-    crashes.make_room(crash, slow)
+    crashes.renew_rank(crash, slow)
     body = {"model": "tiny", "prompt": slow_prefill.prompt(), "max_tokens": 1}
     with ThreadPoolExecutor(1) as pool:
         began = time.monotonic()

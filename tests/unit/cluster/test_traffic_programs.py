@@ -14,10 +14,10 @@ from sparkd.tools.measure import traffic_programs
 from sparkd.tools.measure.traffic_programs import (
     IB_WRITE_BW,
     IPERF3,
-    START_SECONDS,
     TrafficError,
     end,
     listen,
+    measure,
     measure_rdma,
     measure_tcp,
     parse_rdma,
@@ -151,7 +151,7 @@ def test_a_program_that_its_limit_ends_is_not_quoted(programs: Programs) -> None
     """perftest warns before it measures."""
     programs.write(IB_WRITE_BW, 'echo "BW peak won\'t be measured in this run."; exec sleep 60')
     with pytest.raises(TrafficError, match=r"^ib_write_bw: no figure within 0\.2 s$"):
-        traffic_programs._measure(rdma_command("rocep1s0f0", HERE), 0.2 - START_SECONDS, parse_rdma, 0.01)
+        measure(rdma_command("rocep1s0f0", HERE), 0.2, parse_rdma, 0.01)
 
 
 def test_a_warning_beside_the_figures_is_passed_over() -> None:

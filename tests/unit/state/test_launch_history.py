@@ -1,10 +1,8 @@
 """The launch history: which launches count, why the last process ended, and what the agent records when."""
 
-import os
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -189,14 +187,6 @@ def test_an_unusable_file_is_reported_and_the_agent_continues(started: AgentUnde
     with pytest.raises(errors.BlockedError, match=r"launch-history\.json is a folder") as blocked:
         started.agent.store.require_launches()
     assert blocked.value.hint == f"sudo mv {FILE.path} {FILE.path}.folder"
-
-
-def test_a_folder_that_takes_the_place_of_a_file_to_write_is_named(started: AgentUnderTest, tmp_path: Path) -> None:
-    new = tmp_path / "new"
-    new.touch()
-    (tmp_path / "a.json").mkdir()
-    assert not started.agent.store._try_to_write("a.json", partial(os.replace, new, tmp_path / "a.json"))
-    assert started.events.lines[-1].endswith("hint=sudo mv /var/lib/sparkd/a.json /var/lib/sparkd/a.json.folder")
 
 
 def test_a_folder_in_place_of_the_switch_is_awaited_with_what_moves_it_away(tree: Tree) -> None:

@@ -107,16 +107,17 @@ def _without_figure(program: str, printed: bytes) -> str:
 
 def measure_tcp(own: str, to: str, *, back: bool = False, pause_seconds: float = PAUSE_SECONDS) -> float:
     """Gb/s to the other address, or `back` from there. Raises TrafficError."""
-    return _measure(tcp_command(own, to, back=back), SECONDS, parse_tcp, pause_seconds)
+    return measure(tcp_command(own, to, back=back), SECONDS + START_SECONDS, parse_tcp, pause_seconds)
 
 
 def measure_rdma(device: str, to: str, pause_seconds: float = PAUSE_SECONDS) -> float:
     """Gb/s that this node writes to the other. Raises TrafficError."""
-    return _measure(rdma_command(device, to), RDMA_SECONDS, parse_rdma, pause_seconds)
+    return measure(rdma_command(device, to), RDMA_SECONDS + START_SECONDS, parse_rdma, pause_seconds)
 
 
-def _measure(words: list[str], seconds: float, parse: Callable[[bytes], float], pause_seconds: float) -> float:
-    failure, limit_seconds = TrafficError(), seconds + START_SECONDS
+def measure(words: list[str], limit_seconds: float, parse: Callable[[bytes], float], pause_seconds: float) -> float:
+    """Gb/s by what the program prints within the limit, in one of TRIES. Raises TrafficError."""
+    failure = TrafficError()
     for _ in range(TRIES):
         time.sleep(pause_seconds)
         process, began = _start(words, limit_seconds, subprocess.PIPE), time.monotonic()

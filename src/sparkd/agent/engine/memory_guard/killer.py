@@ -91,7 +91,7 @@ class Killer:
     def _turn(self, seconds: float) -> None:
         for descriptor, _ in self._poller.poll(seconds * 1000):
             if descriptor == self._rank:
-                self._forget_rank(ENDED)
+                self._forget_rank()
             elif descriptor == self._owner:
                 self._own(-1)
             elif self._agent is not None and descriptor == self._agent.fileno():
@@ -114,17 +114,18 @@ class Killer:
     def _kill(self, account: str) -> None:
         try:
             signal.pidfd_send_signal(self._rank, signal.SIGKILL)
-            self._account = f"{KILLED} {account}"
-            self._forget_rank(self._account)
         except ProcessLookupError:
-            self._forget_rank(ENDED)
-
-    def _forget_rank(self, line: str) -> None:
-        """After a kill without its owner, which may be becoming another program that needs the account, too."""
-        self.send(line)
+            self._forget_rank()
+            return
+        # The owner stays: it may be becoming another program, which needs the account, too.
+        self._account = f"{KILLED} {account}"
+        self.send(self._account)
         self._rank = self._close(self._rank)
-        if line is not self._account:
-            self._owner = self._close(self._owner)
+
+    def _forget_rank(self) -> None:
+        """Which has ended by itself."""
+        self.send(ENDED)
+        self._rank, self._owner = self._close(self._rank), self._close(self._owner)
 
     def _close(self, process: int) -> int:
         if process >= 0:

@@ -1,12 +1,12 @@
 """The observers' listener beside a local user who takes all of it that he can get."""
 
 import http.client
-import socket
 from contextlib import closing
 
 from tests.integration.stranger import Stranger
 from tests.unit.node_reports import ALONE
 from tests.unit.nodes import network
+from tests.unit.wire import reserved_port
 
 from sparkd.agent.cluster.service import start_status_server
 from sparkd.agent.status.kept import Kept
@@ -39,10 +39,8 @@ time.sleep(20)
 
 
 def test_a_user_who_takes_all_that_he_can_get_keeps_no_other_from_an_answer() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
     events = ProcessLog(lambda *_: None).events(Redaction())
-    with network() as loop:
+    with reserved_port() as port, network() as loop:
         start_status_server(
             Observe(listen=f"127.0.0.1:{port}"),
             Files(),

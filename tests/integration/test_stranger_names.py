@@ -3,7 +3,6 @@
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.stranger import UID, Stranger
+from tests.unit.wire import reserved_port
 
 from sparkd.agent.preflight.check import Level, Verdict
 from sparkd.agent.preflight.checks.ports import Ports, Wanted
@@ -109,9 +109,7 @@ def test_a_name_makes_no_stray_and_needs_nobody(asleep: bool) -> None:
 
 
 def test_who_holds_the_port_of_the_plan_is_named_whatever_his_name_is() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = int(found.getsockname()[1])
-    with Stranger(LISTENER, str(port)) as stranger:
+    with reserved_port() as port, Stranger(LISTENER, str(port)) as stranger:
         stranger.wait_for("ready")
         verdict = Ports((Wanted(port, "127.0.0.1", "the API", "args.port"),)).run(Host())[1]
     assert verdict.level is Level.BLOCK

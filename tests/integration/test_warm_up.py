@@ -1,7 +1,6 @@
 """Requests that warm an engine, which stands in: it compiles a kernel for each new kind of batch; and a run with it."""
 
 import asyncio
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from tests.integration.test_stop_while_hung import RECIPE
 from tests.unit.engine_server import engine as answering
 from tests.unit.engine_server import models
 from tests.unit.nodes import until
+from tests.unit.wire import reserved_port
 
 from sparkd.base.lib.errors import ExitCode
 from sparkd.base.lib.http_client import HttpError
@@ -46,15 +46,14 @@ warm_up = partial(module.warm_up, settle_seconds=0.0)
 @contextmanager
 def engine(folder: Path) -> Iterator[int]:
     """Its port."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    words = (sys.executable, "-I", "-S", str(PROGRAM), str(port), "serving", "compiling", str(folder))
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
-        try:
-            until(lambda: answers(port), 10)
-            yield port
-        finally:
-            process.kill()
+    with reserved_port() as port:
+        words = (sys.executable, "-I", "-S", str(PROGRAM), str(port), "serving", "compiling", str(folder))
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:
+            try:
+                until(lambda: answers(port), 10)
+                yield port
+            finally:
+                process.kill()
 
 
 def endpoint_of(port: int) -> Endpoint:

@@ -1,16 +1,18 @@
 """Prometheus of Debian's package, as `packaging/unpack.sh prometheus` has unpacked it, on loopback."""
 
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
+
+from tests.unit.wire import reserved_port
 
 TOOLS = Path(__file__).parents[2] / "build/tools/prometheus/usr/bin"
 PATIENCE_SECONDS = 30.0
@@ -28,8 +30,8 @@ class Prometheus:
     """One server with a configuration, until the end of `with`."""
 
     def __init__(self, config: Path, data: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            self._address = f"127.0.0.1:{found.getsockname()[1]}"
+        self._kept = ExitStack()
+        self._address = f"127.0.0.1:{self._kept.enter_context(reserved_port())}"
         self._log = (data.parent / "prometheus.log").open("w+")
         words = (f"--config.file={config}", f"--storage.tsdb.path={data}", f"--web.listen-address={self._address}")
         self._process = subprocess.Popen([TOOLS / "prometheus", *words], stderr=self._log, cwd=data.parent)
@@ -49,6 +51,7 @@ class Prometheus:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
         self._process.terminate()
         self._process.wait(PATIENCE_SECONDS)
+        self._kept.close()
         self._log.seek(0)
         print(self._log.read())
         self._log.close()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 from tests.tree import Tree
@@ -149,6 +150,22 @@ def test_check_warns_of_a_key_that_others_can_read(config: Path, tmp_path: Path)
         key.chmod(mode)
         good = sparkd("config", "check", config=config, SPARKD_ENGINE__SECRETS__VLLM_API_KEY=str(key))
         assert (good.returncode, f"hint: sudo chmod 600 {key}" in good.stdout) == (0, warned), good
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is about another user")
+def test_check_names_what_another_user_than_root_left_out() -> None:
+    named = {"SPARKD_ENGINE__SCRIPT": "/root/own.sh", "SPARKD_ENGINE__SECRETS__VLLM_API_KEY": "/root/key"}
+    with NamedTemporaryFile("w", suffix=".toml") as config:  # pytest's folders are for root alone
+        print('[engine]\nrecipe = "tiny-cpu"', file=config, flush=True)
+        Path(config.name).chmod(0o644)
+        assert sparkd("config", "check", config=config.name, **named).returncode == 78, "neither is there"
+        os.seteuid(65534)
+        try:
+            done = sparkd("config", "check", config=config.name, **named)
+        finally:
+            os.seteuid(0)
+    assert done.returncode == 0, done
+    assert "not looked at, since only root can read them: /root/key, /root/own.sh\nnext: sudo" in done.stdout
 
 
 def test_check_judges_flags_as_recipe_check_does(config: Path) -> None:

@@ -320,10 +320,18 @@ def test_the_firewalls_line_is_that_of_what_the_machine_has(spark: Tree, run: Ru
     assert max(map(len, lines[at - 2 : -1])) <= 80
 
 
-def test_nodes_of_a_cluster_reach_each_other_through_the_firewall(spark: Tree, run: Run) -> None:
+@pytest.mark.parametrize("ufw", [False, True])
+def test_nodes_of_a_cluster_reach_each_other_through_the_firewall(spark: Tree, run: Run, ufw: bool) -> None:
     spark.file("/etc/sparkd/sparkd.toml", '[cluster]\nnodes = ["10.0.0.1", "fd00::2"]\n')
     spark.file("/etc/sparkd/cluster.key", f"{'ab' * 32}\n", mode=0o600)
     recipe(spark, nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
+    if ufw:
+        spark.file("/usr/sbin/ufw", "")
+        spark.file("/etc/ufw/ufw.conf", "ENABLED=yes\n")
+        shown = run()
+        assert "          sudo ufw allow proto tcp from 10.0.0.1 to any port 8000\n" in shown
+        assert "          sudo ufw allow proto tcp from fd00::2 to any port 8000\n" in shown
+        return
     shown = run()
     assert "            tcp dport 8000 iif lo accept\n" in shown, (
         "by ::1, too: a dropped SYN holds a client for minutes"

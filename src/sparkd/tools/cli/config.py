@@ -103,9 +103,10 @@ def _check_all(host: Host, own: LoadedSettings) -> Iterator[str]:
     yield f"recipe {node.recipe.name} is good ({where})"
     yield from warnings
     yield from (f"{name} in {own.origins[name]} has no effect, the head decides it: take it out" for name in overridden)
-    names = [*private, *(secret.file for secret in node.plan.secrets)]
+    files = (*private, *(secret.file for secret in node.plan.secrets), node.plan.user_script)
+    names = ", ".join(filter(None, files))
     if names and not is_root:
-        yield f"not looked at, since only root can read them: {', '.join(names)}\nnext: sudo sparkd config check"
+        yield f"not looked at, since only root can read them: {names}\nnext: sudo sparkd config check"
 
 
 def _check_plan(node: NodeContext, recipe: Callable[[], Loaded], host: Host) -> list[str]:

@@ -130,7 +130,7 @@ def _firewall(files: Files, node: NodeContext, reachable_from: str) -> Iterator[
     """Commands that let this network and the other nodes alone reach the API, for a person to judge."""
     port, sources = node.plan.api_port, (reachable_from, *node.settings.cluster.nodes)
     if files.exists("/usr/sbin/ufw") and "ENABLED=yes" in (files.text_if_any("/etc/ufw/ufw.conf") or "").splitlines():
-        yield f"sudo ufw allow proto tcp from {reachable_from} to any port {port}"
+        yield from (f"sudo ufw allow proto tcp from {source} to any port {port}" for source in sources)
         return
     yield "sudo nft 'table inet sparkd; flush table inet sparkd"
     yield "  table inet sparkd { chain input { type filter hook input priority 0"

@@ -1,6 +1,6 @@
 """The disk that all nodes of a suite start from: the tree, the model, and a docker that has the images.
 
-Kept in the pool, where a node's own copy of it costs nothing.
+Kept in the pool, where a node's own copy of it costs nothing. One with a package installed is kept by its bed alone.
 """
 
 import time
@@ -8,8 +8,9 @@ from pathlib import Path
 
 from . import cache, disk, engine_image, images, nodebase, tiny_model
 from .node import Node
-from .pool import BASES
+from .pool import BASES, RUNS
 from .space import Space
+from .sparkd_node import SparkdNode
 
 BUILDER = "spark9"  # a name that no node of a bed has
 
@@ -23,16 +24,31 @@ def key(suite: str) -> str:
 def ensure(space: Space, bed: str, suite: str) -> str:
     """The name of the disk among the bases, built first when it is not there."""
     name = f"{suite}-{key(suite)}.img"
-    if there(space, name):
+    if there(space, BASES / name):
         return name
     with cache.lock(f"base-{suite}"):
-        if not there(space, name):
+        if not there(space, BASES / name):
             build(space, bed, suite, name)
     return name
 
 
-def there(space: Space, name: str) -> bool:
-    return space.run("test", "-e", BASES / name, check=False).returncode == 0
+def with_package(space: Space, bed: str, suite: str, package: Path) -> Path:
+    """The same disk after apt has installed the package on it; made at its first use in this bed."""
+    disk = RUNS / bed / f"{suite}-{cache.recipe_key(package)}.img"
+    if not there(space, disk):
+        node = Node(bed, BUILDER, space, nodebase.has_docker(suite))
+        space.module("pool", "clone", BASES / ensure(space, bed, suite), node.image)
+        space.module("disk", "personalise", node.image, node.name)
+        node.boot()
+        SparkdNode(node).install(package)
+        node.power_off()
+        space.module("disk", "settle", node.image)
+        space.run("mv", node.image, disk)
+    return disk
+
+
+def there(space: Space, disk: Path) -> bool:
+    return space.run("test", "-e", disk, check=False).returncode == 0
 
 
 def build(space: Space, bed: str, suite: str, name: str) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -82,14 +83,19 @@ class Bed:
                 self.space.run("rm", "-r", RUNS / name)
         self.space.run("mkdir", "-p", RUNS / self._name)
 
-    def node(self, name: str = "spark1", suite: str = "trixie", memory: int = MEMORY) -> Node:
-        """A new node with a fresh disk, switched off. `memory` is in bytes."""
+    def node(
+        self, name: str = "spark1", suite: str = "trixie", memory: int = MEMORY, package: Path | None = None
+    ) -> Node:
+        """A new node with a fresh disk, `package` installed on it, switched off. `memory` is in bytes."""
         if not NAMES.fullmatch(name) or name in self._nodes:
             raise BedError(f"{name}: a node is named spark1 to spark8, and each name goes to one node")
         node = Node(self._name, name, self.space, nodebase.has_docker(suite))
         registry.note_node(self._name, name, node.docker)
-        base = base_disk.ensure(self.space, self._name, suite)
-        self.space.module("pool", "clone", BASES / base, node.image)
+        if package is None:
+            disk = BASES / base_disk.ensure(self.space, self._name, suite)
+        else:
+            disk = base_disk.with_package(self.space, self._name, suite, package)
+        self.space.module("pool", "clone", disk, node.image)
         self.space.module("disk", "personalise", node.image, name)
         node.group.make()
         try:

@@ -1,12 +1,16 @@
 """Fixtures of tests that need booted nodes. They need root, and say so rather than skip."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
 
 import pytest
 from tests.bed import Bed, Node, results
 from tests.bed.trial import Result
 
-MakeNode = Callable[[str], Node]
+
+class MakeNode(Protocol):
+    def __call__(self, suite: str, package: Path | None = None) -> Node: ...
 
 
 @pytest.fixture(scope="session")
@@ -29,13 +33,14 @@ def record() -> Callable[[Result], None]:
 
 @pytest.fixture(scope="module")
 def make_node(bed: Bed) -> Iterator[MakeNode]:
-    """`make_node("trixie")`: one more node with a fresh disk, booted; gone after the module."""
+    """`make_node("trixie", package)`: one more node with a fresh disk, the package on it where one is named, booted;
+    gone after the module."""
     made: list[Node] = []
 
-    def make(suite: str = "trixie") -> Node:
+    def make(suite: str, package: Path | None = None) -> Node:
         taken = {node.name for node in bed.nodes}
         name = next(name for name in (f"spark{index}" for index in range(1, 9)) if name not in taken)
-        node = bed.node(name, suite)
+        node = bed.node(name, suite, package=package)
         made.append(node)
         assert node.boot() == "running", node.sh("systemctl --failed --no-legend").stdout
         return node

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -72,10 +71,6 @@ class Cluster:
     @property
     def worker(self) -> SparkdNode:
         return self.members[1]
-
-    def install(self, package: Path) -> None:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda member: member.install(package), self.members))
 
     def configuration(self) -> str:
         addresses = [member.node.fabric_address for member in self.members]

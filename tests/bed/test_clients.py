@@ -58,8 +58,7 @@ except Exception as error:
 @pytest.fixture(scope="module")
 def serving(make_node: MakeNode, package: Path) -> SparkdNode:
     """A node that serves with a key and a chat template."""
-    spark = SparkdNode(make_node("trixie"))
-    spark.install(package)
+    spark = SparkdNode(make_node("trixie", package))
     spark.node.write("/etc/sparkd/api.key", KEY + "\n")
     spark.node.run("chmod", "600", "/etc/sparkd/api.key")
     spark.node.write("/srv/models/template.jinja", TEMPLATE)

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.whole
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     """Configured; its agent does not run."""
-    spark = SparkdNode(make_node("trixie"))
-    spark.install(package)
+    spark = SparkdNode(make_node("trixie", package))
     spark.configure()
     return spark
 

@@ -91,8 +91,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
-    made = SparkdNode(make_node("trixie"))
-    made.install(package)
+    made = SparkdNode(make_node("trixie", package))
     for module in ("base/plan/compile_jobs.py", "agent/engine/compilers.py"):
         made.node.run(
             "sed", "-i", rf"s/^from sparkd.base.lib.text import GIB, size/&\nGIB = {UNIT_BYTES}/", f"{APP}/{module}"

@@ -59,8 +59,7 @@ setsid sleep 4321 > /dev/null 2>&1 &
 @pytest.fixture(scope="module")
 def serving(make_node: MakeNode, package: Path) -> SparkdNode:
     """A node that serves a recipe with every option."""
-    spark = SparkdNode(make_node("trixie"))
-    spark.install(package)
+    spark = SparkdNode(make_node("trixie", package))
     spark.node.write("/etc/sparkd/recipes/everything.yaml", RECIPE)
     spark.node.write("/srv/scripts/own.sh", OWN_SCRIPT)
     spark.node.write("/srv/extra/note", "hello")

@@ -15,10 +15,9 @@ pytestmark = pytest.mark.whole
 @pytest.fixture(scope="module")
 def cluster(make_node: MakeNode, package: Path) -> Cluster:
     """Installed and configured, nothing started."""
-    made = Cluster.of([make_node("docker-bookworm"), make_node("docker-bookworm")])
+    made = Cluster.of([make_node("docker-bookworm", package) for _ in range(2)])
     assert "systemd 252" in made.head.node.run("systemctl", "--version").stdout
     assert made.head.node.run("docker", "version", "--format", "{{.Server.Version}}").stdout.startswith("20.10.")
-    made.install(package)
     made.configure()
     return made
 

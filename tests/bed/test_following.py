@@ -44,8 +44,7 @@ def serves(cluster: Cluster) -> bool:
 @pytest.fixture(scope="module")
 def cluster(make_node: MakeNode, package: Path) -> Cluster:
     """The worker has never had another configuration."""
-    made = Cluster.of([make_node("trixie"), make_node("trixie")])
-    made.install(package)
+    made = Cluster.of([make_node("trixie", package) for _ in range(2)])
     made.configure()
     made.worker.configure(made.following())
     made.head.configure(made.configuration() + PROVEN)

@@ -77,9 +77,8 @@ class Started(NamedTuple):
 
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
-    spark = SparkdNode(make_node("trixie"))
+    spark = SparkdNode(make_node("trixie", package))
     readme.prepare(spark.node, package)
-    spark.install(package)
     spark.node.write("/etc/sparkd/sparkd.toml", CONFIGURATION)
     for source, target in ALIKE:
         spark.node.put(source, target)

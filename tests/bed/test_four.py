@@ -23,8 +23,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 @pytest.fixture(scope="module")
 def cluster(make_node: MakeNode, package: Path) -> Cluster:
     """Serving."""
-    made = Cluster.of([make_node("trixie") for _ in range(NODES)])
-    made.install(package)
+    made = Cluster.of([make_node("trixie", package) for _ in range(NODES)])
     made.configure()
     made.start()
     made.await_serving(START_SECONDS)

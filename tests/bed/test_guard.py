@@ -26,14 +26,33 @@ HELD_GIB = 0.5
 
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
-    made = SparkdNode(make_node("trixie"))
-    made.install(package)
+    made = SparkdNode(make_node("trixie", package))
     made.node.put(PROGRAMS, "/root/programs")
     return made
 
 
 def oom_kills(spark: SparkdNode) -> int:
     return int(spark.node.sh("grep -w oom_kill /proc/vmstat").stdout.split()[1])
+
+
+def eat(spark: SparkdNode) -> None:
+    """In the rank's container, until nothing is left."""
+    (rank,) = spark.containers()
+    spark.node.run("docker", "cp", "/root/programs/eater.py", f"{rank}:/eater.py")
+    spark.node.run("docker", "exec", "--detach", rank, "python3", "/eater.py", "0.5")
+
+
+def check_end(spark: SparkdNode, cursor: str, oom_kills_before: int) -> None:
+    """The one end since then was the guard's kill, with its account of it."""
+    (end,) = spark.ends_since(cursor)
+    assert end.startswith("code=16 "), end
+    assert re.search(r"memory ran out: \d+ MiB available, below the floor of 512 MiB; the engine was killed", end), end
+    assert re.search(r"[\d,]+ MiB \d\.\d s before", end), end
+    assert "gpu_memory_utilization" in end
+    assert oom_kills(spark) == oom_kills_before, "the kernel has killed first"
+    report = spark.report()
+    assert report is not None
+    assert (report.last_cause_code, report.last_cause[-9:]) == ("memory-guard", "(exit 16)")
 
 
 def test_an_engine_that_eats_all_memory_is_ended_with_16_and_serves_again_by_itself(spark: SparkdNode) -> None:
@@ -47,24 +66,29 @@ def test_an_engine_that_eats_all_memory_is_ended_with_16_and_serves_again_by_its
     assert int(locked[1]) > 2 << 10
     assert spark.show("MainPID", GUARD) == str(guard), "it is no child of the agent's"
 
-    (rank,) = spark.containers()
-    spark.node.run("docker", "cp", "/root/programs/eater.py", f"{rank}:/eater.py")
-    spark.node.run("docker", "exec", "--detach", rank, "python3", "/eater.py", "0.5")
+    eat(spark)
     wait_for(lambda: spark.main_pid() not in (0, old), 60, "systemd to start sparkd again")
     spark.await_serving()
-
-    (end,) = spark.ends_since(cursor)
-    assert end.startswith("code=16 "), end
-    assert re.search(r"memory ran out: \d+ MiB available, below the floor of 512 MiB; the engine was killed", end), end
-    assert re.search(r"[\d,]+ MiB \d\.\d s before", end), end
-    assert "gpu_memory_utilization" in end
-    assert oom_kills(spark) == before, "the kernel has killed first"
-    report = spark.report()
-    assert report is not None
-    assert (report.last_cause_code, report.last_cause[-9:]) == ("memory-guard", "(exit 16)")
+    check_end(spark, cursor, before)
     spark.stop()
     assert spark.leftovers() == []
     wait_for(lambda: spark.show("ActiveState", GUARD) == "inactive", 10, "the guard to end, with nothing to watch")
+
+
+@pytest.mark.whole
+def test_a_kill_during_a_reload_of_the_agent_has_the_guards_account(spark: SparkdNode) -> None:
+    """One reload after the other while the memory goes: the kill meets an agent that leaves, or one that comes."""
+    spark.configure(CONFIGURATION + f"[memory]\nfloor_mib = {FLOOR_MIB}\n")
+    spark.start()
+    cursor, before, reloads = spark.cursor(), oom_kills(spark), 0
+    eat(spark)
+    while spark.node.run("systemctl", "reload", spark.unit, check=False).returncode == 0:
+        reloads += 1
+    assert reloads > 1, "no reload was under way when the memory went"
+    wait_for(lambda: spark.ends_since(cursor), 60, "the end to be said")
+    spark.await_serving()
+    check_end(spark, cursor, before)
+    spark.stop()
 
 
 DROP_IN = f"/etc/systemd/system/{HEAD}.service.d/gone.conf"

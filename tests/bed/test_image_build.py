@@ -41,7 +41,7 @@ ASSERTS: list[object] = ["test -s /opt/made/result", {"file": "/opt/made/result"
 
 @pytest.fixture(scope="module", params=["overlay2", pytest.param("containerd", marks=pytest.mark.whole)])
 def installed(make_node: MakeNode, package: Path, request: pytest.FixtureRequest) -> Node:
-    node = make_node("trixie")
+    node = make_node("trixie", package)
     if request.param == "containerd":
         settings = json.loads(node.read("/etc/docker/daemon.json"))
         del settings["storage-driver"]
@@ -49,7 +49,6 @@ def installed(make_node: MakeNode, package: Path, request: pytest.FixtureRequest
         node.run("systemctl", "restart", "docker")
         images.load(node)
     readme.prepare(node, package)
-    SparkdNode(node).install(package)
     node.run("sh", "-c", MAKE_BASE, BASE)
     node.run("mkdir", "-p", f"{FOLDER}/made.files")
     node.write(f"{FOLDER}/made.files/run.sh", "#!/bin/sh\necho made; ls\n")

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
-from tests.bed.sparkd_node import SparkdNode
 
 PLACES = "/etc /usr /var/lib/sparkd"
 PERSONS = "# mine\n[memory]\nheadroom_gib = 3 # as measured\n[engine.env]\nOMP_NUM_THREADS = '2'\n"
@@ -15,9 +14,7 @@ TOML, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/conf.d/10-init.toml"
 @pytest.fixture(scope="module")
 def node(make_node: MakeNode, package: Path) -> Node:
     """With the package, the tiny model and its image, and nothing configured."""
-    made = make_node("trixie")
-    SparkdNode(made).install(package)
-    return made
+    return make_node("trixie", package)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +100,6 @@ def test_without_root_or_docker_a_plan_shows_what_can_be_seen(node: Node) -> Non
 
 @pytest.mark.whole
 def test_a_purge_leaves_nothing_of_it(make_node: MakeNode, package: Path) -> None:
-    node = make_node("trixie")
-    SparkdNode(node).install(package)
+    node = make_node("trixie", package)
     node.sh("sparkd init --yes && dpkg --purge sparkd", timeout=180)
     assert node.sh("ls -d /etc/sparkd /var/lib/sparkd /etc/systemd/system/sparkd-* 2>/dev/null || true").stdout == ""

@@ -27,13 +27,12 @@ SPREE_SECONDS = 3.0
 
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path, tmp_path_factory: pytest.TempPathFactory) -> SparkdNode:
-    made = SparkdNode(make_node("trixie"))
+    made = SparkdNode(make_node("trixie", package))
     folder = tmp_path_factory.mktemp("debs")
     run("sh", "-c", f"cd {folder} && apt-get download -q -o APT::Sandbox::User=root sudo earlyoom")
     for deb in folder.glob("*.deb"):
         made.node.put(deb, f"/root/{deb.name}")
     made.node.sh("dpkg --install /root/sudo_*.deb /root/earlyoom_*.deb && systemctl disable --now earlyoom")
-    made.install(package)
     made.configure(CONFIGURATION)
     made.start()
     return made

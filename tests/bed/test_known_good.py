@@ -22,9 +22,7 @@ FAILING_SECONDS = 120.0
 
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
-    spark = SparkdNode(make_node("trixie"))
-    spark.install(package)
-    return spark
+    return SparkdNode(make_node("trixie", package))
 
 
 def image_id(spark: SparkdNode) -> str:
@@ -99,8 +97,7 @@ def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark
 
 @pytest.fixture(scope="module")
 def pair(make_node: MakeNode, package: Path) -> Cluster:
-    made = Cluster.of([make_node("trixie"), make_node("trixie")])
-    made.install(package)
+    made = Cluster.of([make_node("trixie", package) for _ in range(2)])
     made.configure()
     return made
 

@@ -25,8 +25,7 @@ ACTS = (crashes.kill, crashes.reload)
 @pytest.fixture(scope="module")
 def cluster(make_node: MakeNode, package: Path) -> Cluster:
     """Installed and configured, nothing started."""
-    made = Cluster.of([make_node("trixie"), make_node("trixie")])
-    made.install(package)
+    made = Cluster.of([make_node("trixie", package) for _ in range(2)])
     made.configure(PATIENT)
     return made
 

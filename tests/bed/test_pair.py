@@ -42,8 +42,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server, open("/run/quer
 @pytest.fixture(scope="module")
 def cluster(make_node: MakeNode, package: Path) -> Cluster:
     """Installed and configured, nothing started."""
-    made = Cluster.of([make_node("trixie"), make_node("trixie")])
-    made.install(package)
+    made = Cluster.of([make_node("trixie", package) for _ in range(2)])
     made.configure()
     receiver = Receiver(made.head.node)
     receiver.listen()

@@ -31,8 +31,7 @@ LATER_SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def cluster(make_node: MakeNode, package: Path) -> Iterator[Cluster]:
-    made = Cluster.of([make_node("trixie"), make_node("trixie")])
-    made.install(package)
+    made = Cluster.of([make_node("trixie", package) for _ in range(2)])
     made.configure(WANTED)
     for member in made.members:
         member.node.write(PLUG, SCRIPT)

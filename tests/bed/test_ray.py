@@ -30,8 +30,7 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def cluster(make_node: MakeNode, package: Path) -> Cluster:
     """Serving."""
-    made = Cluster.of([make_node("trixie"), make_node("trixie")])
-    made.install(package)
+    made = Cluster.of([make_node("trixie", package) for _ in range(2)])
     made.configure()
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda member: ray_image.make(member.node), made.members))

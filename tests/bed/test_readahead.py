@@ -42,8 +42,7 @@ def changes(spark: SparkdNode, cursor: str) -> list[int]:
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     """Configured to lower it. What a container sees of /sys is read-only, a machine does not."""
-    made = SparkdNode(make_node("trixie"))
-    made.install(package)
+    made = SparkdNode(make_node("trixie", package))
     made.node.run("mount", "-o", "remount,rw", "/sys/devices")
     made.configure(f"{CONFIGURATION}load_readahead_kib = {LOWERED_KIB}\n")
     return made

@@ -30,8 +30,7 @@ SESSION = "/run/systemd/sessions/c7"
 
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
-    made = SparkdNode(make_node("trixie"))
-    made.install(package)
+    made = SparkdNode(make_node("trixie", package))
     made.configure(CONFIGURATION + WANTED)
     made.node.run("systemctl", "enable", made.unit)
     made.start()

@@ -25,9 +25,7 @@ timeout_seconds = 10
 
 @pytest.fixture(scope="module")
 def installed(make_node: MakeNode, package: Path) -> SparkdNode:
-    spark = SparkdNode(make_node("trixie"))
-    spark.install(package)
-    return spark
+    return SparkdNode(make_node("trixie", package))
 
 
 @pytest.fixture

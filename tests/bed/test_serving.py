@@ -50,8 +50,7 @@ GRACE_SECONDS = 30.0
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     """A node with the .deb installed and configured for the tiny model; nothing is started."""
-    spark = SparkdNode(make_node("trixie"))
-    spark.install(package)
+    spark = SparkdNode(make_node("trixie", package))
     spark.configure()
     return spark
 

@@ -39,8 +39,7 @@ CONTAINERD = '{"features": {"containerd-snapshotter": true}}'
 @pytest.fixture(scope="module")
 def pair(make_node: MakeNode, package: Path) -> Cluster:
     """Installed and configured, nothing started; neither knows the other by ssh."""
-    made = Cluster.of([make_node("trixie"), make_node("trixie")])
-    made.install(package)
+    made = Cluster.of([make_node("trixie", package) for _ in range(2)])
     made.configure()
     made.head.node.run("python3", "-c", MAKE_MODEL, FOLDER, str(SHARD_BYTES))
     made.head.node.run("sh", "-c", MAKE_IMAGE, IMAGE)

@@ -12,8 +12,7 @@ from tests.bed.sparkd_node import HEAD, SparkdNode
 
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
-    spark = SparkdNode(make_node("trixie"))
-    spark.install(package)
+    spark = SparkdNode(make_node("trixie", package))
     spark.configure()
     return spark
 

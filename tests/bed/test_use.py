@@ -113,8 +113,7 @@ while True:
 @pytest.fixture(scope="module")
 def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     """Serving the tiny model, with recipes and weights to change to, and a receiver of messages."""
-    spark = SparkdNode(make_node("trixie"))
-    spark.install(package)
+    spark = SparkdNode(make_node("trixie", package))
     receiver = Receiver(spark.node)
     receiver.listen()
     receiver.configure(spark)
@@ -379,8 +378,7 @@ PAIR = {
 @pytest.fixture(scope="module")
 def pair(make_node: MakeNode, package: Path) -> Cluster:
     """Two nodes that serve; recipes and the second model are on the head alone."""
-    made = Cluster.of([make_node("trixie"), make_node("trixie")])
-    made.install(package)
+    made = Cluster.of([make_node("trixie", package) for _ in range(2)])
     made.configure()
     addresses = json.dumps([member.node.fabric_address for member in made.members])
     made.worker.configure(f"[cluster]\nnodes = {addresses}\nfollow_head = true\n")

@@ -126,13 +126,12 @@ class World:
         self.packages, self._vllm = (package, second), vllm
         self.node_bytes = ENGINE_BYTES if vllm else STAND_IN_BYTES
         self.start_seconds = ENGINE_SECONDS if vllm else STAND_IN_SECONDS
-        booted = [bed.node(f"spark{index + 1}", memory=self.node_bytes) for index in range(nodes)]
+        booted = [bed.node(f"spark{index + 1}", memory=self.node_bytes, package=package) for index in range(nodes)]
         for node in booted:
             node.power_on()
         for node in booted:
             node.wait_up()
         self.cluster = Cluster.of(booted)
-        self.cluster.install(package)
         for member in self.cluster.members:
             self._furnish(member)
         self.cluster.configure()

@@ -145,7 +145,7 @@ class Readiness(t.Section):
     """How long one completion of one token may take, at the start and as a canary."""
     warm: Literal["cold", "always", "never"] = "cold"
     """Whether requests of all sizes are sent before the endpoint counts as ready, until they compile no kernel more:
-    on a GPU where the compile caches of any node are cold, at each start, or never."""
+    on a GPU where the compile caches of any node are "cold", at each start ("always"), or "never"."""
     warm_seconds: int = Field(900, ge=10, le=86400)
     """How long that may take. Then it is ready all the same, and the journal says what was still compiled."""
 
@@ -216,7 +216,8 @@ class Notify(t.Section):
     """File with the URL that messages are sent to, readable by root alone: the URL is often all that a sender needs.
     https, or http to a private address. Empty: none."""
     template: Literal["json", "ntfy", "slack", "discord"] = "json"
-    """Form of the messages to that URL: this project's JSON, or that of the receiver (others take Slack's, too)."""
+    """Form of the messages to that URL: "json", this project's own, or that of the receiver: "ntfy", "slack" (which
+    others take, too) or "discord"."""
     degraded_minutes: int = Field(10, ge=0, le=10080)
     """Minutes that the service is degraded before a message says so."""
     events: Annotated[tuple[Event, ...], Strict(False)] = get_args(Event)
@@ -235,8 +236,8 @@ class Log(t.Section):
     """How sparkd's own events are written: "logfmt", or "json", one object per line, which also has level, timestamp,
     node, rank and epoch. The engine's lines stay as they are."""
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level of sparkd's own events and of its libraries' messages; of the libraries at least "warning", except
-    with "debug". The engine's lines are always written."""
+    """Lowest level of sparkd's own events and of its libraries' messages, of "debug", "info", "warning" and "error"; of
+    the libraries at least "warning", except with "debug". The engine's lines are always written."""
 
 
 class Settings(BaseSettings):

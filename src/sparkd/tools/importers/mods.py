@@ -24,7 +24,7 @@ SCRIPT = "run.sh"
 MOST_FILES, MOST_BYTES = 300, 16 << 20
 """Of one mod. The largest one published has 30 files and 2 MB."""
 _MOST_LEVELS = 4
-"""Folders above the recipe's own that may hold its mods."""
+"""Folders that may hold a recipe's mods, its own among them."""
 _ROOTS = (".git", ".sparkrun", "run-recipe.py")
 """Each lies in the root of a published tree: nothing above it belongs to the recipe."""
 _STEP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

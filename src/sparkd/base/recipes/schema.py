@@ -241,11 +241,7 @@ class Host(Section):
     """What the source ran with on the node itself. It is compared, and set by `sparkd tune apply` alone."""
 
     sysctls: Mapping[SysctlName, SysctlValue] = Field(
-        default_factory=dict,
-        description=(
-            "Settings of memory and network (vm., net.core., net.ipv4., net.ipv6.) and kernel.numa_balancing, .pid_max "
-            "and .threads-max, such as vm.swappiness: 10."
-        ),
+        default_factory=dict, description="Settings of the kernel (vm., net., few others), such as vm.swappiness: 10."
     )
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shlex
+import signal
 import tarfile
 import threading
 import time
@@ -242,3 +243,20 @@ def test_a_tree_has_what_was_looked_at_and_leads_nowhere_else(tmp_path: Path) ->
     resolved = os.path.normpath(os.path.join(str(top), found["/out"].target))
     assert resolved == "/etc/shadow", "below the tree's root, wherever that is"
     assert "/etc/shadow" not in {one.path for one in read_tree(seen, ())}, "what a symlink names was not looked at"
+
+
+def test_a_session_that_ends_as_the_file_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, touch = tmp_path / "capture.tar.gz", Path.touch
+
+    def touch_and_end(one: Path, mode: int, exist_ok: bool) -> None:
+        touch(one, mode, exist_ok)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Path, "touch", touch_and_end)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Collector(Host()).save(str(path))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not path.exists()

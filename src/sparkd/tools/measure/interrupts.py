@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 ENDS = (signal.SIGTERM, signal.SIGHUP)
@@ -22,6 +23,16 @@ def catch_ends() -> None:
     for end in ENDS:
         if signal.getsignal(end) is signal.SIG_DFL:  # not under nohup
             signal.signal(end, interrupt)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """No such end, nor Ctrl-C, comes between a step and what undoes it. For a process without other threads."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *ENDS))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_interruptible(work: Coroutine[None, None, None]) -> bool:

@@ -44,6 +44,7 @@ from sparkd.base.state import launch_history
 from sparkd.base.state.file import STACKS
 from sparkd.base.status import model
 from sparkd.base.status.model import read_report
+from sparkd.tools.measure.interrupts import held_back
 from sparkd.tools.measure.past import as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import look_at
@@ -136,16 +137,19 @@ class Collector:
         path = Path(output or f"{name}.tar.gz")
         elsewhere = f"sudo sparkd capture --output /root/{name}.tar.gz"
         put = partial(as_owner, path.parent, private=elsewhere)
+        created = False
         try:
-            put(lambda: path.touch(0o600, exist_ok=False))  # follows no link, and fails before minutes of reading
+            with held_back():
+                put(lambda: path.touch(0o600, exist_ok=False))  # follows no link, and fails before minutes of reading
+                created = True
+            content = self._archive(name, at)
+            put(lambda: path.write_bytes(content))
         except FileExistsError:
             another = f"sudo sparkd capture --output {quote(str(path.with_name(f'{name}.tar.gz')))}"
             raise UsageError(f"{path} is there already", another) from None
-        try:
-            content = self._archive(name, at)
-            put(lambda: path.write_bytes(content))
         except BaseException:
-            put(path.unlink)  # a part of it is none
+            if created:
+                put(path.unlink)  # a part of it is none
             raise
         return path, len(content)
 

@@ -1,8 +1,10 @@
 """Fixtures that more than one kind of test needs."""
 
+import faulthandler
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,24 @@ CHECKOUT = Path(__file__).parents[1]
 DOWNLOADS = CHECKOUT / "build/wheels"
 # A package with the same files, made in 5 s of a processor rather than in 40.
 os.environ.setdefault("DPKG_DEB_COMPRESSOR_LEVEL", "1")
+
+
+def crash_file(worker: str) -> Path:
+    return CHECKOUT / f"build/crash-{worker}.txt"
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own, whose lines of every thread come long before the summary
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a worker that crashes say in which line."""
+    if worker := getattr(config, "workerinput", {}).get("workerid"):
+        crash_file(worker).parent.mkdir(exist_ok=True)
+        faulthandler.enable(crash_file(worker).open("w"), all_threads=False)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: pytest.TestReport) -> None:
+    with suppress(OSError):
+        report.longrepr = f"{report.longrepr}\n{crash_file(report.node.gateway.id).read_text()}"
 
 
 def build(folder: Path, targets: list[Architecture]) -> tuple[Path, ...]:

@@ -25,6 +25,7 @@ def test_it_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"hint: sudo sparkd capture --output {tmp_path}/" in capsys.readouterr().err
 
 
+@pytest.mark.alone  # two looks, and an engine of a test beside this one would be a stray in one of them
 def test_a_machine_without_anything_gives_an_archive_that_says_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -529,6 +529,13 @@ def test_ray_is_named(tmp_path: Path) -> None:
     assert "ray start: left out: sparkd joins the nodes itself" in imported(tmp_path, text)[1][0]
 
 
+def test_a_backend_that_is_not_taken_is_named_where_nodes_would_use_it(tmp_path: Path) -> None:
+    ray = "--distributed-executor-backend ray"
+    for flags, noted in ((f"-tp 2 {ray}", True), (ray, False), ("-tp 2", False)):
+        _, notes, _ = imported(tmp_path, f"{LINE} {flags}")
+        assert any(f"{ray}: left out" in note for note in notes) is noted
+
+
 def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture of files
     own = {"Config": {"Env": ["PATH=/bin"], "Entrypoint": ["vllm", "serve"]}}
     detail = {

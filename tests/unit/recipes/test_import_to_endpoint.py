@@ -472,7 +472,9 @@ def test_a_model_in_a_mount_of_the_recipe_is_where_that_comes_from(
 def test_a_mount_that_a_recipe_cannot_have_is_left_out_with_the_reason(tree: Path) -> None:
     _, result = imported(tree, f"{V2}executor_config: {{volumes: ['/d:/models/foo']}}\ncommand: vllm serve o/m\n")
     (note,) = result.notes
-    assert note.endswith("volumes: left out: /models/foo in the container is sparkd's own: choose another")
+    assert note.endswith(
+        "volumes: /d:/models/foo: left out: /models/foo in the container is sparkd's own: choose another"
+    )
 
 
 def test_what_the_other_nodes_need_comes_before_the_check(tree: Path) -> None:

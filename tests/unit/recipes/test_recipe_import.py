@@ -17,6 +17,7 @@ from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main
 from sparkd.tools.importers import convert
+from sparkd.tools.importers.bundle import Place
 from sparkd.tools.importers.source import Values, substitute
 from sparkd.tools.importers.variables import CommandError, shown
 
@@ -270,8 +271,8 @@ def test_secrets_are_left_out_and_variables_are_those_of_the_tool(tmp_path: Path
         assert recipe.env == {"C": "1", "PATH_X": "a b", "OMP_NUM_THREADS": "4", **more}
         text_and_notes = "\n".join(notes) + (tmp_path / "written.yaml").read_text()
         assert "s3cret" not in text_and_notes
-        assert "env.HF_TOKEN: left out: HF_TOKEN looks like a secret; give its file under secrets" in text_and_notes
-        assert recipe.secrets == {"VLLM_API_KEY": "/etc/sparkd/vllm_api_key"}
+        assert "env.HF_TOKEN: its value is not taken: put it into /etc/sparkd/hf_token" in text_and_notes
+        assert recipe.secrets == {"HF_TOKEN": "/etc/sparkd/hf_token", "VLLM_API_KEY": "/etc/sparkd/vllm_api_key"}
         assert "env.A: " in text_and_notes
 
 
@@ -339,8 +340,24 @@ def test_the_container_is_as_the_recipe_says(tmp_path: Path) -> None:
     recipe, notes = imported(tmp_path, f"{V2}executor_config: {text}\ncommand: vllm serve m -tp 2\n")
     container = recipe.container
     assert (container.privileged, container.no_new_privileges) == (True, False)
-    assert (container.devices, container.volumes) == (("/dev/infiniband",), ())
+    assert container.devices == ("/dev/infiniband",)
+    assert [volume.source for volume in container.volumes] == ["/a", "/b"]
     assert sum("executor_config" in note for note in notes) == 2
+
+
+def test_a_recipes_mounts_give_the_container_no_more_than_those_of_a_docker_line(tmp_path: Path) -> None:
+    hub = "/home/u/.cache/huggingface:/root/.cache/huggingface"
+    mounts = ["/:/host", "/var/run/docker.sock:/var/run/docker.sock", hub, "/data:/data"]
+    executor = json.dumps({"volumes": mounts, "devices": ["/dev/mem", "/dev/infiniband"]})
+    recipe, notes = imported(tmp_path, f"{V2}executor_config: {executor}\ncommand: vllm serve o/m -tp 2\n")
+    assert [volume.source for volume in recipe.container.volumes] == ["/data"]
+    assert recipe.container.devices == ("/dev/infiniband",)
+    left_out = [note.partition("executor_config.")[2].split()[1].rstrip(":") for note in notes if "executor_" in note]
+    assert sorted(left_out) == sorted([*mounts[:3], "/dev/mem"])
+    for path, is_missing in (("/host/x.jinja", True), ("/hosts/x.jinja", False)):
+        text = f"{V2}executor_config: {executor}\ncommand: vllm serve o/m -tp 2 --chat-template {path}\n"
+        missing = convert.import_text(text, tmp_path / "given.yaml", {}, (), Place(), beside=None).missing
+        assert any("executor_config.volumes: /:/host: " in line for line in missing) is is_missing
 
 
 def test_a_folder_gives_every_recipe_and_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

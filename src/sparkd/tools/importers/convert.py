@@ -24,7 +24,7 @@ from sparkd.tools.importers.forms import Form, combine, read_form
 from sparkd.tools.importers.launch import Engine, choose_engine, inner_commands
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
-from sparkd.tools.importers.options import Launch, LaunchError, redact
+from sparkd.tools.importers.options import Launch, LaunchError, is_secret, redact, secret_file
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
@@ -149,10 +149,11 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
     served_name, args = _convert_flags(source, command)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
-    if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command")):
+    if foreign.executor == "mp" and nodes["min"] > 1 and _RAY.search(source.text("command") or foreign.command):
         why = "vLLM joins its ranks itself; executor: ray has Ray"
         source.note(COMMAND, f"command: --distributed-executor-backend ray: left out: {why}")
     model, is_alone = command.model, nodes.get("max") == 1
+    env, secrets = _split_environment(source, foreign.env)
     return _validate(
         {
             "schema": 1,
@@ -171,8 +172,8 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
             "caches": foreign.caches,
             "expect": foreign.expect,
             "args": args,
-            "env": _convert_environment(source, foreign.env),
-            "secrets": foreign.secrets,
+            "env": env,
+            "secrets": {**secrets, **foreign.secrets},
             "container": {key: one for key, one in foreign.container.items() if not is_alone or (key, one) != FABRIC},
         }
     )
@@ -249,9 +250,16 @@ def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]
     return {"min": ranks, "max": ranks}
 
 
-def _convert_environment(source: Source, env: Mapping[str, str]) -> dict[str, str]:
+def _split_environment(source: Source, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables, and the files of those that are secrets."""
     kept: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     for name, text in env.items():
+        if is_secret(name, text):
+            if text:
+                secrets[name] = secret_file(name)
+                source.note(("env", name), f"env.{name}: its value is not taken: put it into {secrets[name]}")
+            continue
         try:
             parse_variables({name: text})
         except ValueError as error:
@@ -260,7 +268,7 @@ def _convert_environment(source: Source, env: Mapping[str, str]) -> dict[str, st
         if has_placeholder(text):
             raise Unusable(("env", name), f"env.{name}: {text[:60]}: sparkd would put in a value of its own")
         kept[name] = text
-    return kept
+    return kept, secrets
 
 
 def _validate(written: Mapping[str, object]) -> Recipe:

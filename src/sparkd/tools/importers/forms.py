@@ -117,7 +117,8 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     source = Source(Document({}, {(): launch.line}), notes=launch.notes)
     source.container = shlex.quote(forms[0].path) if kind == CONTAINER else ""
     source.is_running_here = bool(source.container) and not image
-    foreign = Foreign(kind, "", launch.image, "", engine.env, engine.container, nodes, secrets=engine.secrets)
+    command, secrets = shlex.join(engine.words), engine.secrets
+    foreign = Foreign(kind, "", launch.image, command, engine.env, engine.container, nodes, secrets=secrets)
     return source, foreign, engine.serve
 
 

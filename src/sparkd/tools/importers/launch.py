@@ -35,6 +35,8 @@ class Engine(Struct):
     """What becomes a recipe. `env` and `secrets` are what it keeps of the launch's."""
 
     launch: Launch
+    words: list[str]
+    """Of the command that starts it."""
     serve: Serve
     env: dict[str, str]
     secrets: dict[str, str]
@@ -142,7 +144,7 @@ def _make_engine(launch: Launch, command: Command, folder: str) -> Engine:
     named = (Flag("served-model-name", (serve.model,)), *flags)  # unless one follows
     server = Serve(_with_shell(launch, entrypoint, extended), model, named)
     launch.notes = [replace(note, text=shown(note.text)) for note in dict.fromkeys(launch.notes)]
-    return Engine(launch, server, options.env, options.secrets, container)
+    return Engine(launch, command.words, server, options.env, options.secrets, container)
 
 
 def _extended(env: Mapping[str, str]) -> dict[str, str]:

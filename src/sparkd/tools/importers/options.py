@@ -13,18 +13,15 @@ from pydantic import ValidationError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import validator_message
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
-from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import parse_variables
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.sparkrun import TABLES, convert_option
+from sparkd.tools.importers.sparkrun import HUB_CACHE, OWN_MODELS, TABLES, convert_option, reached
 from sparkd.tools.importers.variables import unknown
 
-SECRETS = "/etc/sparkd"
-"""Where the files of secrets are named to be."""
 _OF_RANKS = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
 """Variables that launchers set on each node."""
 _NAMES = {
@@ -36,7 +33,6 @@ _OWN = (
     "stop-timeout", "stop-signal", "hostname", "platform", "no-healthcheck", "quiet", "expose", "publish",
 )  # fmt: skip
 """What sparkd sees to itself, or what means nothing on the node's network; `publish` is taken apart from these."""
-_HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
 _PORT_OF_VLLM = "8000"
 redact = Redaction()
@@ -82,7 +78,7 @@ class Options(Struct):
     secrets: dict[str, str] = field(default_factory=dict)
 
     def take_secret(self, name: str, line: int) -> None:
-        self.secrets[name] = f"{SECRETS}/{name.lower()}"
+        self.secrets[name] = secret_file(name)
         self.launch.note(line, f"{name}: its value is not taken: put it into {self.secrets[name]}")
 
     def take_env(self, inner: dict[str, str]) -> None:
@@ -124,7 +120,7 @@ class Options(Struct):
         is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
         printed = (option.value if is_plain else redact(option.value))[:100]
         target = self._mount(option)[1] if is_path else ""
-        is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
+        is_mount = bool(target) and not HUB_CACHE.fullmatch(target)
         is_missing = is_mount and any(is_below(value, target) for value in used)
         if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
             return  # sparkd mounts the model there by itself
@@ -146,15 +142,15 @@ class Options(Struct):
         except ValidationError as error:
             own = "ranks use the node's own network" if name == "network" else "a recipe cannot say it"
             return None, validator_message(error.errors()[0]["msg"]) if converted else TABLES.unused.get(name, own)
-        reaches = [] if name == "privileged" else list(find_reach(container, {}))
-        return (None, reaches[0].reason) if reaches else (converted, "")
+        reason = "" if name == "privileged" else reached(container)
+        return (None, reason) if reason else (converted, "")
 
     def _volume(self, option: Option) -> tuple[str, str]:
         """As a recipe has it, or why it is left out."""
         source, target, mode = self._mount(option)
         kept = kept_caches({}, {name: value for name, value in self.env.items() if value}, (), gpu=True).values()
-        if _HUB_CACHE.fullmatch(target) or target == self.env.get("HF_HOME", "-"):
-            return "", "sparkd downloads the model and mounts it itself (sudo sparkd model pull)"
+        if HUB_CACHE.fullmatch(target) or target == self.env.get("HF_HOME", "-"):
+            return "", OWN_MODELS
         if target and any(is_below(one, target) or is_below(target, one) for one in kept):
             return "", "sparkd keeps the compile caches itself"
         if not source.startswith("/"):
@@ -206,6 +202,11 @@ def merge_keys(container: dict[str, object], added: Mapping[str, object]) -> Non
             container[key] = {**before, **value}
         else:
             container[key] = value
+
+
+def secret_file(name: str) -> str:
+    """Where the file of a secret is named to be."""
+    return f"/etc/sparkd/{name.lower()}"
 
 
 def is_secret(name: str, value: str) -> bool:

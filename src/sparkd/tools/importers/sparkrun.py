@@ -6,16 +6,21 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct, toml
 from pydantic import ValidationError
 
 from sparkd.base.lib import read_data
 from sparkd.base.lib.text import validator_message
+from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import Container
-from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, substitute, whole_number
+from sparkd.base.vllm.args import SECRET_NAME
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, cut, substitute, whole_number
 
 EXECUTOR = "executor_config"
+HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
+OWN_MODELS = "sparkd downloads the model and mounts it itself (sudo sparkd model pull)"
 _SPACE_BEHIND_BACKSLASH = re.compile(r"\\[ \t]+\n")
 _SERVED_NAME = re.compile(r"(?<!\S)--served-model-name(?=[=\s]|$)")
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -166,7 +171,7 @@ def _environment(source: Source) -> Mapping[str, str]:
         if re.search(r"\{(?:config|launch)\.", text):
             source.note(("env", name), f"env.{name}: left out: sparkrun fills it in at each launch: write its value")
             continue
-        if re.search(r"\$(?:\w|\{)", text):
+        if re.search(r"\$(?:\w|\{)", text) and not SECRET_NAME.search(name):
             note = f"env.{name}: {text[:60]} is passed as it stands, as sparkrun does: write its value"
             source.note(("env", name), note)
         variables[name] = text
@@ -179,15 +184,37 @@ def _container(source: Source) -> Mapping[str, object]:
     for name, value in source.mapping(EXECUTOR).items():
         if value is None:
             continue
-        converted = convert_option(name, value)
-        try:
-            Container.model_validate(converted)
-            keys.update(converted or {})
-        except ValidationError as error:
-            fault = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
-            reason = TABLES.unused.get(name) or fault
-            source.note((EXECUTOR, name), f"{EXECUTOR}.{name}: left out: {reason}")
+        if name not in ("volumes", "devices") or not isinstance(value, list):
+            keys.update(_take(source, name, value))
+            continue
+        taken = [kept for one in value for kept in _take(source, name, [one], f" {cut(str(one))}:").get(name, [])]
+        if taken or not value:
+            keys[name] = taken
     return keys
+
+
+def _take(source: Source, name: str, value: object, shown: str = "") -> dict[str, Any]:
+    """Keys of `container`; none, which is noted, where a recipe can't say it, or the container would reach too much."""
+    converted, targets = convert_option(name, value), list[str]()
+    try:
+        container = Container.model_validate(converted)
+    except ValidationError as error:
+        fault = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
+        reason = TABLES.unused.get(name) or fault
+    else:
+        targets = [volume.target for volume in container.volumes]
+        is_hub = any(map(HUB_CACHE.fullmatch, targets))
+        reason = OWN_MODELS if is_hub else "" if name == "privileged" else reached(container)
+    if reason:
+        is_used = any(re.search(rf"{re.escape(one)}(?![\w.-])", source.text("command")) for one in targets)
+        leave_out = source.miss if is_used else source.note
+        leave_out((EXECUTOR, name), f"{EXECUTOR}.{name}:{shown} left out: {reason}")
+    return {} if reason else converted or {}
+
+
+def reached(container: Container) -> str:
+    """What of the node the container would reach beyond what an engine needs; empty for nothing."""
+    return next((issue.reason for issue in find_reach(container, {})), "")
 
 
 def convert_option(name: str, value: object) -> dict[str, object] | None:

@@ -1,6 +1,8 @@
 """`sparkd tune-recipe` before its first step: what it refuses, what it says; and what shortage of memory is."""
 
 import argparse
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -13,7 +15,7 @@ from tests.unit.state.test_state_file import files_left
 from sparkd.agent.actions import history
 from sparkd.base.cluster import membership
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError, UsageError
+from sparkd.base.lib.errors import BlockedError, EngineEndedError, UsageError
 from sparkd.base.state import switch
 from sparkd.base.state.history import Launch
 from sparkd.base.state.known_good import Facts
@@ -230,3 +232,29 @@ def test_memory_near_the_guards_floor_is_a_fault_on_any_node(free: dict[str, int
     seen = None if free is None else Sample(0.0, free, 0, 0, None, None)
     assert climb.find_shortage(seen, GIB // 2).startswith(words)
     assert bool(climb.find_shortage(seen, GIB // 2)) == bool(words)
+
+
+def test_an_engine_that_ends_in_the_first_smoke_test_is_one_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = iter((nullcontext(), BlockedError("no agent runs on this node", "x")))
+
+    def open_next(_connections: int) -> AbstractContextManager[None]:
+        if isinstance(outcome := next(tries), BlockedError):
+            raise outcome
+        return outcome
+
+    async def collect(_served: object) -> list[SimpleNamespace]:
+        return [SimpleNamespace(faults=["the answer ended early"])]
+
+    monkeypatch.setattr(climb, "open_endpoint", open_next)
+    monkeypatch.setattr(climb, "collect", collect)
+    with pytest.raises(EngineEndedError, match="the answer ended early; no agent runs"):
+        climb.smoke_twice()
+
+
+def test_a_command_whose_agent_is_gone_records_no_bad_step(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
+    monkeypatch.setattr(switching, "GONE_SECONDS", 0.0)
+    monkeypatch.setattr(switching, "POLL_SECONDS", 0.0)
+    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
+    climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
+    with pytest.raises(BlockedError, match="no agent runs any more"):
+        climbing._follow(put(tree, Stage.TRYING, step("mine-tuned", LATER)))

@@ -17,7 +17,7 @@ from sparkd.agent.actions import files
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError
+from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, NotReadyError
 from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
@@ -148,14 +148,20 @@ class Climb:
         before, self._in_force = self._refuse_other(), False
         self._switch = step = Switch(self._replaces, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
         switching.write_switch(before, step, host)
-        if fault := switching.follow(step, host, self._show):
-            if NO_REASON in fault:
-                raise BlockedError(f"a node was gone meanwhile: {fault}", AGAIN)
-            self._refuse_other()
-            return fault
-        self._in_force = True
+        fault = self._follow(step)
+        self._in_force = not fault
         self._refuse_other()
-        return ""
+        return fault
+
+    def _follow(self, step: Switch) -> str:
+        """Why the step did not come up; empty once it is in force. Raises BlockedError where a node was gone."""
+        try:
+            fault = switching.follow(step, self._host, self._show)
+        except NotReadyError as error:
+            raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {AGAIN}") from None
+        if NO_REASON in fault:
+            raise BlockedError(f"a node was gone meanwhile: {fault}", AGAIN)
+        return fault
 
     def _refuse_other(self) -> Switch | None:
         """What the file has. Raises BlockedError where somebody else has chosen since the last step."""
@@ -222,10 +228,19 @@ def ready_seconds(config: Settings) -> int:
 
 
 def smoke_twice() -> list[str]:
-    """Faults of its answers, where two tries in a row have some: healthy models write an odd one now and then."""
+    """Faults of its answers, where two tries in a row have some: healthy models write an odd one now and then.
+
+    Raises as `open_endpoint`; EngineEndedError where the engine ended in the first try, whose faults it names.
+    """
+    faults = list[str]()
     for _ in range(2):
-        with open_endpoint(CONNECTIONS) as served:
-            rounds = asyncio.run(collect(served))
+        try:
+            with open_endpoint(CONNECTIONS) as served:
+                rounds = asyncio.run(collect(served))
+        except BlockedError as error:
+            if not faults:
+                raise
+            raise EngineEndedError(f"{'; '.join(faults)}; {error.reason}", error.hint) from None
         if not (faults := [fault for round_ in rounds for fault in round_.faults]):
             break
     return faults

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.plans import configured
 
 from sparkd.agent.actions.files import SETUP_LOCK, locked
+from sparkd.base.config.settings import Engine
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.cli import main, setup
 from sparkd.tools.setup.system_config import (
     HEADER,
@@ -389,3 +392,11 @@ def test_a_setting_that_is_stuck_holds_up_no_drop_in(guarded: Tree, tune: Tune) 
     with pytest.raises(ConfigError, match=r"vm\.swappiness can't be read"):
         tune("revert")
     assert not (guarded.root / WATCHDOG_DROPIN[1:]).exists()
+
+
+def test_the_recipe_of_the_plan_in_force_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "load_settings", lambda _: configured(engine={"recipe": "tiny-cpu"}))
+    for chosen, names in ((None, []), (Chosen(recipe(SWAPPINESS), Engine()), [*SWAPPINESS])):
+        switch = Switch("", Stage.IN_FORCE, chosen, (), 0, 0, "")
+        monkeypatch.setattr(setup, "current_switch", lambda *_, switch=switch: switch)
+        assert [*setup._recipe_in_use().host.sysctls] == names

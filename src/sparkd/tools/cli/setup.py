@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sparkd.base.cluster.membership import make_context
+from sparkd.base.cluster.membership import current_switch, make_context
 from sparkd.base.config import load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
@@ -63,7 +63,8 @@ def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
     if args.action == "show" and args.json:
-        console.show_table(list_settings(system_config.SysctlManager(Path("/")), _recipe_in_use()), "settings")
+        manager = system_config.SysctlManager(Path("/"))
+        console.show_table(list_settings(manager, _with_panic(_recipe_in_use(), manager)), "settings")
         return
     chosen = args.action == "apply" and args.watchdog
     for line in tuned(args.action, Path("/"), _recipe_in_use, watchdog=chosen):
@@ -80,22 +81,28 @@ def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watch
             yield from (removed := system_config.revert_watchdog(root))
         yield from () if done or removed else ("nothing to take back",)
         return
-    recipe = recipe_in_use()
-    # Once it is applied, no `apply` takes it back until `revert`.
-    if chosen := watchdog or system_config.PANIC.keys() <= manager.saved().keys():
-        recipe = system_config.with_panic(recipe)
+    own = recipe_in_use()
+    recipe = system_config.with_panic(own) if watchdog else _with_panic(own, manager)
     if action == "show":
-        hint = "" if chosen else "; to have it reset itself: sudo sparkd tune apply --watchdog"
+        hint = "; to have it reset itself: sudo sparkd tune apply --watchdog" if recipe is own else ""
         yield from (*show_tuning(manager, recipe), f"{read_recovery(Files(str(root))).text}{hint}")
         return
     yield from apply_tuning(manager, recipe)
     yield from system_config.apply_watchdog(root) if watchdog else ()
 
 
+def _with_panic(recipe: Recipe, manager: system_config.SysctlManager) -> Recipe:
+    """Once it is applied, no `apply` takes it back until `revert`."""
+    return system_config.with_panic(recipe) if system_config.PANIC.keys() <= manager.saved().keys() else recipe
+
+
 def _recipe_in_use() -> Recipe:
-    settings = load_settings(os.environ)
+    settings, host = load_settings(os.environ), Host()
     if settings.cluster.follow_head:  # with the kernel settings of this node's own recipe of that name
-        return make_context(settings, Host()).recipe
+        return make_context(settings, host).recipe
+    switch = current_switch(settings, host)
+    if switch is not None and switch.chosen is not None:
+        return switch.chosen.recipe
     return load_recipe(settings.engine.recipe, recipe_folders()).recipe
 
 

@@ -107,11 +107,13 @@ def test_a_report_of_another_rank_or_of_nothing_is_none() -> None:
         assert parse_peer_report(body, 1) is None
 
 
-def test_deeply_nested_reports_are_refused() -> None:
+def test_of_deeply_nested_reports_nothing_nested_is_taken() -> None:
+    """Python 3.13 reads ten times as deep as 3.11."""
     head = dump(replace(FULL, peers=())).rstrip().removesuffix("}").rstrip().removesuffix('"peers": []').encode()
     peer = b'"peers": [{"address": "a", "rank": 1, "contact": "answers", "since": "s", "report": '
-    nested = (head + peer) * 2000 + b"null" + b"}]}" * 2000
-    assert parse_peer_report(nested, 1) is None
+    for depth in (2000, 20_000):
+        read = parse_peer_report((head + peer) * depth + b"null" + b"}]}" * depth, 1)
+        assert read is None or read == replace(FULL, peers=())
 
 
 @pytest.mark.parametrize("letter", ["a", '"', "\n", "\U0001f600", "\udc80"])

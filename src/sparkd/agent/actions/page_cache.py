@@ -22,6 +22,7 @@ from sparkd.agent.preflight.fixes import Applied, CompactMemory
 from sparkd.base.host import Host
 from sparkd.base.host.files import open_file
 from sparkd.base.host.shm import File
+from sparkd.base.lib import prepared
 from sparkd.base.lib.text import size
 
 DROP_CACHES = "/proc/sys/vm/drop_caches"
@@ -142,7 +143,7 @@ def lower_readahead(host: Host, folder: str, kib: int, saved_file: Path) -> Read
 def restore_readahead(host: Host, saved_file: Path) -> ReadaheadChange | None:
     """Undo `lower_readahead`; None where nothing is, such as where another program set a value. Raises OSError."""
     try:
-        change = decode(saved_file.read_text(encoding="utf-8"), type=ReadaheadChange)
+        change = decode(saved_file.read_text(encoding="utf-8"), type=prepared(ReadaheadChange))
     except (FileNotFoundError, ValueError):
         return None
     if not _SETTING.fullmatch(change.path):

@@ -24,6 +24,7 @@ from sparkd.base.cluster.membership import find_place, peers_of
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.journal import ENGINE, LATEST_US, MOST_LINES, Line, Lines, Query, read_journal
+from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import HttpError
@@ -76,7 +77,7 @@ def parse_query(text: str) -> Query | None:
         fields = parse_qs(text, strict_parsing=True, max_num_fields=8)
         words = [fields[name][0] for name in ("since", "until", "priority", "engine")]
         if all(word.isascii() and word.isdigit() and len(word) <= 16 for word in words):
-            return msgspec.convert((*map(int, words[:3]), words[3] != "0"), Query)
+            return msgspec.convert((*map(int, words[:3]), words[3] != "0"), prepared(Query))
     return None
 
 

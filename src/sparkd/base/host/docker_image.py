@@ -14,6 +14,7 @@ from msgspec import MsgspecError, Struct
 from msgspec.json import decode
 
 from sparkd.base.host.docker import LABEL, query, value_of
+from sparkd.base.lib import prepared
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import sanitize
 
@@ -77,7 +78,7 @@ def read_built(docker: DockerReader, ref: str) -> BuiltFrom | None:
     match docker.image(ref):
         case {"Config": {"Labels": dict() as labels}} if len(text := str(labels.get(BUILT))) <= 64 << 10:
             with suppress(MsgspecError, RecursionError):
-                built = decode(text, type=BuiltFrom)
+                built = decode(text, type=prepared(BuiltFrom))
                 return built if len(built.steps) <= MOST_BUILT else None
     return None
 

@@ -23,6 +23,8 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.json import decode
 
+from sparkd.base.lib import prepared
+
 FIXTURE = "/.sparkd"
 LIMIT_BYTES = 4 << 20
 """Largest file that is read whole, such as a unit or a table of the kernel; a caller may set another limit."""
@@ -138,7 +140,7 @@ class Files(Struct, frozen=True):
         path = f"{FIXTURE}/{name}.json"
         try:
             text = self.text_if_any(path)
-            return None if text is None else decode(text, type=kind)
+            return None if text is None else decode(text, type=prepared(kind))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 

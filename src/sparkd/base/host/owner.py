@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import is_alive
+from sparkd.base.lib import prepared
 from sparkd.base.lib.lock import try_lock
 from sparkd.base.lib.text import sanitize
 
@@ -72,7 +73,7 @@ def read_owner(files: Files) -> NodeOwner | None:
 def read_account(files: Files) -> NodeOwner | None:
     """The account of a living owner; None without one. Raises OSError."""
     with suppress(FileNotFoundError, ValueError, RecursionError):
-        account = decode(files.itself(OWNER_FILE, 65536).content, type=NodeOwner)
+        account = decode(files.itself(OWNER_FILE, 65536).content, type=prepared(NodeOwner))
         if is_alive(files, account.pid, account.start_time):
             return replace(account, command=sanitize(account.command), invocation=sanitize(account.invocation))
     return None

@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.shm import File
+from sparkd.base.lib import prepared
 from sparkd.base.lib.text import natural_order, parse_json
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -238,7 +239,7 @@ def read_sizes(files: Files, paths: Iterable[str]) -> dict[str, int]:
         try:
             for name, described in msgspec.json.decode(content, type=dict[str, msgspec.Raw]).items():
                 if name != "__metadata__":
-                    tensor = msgspec.json.decode(described, type=_Tensor)
+                    tensor = msgspec.json.decode(described, type=prepared(_Tensor))
                     begin, end = tensor.data_offsets
                     sizes[name] = sizes.get(name, 0) + max(0, end - begin) // _HALVED.get(tensor.dtype, 1)
         except RecursionError:

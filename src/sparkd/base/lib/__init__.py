@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import errno
 import sys
+from _thread import allocate_lock
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import threading
     from pathlib import Path
+
+T = TypeVar("T")
+_preparing = allocate_lock()
+_prepared: set[object] = set()
 
 
 @contextmanager
@@ -59,3 +64,18 @@ def start_thread(thread: threading.Thread) -> None:
         thread.start()
     except RuntimeError as error:
         raise BlockingIOError(errno.EAGAIN, str(error)) from None
+
+
+def prepared(kind: type[T]) -> type[T]:
+    """The type, for a decoder of msgspec's in a function, which another thread may use at the same time.
+
+    msgspec (0.22) makes the table of a Struct at its first use, and a thread that comes meanwhile reads half of it, and
+    the process ends by SIGSEGV. A type whose first use is at the import of its module has the import's lock for that.
+    """
+    if kind not in _prepared:
+        from msgspec.json import Decoder
+
+        with _preparing:
+            Decoder(kind)
+            _prepared.add(kind)
+    return kind

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from sparkd.base.host.files import Files
+from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.text import parse_json
 
@@ -96,7 +97,7 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
 
     def convert(self, fields: dict[str, object]) -> Content:
         """Raises ValueError."""
-        return msgspec.convert(fields, self.kind, dec_hook=_model)
+        return msgspec.convert(fields, prepared(self.kind), dec_hook=_model)
 
     def encode(self, value: Content) -> str:
         fields: dict[str, object] = msgspec.to_builtins(

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct, field
 
+from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.file import FOLDER
@@ -95,7 +96,7 @@ class Past(Struct, frozen=True):
 
 def decode(body: bytes) -> Row:
     """Raises ValueError."""
-    row: Row = msgspec.json.decode(body, type=Row)
+    row: Row = msgspec.json.decode(body, type=prepared(Row))  # type: ignore[arg-type]  # a union
     return row
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import asdict, replace
 
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import is_alive
+from sparkd.base.lib import prepared
 from sparkd.base.lib.text import parse_json
 from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
@@ -279,7 +280,7 @@ def parse(text: str) -> NodeReport | None:
     with suppress(ValueError):  # msgspec's own ValidationError is a ValueError
         match parse_json(text):
             case {"schema": schema, **fields} if schema == REPORT_SCHEMA:
-                return convert(fields, NodeReport)
+                return convert(fields, prepared(NodeReport))
     return None
 
 

@@ -12,6 +12,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, json
 
+from sparkd.base.lib import prepared
+
 MOST_OF_CHANCE = 0.8
 """Share of the mean log-probability that chance gives. Measured: SmolLM2 of 135 million parameters with 4-bit weights
 0.14, a model of 1.5 million that was trained on nothing but licences 0.65, random weights 1.01 and more.
@@ -76,7 +78,7 @@ class _Completion(Struct, frozen=True):
 
 def parse_scored(body: bytes) -> Scored:
     """Raises ValueError, also for NaN."""
-    return json.decode(body, type=_Completion).choices[0]
+    return json.decode(body, type=prepared(_Completion)).choices[0]
 
 
 def find_nonsense(texts: Iterable[Scored], expected: float | None) -> tuple[float, str]:

@@ -12,6 +12,7 @@ from shlex import quote
 import msgspec
 from msgspec.structs import replace
 
+from sparkd.base.lib import prepared
 from sparkd.base.vllm.flag import FlagTable
 
 PROGRAM = "parser_program.py"
@@ -53,7 +54,7 @@ def parse_answer(log: str, image: str) -> FlagTable:
         text = inflate.decompress(base64.b85decode(packed), MOST_BYTES)
         if not inflate.eof:
             return EMPTY
-        table = replace(msgspec.json.decode(text, type=FlagTable), image=image, unanswered="")
+        table = replace(msgspec.json.decode(text, type=prepared(FlagTable)), image=image, unanswered="")
     except (ValueError, zlib.error, RecursionError):
         return EMPTY
     names = max(len(table.flags), len(table.variables), sum(map(len, table.fields.values())))

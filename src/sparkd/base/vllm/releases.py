@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import msgspec
 
-from sparkd.base.lib import read_data
+from sparkd.base.lib import prepared, read_data
 from sparkd.base.vllm.flag import SHIPPED, FlagTable
 
 FILE = "vllm-releases.json"
@@ -28,7 +28,9 @@ class Earlier(FlagTable, frozen=True, forbid_unknown_fields=True):
 @cache
 def load_releases() -> tuple[FlagTable, ...]:
     """The newest, SHIPPED, first. The last patch of each minor release: the first ones have the same flags."""
-    return tuple(accumulate(msgspec.json.decode(read_data(FILE), type=tuple[Earlier, ...]), _go_back, initial=SHIPPED))
+    return tuple(
+        accumulate(msgspec.json.decode(read_data(FILE), type=prepared(tuple[Earlier, ...])), _go_back, initial=SHIPPED)
+    )
 
 
 def _go_back(later: FlagTable, step: Earlier) -> FlagTable:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
+from sparkd.base.lib import prepared
 from sparkd.base.lib.http_client import HttpClient
 from sparkd.base.lib.text import sanitize
 
@@ -56,7 +57,7 @@ class _Events:
         """Begin of the stream, for the text of an error."""
         self._rest = b""
         self._most_arrivals = most_arrivals
-        self._decode = msgspec.json.Decoder(_Event).decode
+        self._decode = msgspec.json.Decoder(prepared(_Event)).decode
 
     def feed(self, piece: bytes) -> None:
         now = time.monotonic()

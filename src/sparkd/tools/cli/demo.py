@@ -12,7 +12,7 @@ from functools import partial
 from msgspec import Struct, json
 
 from sparkd.agent.status.http_api import make_handler
-from sparkd.base.lib import read_data
+from sparkd.base.lib import prepared, read_data
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.lib.text import Parts
@@ -43,7 +43,7 @@ class Example(Struct, frozen=True):
 
 def read_example(state: str, now: datetime) -> Example:
     """An example whose report was written just now."""
-    return json.decode(move_stamps(read_data(f"demo/{state}.json").decode(), now - WRITTEN), type=Example)
+    return json.decode(move_stamps(read_data(f"demo/{state}.json").decode(), now - WRITTEN), type=prepared(Example))
 
 
 def move_stamps(report: str, by: timedelta) -> str:

@@ -13,6 +13,7 @@ from msgspec import convert
 from sparkd.base.config import load_settings
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.host import Host
+from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.vllm.args import check_path
 from sparkd.tools.cli.console import prompt
@@ -64,7 +65,9 @@ def init(args: argparse.Namespace) -> None:
         with setup.alone():
             print(cluster_key.rotate_key(path, setup) if args.rotate else cluster_key.create_key(path, setup))
         return
-    wizard = Wizard(convert(vars(args), Wishes), NodeFiles(Host(), os.environ), partial(print, flush=True), prompt)
+    wizard = Wizard(
+        convert(vars(args), prepared(Wishes)), NodeFiles(Host(), os.environ), partial(print, flush=True), prompt
+    )
     if args.join is None:
         wizard.serve()
     else:

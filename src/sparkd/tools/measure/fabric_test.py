@@ -18,6 +18,7 @@ from sparkd.base.cluster.membership import Peer, find_place, peers_of
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, network
 from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import AwaitedError, BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import parse_json, sanitize
 from sparkd.tools.measure.fabric import Facts, Pair, Port, Result, describe_ports, pair_ports
@@ -63,7 +64,7 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float 
     if encoded is None:
         raise BlockedError(f"{head} did not come, or ended early", "on the head: sudo sparkd fabric test")
     try:
-        return msgspec.convert(parse_json(urlsafe_b64decode(encoded)), Result, strict=False)
+        return msgspec.convert(parse_json(urlsafe_b64decode(encoded)), prepared(Result), strict=False)
     except ValueError as error:
         reason = f"what {head} sent is no result: {sanitize(str(error))}"
         raise BlockedError(reason, "is sparkd the same on both?") from None
@@ -117,7 +118,7 @@ def _request_ports(measurer: Measurer) -> Facts | str:
     """The other node's ports, or why it does not listen yet. Raises BlockedError where it refuses."""
     try:
         answer = measurer.request(PORTS)
-        facts = msgspec.convert(parse_json(answer), Facts, strict=False) if answer else None
+        facts = msgspec.convert(parse_json(answer), prepared(Facts), strict=False) if answer else None
     except UnsignedError as error:
         hint = "the same /etc/sparkd/cluster.key on all nodes? sudo sparkd init --invite brings it"
         raise BlockedError(f"{measurer.to}: {error}", hint) from None

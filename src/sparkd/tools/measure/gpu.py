@@ -22,7 +22,7 @@ from sparkd.base.host import Host, docker, docker_config, docker_image
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.gpu import GpuClocks, read_clocks
 from sparkd.base.host.owner import NodeOwner
-from sparkd.base.lib import read_data, start_thread
+from sparkd.base.lib import prepared, read_data, start_thread
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.base.lib.errors import Action, BlockedError, LaunchError
 from sparkd.base.lib.text import GIB, sanitize, size
@@ -133,7 +133,7 @@ def _container(node: NodeContext, invocation: str, host: Host) -> dict[str, obje
 def parse_load(log: str) -> Load | None:
     """The program's result; None where the last line is none, or none that a GPU can have."""
     try:
-        load = msgspec.json.decode(log.strip().rpartition("\n")[2], type=Load)
+        load = msgspec.json.decode(log.strip().rpartition("\n")[2], type=prepared(Load))
     except ValueError:
         return None
     return load if all(0 < figure < 1e6 for figure in (load.tflops, load.copy_gbps, load.ended - load.began)) else None

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from sparkd.base.lib import prepared
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import Bench, Launch, Row, describe_change, describe_slower_load, find_decline
 from sparkd.base.state.history import find_usual as median_before
@@ -39,7 +40,7 @@ def find_runs(rows: Iterable[Row]) -> tuple[Run, ...]:
     for row in known:
         if isinstance(row, Bench):
             with suppress(ValueError):
-                runs.append(Run(msgspec.json.decode(row.figures, type=Result), launches.get(row.launch)))
+                runs.append(Run(msgspec.json.decode(row.figures, type=prepared(Result)), launches.get(row.launch)))
     return tuple(runs)
 
 

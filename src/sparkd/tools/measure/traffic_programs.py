@@ -27,6 +27,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from sparkd.base.lib import prepared
 from sparkd.base.lib.text import sanitize
 
 IPERF3, IB_WRITE_BW = "iperf3", "ib_write_bw"
@@ -84,7 +85,7 @@ def rdma_command(device: str, to: str = "") -> list[str]:
 def parse_tcp(printed: bytes) -> float:
     """Gb/s that arrived. Raises TrafficError."""
     try:
-        report = msgspec.json.decode(printed[printed.find(b"{") : printed.rfind(b"}") + 1], type=_Report)
+        report = msgspec.json.decode(printed[printed.find(b"{") : printed.rfind(b"}") + 1], type=prepared(_Report))
     except (ValueError, RecursionError):
         raise TrafficError(_without_figure(IPERF3, printed)) from None
     if report.error or report.end.sum_received is None:

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Struct
 
 from sparkd.base.host.network import canonical
+from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import UsageError
 
 _PURPOSE = b"sparkd join 1"
@@ -106,4 +107,4 @@ class Seal:
             plain = self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
         except InvalidTag:
             raise ValueError("sealed without the code") from None
-        return msgspec.json.decode(plain, type=wanted)
+        return msgspec.json.decode(plain, type=prepared(wanted))

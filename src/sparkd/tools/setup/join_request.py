@@ -17,6 +17,7 @@ from sparkd.base.cluster.auth import MAX_KEYS
 from sparkd.base.cluster.head_key import UPDATE
 from sparkd.base.config.settings import MAX_NODES
 from sparkd.base.host.network import canonical
+from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import BlockedError, UsageError
 from sparkd.base.lib.http_client import ConnectRefused, HttpClient, HttpError
 from sparkd.base.lib.text import sanitize
@@ -87,7 +88,7 @@ async def _exchange(code: JoinCode, own: str, port: int, hello: Hello) -> Welcom
     host = f"[{code.head}]" if ":" in code.head else code.head
     client = HttpClient(f"http://{host}:{port}", local_address=own)
     try:
-        offer = msgspec.json.decode(await _get(client, "/join", code.head), type=Offer)
+        offer = msgspec.json.decode(await _get(client, "/join", code.head), type=prepared(Offer))
         to_head, from_head = mine.seals(bytes.fromhex(offer.key), code, own, offer.challenge, head=False)
         sealed = to_head.close(hello)
         answer = await _get(client, f"/join?key={mine.public.hex()}&sealed={sealed.hex()}", code.head)

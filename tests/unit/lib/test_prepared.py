@@ -1,0 +1,90 @@
+"""Types that several threads decode at once, the first time too."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparkd
+
+SOURCE = Path(sparkd.__file__).parent
+RACE = """
+import resource, sys, threading, types
+import msgspec
+from sparkd.base.lib import prepared
+TYPES = '''
+from __future__ import annotations
+import msgspec
+class Leaf(msgspec.Struct):
+    number: int = 0
+    text: str = ""
+class Node(msgspec.Struct, frozen=True):
+    leaf: Leaf | None = None
+    leaves: tuple[Leaf, ...] = ()
+    links: tuple[Link, ...] = ()
+class Link(msgspec.Struct):
+    node: Node | None = None
+'''
+LEAF = {"number": 1, "text": "x"}
+NODE = {"leaf": LEAF, "leaves": [LEAF], "links": [{"node": {"leaf": LEAF}}]}
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+sys.setswitchinterval(1e-6)
+errors = []
+threading.excepthook = errors.append
+for number in range(300):
+    made = types.ModuleType(f"made{number}")
+    sys.modules[made.__name__] = made
+    exec(TYPES, made.__dict__)
+    start = threading.Barrier(3)
+    def run(fields, kind):
+        start.wait()
+        msgspec.convert(fields, prepared(kind))
+    work = ((NODE, made.Node), (NODE, made.Node), ({"node": NODE}, made.Link))
+    threads = [threading.Thread(target=run, args=one) for one in work]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+sys.exit(str(errors) if errors else 0)
+"""
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_threads_that_are_the_first_to_decode_a_type_at_once_get_it_whole(prepares: bool) -> None:
+    """Where it ends well without, msgspec does it by itself, and `prepared` can go."""
+    text = RACE if prepares else RACE.replace("prepared(kind)", "kind")
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=SOURCE.parent, check=False)
+    assert (ended.returncode == 0) is prepares, ended.stderr
+
+
+def decoders(tree: ast.Module) -> Iterator[ast.Call]:
+    """Calls in functions that may name a type for msgspec."""
+    for function in ast.walk(tree):
+        for one in ast.walk(function) if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) else ():
+            if isinstance(one, ast.Call) and ast.unparse(one.func).rpartition(".")[2] in (
+                "decode",
+                "convert",
+                "Decoder",
+            ):
+                yield one
+
+
+def test_each_type_that_a_function_decodes_is_prepared() -> None:
+    prepared, others = 0, set()
+    for path in sorted(SOURCE.rglob("*.py")):
+        text = path.read_text()
+        if "msgspec" not in text or path == SOURCE / "base/lib/__init__.py":
+            continue
+        for call in decoders(ast.parse(text)):
+            name, kinds = ast.unparse(call.func), [one.value for one in call.keywords if one.arg == "type"]
+            kinds += call.args[1:2] if name in ("msgspec.convert", "convert") else ()
+            kinds += call.args[:1] if name.endswith("Decoder") else ()
+            for kind in map(ast.unparse, kinds):
+                prepared += kind.startswith("prepared(")
+                if not kind.startswith(("prepared(", "dict[", "tuple[int, str")):
+                    others.add(f"{path.relative_to(SOURCE)}: {kind}")
+    assert prepared > 15
+    assert not others

@@ -235,7 +235,7 @@ def test_memory_near_the_guards_floor_is_a_fault_on_any_node(free: dict[str, int
 
 
 def test_an_engine_that_ends_in_the_first_smoke_test_is_one_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = iter((nullcontext(), BlockedError("no agent runs on this node", "x")))
+    tries = iter((nullcontext(), BlockedError("the engine has just ended", "x")))
 
     def open_next(_connections: int) -> AbstractContextManager[None]:
         if isinstance(outcome := next(tries), BlockedError):
@@ -247,14 +247,22 @@ def test_an_engine_that_ends_in_the_first_smoke_test_is_one_that_ended(monkeypat
 
     monkeypatch.setattr(climb, "open_endpoint", open_next)
     monkeypatch.setattr(climb, "collect", collect)
-    with pytest.raises(EngineEndedError, match="the answer ended early; no agent runs"):
+    with pytest.raises(EngineEndedError, match="the answer ended early; the engine has just ended"):
         climb.smoke_twice()
 
 
-def test_a_command_whose_agent_is_gone_records_no_bad_step(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
+def raise_ended() -> None:
+    raise EngineEndedError("it ended")
+
+
+def test_an_agent_that_is_gone_is_no_fault_of_the_step(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
     monkeypatch.setattr(switching, "GONE_SECONDS", 0.0)
     monkeypatch.setattr(switching, "POLL_SECONDS", 0.0)
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
     with pytest.raises(BlockedError, match="no agent runs any more"):
         climbing._follow(put(tree, Stage.TRYING, step("mine-tuned", LATER)))
+    monkeypatch.setattr(Climb, "_test", lambda *_: climb.smoke_twice())
+    monkeypatch.setattr(climb, "smoke_twice", raise_ended)
+    with pytest.raises(BlockedError, match="it ended"):
+        climbing._measure((SEQUENCES, 8))

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import sparkd
 
 SOURCE = Path(sparkd.__file__).parent
@@ -52,12 +50,10 @@ sys.exit(str(errors) if errors else 0)
 """
 
 
-@pytest.mark.parametrize("prepares", [True, False])
-def test_threads_that_are_the_first_to_decode_a_type_at_once_get_it_whole(prepares: bool) -> None:
-    """Where it ends well without, msgspec does it by itself, and `prepared` can go."""
-    text = RACE if prepares else RACE.replace("prepared(kind)", "kind")
-    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=SOURCE.parent, check=False)
-    assert (ended.returncode == 0) is prepares, ended.stderr
+def test_threads_that_are_the_first_to_decode_a_type_at_once_get_it_whole() -> None:
+    """With `kind` in place of `prepared(kind)` msgspec 0.22 ends it by SIGSEGV. Once it does not, `prepared` can go."""
+    ended = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, cwd=SOURCE.parent, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def decoders(tree: ast.Module) -> Iterator[ast.Call]:

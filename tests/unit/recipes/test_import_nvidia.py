@@ -117,6 +117,13 @@ def test_a_cache_that_sparkd_does_not_know_is_kept_and_what_may_surprise_is_note
     assert "--security-opt seccomp=unconfined: left out: docker's own seccomp profile stays" in notes
 
 
+def test_a_device_that_gives_the_node_is_left_out(tmp_path: Path) -> None:
+    given = "docker run --device /dev/sda:/dev/x --device=/dev/infiniband"
+    recipe, result = imported(tmp_path, PAIR.replace("docker run", given))
+    assert recipe.container.devices == ("/dev/infiniband",)
+    assert any("--device /dev/sda:/dev/x: left out: the container gets /dev/sda" in note for note in result.notes)
+
+
 def test_an_override_gives_a_variable_of_the_command(tmp_path: Path) -> None:
     recipe, _ = imported(tmp_path, PAIR.replace("--host 0.0.0.0", "--host $H"), H="::")
     assert recipe.args["host"] == "::"

@@ -346,18 +346,39 @@ def test_the_container_is_as_the_recipe_says(tmp_path: Path) -> None:
 
 
 def test_a_recipes_mounts_give_the_container_no_more_than_those_of_a_docker_line(tmp_path: Path) -> None:
-    hub = "/home/u/.cache/huggingface:/root/.cache/huggingface"
-    mounts = ["/:/host", "/var/run/docker.sock:/var/run/docker.sock", hub, "/data:/data"]
-    executor = json.dumps({"volumes": mounts, "devices": ["/dev/mem", "/dev/infiniband"]})
+    mounts = ["/:/host", "/var/run/docker.sock:/var/run/docker.sock", "/etc:/data", "./t:/t", "/data:/d"]
+    executor = json.dumps({"volumes": mounts, "devices": ["/dev/mem", "/dev/ng0n1", "/dev/infiniband"]})
     recipe, notes = imported(tmp_path, f"{V2}executor_config: {executor}\ncommand: vllm serve o/m -tp 2\n")
     assert [volume.source for volume in recipe.container.volumes] == ["/data"]
     assert recipe.container.devices == ("/dev/infiniband",)
     left_out = [note.partition("executor_config.")[2].split()[1].rstrip(":") for note in notes if "executor_" in note]
-    assert sorted(left_out) == sorted([*mounts[:3], "/dev/mem"])
-    for path, is_missing in (("/host/x.jinja", True), ("/hosts/x.jinja", False)):
-        text = f"{V2}executor_config: {executor}\ncommand: vllm serve o/m -tp 2 --chat-template {path}\n"
-        missing = convert.import_text(text, tmp_path / "given.yaml", {}, (), Place(), beside=None).missing
-        assert any("executor_config.volumes: /:/host: " in line for line in missing) is is_missing
+    assert sorted(left_out) == sorted([*mounts[:4], "/dev/mem", "/dev/ng0n1"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "mount"),
+    [
+        ("--chat-template /host/x.jinja", "/:/host"),
+        ("--chat-template={file}", "/:/host"),
+        ("--chat-template /t/x.jinja", "./t:/t"),
+        ("--chat-template /hosts/x.jinja", ""),
+        ("--chat-template /mnt/data/x.jinja", ""),
+    ],
+)
+def test_a_mount_that_is_left_out_and_that_a_flag_needs_is_missing(tmp_path: Path, flag: str, mount: str) -> None:
+    executor = json.dumps({"volumes": ["/:/host", "/etc:/data", "./t:/t"]})
+    text = f"{V2}executor_config: {executor}\ndefaults: {{file: /host/x.jinja}}\ncommand: vllm serve o/m {flag}\n"
+    missing = convert.import_text(text, tmp_path / "given.yaml", {}, (), Place(), beside=None).missing
+    named = [line.partition("volumes: ")[2].partition(": left")[0] for line in missing if "executor_config" in line]
+    assert named == ([mount] if mount else [])
+
+
+def test_what_is_no_secret_becomes_no_file(tmp_path: Path) -> None:
+    env = "{my-secret: x, HF_HUB_DISABLE_IMPLICIT_TOKEN: '1', LMCACHE_MODE: chunked}"
+    recipe, notes = imported(tmp_path, f"{V2}env: {env}\ncommand: vllm serve o/m\n")
+    assert recipe.secrets == {}
+    assert recipe.env["LMCACHE_MODE"] == "chunked"
+    assert sum("left out" in note for note in notes) == 2
 
 
 def test_a_folder_gives_every_recipe_and_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

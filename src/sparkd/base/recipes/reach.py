@@ -19,7 +19,8 @@ REACHES: tuple[tuple[bool, str, str], ...] = (
      ("/run/docker.sock /run/docker /run/containerd /run/podman /run/crio /run/libvirt /run/snapd.socket /run/dbus "
       "/run/systemd/private /run/user/*/docker.sock /run/user/*/podman /run/user/*/bus /run/user/*/systemd")),
     (READ, "sparkd's keys or state are there",
-     "/run/sparkd /var/lib/sparkd /etc/sparkd/cluster.key /etc/sparkd/head.key"),
+     ("/run/sparkd /var/lib/sparkd /etc/sparkd/cluster.key /etc/sparkd/head.key /etc/sparkd/api.key "
+      "/etc/sparkd/webhook")),
     (READ, "who reaches LXD's or Incus' socket is root on the node",
      "/var/lib/lxd/unix.socket /var/lib/incus/unix.socket /var/snap/lxd/common/lxd/unix.socket"),
     (READ, "others can log in as the node's users with it",
@@ -30,9 +31,14 @@ REACHES: tuple[tuple[bool, str, str], ...] = (
     (READ, "the node boots from it", "/boot"),
     (READ, "it is the memory or the ports of the node itself", "/dev/mem /dev/kmem /dev/port"),
     (READ, "it is a disk of the node, with all files",
-     "/dev/sd* /dev/vd* /dev/nvme* /dev/dm-* /dev/md* /dev/loop* /dev/mapper /dev/disk"),
+     ("/dev/sd* /dev/vd* /dev/nvme* /dev/ng* /dev/sg* /dev/bsg /dev/mmcblk* /dev/nbd* /dev/dm-* /dev/md* /dev/loop* "
+      "/dev/mapper /dev/disk /dev/block")),
+    (READ, "who is at the node types there", "/dev/input /dev/uinput"),
     (WRITTEN, "what is written there runs as root on the node",
-     "/etc /usr /opt /var/spool/cron /var/lib/dpkg /var/lib/snapd"),
+     ("/etc /usr /lib64 /opt /run/systemd /run/udev /root/.profile /root/.bashrc /root/.config/systemd "
+      "/var/spool/cron /var/spool/anacron /var/lib/cloud /var/lib/dkms /var/lib/dpkg /var/lib/snapd")),
+    (WRITTEN, "what is written there runs as that user on the node",
+     "/home/*/.profile /home/*/.bashrc /home/*/.config/systemd"),
     (WRITTEN, "what is written there changes the node's kernel and devices", "/sys"),
 )  # fmt: skip
 """A path counts if it is one of these, lies in one or holds one. `*` is any part of one name."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sparkd.base.cluster.membership import current_switch, make_context
+from sparkd.base.cluster.membership import current_switch, find_place, follows_head, make_context
 from sparkd.base.config import load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
@@ -98,7 +98,8 @@ def _with_panic(recipe: Recipe, manager: system_config.SysctlManager) -> Recipe:
 
 def _recipe_in_use() -> Recipe:
     settings, host = load_settings(os.environ), Host()
-    if settings.cluster.follow_head:  # with the kernel settings of this node's own recipe of that name
+    # A worker's is its head's, with the kernel settings of this node's own recipe of that name.
+    if settings.cluster.follow_head and follows_head(settings, find_place(settings, host)):
         return make_context(settings, host).recipe
     switch = current_switch(settings, host)
     if switch is not None and switch.chosen is not None:

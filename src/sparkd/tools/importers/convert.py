@@ -15,7 +15,17 @@ from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import format_key, printable, read_file, validator_message
 from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
-from sparkd.base.vllm.args import OTHER_HOMES, OWNED, JsonValue, parse_count, parse_flags, parse_variables, rank_flags
+from sparkd.base.vllm.args import (
+    OTHER_HOMES,
+    OWNED,
+    SECRET_NAME,
+    JsonValue,
+    parse_count,
+    parse_flags,
+    parse_secret_files,
+    parse_variables,
+    rank_flags,
+)
 from sparkd.tools.importers.bundle import Place, render
 from sparkd.tools.importers.command import Flag, Serve
 from sparkd.tools.importers.endpoint import complete
@@ -24,7 +34,7 @@ from sparkd.tools.importers.forms import Form, combine, read_form
 from sparkd.tools.importers.launch import Engine, choose_engine, inner_commands
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
-from sparkd.tools.importers.options import Launch, LaunchError, is_secret, redact, secret_file
+from sparkd.tools.importers.options import Launch, LaunchError, redact, secret_file
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
@@ -255,12 +265,11 @@ def _split_environment(source: Source, env: Mapping[str, str]) -> tuple[dict[str
     kept: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, text in env.items():
-        if is_secret(name, text):
-            if text:
-                secrets[name] = secret_file(name)
-                source.note(("env", name), f"env.{name}: its value is not taken: put it into {secrets[name]}")
-            continue
         try:
+            if SECRET_NAME.search(name) and text.lower() not in ("", "0", "1", "true", "false"):
+                secrets |= parse_secret_files({name: secret_file(name)})
+                source.note(("env", name), f"env.{name}: its value is not taken: put it into {secrets[name]}")
+                continue
             parse_variables({name: text})
         except ValueError as error:
             source.note(("env", name), f"env.{name}: left out: {error}")

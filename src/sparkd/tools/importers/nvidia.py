@@ -10,13 +10,14 @@ from collections.abc import Mapping
 
 from sparkd.base.lib.text import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
+from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.container_paths import cache_folders
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.options import Launch, LaunchError, merge_keys
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
-from sparkd.tools.importers.sparkrun import TABLES, convert_option
+from sparkd.tools.importers.sparkrun import TABLES, convert_option, reached
 from sparkd.tools.importers.variables import CommandError, Variables, shown
 
 _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")
@@ -151,6 +152,9 @@ def _container(source: Source, launch: Launch) -> dict[str, object]:
         name = _OPTIONS.get(option, option)
         is_cache = name == "volume" and _CACHES.fullmatch(value)
         converted = {} if is_cache or name in _IGNORED else convert_option(name, value)
+        if name == "devices" and (why := reached(Container.model_construct(devices=(value.partition(":")[0],)))):
+            source.note(("runtime",), f"{_SETUP}: --{option} {value[:60]}: left out: {why}")
+            continue
         if converted is None:
             text = f"{_SETUP}: --{option} {value[:60]}: left out: {TABLES.unused.get(name, 'write it yourself')}"
             source.note(("runtime",), text, is_missing=name not in TABLES.unused)

@@ -19,7 +19,7 @@ from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_ca
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.sparkrun import HUB_CACHE, OWN_MODELS, TABLES, convert_option, reached
+from sparkd.tools.importers.sparkrun import TABLES, convert_option, reached
 from sparkd.tools.importers.variables import unknown
 
 _OF_RANKS = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
@@ -33,6 +33,7 @@ _OWN = (
     "stop-timeout", "stop-signal", "hostname", "platform", "no-healthcheck", "quiet", "expose", "publish",
 )  # fmt: skip
 """What sparkd sees to itself, or what means nothing on the node's network; `publish` is taken apart from these."""
+_HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
 _PORT_OF_VLLM = "8000"
 redact = Redaction()
@@ -120,7 +121,7 @@ class Options(Struct):
         is_plain = is_path and "volume-opt" not in option.value  # which may hold a share's password
         printed = (option.value if is_plain else redact(option.value))[:100]
         target = self._mount(option)[1] if is_path else ""
-        is_mount = bool(target) and not HUB_CACHE.fullmatch(target)
+        is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
         is_missing = is_mount and any(is_below(value, target) for value in used)
         if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
             return  # sparkd mounts the model there by itself
@@ -149,8 +150,8 @@ class Options(Struct):
         """As a recipe has it, or why it is left out."""
         source, target, mode = self._mount(option)
         kept = kept_caches({}, {name: value for name, value in self.env.items() if value}, (), gpu=True).values()
-        if HUB_CACHE.fullmatch(target) or target == self.env.get("HF_HOME", "-"):
-            return "", OWN_MODELS
+        if _HUB_CACHE.fullmatch(target) or target == self.env.get("HF_HOME", "-"):
+            return "", "sparkd downloads the model and mounts it itself (sudo sparkd model pull)"
         if target and any(is_below(one, target) or is_below(target, one) for one in kept):
             return "", "sparkd keeps the compile caches itself"
         if not source.startswith("/"):

@@ -16,11 +16,10 @@ from sparkd.base.lib.text import validator_message
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import SECRET_NAME
+from sparkd.base.vllm.container_paths import is_below
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, cut, substitute, whole_number
 
 EXECUTOR = "executor_config"
-HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
-OWN_MODELS = "sparkd downloads the model and mounts it itself (sudo sparkd model pull)"
 _SPACE_BEHIND_BACKSLASH = re.compile(r"\\[ \t]+\n")
 _SERVED_NAME = re.compile(r"(?<!\S)--served-model-name(?=[=\s]|$)")
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -77,7 +76,7 @@ def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
         command=command,
         revision=source.text("model_revision"),
         env={**TABLES.env, **_environment(source)},
-        container=_container(source),
+        container=_container(source, command),
         nodes=_nodes(source),
         executor="ray" if runtime == "vllm-ray" else "mp",
     )
@@ -178,38 +177,43 @@ def _environment(source: Source) -> Mapping[str, str]:
     return variables
 
 
-def _container(source: Source) -> Mapping[str, object]:
+def _container(source: Source, command: str) -> Mapping[str, object]:
     """Keys of schema 1's `container`, starting from sparkrun's defaults. Notes options without a counterpart."""
     keys = dict(TABLES.container)
     for name, value in source.mapping(EXECUTOR).items():
         if value is None:
             continue
         if name not in ("volumes", "devices") or not isinstance(value, list):
-            keys.update(_take(source, name, value))
+            keys.update(_take(source, name, value, command))
             continue
-        taken = [kept for one in value for kept in _take(source, name, [one], f" {cut(str(one))}:").get(name, [])]
+        taken = [kept for one in value for kept in _take(source, name, [one], command).get(name, [])]
         if taken or not value:
             keys[name] = taken
     return keys
 
 
-def _take(source: Source, name: str, value: object, shown: str = "") -> dict[str, Any]:
+def _take(source: Source, name: str, value: object, command: str) -> dict[str, Any]:
     """Keys of `container`; none, which is noted, where a recipe can't say it, or the container would reach too much."""
-    converted, targets = convert_option(name, value), list[str]()
+    converted = convert_option(name, value)
     try:
         container = Container.model_validate(converted)
     except ValidationError as error:
         fault = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
         reason = TABLES.unused.get(name) or fault
     else:
-        targets = [volume.target for volume in container.volumes]
-        is_hub = any(map(HUB_CACHE.fullmatch, targets))
-        reason = OWN_MODELS if is_hub else "" if name == "privileged" else reached(container)
+        reason = "" if name == "privileged" else reached(container)
     if reason:
-        is_used = any(re.search(rf"{re.escape(one)}(?![\w.-])", source.text("command")) for one in targets)
+        shown = "".join(f" {cut(str(one))}:" for one in value) if isinstance(value, list) else ""
+        is_used = name == "volumes" and any(_is_used(one, command) for one in shown.split())
         leave_out = source.miss if is_used else source.note
         leave_out((EXECUTOR, name), f"{EXECUTOR}.{name}:{shown} left out: {reason}")
     return {} if reason else converted or {}
+
+
+def _is_used(volume: str, command: str) -> bool:
+    """Whether a word of the command is a path in the volume's target."""
+    target = (volume.rstrip(":").split(":")[1:] or [volume.rstrip(":")])[0].rstrip("/")
+    return any(is_below(word, target) for word in re.split(r"[\s'\"=,]+", command)) if target else False
 
 
 def reached(container: Container) -> str:

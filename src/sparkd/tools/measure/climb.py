@@ -21,7 +21,7 @@ from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEnded
 from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
-from sparkd.base.status.model import utc_now
+from sparkd.base.status.model import read_living_report, utc_now
 from sparkd.tools.measure.bench import Wanted
 from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
 from sparkd.tools.measure.measuring import run
@@ -179,6 +179,8 @@ class Climb:
             end = switching.await_end(self._host, lambda last: last.at > began)
             if end is not None and end.cause in NOT_OF_THE_RECIPE:
                 raise BlockedError(f"the engine was ended: {end.reason}", AGAIN) from None
+            if end is None and read_living_report(self._host.files) is None:
+                raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {AGAIN}") from None
             measured = Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
         self._refuse_other()
         return measured

@@ -140,18 +140,23 @@ class Collector:
         created = False
         try:
             with held_back():
-                put(lambda: path.touch(0o600, exist_ok=False))  # follows no link, and fails before minutes of reading
+                self._create(path, put, name)
                 created = True
             content = self._archive(name, at)
             put(lambda: path.write_bytes(content))
-        except FileExistsError:
-            another = f"sudo sparkd capture --output {quote(str(path.with_name(f'{name}.tar.gz')))}"
-            raise UsageError(f"{path} is there already", another) from None
         except BaseException:
             if created:
                 put(path.unlink)  # a part of it is none
             raise
         return path, len(content)
+
+    def _create(self, path: Path, put: Callable[[Callable[[], object]], None], name: str) -> None:
+        """Before minutes of reading, where it can't be. Raises as `save`, UsageError where it is there."""
+        try:
+            put(lambda: path.touch(0o600, exist_ok=False))  # follows no link
+        except FileExistsError:
+            another = f"sudo sparkd capture --output {quote(str(path.with_name(f'{name}.tar.gz')))}"
+            raise UsageError(f"{path} is there already", another) from None
 
     def _archive(self, name: str, at: datetime) -> bytes:
         out = Archive(name, at, self.redact)

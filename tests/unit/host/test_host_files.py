@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.base.host.files import Bind, Files, Kind, find_outside
+from sparkd.base.host.container_links import Bind, find_outside
+from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.weights import find_flaw
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.json import decode
@@ -241,43 +241,6 @@ def _whole(fd: int, path: str, limit: int) -> bytes:
     if size > limit:
         raise OSError(errno.EFBIG, f"larger than {limit} bytes", path)
     return b"".join(chunks)
-
-
-class Bind(NamedTuple):
-    """A folder or file of the node, and its path in a container."""
-
-    source: str
-    target: str
-
-
-class _OutsideError(Exception):
-    """A path that no mount of a container holds."""
-
-
-def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
-    """Where the links of a container's path leave all mounts: the first such path, else empty.
-
-    Such a link may be valid on the node, and lead to nothing in the container.
-    """
-
-    def read_link(here: str, rest: list[str]) -> str:
-        holding = (mount for mount in binds if _within(here, mount.target))
-        bind = max(holding, key=lambda mount: len(mount.target), default=None)
-        if bind is None and not any(_within(mount.target, here) for mount in binds):
-            raise _OutsideError("/".join([here, *rest[::-1]]))
-        if bind is None or here == bind.target:
-            raise FileNotFoundError
-        return files.link(bind.source + here[len(bind.target) :])
-
-    try:
-        follow(path, read_link)
-    except (_OutsideError, OSError) as error:
-        return error.filename if isinstance(error, OSError) else str(error)
-    return ""
-
-
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(f"{folder}/")
 
 
 def follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:

@@ -19,7 +19,8 @@ from sparkd.agent.preflight.checks.weights import ModelWeights, WeightsFacts
 from sparkd.base.cluster.membership import node_of_rank
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, weights
-from sparkd.base.host.files import Bind, Files, find_outside
+from sparkd.base.host.container_links import Bind, find_outside
+from sparkd.base.host.files import Files
 from sparkd.base.host.model_folder import Flaw
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.inputs import CheckInputs

@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
 from sparkd.base.host import Host, docker_image, model_folder
-from sparkd.base.host.files import Bind, find_outside
+from sparkd.base.host.container_links import Bind, find_outside
 from sparkd.base.host.model_folder import ModelFolder
 from sparkd.base.lib.text import size
 from sparkd.base.plan.inputs import CheckInputs

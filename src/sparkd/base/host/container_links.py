@@ -1,0 +1,45 @@
+"""Where the links of a path in a container lead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sparkd.base.host.files import Files, follow
+
+
+class Bind(NamedTuple):
+    """A folder or file of the node, and its path in a container."""
+
+    source: str
+    target: str
+
+
+class _OutsideError(Exception):
+    """A path that no mount of a container holds."""
+
+
+def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
+    """Where the links of a container's path leave all mounts: the first such path, else empty.
+
+    Such a link may be valid on the node, and lead to nothing in the container.
+    """
+
+    def read_link(here: str, rest: list[str]) -> str:
+        holding = (mount for mount in binds if _is_below(here, mount.target))
+        bind = max(holding, key=lambda mount: len(mount.target), default=None)
+        if bind is None and not any(_is_below(mount.target, here) for mount in binds):
+            raise _OutsideError("/".join([here, *rest[::-1]]))
+        if bind is None or here == bind.target:
+            raise FileNotFoundError
+        return files.link(bind.source + here[len(bind.target) :])
+
+    try:
+        follow(path, read_link)
+    except (_OutsideError, OSError) as error:
+        return error.filename if isinstance(error, OSError) else str(error)
+    return ""
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")

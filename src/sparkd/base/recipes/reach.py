@@ -19,8 +19,7 @@ REACHES: tuple[tuple[bool, str, str], ...] = (
      ("/run/docker.sock /run/docker /run/containerd /run/podman /run/crio /run/libvirt /run/snapd.socket /run/dbus "
       "/run/systemd/private /run/user/*/docker.sock /run/user/*/podman /run/user/*/bus /run/user/*/systemd")),
     (READ, "sparkd's keys or state are there",
-     ("/run/sparkd /var/lib/sparkd /etc/sparkd/cluster.key /etc/sparkd/head.key /etc/sparkd/api.key "
-      "/etc/sparkd/webhook")),
+     "/run/sparkd /var/lib/sparkd /etc/sparkd/cluster.key /etc/sparkd/head.key /etc/sparkd/webhook"),
     (READ, "who reaches LXD's or Incus' socket is root on the node",
      "/var/lib/lxd/unix.socket /var/lib/incus/unix.socket /var/snap/lxd/common/lxd/unix.socket"),
     (READ, "others can log in as the node's users with it",

@@ -1,3 +1,4 @@
+import json
 import re
 from datetime import UTC, datetime
 
@@ -8,6 +9,7 @@ from tests.tree import Tree
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ExitCode
 from sparkd.base.lib.text import plain
+from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.status.model import (
     Contact,
@@ -126,7 +128,9 @@ def test_url_and_model_are_the_heads_own_word_alone(tree: Tree) -> None:
 
 def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
     assert shown_in(tree, REPORT, as_json=True) == (dump(REPORT).strip(), ExitCode.GOOD)
-    assert shown_in(tree, "", as_json=True) == ('{"schema": 1}', ExitCode.DOWN)
+    text, code = shown_in(tree, "", as_json=True)
+    error = {"code": 21, "cause": "", "reason": NOT_SET_UP, "hint": SET_UP_HINT}
+    assert (json.loads(text), code) == ({"schema": 1, "error": error}, ExitCode.DOWN)
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,12 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
     report = parse(text)
     alive = report is not None and agent_running(files, report)
     code = exit_code(report, alive=alive)
+    if as_json and not text.strip():
+        reason, todo = map(str, _before_first(files))
+        error = {"code": code, "cause": "", "reason": reason, "hint": todo.removeprefix("next: ")}
+        return [json.dumps({"schema": REPORT_SCHEMA, "error": error})], code
     if as_json:
-        return [text.strip() or json.dumps({"schema": REPORT_SCHEMA})], code
+        return [text.strip()], code
     if report is None:
         return UNREADABLE if text else _before_first(files), code
     served = describe_served(files, report) if alive else ""

@@ -279,6 +279,12 @@ def test_recipe_lists_shows_checks_and_publishes_its_schema(config: Path, tmp_pa
     assert "line 3: agrs: there is no such key; did you mean args?" in bad.stderr
 
 
+def test_a_secret_where_none_belongs_is_led_to_its_place(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('[engine]\nHF_TOKEN = "x"\n')
+    done = sparkd("config", "check", config=tmp_path / "x.toml")
+    assert "engine.HF_TOKEN: there is no such key; the file of a secret is named under secrets" in done.stderr
+
+
 @pytest.mark.parametrize("words", [("config", "show", "--json"), ("plan", "--json")])
 def test_json_has_no_character_that_a_terminal_obeys(config: Path, words: tuple[str, ...]) -> None:
     config.write_text('[engine]\nrecipe = "tiny-cpu"\n[engine.env]\nNAME = "\\u009b2J\\u202e"\n')

@@ -284,6 +284,9 @@ def test_code_is_noted_and_never_run(tmp_path: Path) -> None:
     assert not mark.exists()
     noted = [note.partition(": line ")[2].split(": ")[1] for note in notes if "not run" in note]
     assert noted == ["post_exec", "post_commands", "builder", "command"]
+    hooks = "post_exec: ['curl -H \"Authorization: Bearer s3cret-s3cret-s3cret\" http://x']\n"
+    _, notes = imported(tmp_path, f"{V2}{hooks}command: vllm serve m\n")
+    assert "s3cret" not in "".join(notes) + (tmp_path / "written.yaml").read_text()
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def _note_code(source: Source) -> None:
     """Note the code that the tool would run besides the engine, except what `endpoint` makes commands of."""
     for key, meaning in _NOT_RUN.items():
         for step in source.items(key):
-            source.note((key,), f"{key}: {cut(step)}: not run: {meaning}")
+            source.note((key,), f"{key}: {redact(cut(step))}: not run: {meaning}")
     for key in ("builder", "builder_config"):
         if source.has(key) and source.document.data[key] not in ("eugr", "docker-pull"):
             source.miss((key,), f"{key}: not run: {cut(source.document.data[key])}: sparkd builds no image")

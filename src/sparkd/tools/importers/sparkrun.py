@@ -171,7 +171,7 @@ def _environment(source: Source) -> Mapping[str, str]:
             source.note(("env", name), f"env.{name}: left out: sparkrun fills it in at each launch: write its value")
             continue
         if re.search(r"\$(?:\w|\{)", text) and not SECRET_NAME.search(name):
-            note = f"env.{name}: {text[:60]} is passed as it stands, as sparkrun does: write its value"
+            note = f"env.{name}: is passed as it stands, as sparkrun does: write its value"
             source.note(("env", name), note)
         variables[name] = text
     return variables

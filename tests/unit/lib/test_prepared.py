@@ -80,7 +80,7 @@ def test_each_type_that_a_function_decodes_is_prepared() -> None:
             kinds += call.args[:1] if name.endswith("Decoder") else ()
             for kind in map(ast.unparse, kinds):
                 prepared += kind.startswith("prepared(")
-                if not kind.startswith(("prepared(", "dict[", "tuple[int, str")):
-                    others.add(f"{path.relative_to(SOURCE)}: {kind}")
+                if not kind.startswith("prepared("):
+                    others.add(kind)
     assert prepared > 15
-    assert not others
+    assert others == {"dict[_Text, _Text]", "dict[str, msgspec.Raw]", "tuple[int, str, str]"}, "which have no Struct"

@@ -356,6 +356,9 @@ def test_a_recipes_mounts_give_the_container_no_more_than_those_of_a_docker_line
     assert recipe.container.devices == ("/dev/infiniband",)
     left_out = [note.partition("executor_config.")[2].split()[1].rstrip(":") for note in notes if "executor_" in note]
     assert sorted(left_out) == sorted([*mounts[:4], "/dev/mem", "/dev/ng0n1"])
+    one = f"{V2}executor_config: {{volumes: '/:/host'}}\ncommand: vllm serve o/m --chat-template /host/x.jinja\n"
+    missing = convert.import_text(one, tmp_path / "x", {}, (), Place(), beside=None).missing
+    assert any("/:/host: left out" in line for line in missing)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -13,8 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from sparkd.base.lib.text import did_you_mean, format_key, validator_message
-
-_SECRET = re.compile(r"_(?:TOKEN|API_KEY|KEY|SECRET|PASSWORD)\Z")
+from sparkd.base.vllm.args import SECRET_NAME
 
 Key = tuple[str, ...]
 Location = tuple[int | str, ...]
@@ -142,7 +140,7 @@ class Layers(Struct, Generic[Model]):
         known = known_keys(self.model)
         sections, keys = ([".".join(key) for key in known if len(key) == depth] for depth in (1, 2))
         near = did_you_mean(dotted, sections) if len(key) == 1 else ""
-        if _SECRET.search(key[-1]):
+        if key[-1].isupper() and SECRET_NAME.search(key[-1]):  # a variable's name
             near = "; the file of a secret is named under secrets ([engine.secrets] of sparkd.toml)"
         return f"{dotted}: there is no such key{near or did_you_mean(dotted, keys)}"
 

@@ -32,11 +32,11 @@ REACHES: tuple[tuple[bool, str, str], ...] = (
     (READ, "it is a disk of the node, with all files",
      ("/dev/sd* /dev/vd* /dev/nvme* /dev/ng* /dev/sg* /dev/bsg /dev/mmcblk* /dev/nbd* /dev/dm-* /dev/md* /dev/loop* "
       "/dev/mapper /dev/disk /dev/block")),
-    (READ, "who is at the node types there", "/dev/input /dev/uinput"),
+    (READ, "it has what is typed at the node", "/dev/input /dev/uinput"),
     (WRITTEN, "what is written there runs as root on the node",
      ("/etc /usr /lib64 /opt /run/systemd /run/udev /root/.profile /root/.bashrc /root/.config/systemd "
       "/var/spool/cron /var/spool/anacron /var/lib/cloud /var/lib/dkms /var/lib/dpkg /var/lib/snapd")),
-    (WRITTEN, "what is written there runs as that user on the node",
+    (WRITTEN, "what is written there runs as a user of the node",
      "/home/*/.profile /home/*/.bashrc /home/*/.config/systemd"),
     (WRITTEN, "what is written there changes the node's kernel and devices", "/sys"),
 )  # fmt: skip

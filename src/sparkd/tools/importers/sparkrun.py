@@ -183,11 +183,12 @@ def _container(source: Source, command: str) -> Mapping[str, object]:
     for name, value in source.mapping(EXECUTOR).items():
         if value is None:
             continue
-        if name not in ("volumes", "devices") or not isinstance(value, list):
+        if name not in ("volumes", "devices"):
             keys.update(_take(source, name, value, command))
             continue
-        taken = [kept for one in value for kept in _take(source, name, [one], command).get(name, [])]
-        if taken or not value:
+        each = value if isinstance(value, list) else [value]
+        taken = [kept for one in each for kept in _take(source, name, [one], command).get(name, [])]
+        if taken or not each:
             keys[name] = taken
     return keys
 

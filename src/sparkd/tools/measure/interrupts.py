@@ -27,7 +27,7 @@ def catch_ends() -> None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """No such end, nor Ctrl-C, comes between a step and what undoes it. For a process without other threads."""
+    """No such end, nor Ctrl-C, comes between a step and what undoes it, unless another thread gets it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *ENDS))
     try:
         yield

@@ -57,13 +57,21 @@ def plug(addresses: Addresses) -> None:
         (MANAGEMENT_CARD, management_port(addresses.index), "management", 1500),
         (FABRIC_CARD, fabric_port(addresses.index), "fabric", FABRIC_MTU),
     )
-    cut = (CUT / str(addresses.index)).exists()
     for number, (card, port, bridge, mtu) in enumerate(cards):
         in_space("ip", "link", "delete", port, check=False)  # of the last power-on: its namespace dies lazily
         peer = ("peer", "name", port, "mtu", str(mtu), "netns", "1")
         run("ip", "link", "add", card, "address", addresses.mac(number), "type", "veth", *peer)
-        state = "down" if cut and card == FABRIC_CARD else "up"
-        in_space("ip", "link", "set", port, "master", bridge, state)
+        in_space("ip", "link", "set", port, "master", bridge)
+    in_space("ip", "link", "set", management_port(addresses.index), "up")
+    carry(addresses.index)
+
+
+def carry(index: int) -> None:
+    """The fabric's cable as it is noted: who cuts or restores it meanwhile notes that first, and then sets it too."""
+    cut = None
+    while cut != (noted := (CUT / str(index)).exists()):
+        cut = noted
+        in_space("ip", "link", "set", fabric_port(index), "down" if cut else "up")
 
 
 def in_space(*argv: Argument, check: bool = True) -> None:

@@ -18,7 +18,7 @@ BUILDER = "spark9"  # a name that no node of a bed has
 def key(suite: str) -> str:
     ours = (Path(__file__), Path(disk.__file__), disk.FILES / "bed-init", disk.FILES / "bed-runc")
     docker = (Path(images.__file__), engine_image.key(), tiny_model.key()) if nodebase.has_docker(suite) else ()
-    return cache.recipe_key(*ours, nodebase.key(suite), *docker)
+    return cache.recipe_key(*ours, nodebase.key(suite), *docker, *nodebase.other_docker(suite))
 
 
 def ensure(space: Space, bed: str, suite: str) -> str:
@@ -54,12 +54,12 @@ def there(space: Space, disk: Path) -> bool:
 def build(space: Space, bed: str, suite: str, name: str) -> None:
     tree = nodebase.archive(suite)
     docker = nodebase.has_docker(suite)
-    model = [tiny_model.archive()] if docker else []
+    over = [tiny_model.archive(), *nodebase.other_docker(suite)] if docker else []
     started = time.monotonic()
     cache.say(f"building the disk {name}")
     with cache.progress(f"disk {suite}"):
         node = Node(bed, BUILDER, space, docker)
-        space.module("disk", "fill", node.image, tree, *model)
+        space.module("disk", "fill", node.image, tree, *over)
         space.module("disk", "personalise", node.image, node.name)
         node.boot()
         if docker:

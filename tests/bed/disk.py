@@ -27,8 +27,8 @@ MASKED = [
 ]  # fmt: skip
 
 
-def fill(root: Path, tree: Path, model: Path | None) -> None:
-    """A new disk: the tree, the model, and what makes of it a node of this bed."""
+def fill(root: Path, tree: Path, model: Path | None = None, docker: Path | None = None) -> None:
+    """A new disk: the tree, the model, what makes of it a node of this bed, and another docker over it."""
     unpack(tree, root)
     if model is not None:
         unpack(model, root / "srv/models")
@@ -46,6 +46,8 @@ def fill(root: Path, tree: Path, model: Path | None) -> None:
         (root / "usr/local/sbin" / name).chmod(0o755)
     write(root / "etc/docker/daemon.json", json.dumps(DAEMON, indent=1) + "\n")
     (root / "var/log/journal").mkdir(exist_ok=True)  # the journal outlives reboots
+    if docker is not None:
+        unpack(docker, root)
 
 
 def unpack(archive: Path, target: Path) -> None:
@@ -95,8 +97,8 @@ def main(words: list[str]) -> None:
     loops.mount(Path(image), root)
     try:
         match verb, rest:
-            case "fill", [tree, *model]:
-                fill(root, Path(tree), Path(model[0]) if model else None)
+            case "fill", archives:
+                fill(root, *map(Path, archives))
             case "settle", []:
                 settle(root)
             case "personalise", [name]:

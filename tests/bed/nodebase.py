@@ -1,5 +1,6 @@
 """The tree of a node: Debian with systemd, and with docker where the suite is to run engines."""
 
+import os
 from pathlib import Path
 
 from . import cache, debian
@@ -19,6 +20,12 @@ PACKAGES = {"trixie": PLAIN + DOCKER, "bookworm": PLAIN, "docker-bookworm": [*PL
 
 def has_docker(suite: str) -> bool:
     return "docker.io" in PACKAGES[suite]
+
+
+def other_docker(suite: str) -> list[Path]:
+    """BED_DOCKER: an archive of another docker, such as usr/sbin/dockerd, which is unpacked over Debian's."""
+    archive = os.environ.get("BED_DOCKER")
+    return [Path(archive)] if archive and suite == "trixie" else []
 
 
 def key(suite: str) -> str:

@@ -60,6 +60,17 @@ def test_before_0_33_vllm_took_more_requests_at_once() -> None:
     assert found == {"v0.32.1": 1024, "v0.33.0": 256, "nightly": 256}
 
 
+def test_what_the_plan_leaves_to_vllm_is_a_row_with_the_value_of_its_version() -> None:
+    alone = replace(plan(ALONE), image="vllm/vllm-openai:v0.32.1")
+    silent = add_up(alone, QWEN3_32B, {"w": GIB}, SHARE_BYTES)
+    assert silent.rows()[-2:] == (
+        ("max-num-batched-tokens, not set", "8192, by vLLM's default"),
+        ("max-num-seqs, not set", "1024, by vLLM's default"),
+    )
+    both = {"max-num-batched-tokens": 4096, "max-num-seqs": 8}
+    assert summed(61.0, args=both).rows()[-1][0] == "KV cache"
+
+
 def test_a_cache_of_fp8_takes_half() -> None:
     whole, half = summed(61.0), summed(61.0, args={"kv-cache-dtype": "fp8"})
     assert whole.request_bytes == 2 * (half.request_bytes or 0)

@@ -24,8 +24,9 @@ from sparkd.base.vllm.releases import find_release, is_before
 OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
 """Parts of the share for activations, CUDA graphs and NCCL: 1.3 to 10.5 % in 20 public logs of vLLM 0.10 to 0.33 on
 GPUs of 24 to 192 GiB, and up to 13 % in logs of refused starts."""
+BY_VERSION = ("max-num-batched-tokens", "max-num-seqs")
 DEFAULTS, EARLIER_DEFAULTS = (2048, 256), (8192, 1024)
-"""vLLM's --max-num-batched-tokens and --max-num-seqs on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
+"""vLLM's, of these flags, on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
 CHANGES_WEIGHTS = (
     "cpu-offload-gb", "hf-config-path", "hf-overrides", "kv-cache-memory-bytes", "offload-backend",
     "offload-group-size", "offload-num-in-group", "prefill-context-parallel-size", "quantization-config",
@@ -68,6 +69,8 @@ class MemorySum(Struct, frozen=True):
     length: int | None
     """The longest request, in tokens."""
     sequences: int
+    defaults: Mapping[str, int] = {}
+    """Of vLLM, which the plan leaves to it."""
 
     @property
     def request_bytes(self) -> int | None:
@@ -138,6 +141,7 @@ class MemorySum(Struct, frozen=True):
             (f"KV cache of a request of {length}", alone),
             (f"the same of {self.sequences} at once", together),
             ("KV cache", held),
+            *((f"{flag}, not set", f"{value}, by vLLM's default") for flag, value in self.defaults.items()),
         )
 
 
@@ -169,8 +173,9 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
     launch = Launch(flags=first_values(plan.argv), env=dict(plan.env), model=parse_limits(config))
     flags, drafts = launch.flags, _own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*SIZES[:2], DATA_SIZE))
-    batched, sequences = EARLIER_DEFAULTS if is_before(find_release(plan.image), 33) else DEFAULTS
-    batched = launch.amount("max-num-batched-tokens") or batched
+    defaults = EARLIER_DEFAULTS if is_before(find_release(plan.image), 33) else DEFAULTS
+    left = {flag: value for flag, value in zip(BY_VERSION, defaults, strict=True) if flag not in flags}
+    batched, sequences = (launch.amount(flag) or value for flag, value in zip(BY_VERSION, defaults, strict=True))
     cache = held = None
     if flags.keys().isdisjoint(CHANGES_CACHE):
         dtype = (flags.get("kv-cache-dtype") or "auto").lower()
@@ -180,7 +185,7 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
         layers = parse_count((nested if isinstance(nested, Mapping) else config).get("num_hidden_layers"), MOST_LAYERS)
         held = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
     length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
-    return MemorySum(share_bytes, held, cache, length, launch.amount("max-num-seqs") or sequences)
+    return MemorySum(share_bytes, held, cache, length, sequences, left)
 
 
 def _own_drafts(launch: Launch) -> int:

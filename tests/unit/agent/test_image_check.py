@@ -10,10 +10,13 @@ import pytest
 from tests.tree import Tree
 from tests.unit.agent_runs import REF, World, configuration, open_world, run_agent
 from tests.unit.docker_server import json_response, plain
+from tests.unit.vllm.test_own_table import packed
 from tests.unit.wire import http
 
 from sparkd.agent.daemon.context import Pace
+from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode
+from sparkd.base.state import vllm_tables
 from sparkd.base.state.launch_history import FILE
 
 ASSERTING = "a" * 64
@@ -114,6 +117,23 @@ def test_an_image_that_is_not_as_asserted_blocks_until_it_is_built_again(asserti
     assert "make image" in line
     assert asserting.runs == [OLD, NEW]
     assert journal.index("agent.run.blocked") < journal.index("engine.container.started")
+
+
+def test_the_images_own_vllm_is_queried_once_and_the_next_preflight_judges_by_it(asserting: AssertingWorld) -> None:
+    """A fork, as by its parser, that lacks all flags of the recipe but one."""
+    own = {"version": "0.1.dev1", "flags": [{"name": "max-model-len", "kind": "int"}], "fields": {}}
+    asserting.use(OLD, 0, packed(own).encode())
+    text = configuration(asserting.port, unskipped=("image", "plan-lint")).replace("tiny-cpu", "asserting")
+    asserting.tree.file("/etc/sparkd/sparkd.toml", text)
+    stopped = asserting.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    _code, journal = run_agent(asserting)
+    stopped.join()
+    assert "engine.vllm.queried image=sparkd-test/vllm-cpu:0.32.0 version=0.1.dev1 flags=1" in journal
+    table = vllm_tables.read_tables(Host(asserting.tree.root).files).tables[OLD]
+    assert (table.version, [*table.by_name]) == ("0.1.dev1", ["max-model-len"])
+    (line,) = [line for line in journal.splitlines() if "agent.run.blocked" in line]
+    assert "is no flag of" in line
+    assert asserting.runs == [OLD]
 
 
 def test_assertions_that_can_not_run_are_no_verdict_on_the_image(

@@ -284,5 +284,5 @@ CONTAINER = Form(
     notes=("line 1: --volume /root/.cache/huggingface",),
 )  # fmt: skip
 ALL = (*LINES, *COMPOSES, *SCRIPTS, *UNITS, CONTAINER)
-REAL = ("line-of-nvidia", "compose-with-env")
-"""Those that vLLM itself serves in every run."""
+REAL = ("line-of-nvidia",)
+"""What vLLM itself serves in every run."""

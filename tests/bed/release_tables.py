@@ -11,6 +11,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,11 +42,11 @@ def write_tables() -> None:
 
 def query(version: str) -> FlagTable:
     root = engine_parser.unpacked()
-    with cache.scratch("release") as scratch, cache.lock("parser"):
+    sources = cache.artefact("release", cache.recipe_key(Path(__file__), version), "", partial(_fetch, version))
+    with cache.lock("parser"):
         folder = root / "release"
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        _fetch(version, scratch, folder)
+        shutil.copytree(sources, folder, copy_function=os.link)
         (root / "parser_program.py").write_bytes(engine_parser.QUERY_PROGRAM.read_bytes())
         site = f"/{engine_image.SITE}"
         env = engine_parser.ENV | {"PYTHONPATH": f"/release:{site}:/release/needs", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -56,20 +57,21 @@ def query(version: str) -> FlagTable:
     return convert({**to_builtins(table), "version": version}, FlagTable)
 
 
-def _fetch(version: str, scratch: Path, folder: Path) -> None:
+def _fetch(version: str, folder: Path) -> None:
     """The Python of a release. A source archive is unpacked by pip, which then fails to build it, and leaves it."""
-    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch))
-    env = {**os.environ, "TMPDIR": str(scratch)}
-    run(*pip[:3], "install", "--quiet", "--no-deps", "--target", str(folder / "needs"), *OLDER_NEEDS, env=env)
-    if version in ONLY_WHEELS:
-        run(*pip, f"vllm=={version}", env=env)
-        with zipfile.ZipFile(next(scratch.glob("vllm-*.whl"))) as wheel:
-            names = [name for name in wheel.namelist() if name.startswith("vllm/") and name.endswith(".py")]
-            wheel.extractall(folder, names)
-    else:
-        unpack = ("--no-clean", "--no-build-isolation", "--no-binary", "vllm")
-        run(*pip, *unpack, f"vllm=={version}", env=env, check=False)
-        shutil.move(next(scratch.rglob("vllm_*/vllm")), folder / "vllm")
+    with cache.scratch("release") as scratch:
+        pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(scratch))
+        env = {**os.environ, "TMPDIR": str(scratch)}
+        run(*pip[:3], "install", "--quiet", "--no-deps", "--target", str(folder / "needs"), *OLDER_NEEDS, env=env)
+        if version in ONLY_WHEELS:
+            run(*pip, f"vllm=={version}", env=env)
+            with zipfile.ZipFile(next(scratch.glob("vllm-*.whl"))) as wheel:
+                names = [name for name in wheel.namelist() if name.startswith("vllm/") and name.endswith(".py")]
+                wheel.extractall(folder, names)
+        else:
+            unpack = ("--no-clean", "--no-build-isolation", "--no-binary", "vllm")
+            run(*pip, *unpack, f"vllm=={version}", env=env, check=False)
+            shutil.move(next(scratch.rglob("vllm_*/vllm")), folder / "vllm")
 
 
 def write(tables: Sequence[FlagTable]) -> None:

@@ -18,7 +18,7 @@ from tests.bed.sparkd_node import HEAD, SparkdNode
 
 SWITCH = "/var/lib/sparkd/switch.json"
 USE_SECONDS = 240.0
-PLANTED = Path(__file__).parent / "files/planted.py"
+PLANTED, SYMPTOM = Path(__file__).parent / "files/planted.py", "/srv/planted/symptom"
 SYMPTOMS = {
     "empty": "an empty answer",
     "truncated": "cut off: 3 of",
@@ -34,22 +34,24 @@ SYMPTOMS = {
 }
 """What tests/bed/files/planted.py makes of answers, and what smoke calls it."""
 RECIPES = {
-    "short": "extends: tiny-cpu\nargs: {max-model-len: 256, num-gpu-blocks-override: 7}\n",
-    "narrow": "extends: tiny-cpu\nargs: {max-num-seqs: 1}\n",
-    "broken": "extends: tiny-cpu\nargs: {enable-sleep-mode: true}\n",
-    "garbage": "extends: tiny-cpu\nmodel: {path: garbage}\n",
-    "planted": """\
+    "short": """\
 extends: tiny-cpu
 args:
+  max-model-len: 256
+  num-gpu-blocks-override: 7
   middleware: planted.Planted
   chat-template: "{% for one in messages %}{{ one.content }}{% endfor %}"
 env: {PYTHONPATH: /planted}
 container:
   volumes: ["/srv/planted:/planted:ro"]
 """,
+    "narrow": "extends: tiny-cpu\nargs: {max-num-seqs: 1}\n",
+    "broken": "extends: tiny-cpu\nargs: {enable-sleep-mode: true}\n",
+    "garbage": "extends: tiny-cpu\nmodel: {path: garbage}\n",
     "missing": "extends: tiny-cpu\nmodel: {path: nowhere}\n",
 }
-"""`short`: a KV cache of 896 tokens. `broken`: vLLM's parser and sparkd take it; on a CPU the engine does not."""
+"""`short`: a KV cache of 896 tokens, and a server that can change answers. `broken`: vLLM's parser and sparkd take it;
+on a CPU the engine does not."""
 MAKE_GARBAGE = """\
 import json, pathlib, shutil, struct
 shutil.copytree("/srv/models/tiny", "/srv/models/garbage")
@@ -119,6 +121,7 @@ def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     receiver.configure(spark)
     for name, text in RECIPES.items():
         spark.node.write(f"/etc/sparkd/recipes/{name}.yaml", f"schema: 1\nname: {name}\n{text}")
+    spark.node.put(PLANTED, "/srv/planted/planted.py")
     spark.node.write("/root/garbage.py", MAKE_GARBAGE)
     spark.node.run("python3", "/root/garbage.py")
     spark.configure()
@@ -220,6 +223,30 @@ def test_what_is_missing_is_said_and_nothing_changes(spark: SparkdNode) -> None:
     assert "nowhere" in rows["missing"]
     assert "needs 2 to 8 node(s)" in rows["tiny-cpu-pair"]
     assert spark.serves()
+
+
+HEALTHY_TRIES = 3
+"""Answers are drawn, and the tiny model is random: one of some twenty may by chance be no text (seen once)."""
+
+
+def test_each_symptom_of_a_broken_engine_is_found_by_smoke(spark: SparkdNode) -> None:
+    """Its server changes what the engine answers, on its way to the client."""
+    node, missed = spark.node, []
+    node.run("sparkd", "use", "short", timeout=USE_SECONDS)
+    try:
+        for symptom, said in {"": "bad outputs: 0", **SYMPTOMS, "none": "bad outputs: 0"}.items():
+            node.write(SYMPTOM, symptom)
+            for _ in range(1 if symptom in SYMPTOMS else HEALTHY_TRIES):
+                shown = node.run("sparkd", "smoke", check=False)
+                print(f"{symptom or 'healthy'}: exit {shown.returncode}\n{shown.stdout}")
+                seen = (shown.returncode == 12, said in shown.stdout) == (symptom in SYMPTOMS, True)
+                if seen or not all(text in shown.stdout for text in ("bad: no text: ", "bad outputs: 1 ")):
+                    break
+            if not seen:
+                missed.append(symptom)
+    finally:
+        node.write(SYMPTOM, "")
+    assert not missed
 
 
 def test_the_end_of_a_choice_drains_too(spark: SparkdNode) -> None:
@@ -440,27 +467,3 @@ def test_a_power_cut_of_either_node_ends_in_one_plan_on_both(pair: Cluster, rank
     assert context_length(pair.head) in (256, 512)
     text = head.run("cat", SWITCH, check=False).stdout
     assert not text or json.loads(text)["stage"] == "in-force"
-
-
-HEALTHY_TRIES = 3
-"""Answers are drawn, and the tiny model is random: one of some twenty may by chance be no text (seen once)."""
-
-
-def test_each_symptom_of_a_broken_engine_is_found_by_smoke(spark: SparkdNode) -> None:
-    """Its server changes what the engine answers, on its way to the client."""
-    node = spark.node
-    node.put(PLANTED, "/srv/planted/planted.py")
-    used = node.run("sparkd", "use", "planted", timeout=USE_SECONDS)
-    assert used.stdout.splitlines()[-1] == "recipe planted is in force", used
-    missed = []
-    for symptom, said in {"": "bad outputs: 0", **SYMPTOMS, "none": "bad outputs: 0"}.items():
-        node.write("/srv/planted/symptom", symptom)
-        for _ in range(1 if symptom in SYMPTOMS else HEALTHY_TRIES):
-            shown = node.run("sparkd", "smoke", check=False)
-            print(f"{symptom or 'healthy'}: exit {shown.returncode}\n{shown.stdout}")
-            seen = (shown.returncode == 12, said in shown.stdout) == (symptom in SYMPTOMS, True)
-            if seen or not all(text in shown.stdout for text in ("bad: no text: ", "bad outputs: 1 ")):
-                break
-        if not seen:
-            missed.append(symptom)
-    assert not missed

@@ -167,6 +167,11 @@ def _make_launch(recipe: Recipe) -> Launch:
     texts += [(f"secrets.{name}", file) for name, file in recipe.secrets.items()]
     texts += [(f"caches.{name}", target or "") for name, target in recipe.caches.items()]
     texts += [("container.volumes", f"{volume.source}:{volume.target}") for volume in recipe.container.volumes]
+    sizes = {
+        "container.shm_bytes": recipe.container.shm_bytes,
+        "container.memory_limit_bytes": recipe.container.memory_limit_bytes,
+        "memory_bytes": recipe.memory_bytes,
+    }
     return Launch(
         flags={flag: None if text and has_placeholder(text) else text for flag, text in first_values(words).items()},
         env={name: text for name, text in recipe.env.items() if text is not None and not has_placeholder(text)},
@@ -176,4 +181,5 @@ def _make_launch(recipe: Recipe) -> Launch:
         given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
         extra=recipe.flags.extra,
         texts=tuple(texts),
+        sizes=tuple((key, size) for key, size in sizes.items() if size is not None),
     )

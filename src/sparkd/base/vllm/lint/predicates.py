@@ -85,6 +85,8 @@ class Launch(Struct, frozen=True):
     """Its flags, their choices, and its variables."""
     texts: tuple[tuple[str, str], ...] = ()
     """Further texts of a recipe in which nothing is filled in, each after its key."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Numbers of bytes that a recipe sets, each after its key."""
 
     def amount(self, flag: str) -> int | None:
         """None if missing or unknown."""

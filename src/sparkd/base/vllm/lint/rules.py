@@ -218,6 +218,8 @@ RULES = (
          hint="lower num_speculative_tokens"),
     Rule("size", BLOCKS, values.unmeant,
          hint="write 6G for 6 GB, or leave it out: gpu-memory-utilization sets it"),
+    Rule("recipe-size", WARNS, values.unmeant_by_recipe,
+         hint="write bytes, such as 6442450944 for 6 GiB, or leave it out"),
     Rule("pointless", WARNS, values.pointless,
          hint="correct it, or take it out"),
     Rule("variable-misprint", WARNS, environment.misprinted,

@@ -100,7 +100,8 @@ def test_deepseek_v4_takes_any_and_overrides_are_not_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "refused"), [("awq", True), ("gptq", True), ("modelopt", True), ("fp8", False), ("quark", False)]
+    ("wanted", "refused"),
+    [("awq", True), ("gptq", True), ("modelopt", True), ("compressed-tensors", True), ("fp8", False), ("quark", False)],
 )
 def test_only_some_quantize_at_the_load(wanted: str, refused: bool) -> None:
     issues = seen({"model_type": "llama"}, quantization=wanted)

@@ -60,8 +60,8 @@ QUANTIZATIONS = {
     "modelopt": ("modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"),
 }  # fmt: skip
 """Values of --quantization, each with those that vLLM takes for the same. Others fit several checkpoints."""
-BY_FILE = ("awq", "gptq", "modelopt")
-"""Those that are read from the checkpoint's files alone: the others quantize at the load, too."""
+AT_LOAD = ("fp8",)
+"""Those that quantize a checkpoint without any, as it is loaded."""
 MOST_RANKS = 16
 _FAMILY = {name: family for family, others in QUANTIZATIONS.items() for name in (family, *others)}
 
@@ -190,9 +190,9 @@ def other_quantization(launch: Launch) -> Matches:
     wanted = _FAMILY.get(value.lower(), "")
     if own is None or not wanted or _refits(launch) or launch.model.kind.startswith("deepseek_v4"):
         return
-    if not own and wanted in BY_FILE:
+    if not own and wanted not in AT_LOAD:
         yield about("quantization", f"{value}, and the model's files do not say that it is quantized")
-    elif _FAMILY.get(own, "modelopt") not in (wanted, "modelopt"):
+    elif own and _FAMILY.get(own, "modelopt") not in (wanted, "modelopt"):
         yield about("quantization", f"{value}, and the model's config.json says {own}")
 
 

@@ -60,7 +60,7 @@ from sparkd.base.status.model import dump, parse
 from sparkd.base.vllm.api import parse_counters
 from sparkd.base.vllm.flag import parse_amount, parse_flags, parse_json
 from sparkd.base.vllm.known_errors import explain
-from sparkd.base.vllm.lint.predicates import parse_limits
+from sparkd.base.vllm.lint.model import parse_limits
 from sparkd.base.vllm.lint.script import parse_script
 from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 from sparkd.tools.importers.command import parse_serve, program

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,12 @@ from .command import run
 from .tree import Tree
 
 PROGRAM = Path(__file__).with_name("programs") / "vllm_refusals.py"
+MODELS = PROGRAM.with_name("vllm_models.py")
 QUERY_PROGRAM = Path("src/sparkd/base/vllm/parser_program.py")
 ENV = {"TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+
+Case = tuple[Mapping[str, object], str | None, int]
+"""A config.json, --quantization and --tensor-parallel-size."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,17 @@ def query_parser(lines: Sequence[Sequence[str]] = ()) -> Answers:
         found = json.loads((root / "answers.json").read_text())
     rows = {**found["table"], "version": found["table"]["version"].partition("+")[0]}
     return Answers(format_table(convert(rows, FlagTable)), found["refusals"])
+
+
+def query_models(cases: Sequence[Case]) -> list[str]:
+    """What vLLM says to each; empty where it takes it."""
+    root = unpacked()
+    with cache.lock("parser"):
+        (root / MODELS.name).write_bytes(MODELS.read_bytes())
+        (root / "cases.json").write_text(json.dumps(cases))
+        Tree(root).run("python3", f"/{MODELS.name}", "/cases.json", "/answers.json", env=ENV)
+        answers: list[str] = json.loads((root / "answers.json").read_text())
+        return answers
 
 
 def unpacked() -> Path:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.bed import release_tables
-from tests.bed.engine_parser import query_parser
+from tests.bed.engine_parser import Case, query_models, query_parser
 from tests.bed.flag_lines import TABLE, lines, wrong_fields
 
 from sparkd.base.config import Settings
@@ -18,6 +18,7 @@ from sparkd.base.plan.model import Node
 from sparkd.base.recipes.loader import load_recipe
 from sparkd.base.vllm.flag import FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.model import parse_limits
 from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.releases import find_release
 
@@ -79,6 +80,39 @@ def test_the_parser_refuses_every_field_that_the_rules_find_wrong(parser: Parser
 def test_the_parser_takes_every_rank_of_every_shipped_recipe_of_upstreams_flags(parser: ParserAnswers) -> None:
     assert len(parser.shipped) > 15
     assert [(rank, why) for rank, why in parser.shipped if why] == []
+
+
+METHODS: dict[str, dict[str, object]] = {
+    "fp8": {"activation_scheme": "dynamic"},
+    "awq": {"bits": 4, "group_size": 128, "zero_point": True},
+    "gptq": {"bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "compressed-tensors": {"format": "float-quantized", "config_groups": {}},
+    "modelopt": {"quant_algo": "FP8"},
+}
+
+
+def test_what_the_rules_say_of_a_model_is_what_vllm_says() -> None:
+    """Without a GPU it has only `awq` of the three names of AWQ, and no `marlin`."""
+    plain: dict[str, object] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 1000}
+    plain |= {
+        "num_hidden_layers": 2,
+        "hidden_size": 960,
+        "intermediate_size": 1024,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+    }
+    models = [plain, *({**plain, "quantization_config": {"quant_method": own, **METHODS[own]}} for own in METHODS)]
+    wanted = (*METHODS, "gptq_marlin", "auto_gptq", "modelopt_fp4")
+    cases: list[Case] = [(model, method, 1) for model in models for method in wanted]
+    cases += [(plain, None, ranks) for ranks in (1, 2, 3, 5, 7, 8)]
+    refusals = query_models(cases)
+    assert [(case, why) for case, why in zip(cases, refusals, strict=True) if bool(why) != _is_refused(*case)] == []
+
+
+def _is_refused(config: Mapping[str, object], method: str | None, ranks: int) -> bool:
+    flags = {"tensor-parallel-size": str(ranks)} | ({"quantization": method} if method else {})
+    issues = rules.find_issues(Launch(flags=flags, gpu=False, model=parse_limits(config)))
+    return any(issue.rule in ("model-heads", "model-quantization") for issue in issues)
 
 
 def as_dicts(table: FlagTable) -> tuple[object, ...]:

@@ -18,8 +18,10 @@ from sparkd.tools.node.recipe_lint import lint
 NAMES = ("deepseek-v4-flash-nvidia", "deepseek-v4-flash-eugr", "dspark-nvfp4-1m", "nemotron-3-super-nvfp4")
 LONG = [flag.name for flag in SHIPPED.flags if len(flag.name) > 14 and flag.kind == "int"]
 KNOWN = [name for name in SHIPPED.variables if name.startswith("VLLM_USE_")]
+OTHERS = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TRITON_CACHE_DIR", "B12X_MOE_FORCE_A8", "TRANSFORMERS_OFFLINE")
+SIZES = ("shm_bytes", "memory_limit_bytes")
 Mistake = tuple[str, str, object]
-"""Section, key and value."""
+"""Section, which is empty for a key of its own, key and value."""
 CLASSES: dict[str, Callable[[Random], Mistake]] = {
     "misprinted flag": lambda random: ("args", swapped(random.choice(LONG), random), 4),
     "unknown flag": lambda random: ("args", f"no-such-thing-{random.randint(0, 9)}x", 1),
@@ -38,6 +40,11 @@ CLASSES: dict[str, Callable[[Random], Mistake]] = {
     "block size": lambda random: ("args", "block-size", random.choice((100, 17, 50))),
     "model": lambda random: ("model", "path", random.choice(("~/models/x", "/a/models--b--c/snapshots/0"))),
     "limit": lambda random: ("container", "ulimits", {"memlock": "unlimited"}),
+    "KV dtype": lambda random: ("args", "kv-cache-dtype", random.choice(("fp9", "fp8_e4m", "nvpf4", "int8"))),
+    "quantization": lambda random: ("args", "quantization", random.choice(("fp8x", "modelopt_fp", "agq", "nvfp4"))),
+    "others' variable": lambda random: ("env", swapped(random.choice(OTHERS), random), "1"),
+    "container's bytes": lambda random: ("container", random.choice(SIZES), random.choice((6, 64, 100, 4096))),
+    "rank's bytes": lambda random: ("", "memory_bytes", random.choice((6, 90, 1 << 40))),
     "shared memory": lambda random: ("container", "shm_bytes", random.choice(("64g", "16G", "8gb"))),
 }  # fmt: skip
 EACH = 17
@@ -70,8 +77,9 @@ def test_a_planted_mistake_is_seen(kind: str, tmp_path: Path) -> None:
     for number in range(EACH):
         section, key, value = CLASSES[kind](random)
         path = tmp_path / f"planted-{number}.yaml"
-        lines = ["schema: 1", f"name: planted-{number}", f"extends: {random.choice(NAMES)}", f"{section}:"]
-        path.write_text("\n".join([*lines, f"  {key}: {json.dumps(value)}"]) + "\n")
+        head = ["schema: 1", f"name: planted-{number}", f"extends: {random.choice(NAMES)}"]
+        line = f"  {key}: {json.dumps(value)}" if section else f"{key}: {json.dumps(value)}"
+        path.write_text("\n".join([*head, f"{section}:" if section else "", line]) + "\n")
         sentences = [line for line in check(path) if f"{path}:" in line or f"{path}," in line]
         shown = next(iter(value.values())) if isinstance(value, dict) else value
         place = re.compile(rf"[:, ](line )?{VALUE_LINE}\b")

@@ -16,11 +16,11 @@ class Checker:
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self._file, self._capsys = folder / "x.yaml", capsys
 
-    def check(self, args: Table, **keys: object) -> tuple[int, str]:
+    def check(self, args: Table, *options: str, **keys: object) -> tuple[int, str]:
         """Exit code, and all that is said of a recipe that is good except for these keys."""
         table = {"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}, **keys}
         self._file.write_text(json.dumps({**table, "args": {"gpu-memory-utilization": 0.9, **args}}, indent=1))
-        code = main.main(["recipe", "check", str(self._file)])
+        code = main.main(["recipe", "check", str(self._file), *options])
         said = self._capsys.readouterr()
         return code, said.out + said.err
 
@@ -232,3 +232,35 @@ def test_contradictions_of_other_keys_are_found(checker: Checker) -> None:
     assert "args.host is '[::]'" in checker.check({"host": "[::]"})[1]
     assert "mounted twice" in checker.check({}, model={"path": "/m"}, container={"volumes": ["/m:/m:ro"]})[1]
     assert "gives no name to serve it as" in checker.check({}, model={"path": "/-m"})[1]
+
+
+def test_a_recipe_is_held_against_a_folder_of_a_model(checker: Checker, tmp_path: Path) -> None:
+    folder, lengths = tmp_path / "some-model", {"max-model-len": 100_000, "quantization": "awq", TP: 3}
+    folder.mkdir()
+    own = {"num_attention_heads": 40, "max_position_embeddings": 4096, "quantization_config": {"quant_method": "fp8"}}
+    (folder / "config.json").write_text(json.dumps(own))
+    assert checker.check(lengths, nodes={"min": 3})[0] == 0
+    code, said = checker.check(lengths, "--model", str(folder), nodes={"min": 3})
+    assert code == 78
+    for line in (
+        "x.yaml: line 15: --max-model-len 100000, and the model's config.json allows 4096 (lower max-model-len)",
+        "x.yaml: line 16: --quantization awq, and the model's config.json says fp8 (take quantization out",
+        "x.yaml: line 17: --tensor-parallel-size 3, and the model has 40 attention heads: 1, 2, 4, 5, 8, 10 would fit",
+    ):
+        assert line in said, said
+    # Without the option the recipe's own model counts, if it is here.
+    assert checker.check(lengths, nodes={"min": 3}, model={"path": str(folder)})[1].count("config.json") == 2
+    code, said = checker.check({}, "--model", str(tmp_path))
+    assert (code, f"{tmp_path}/config.json: --model needs" in said) == (78, True)
+
+
+def test_the_weights_in_a_folder_of_a_model_are_added_up(checker: Checker, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    end = 200 << 30
+    header = json.dumps({"layers.0.w": {"dtype": "U8", "shape": [end], "data_offsets": [0, end]}}).encode()
+    with (tmp_path / "model.safetensors").open("wb") as stream:
+        stream.write(len(header).to_bytes(8, "little") + header)
+        stream.truncate(8 + len(header) + end)
+    assert checker.check({})[0] == 0
+    code, said = checker.check({}, "--model", str(tmp_path))
+    assert (code, "weights of 200.0 GiB on each node are" in said) == (78, True), said

@@ -161,9 +161,15 @@ TOOLS, UNUSED, UNKNOWN = ("tool-choice", True), ("parser-unused", False), ("not-
           for name in ("qwen", "deepseek-r1", "deepseekv4", "glm-4.5", "nemotron", "gpt_oss", "minimax_m2_think")),
         *((f"--load-format {name}", [UNKNOWN])
           for name in ("safetensor", "fast_safetensors", "instanttensors", "bitsandbytes", "gguf", "SAFETENSORS")),
+        # A plugin may bring back a method that a release had.
+        *((f"--quantization {name}", []) for name in ("fp8", "FP8", "gguf", "ptpc_fp8", "marlin", "None")),
+        *((f"--quantization {name}", [UNKNOWN]) for name in ("fp8x", "awq-marlin", "nvfp4")),
+        # The parser of 0.33 takes any text.
+        *((f"--kv-cache-dtype {name}", []) for name in ("auto", "fp8", "octave_k3v4")),
+        *((f"--kv-cache-dtype {name}", [UNKNOWN]) for name in ("fp9", "nvfp", "octave")),
     ],
 )  # fmt: skip
-def test_parsers_and_load_formats(words: str, expected: list[tuple[str, bool]]) -> None:
+def test_names_that_vllm_registers(words: str, expected: list[tuple[str, bool]]) -> None:
     assert judged(dict(first_values(words.split()))) == expected
 
 
@@ -176,7 +182,8 @@ def test_a_registered_name_of_a_fork_is_not_judged() -> None:
 
 
 def test_the_tables_have_what_vllm_has() -> None:
-    assert {flag.name for flag in FLAGS if flag.registered} == {"load-format", "reasoning-parser", "tool-call-parser"}
+    named = {"kv-cache-dtype", "load-format", "quantization", "reasoning-parser", "tool-call-parser"}
+    assert {flag.name for flag in FLAGS if flag.registered} == named
     assert len(FIELDS) > 15
     assert all(len({field.name for field in fields}) == len(fields) for fields in FIELDS.values())
 

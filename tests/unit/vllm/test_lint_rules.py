@@ -12,7 +12,8 @@ from tests.unit.lint_launches import GOOD
 
 from sparkd.base.vllm.flag import SHIPPED, first_values, parse_flags
 from sparkd.base.vllm.lint import predicates, rules
-from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
+from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
+from sparkd.base.vllm.lint.predicates import Launch
 
 LAUNCH = Launch(GOOD, pool_tokens=612_341, model=ModelLimits("deepseek_v4", 1_048_576))
 DRAFTS = '{"method":"%s","num_speculative_tokens":%s}'
@@ -271,11 +272,13 @@ def test_a_models_own_length(config: dict[str, object], longest: int | None) -> 
 
 
 FLAG = st.sampled_from(
-    [*GOOD, *predicates.JSON_FLAGS, *predicates.JSON_OR_TEXT, *predicates.RENAMED, "enforce-eager", "x", "", "a.b", "."]
-)
+    [*GOOD, *predicates.JSON_FLAGS, *predicates.JSON_OR_TEXT, *predicates.RENAMED, "enforce-eager", "x", "", "a.b", ".",
+     "quantization", "tensor-parallel-size"]
+)  # fmt: skip
 KEY = st.sampled_from(
     ["cudagraph_mode", "custom_ops", "method", "num_speculative_tokens", "max_position_embeddings", "rope_scaling",
-     "rope_parameters", "rope_type", "factor", "model_type", "text_config", "model_max_length", "x"]
+     "rope_parameters", "rope_type", "factor", "model_type", "text_config", "model_max_length", "x",
+     "num_attention_heads", "num_key_value_heads", "quantization_config", "quant_method"]
 )  # fmt: skip
 LEAF = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(max_size=4)
 VALUE = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEY, inner, max_size=3))

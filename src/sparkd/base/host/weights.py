@@ -36,6 +36,7 @@ DECIDING = frozenset(
      "preprocessor_config.json", "processor_config.json")
 )  # fmt: skip
 """Files that Hugging Face's and Mistral's loaders read beside the weights. Others may differ: notes, licenses."""
+QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 HASHED_LIMIT_BYTES = 64 << 20
 """Largest file that is hashed; tokenizers have up to 40 MB. A larger one counts by its size."""
 MOST_FILES = 10_000
@@ -115,12 +116,23 @@ def leaves(shard: str) -> bool:
 
 
 def read_config(files: Files, folder: str) -> Mapping[str, object]:
-    """config.json; empty where it is missing or unreadable, which `model_folder` reports."""
+    """config.json; empty where it is missing or unreadable, which `model_folder` reports.
+
+    As in vLLM, a file of its own may say how the weights are quantized.
+    """
+    config = _read_object(files, f"{folder}/config.json")
+    for name in QUANTIZATION_FILES if config and config.get("quantization_config") is None else ():
+        if quantization := _read_object(files, f"{folder}/{name}"):
+            return {**config, "quantization_config": quantization}
+    return config
+
+
+def _read_object(files: Files, path: str) -> Mapping[str, object]:
     try:
-        config = parse_json(files.bytes(f"{folder}/config.json"))
+        content = parse_json(files.bytes(path))
     except (OSError, ValueError):
         return {}
-    return config if isinstance(config, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def recorded_hashes(files: Files, folder: str, names: Iterable[str]) -> dict[str, str]:

@@ -18,7 +18,8 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.args import DATA_SIZE, FORMATS, SIZES, parse_count
 from sparkd.base.vllm.flag import first_values
 from sparkd.base.vllm.kv_cache import MOST_LAYERS, KvCache, read_kv_cache
-from sparkd.base.vllm.lint.predicates import Launch, parse_limits
+from sparkd.base.vllm.lint.model import parse_limits
+from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.releases import find_release, is_before
 
 OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15

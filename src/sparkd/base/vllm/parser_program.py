@@ -27,6 +27,11 @@ MANAGERS = (
     ("--reasoning-parser", "ReasoningParserManager", "vllm.reasoning"),
     ("--tool-call-parser", "ToolParserManager", "vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers"),
 )
+LITERALS = (
+    ("--kv-cache-dtype", "CacheDType", "vllm.config.cache"),
+    ("--load-format", "LoadFormats", "vllm.model_executor.model_loader"),
+    ("--quantization", "QuantizationMethods", "vllm.model_executor.layers.quantization"),
+)
 PROBES = ("abc", "1", "1.5", "1k", "auto", "{}", "{x}", "[1]", "", "None", "A-B")
 COUNTS = {None: "one", 0: "one", "?": "at most one", "+": "at least one"}
 
@@ -50,7 +55,7 @@ def described(action: argparse.Action, names: list[str]) -> dict[str, object]:
         "optional": action.nargs != 0 and read.get("None", REFUSED) is None,
         "choices": [str(choice) for choice in action.choices or () if choice is not None],
         "folds": read.get("A-B") == "a_b",
-        "registered": registered().get(long, []),
+        "registered": [] if action.choices else registered().get(long, []),
     }
 
 
@@ -74,11 +79,14 @@ def list_registered(manager: str, *modules: str) -> list[str]:
     return [*load(manager, *modules).list_registered()]
 
 
+def list_literal(name: str, module: str) -> list[str]:
+    return sorted(get_args(load(name, module)))
+
+
 @functools.cache
 def registered() -> dict[str, list[str]]:
     """Names that vLLM itself registers; a plugin may register more."""
-    formats = attempt(lambda: sorted(get_args(load("LoadFormats", "vllm.model_executor.model_loader"))), [])
-    names = {"--load-format": formats}
+    names = {flag: attempt(functools.partial(list_literal, *where), []) for flag, *where in LITERALS}
     for flag, manager, *modules in MANAGERS:
         names[flag] = attempt(functools.partial(list_registered, manager, *modules), [])
     return names

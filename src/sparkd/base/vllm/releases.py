@@ -54,6 +54,12 @@ def find_release(text: str) -> FlagTable:
     return next((table for table in load_releases() if minor(table) == (match[1] or match[2])), SHIPPED)
 
 
+def list_registered(flag: str) -> set[str]:
+    """The names for the flag that any release registers."""
+    known = (table.by_name.get(flag) for table in load_releases())
+    return {name for other in known if other for name in other.registered}
+
+
 def minor(table: FlagTable) -> str:
     return table.version.rpartition(".")[0]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict
 
 from sparkd.base import config
-from sparkd.base.host import CachedHost, Host, docker
+from sparkd.base.host import CachedHost, Host, docker, weights
 from sparkd.base.host.docker_image import read_built, read_image
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
@@ -52,6 +52,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--memory", type=_gigabytes, metavar="GB", help="memory of a node that it is judged for: 128, or what is given"
     )
+    check.add_argument("--model", type=Path, metavar="FOLDER", help="judge them with the model in this folder")
     foreign = actions.add_parser("import", help="make recipes of those of others, and of what starts vLLM today")
     foreign.set_defaults(run=import_recipes)
     foreign.add_argument(
@@ -173,9 +174,9 @@ def check_recipes(args: argparse.Namespace) -> ExitCode:
     """Print what is good and what could be better. Raises ConfigError with all that is wrong."""
     gc.disable()  # what a file of 60,000 keys makes is needed until the end: a third of the time
     host = CachedHost(Host())  # recipes have models in common
-    checked = list[Checked]()
+    checked, model = list[Checked](), _find_model(args.model, host)
     for word in args.recipes or loader.find_recipes(loader.recipe_folders()):
-        checked.append(recipe := _check(word, args.memory or GB10_BYTES, host))
+        checked.append(recipe := _check(word, args.memory or GB10_BYTES, host, model))
         for line in () if args.json else _describe(recipe):
             print(line)
     faults = [error for recipe in checked for error in recipe.errors]
@@ -190,7 +191,14 @@ def check_recipes(args: argparse.Namespace) -> ExitCode:
     return ExitCode.GOOD
 
 
-def _check(word: str, memory_bytes: int, host: Host) -> Checked:
+def _find_model(folder: Path | None, host: Host) -> str:
+    """The path of --model; empty where it is not given."""
+    if folder and not weights.read_config(host.files, str(folder.absolute())):
+        raise ConfigError(f"{folder}/config.json: --model needs a folder with one, a JSON object of at most 4 MiB")
+    return str(folder.absolute()) if folder else ""
+
+
+def _check(word: str, memory_bytes: int, host: Host, model: str) -> Checked:
     try:
         loaded, problems = loader.read_recipe(_locate(word), loader.recipe_folders())
     except ConfigError as error:
@@ -198,7 +206,7 @@ def _check(word: str, memory_bytes: int, host: Host) -> Checked:
     if not loaded:
         return Checked(word, [], [*problems], [])
     vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
-    errors, warnings = lint(loaded, whole=not problems, memory_bytes=memory_bytes, host=host, vllm=vllm)
+    errors, warnings = lint(loaded, whole=not problems, memory_bytes=memory_bytes, host=host, vllm=vllm, model=model)
     files = [str(path) for path in loaded.files]
     return Checked(loaded.recipe.name, files, [*problems, *errors], warnings, vllm.judge)
 

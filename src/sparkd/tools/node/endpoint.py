@@ -17,7 +17,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.status.model import Phase, read_living_report
 from sparkd.base.vllm.args import KEY_VARIABLE
 from sparkd.base.vllm.flag import first_values, parse_amount
-from sparkd.base.vllm.lint.predicates import parse_limits
+from sparkd.base.vllm.lint.model import parse_limits
 
 TEXT_LIMIT = 300
 

@@ -16,7 +16,7 @@ from sparkd.agent.preflight.checks.paths import paths_of_plan
 from sparkd.agent.preflight.needed_paths import read_path
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import MAX_NODES
-from sparkd.base.host import Host
+from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import size
@@ -32,6 +32,7 @@ from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Recipe, has_
 from sparkd.base.vllm.args import command_line
 from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
 from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.lint.rules import Issue
 
@@ -75,28 +76,40 @@ def lint(
     memory_bytes: int = GB10_BYTES,
     host: Host | None = None,
     vllm: FlagTable = SHIPPED,
+    model: str = "",
 ) -> tuple[list[str], list[str]]:
     """What plan-lint and the plan find in a recipe: errors and warnings, each with its file and line.
 
     `memory_bytes`: each node's, whose GPU shares it. `whole`: the recipe was read without a fault. Else only what is
-    written in it counts: what seems to be left out may be misspelt.
+    written in it counts: what seems to be left out may be misspelt. `model`: a folder that is read instead of the
+    recipe's model.
     """
+    host = host or Host()
+    trial = try_recipe(loaded.recipe) if whole else Trial(None, (), ())
+    if trial.plan and model:
+        trial = replace(trial, plan=replace(trial.plan, model_path=model))
+    folder = trial.plan.model_path if trial.plan else model
+    limits = parse_limits(weights.read_config(host.files, folder)) if folder else ModelLimits()
     errors, warnings = list[str](), list[str]()
-    launch = replace(_make_launch(loaded.recipe), vllm=vllm)
+    launch = replace(_make_launch(loaded.recipe), vllm=vllm, model=limits)
     for issue in (*rules.find_issues(launch), *_find_reach(loaded.recipe)):
         where = _find_origin(loaded, issue.at)
         if where or whole:
             where = where or str(loaded.files[0])
             (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
-    if whole:
-        trial = try_recipe(loaded.recipe)
-        missing = _find_missing(trial.plan) if trial.plan else ()
-        errors += [f"{_locate_key(loaded, error)}: {error}" for error in trial.errors]
-        if trial.plan and trial.plan.container.gpus == "all":
-            shortage, blocks = _judge_memory(loaded, trial.plan, memory_bytes, host or Host())
-            if shortage:
-                (errors if blocks else warnings).append(shortage)
-        warnings += [f"{_locate_key(loaded, warning)}: {warning}" for warning in (*trial.warnings, *missing)]
+    of_plan = _judge_trial(loaded, trial, memory_bytes, host)
+    return errors + of_plan[0], warnings + of_plan[1]
+
+
+def _judge_trial(loaded: Loaded, trial: Trial, memory_bytes: int, host: Host) -> tuple[list[str], list[str]]:
+    errors = [f"{_locate_key(loaded, error)}: {error}" for error in trial.errors]
+    warnings = list[str]()
+    if trial.plan and trial.plan.container.gpus == "all":
+        shortage, blocks = _judge_memory(loaded, trial.plan, memory_bytes, host)
+        if shortage:
+            (errors if blocks else warnings).append(shortage)
+    missing = _find_missing(trial.plan) if trial.plan else ()
+    warnings += [f"{_locate_key(loaded, warning)}: {warning}" for warning in (*trial.warnings, *missing)]
     return errors, warnings
 
 
@@ -154,6 +167,11 @@ def _make_launch(recipe: Recipe) -> Launch:
     texts += [(f"secrets.{name}", file) for name, file in recipe.secrets.items()]
     texts += [(f"caches.{name}", target or "") for name, target in recipe.caches.items()]
     texts += [("container.volumes", f"{volume.source}:{volume.target}") for volume in recipe.container.volumes]
+    sizes = {
+        "container.shm_bytes": recipe.container.shm_bytes,
+        "container.memory_limit_bytes": recipe.container.memory_limit_bytes,
+        "memory_bytes": recipe.memory_bytes,
+    }
     return Launch(
         flags={flag: None if text and has_placeholder(text) else text for flag, text in first_values(words).items()},
         env={name: text for name, text in recipe.env.items() if text is not None and not has_placeholder(text)},
@@ -163,4 +181,5 @@ def _make_launch(recipe: Recipe) -> Launch:
         given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
         extra=recipe.flags.extra,
         texts=tuple(texts),
+        sizes=tuple((key, size) for key, size in sizes.items() if size is not None),
     )

@@ -17,7 +17,8 @@ from sparkd.base.state import vllm_tables
 from sparkd.base.vllm.flag import SHIPPED, FirstValues, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint import script as scripts
-from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
+from sparkd.base.vllm.lint.model import ModelLimits, parse_limits
+from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.releases import find_release
 
 SCRIPT_LIMIT_BYTES = 64 << 10

@@ -14,7 +14,6 @@ from sparkd.base.vllm.flag import SHIPPED, misprint_of
 from sparkd.base.vllm.lint.predicates import Launch, Matches
 from sparkd.base.vllm.releases import add_history, load_releases
 
-PREFIXES = ("VLLM_", "NCCL_", "PYTORCH_", "TORCH", "UCX_", "FLASHINFER_", "HF_", "CUDA_")
 MOST_NAMES = 200
 """Judged for a misprint, which takes 0.3 ms each; a recipe has 40 variables at most."""
 _OPTION = re.compile(r"([A-Za-z_]{1,40})=([^,=]{1,40})")
@@ -29,12 +28,14 @@ class Variables(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 VARIABLES = toml.decode(read_data("variables.toml"), type=Variables)
+FAMILIES = frozenset(name.partition("_")[0] for name in (*VARIABLES.names, "VLLM_"))
+"""First words of names. Those of others are not judged: a misprint there gives a name that may be somebody's own."""
 
 
 def misprinted(launch: Launch) -> Matches:
     known = dict.fromkeys((*launch.vllm.variables, *VARIABLES.names))
     real = {*known, *(name for table in load_releases() for name in table.variables)}
-    others = (name for name in launch.env if name.startswith(PREFIXES) and name not in real)
+    others = (name for name in launch.env if name.partition("_")[0] in FAMILIES and name not in real)
     for name in islice(others, MOST_NAMES):
         if right := misprint_of(name, known):
             yield f"env.{name}", f"{name} is no variable that is known here: {right} is"

@@ -1,7 +1,4 @@
-"""What the rules read of an engine to be launched, and their predicates: matching keys, each with the reason.
-
-Lengths are derived from config.json as in vLLM (vllm/config/model.py).
-"""
+"""What the rules read of an engine to be launched, and their predicates: matching keys, each with the reason."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from msgspec import Struct, field
 
 from sparkd.base.vllm.args import JsonValue
 from sparkd.base.vllm.flag import SHIPPED, FirstValues, FlagTable, ParsedFlag, parse_amount, parse_json
+from sparkd.base.vllm.lint.model import ModelLimits
 from sparkd.base.vllm.releases import add_history
 
 Matches = Iterator[tuple[str, str]]
@@ -56,23 +54,16 @@ PUBLISHED_DRAFTS = {"dspark": 7}
 MANY_POOLS = 4
 """A pool of 1.9M tokens served six agents of up to 1M tokens well: 3.3 times."""
 REFIT = ("hf-overrides", "hf-config-path", "rope-scaling", "rope-theta", "config-format")
-"""Flags that change the length given in config.json."""
-LENGTHS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
-    "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
-"""The smallest of these counts, unless model_max_length is given."""
-UNSCALED = ("default", "su", "longrope", "llama3", "deepseek_yarn", "deepseek_llama_scaling")
-"""Kinds of RoPE without a factor, or whose length already includes it."""
-HIGHEST = 10**12
-
-
-class ModelLimits(Struct, frozen=True):
-    """`kind` is config.json's model_type."""
-
-    kind: str = ""
-    max_length: int | None = None
-    """Tokens; None if config.json gives no length."""
+"""Flags that change what config.json gives."""
+QUANTIZATIONS = {
+    "awq": ("awq_marlin", "auto_awq"), "gptq": ("gptq_marlin", "auto_gptq"), "fp8": (), "compressed-tensors": (),
+    "modelopt": ("modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed"),
+}  # fmt: skip
+"""Values of --quantization, each with those that vLLM takes for the same. Others fit several checkpoints."""
+AT_LOAD = ("fp8",)
+"""Those that quantize a checkpoint without any, as it is loaded."""
+MOST_RANKS = 16
+_FAMILY = {name: family for family, others in QUANTIZATIONS.items() for name in (family, *others)}
 
 
 class Launch(Struct, frozen=True):
@@ -94,6 +85,8 @@ class Launch(Struct, frozen=True):
     """Its flags, their choices, and its variables."""
     texts: tuple[tuple[str, str], ...] = ()
     """Further texts of a recipe in which nothing is filled in, each after its key."""
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Numbers of bytes that a recipe sets, each after its key."""
 
     def amount(self, flag: str) -> int | None:
         """None if missing or unknown."""
@@ -115,45 +108,6 @@ class Launch(Struct, frozen=True):
                     value = [*text.split(",")]
                 table[key.removesuffix("+")] = text if value is None else value
         return table
-
-
-def parse_limits(config: Mapping[str, object]) -> ModelLimits:
-    """The limits in a model's config.json; None for values that cannot be interpreted."""
-    kind = config.get("model_type")
-    nested = config.get("text_config")
-    text = nested if isinstance(nested, Mapping) else config
-    return ModelLimits(kind if isinstance(kind, str) else "", _max_length(text, str(kind)))
-
-
-def _max_length(config: Mapping[str, object], kind: str) -> int | None:
-    """The longest length that any build of vLLM derives: 0.32 treats YaRN's factor as applied, older ones apply it."""
-    own = _number(config.get("model_max_length"))
-    derived = own or min((length for key in LENGTHS if (length := _number(config.get(key)))), default=None)
-    if derived is None:
-        return None
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if not isinstance(rope, Mapping) or "gemma3" in kind:
-        return int(derived)
-    # Newer configurations have one entry for each kind of layer.
-    layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]
-    scaled = [_scaled(derived, layer) for layer in layers]
-    return None if None in scaled else int(max(derived, *filter(None, scaled)))
-
-
-def _scaled(length: float, rope: Mapping[str, object]) -> float | None:
-    """None for an invalid configuration."""
-    kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
-    if kind in UNSCALED or factor is None:
-        return length
-    original = _number(rope.get("original_max_position_embeddings")) if kind == "yarn" else length
-    number = _number(factor)
-    return original * number if original and number else None
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if 0 < value <= HIGHEST else None
 
 
 def about(flag: str, reason: str) -> tuple[str, str]:
@@ -202,11 +156,48 @@ def misnamed(launch: Launch) -> Matches:
 
 def longer_than_model(launch: Launch, *, by_will: bool) -> Matches:
     may_be_longer = launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
-    if may_be_longer is not by_will or any(flag.partition(".")[0] in REFIT for flag in launch.flags):
+    if may_be_longer is not by_will or _refits(launch):
         return
     wanted, longest = launch.amount("max-model-len"), launch.model.max_length
     if wanted and longest and wanted > longest:
         yield about("max-model-len", f"{wanted}, and the model's config.json allows {longest}")
+
+
+def uneven_heads(launch: Launch) -> Matches:
+    """vLLM's verify_with_parallel_config."""
+    ranks, heads = launch.amount("tensor-parallel-size") or 1, launch.model.heads
+    if heads % ranks and not _refits(launch):
+        yield about("tensor-parallel-size", f"{ranks}, and the model has {heads} attention heads: {_fitting(launch)}")
+
+
+def uneven_kv_heads(launch: Launch) -> Matches:
+    """vLLM's QKVParallelLinear divides KV heads, or copies fewer of them to more ranks."""
+    ranks, heads = launch.amount("tensor-parallel-size") or 1, launch.model.kv_heads
+    if heads and heads % ranks and ranks % heads and not launch.model.heads % ranks and not _refits(launch):
+        yield about("tensor-parallel-size", f"{ranks}, and the model has {heads} KV heads: {_fitting(launch)}")
+
+
+def _fitting(launch: Launch) -> str:
+    heads, kv_heads = launch.model.heads, launch.model.kv_heads or 1
+    even = (ranks for ranks in range(1, MOST_RANKS + 1) if heads % ranks == 0)
+    fitting = [str(ranks) for ranks in even if 0 in (kv_heads % ranks, ranks % kv_heads)]
+    return f"{', '.join(fitting)} would fit"
+
+
+def other_quantization(launch: Launch) -> Matches:
+    """vLLM's _verify_quantization and get_quant_config. Where it takes any value, none is wrong."""
+    value, own = launch.flags.get("quantization") or "", launch.model.quantization
+    wanted = _FAMILY.get(value.lower(), "")
+    if own is None or not wanted or _refits(launch) or launch.model.kind.startswith("deepseek_v4"):
+        return
+    if not own and wanted not in AT_LOAD:
+        yield about("quantization", f"{value}, and the model's files do not say that it is quantized")
+    elif own and _FAMILY.get(own, "modelopt") not in (wanted, "modelopt"):
+        yield about("quantization", f"{value}, and the model's config.json says {own}")
+
+
+def _refits(launch: Launch) -> bool:
+    return any(flag.partition(".")[0] in REFIT for flag in launch.flags)
 
 
 def longer_than_pool(launch: Launch) -> Matches:

@@ -11,7 +11,7 @@ from sparkd.base.lib.text import did_you_mean, sanitize
 from sparkd.base.vllm.args import JsonValue
 from sparkd.base.vllm.flag import Field, misprint_of
 from sparkd.base.vllm.lint.predicates import NOTHING, Launch, Matches, about
-from sparkd.base.vllm.releases import add_history, load_releases
+from sparkd.base.vllm.releases import add_history, list_registered, load_releases
 
 NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
 """Switches, each with the flag without which vLLM ends."""
@@ -20,6 +20,8 @@ MOST_FIELDS = 200
 """Fields of one flag; vLLM's own have 50 at most."""
 PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
 """Flags whose names a plugin extends, each with the flag that loads the plugin."""
+OF_ANY_RELEASE = {"quantization": ("marlin",)}
+"""Flags whose earlier names a plugin may bring back, each with names that vLLM takes unregistered, in any case."""
 _UNFILLED = re.compile(r"(?<!\$)\{[A-Za-z_][A-Za-z0-9_.-]{0,60}\}|\$\{?[A-Za-z_]\w{0,60}\}?")
 """`{name}`, `$NAME` and `${NAME}`: sparkd fills in its own placeholders alone, and quotes all words for the shell."""
 _OF_SHELL = re.compile(
@@ -36,7 +38,7 @@ DRAFTS_APART = ("draft_model", "eagle", "eagle3", "medusa")
 HIGHEST_MODE = 3
 """The highest mode of CompilationConfig."""
 
-LEAST_KV_BYTES, SPARK_BYTES = 64 << 20, 1 << 37
+LEAST_BYTES, SPARK_BYTES = 64 << 20, 1 << 37
 BLOCK = 16
 """FlashAttention, FlashInfer and Triton of vLLM 0.32 take multiples of it."""
 NOT_FOR_NVFP4 = ("FLASH_ATTN", "FLEX_ATTENTION", "TRITON_ATTN", "TORCH_SDPA")
@@ -67,6 +69,8 @@ def unregistered(launch: Launch) -> Matches:
     for flag, names in ((known.name, known.registered) for known in launch.vllm.flags if known.registered):
         value = launch.flags.get(flag) or ""
         unjudged = value in NOTHING or flag in launch.extra or _has(launch, PLUGINS.get(flag, flag + "-plugin"))
+        if not unjudged and flag in OF_ANY_RELEASE:
+            value, names = value.lower(), (*sorted({*names, *list_registered(flag), *OF_ANY_RELEASE[flag]}),)
         if not unjudged and value not in names:
             others = did_you_mean(value, names) or f": {', '.join(names[:8])}, ..."
             yield about(flag, f"{value[:60]!r} is not registered in {launch.vllm.vllm}{others}")
@@ -111,9 +115,21 @@ def unmeant(launch: Launch) -> Matches:
     """Sizes that vLLM reads, and that no Spark can hold or no engine can use."""
     flag = "kv-cache-memory-bytes"
     size = launch.amount(flag)
-    if launch.gpu and size is not None and not LEAST_KV_BYTES <= size <= SPARK_BYTES:
-        why = "a Spark has 128 GB" if size > SPARK_BYTES else "it is a number of bytes"
+    if launch.gpu and size is not None and (why := _why_unmeant(size)):
         yield about(flag, f"{(launch.flags[flag] or '')[:60]}: {why}")
+
+
+def unmeant_by_recipe(launch: Launch) -> Matches:
+    """Sizes that docker or sparkd reads."""
+    for key, size in launch.sizes:
+        if (launch.gpu or size < LEAST_BYTES) and (why := _why_unmeant(size)):
+            yield key, f"{key}: {size}: {why}"
+
+
+def _why_unmeant(size: int) -> str:
+    if size < LEAST_BYTES:
+        return "it is a number of bytes"
+    return "a Spark has 128 GB" if size > SPARK_BYTES else ""
 
 
 def pointless(launch: Launch) -> Matches:

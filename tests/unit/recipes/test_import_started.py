@@ -524,6 +524,45 @@ def test_ranks_that_differ_in_more_than_their_place_are_refused(tmp_path: Path) 
     assert (recipe.nodes.min, recipe.nodes.max) == (2, 2)
 
 
+def losses(folder: Path, **texts: str) -> tuple[list[str], list[str], str]:
+    """All notes, what is missing, and the written recipe, of files with these names."""
+    forms = []
+    for name, text in texts.items():
+        form = read_form(text, folder / name, {}, is_file=True)
+        assert form, "the form is recognised"
+        forms.append(form)
+    result = import_forms(forms, (), Place())
+    return [*result.notes], [*result.missing], result.text
+
+
+def test_a_loss_of_any_file_is_named_with_its_file_and_counts(tmp_path: Path) -> None:
+    head, worker = f"{LINE} -tp 2 --node-rank 0\n", f"\n{LINE} -tp 2 --node-rank 1 --headless $EXTRA\n"
+    worker = worker.replace("--gpus all", "-v named:/t --user 1000 --gpus all")
+    for files in ({"head": head, "worker": worker}, {"worker": worker, "head": head}):
+        notes, missing, text = losses(tmp_path, **files)
+        assert [note.partition(": left out")[0] for note in notes] == [
+            f"{tmp_path}/worker: line 2{what}" for what in ("", ": --volume named:/t", ": --user 1000")
+        ]
+        assert missing == notes[:1]
+        assert f"# Imported from {', '.join(files)} (command line).\n" in text
+        assert f"#   {tmp_path}/worker: line 2: --user 1000: left out" in text
+    setup = head.replace("--model org/m", "bash -c 'pip install y && vllm serve org/m")[:-1] + "'"
+    assert losses(tmp_path, head=head, worker=setup)[1] == [
+        f"{tmp_path}/worker: line 1: not run: pip install y: do it in an image, and name that under image.ref"
+    ]
+
+
+def test_a_loss_that_several_files_have_is_named_once_with_the_file_of_its_line(tmp_path: Path) -> None:
+    run = f"docker run -d -e MASTER_ADDR=10.0.0.1 --user 1000 --name v {IMAGE} sleep infinity\n"
+    serve = "\n\nexport VLLM_HOST_IP=10.0.0.{}\nvllm serve org/m -tp 2 --node-rank {}\n"
+    notes, _, _ = losses(tmp_path, run=run, head=serve.format(1, 0), worker=serve.format(2, 1))
+    assert [note.removeprefix(f"{tmp_path}/").partition(": left out")[0] for note in notes] == [
+        "head: line 4: VLLM_HOST_IP", "run: line 1: MASTER_ADDR", "run: line 1: --user 1000",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"/second: line 2: --seed: 1 in .*/first, 2 in"):
+        losses(tmp_path, first=f"{LINE} --seed 1", second=f"\n{LINE} --seed 2", third=f"{LINE} --seed 1")
+
+
 def test_ray_is_named(tmp_path: Path) -> None:
     text = f"docker run {IMAGE} bash -c 'ray start --head && vllm serve org/m --distributed-executor-backend ray'"
     assert "ray start: left out: sparkd joins the nodes itself" in imported(tmp_path, text)[1][0]

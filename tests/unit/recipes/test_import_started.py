@@ -541,7 +541,7 @@ def test_a_loss_of_any_file_is_named_with_its_file_and_counts(tmp_path: Path) ->
     for files in ({"head": head, "worker": worker}, {"worker": worker, "head": head}):
         notes, missing, text = losses(tmp_path, **files)
         assert [note.partition(": left out")[0] for note in notes] == [
-            f"{tmp_path}/worker: line 2{what}" for what in ("", ": --volume named:/t", ": --user 1000")
+            f"{tmp_path}/worker: line 2{loss}" for loss in ("", ": --volume named:/t", ": --user 1000")
         ]
         assert missing == notes[:1]
         assert f"# Imported from {', '.join(files)} (command line).\n" in text
@@ -668,6 +668,28 @@ def test_a_loss_is_missing_where_the_engine_needs_it(
     options: str, command: str, is_missing: bool, tmp_path: Path
 ) -> None:
     assert bool(missing(tmp_path, f"docker run {options} {IMAGE} {command}\n")) is is_missing
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [
+        ("linux/arm64", ""), ("linux/arm64/v8", ""), ("linux/aarch64", ""), ("arm64", ""),
+        ("linux/amd64", "a Spark is arm64: name an image for it"), ("linux/386", "a Spark is arm64"),
+        ("$P", r"what \$P stands for is not known"),
+    ],
+)  # fmt: skip
+def test_a_platform_of_another_machine_leads_to_no_endpoint(platform: str, reason: str, tmp_path: Path) -> None:
+    line = f"docker run --platform {platform} {IMAGE} --model org/m\n"
+    for number, text in ((1, line), (5, f'{COMPOSE}    platform: "{platform}"\n')):
+        losses = missing(tmp_path, text)
+        assert len(losses) == bool(reason)
+        pattern = f"line {number}: --platform {re.escape(platform)}: left out: {reason}"
+        assert not reason or re.match(pattern, losses[0])
+
+
+def test_what_a_compose_file_includes_is_named_as_not_read(tmp_path: Path) -> None:
+    _, notes, _ = imported(tmp_path, f"include: [other.yaml]\n{COMPOSE}")
+    assert notes == ["line 1: include: not read: write what the engine needs of it into this file"]
 
 
 @pytest.mark.parametrize("word", ["{a,b}", "{a..c}", "*", "x?", "$'a\\nb'", '{"a":1,"b":2}', "--x={a,b}", "~/x*"])

@@ -23,11 +23,12 @@ _LISTS = {
 _VALUES = {
     "ipc": "ipc", "shm_size": "shm-size", "network_mode": "network", "privileged": "privileged", "init": "init",
     "mem_limit": "memory", "user": "user", "working_dir": "workdir", "gpus": "gpus", "pid": "pid",
+    "platform": "platform",
 }  # fmt: skip
 _NOTES = {"build": "build: not done: where no registry has the image, `docker compose build` makes it"}
 _OWN = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
-    "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "platform", "runtime", "expose",
+    "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "runtime", "expose",
     "stop_grace_period", "env_file",
 )  # fmt: skip
 
@@ -75,6 +76,9 @@ class _Service(Struct):
         launch.entrypoint = self._words("entrypoint")
         if "extends" in self.data:
             raise LaunchError(self._line("extends"), "extends: write the service out, or name another by --service")
+        if "include" in self.document.data:
+            text = "include: not read: write what the engine needs of it into this file"
+            launch.note(self.document.line(("include",)), text)
         launch.env = {option.name: option for option in self._environment(launch)}
         launch.options = list(self._options(launch))
         return launch

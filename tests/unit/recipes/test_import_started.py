@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pwd
 import re
 import time
 from pathlib import Path
@@ -807,6 +809,23 @@ def test_a_folder_above_and_an_assigned_home_are_found(tmp_path: Path) -> None:
     text = f"D=~/d\ndocker run -v ../up:/up -v ./x:/x -v $D:/d {IMAGE} --model org/m\n"
     volumes = imported(tmp_path, text)[0].container.volumes
     assert [volume.source for volume in volumes] == [f"{tmp_path}/up", f"{tmp_path}/0/x", f"{Path.home()}/d"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="sudo makes its command root's")
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"docker run -v ~/t:/t {IMAGE} --model org/m\n",
+        f'docker run -v "$HOME/t:/t" {IMAGE} --model org/m\n',
+        f"{COMPOSE}    volumes: ['~/t:/t']\n",
+        f"{COMPOSE}    volumes: ['${{HOME}}/t:/t']\n",
+        f"{UNIT}ExecStart=/usr/bin/docker run -v %h/t:/t {IMAGE} --model org/m\n",
+    ],
+)
+def test_under_sudo_the_home_is_that_of_who_runs_it(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for user, home in (("nobody", pwd.getpwnam("nobody").pw_dir), ("no-such-user", str(Path.home()))):
+        monkeypatch.setenv("SUDO_USER", user)
+        assert imported(tmp_path, text)[0].container.volumes[0].source == f"{home}/t"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -57,7 +60,7 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
     folder = str(path.absolute().parent) if is_file else ""
-    values = {"HOME": str(Path.home()), **({"PWD": folder} if folder else {}), **overrides}
+    values = {"HOME": _home(), **({"PWD": folder} if folder else {}), **overrides}
     variables = Variables(values, frozenset(overrides))
     try:
         if kind == "compose":
@@ -71,6 +74,14 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     for launch in launches:
         launch.given = overrides
     return Form(str(path), kind, launches, folder)
+
+
+def _home() -> str:
+    """Of who imports, also under sudo, where HOME is root's."""
+    if os.geteuid() == 0 and (user := os.environ.get("SUDO_USER")):
+        with suppress(KeyError):
+            return pwd.getpwnam(user).pw_dir
+    return str(Path.home())
 
 
 def _read_env_file(path: Path, variables: Variables) -> dict[str, str]:

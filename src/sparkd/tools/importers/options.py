@@ -133,7 +133,7 @@ class Options(Struct):
         printed = (option.value if is_plain else redact(option.value))[:100]
         target = self._mount(option)[1] if is_path else ""
         is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
-        is_missing = option.name == "platform" or is_mount and any(is_below(value, target) for value in used)
+        is_missing = option.name == "platform" or (is_mount and any(is_below(value, target) for value in used))
         if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
             return  # sparkd mounts the model there by itself
         self.launch.note(option, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)

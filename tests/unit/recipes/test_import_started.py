@@ -280,6 +280,53 @@ def test_what_is_no_plain_start_is_refused_with_its_line(text: str, fault: str, 
         imported(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "looks"),
+    [
+        ("\n# nothing\n", "an empty file: name the one"),
+        ("# syntax=docker/dockerfile:1\nARG V=1\n# why\nFROM $V\nCMD vllm serve org/m\n", "a Dockerfile: import what"),
+        ("#!/usr/bin/env python3\nrun(['docker', 'run'])\n", "a Python script: write"),
+        ("from vllm import LLM\nx: int = 1\n", "a Python script: write"),
+        (f"# x\n[Unit]\nA=b\n[Container]\nImage={IMAGE}\nExec=vllm serve m\n[Service]\nA=b\n",
+         "a quadlet of podman: import the unit"),
+        ("apiVersion: v1\nkind: Pod\n---\napiVersion: v1\n", "a Kubernetes manifest: write image"),
+        ("kind: Pod\napiVersion: v1\n", "a Kubernetes manifest: write image"),
+        ("#!/bin/bash\n# x\n./serve.sh\n", "a shell script without vLLM: import the script"),
+        ("# Title\n\nFirst that, then: this.\n", "Markdown: save the command"),
+        (f"# Title\n\nDon't wait:\n\n```\n{LINE}\n```\n", "Markdown: save the command"),
+        ("hello\n", "plain text: write the command"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_is_named_with_what_to_do(
+    text: str, looks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "given"
+    path.write_text(text)
+    assert main.main(["recipe", "import", str(path)]) == 78
+    alone = capsys.readouterr().err
+    with stdin_of(io.StringIO(text)):
+        assert main.main(["recipe", "import", "-"]) == 78
+    for error in (alone, capsys.readouterr().err):
+        assert f": line 1: looks like {looks}" in error
+        assert "what is read: recipes of eugr's tool, sparkrun and NVIDIA, docker run lines, scripts" in error
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("/usr/bin/docker exec vllm_ds4 bash /workspace/x.sh", "/workspace/x.sh"),
+        ("/opt/vllm/run.sh --port 1", "/opt/vllm/run.sh"),
+        ("/bin/bash -l /opt/vllm/start", "/opt/vllm/start"),
+    ],
+)
+def test_of_a_unit_that_runs_a_script_the_script_is_to_be_imported(command: str, script: str, tmp_path: Path) -> None:
+    fault = f"given: line 4: starts no vLLM server by itself, but runs {script}: import that script by its path"
+    with pytest.raises(ConfigError, match=fault):
+        imported(tmp_path, f"{UNIT}ExecStart={command}\n")
+    text = f"{UNIT}ExecStart={command}\n"
+    assert imported(tmp_path, text, "vllm serve org/m", image=IMAGE)[0].model.repo == "org/m"
+
+
 def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> None:
     script = f"if x; then M=a/b; fi\ndocker run {IMAGE} --model $M"
     assert imported(tmp_path, script, M="org/m")[0].model.repo == "org/m"

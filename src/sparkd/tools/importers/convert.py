@@ -30,7 +30,7 @@ from sparkd.tools.importers.bundle import Place, render
 from sparkd.tools.importers.command import Flag, Serve
 from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.eugr import read_eugr
-from sparkd.tools.importers.forms import Form, combine, read_form
+from sparkd.tools.importers.forms import Form, combine, not_read, read_form
 from sparkd.tools.importers.launch import Engine, choose_engine, inner_commands
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
@@ -102,8 +102,10 @@ def import_text(
     try:
         document = parse_as_pyyaml(text)
     except YamlError as error:
-        raise ConfigError(printable(f"{path}: {error}")) from None
+        raise not_read(text, path, str(error), "") from None
     source = Source(document, beside)
+    if not any(source.has(key) for key in ("recipe_version", "model", "command")):
+        raise not_read(text, path, "line 1: is no recipe: it names neither a model nor a command")
     name = _choose_name(path, taken, catalogue_name(source))
     return _complete(source, [str(path)], place, lambda: _convert(source, name, overrides))
 
@@ -144,8 +146,6 @@ def _slug(text: str) -> str:
 
 def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
     """Raises Unusable."""
-    if not any(source.has(key) for key in ("recipe_version", "model", "command")):
-        raise Unusable((), "is no recipe: it names neither a model nor a command")
     try:
         foreign = next(filter(None, (read(source, overrides) for read in IMPORTERS)))
         engine = _find_engine(source, foreign, overrides)

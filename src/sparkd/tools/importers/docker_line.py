@@ -146,7 +146,8 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                     notes.append(Note(line, text))
             elif key == "ExecStart" and value:
                 words = _exec_words(_specifiers(value.lstrip("-@:+!|"), variables), variables)
-                launches += _launches(Command(words, [line] * len(words), dict(env)), {})
+                started = [*_launches(Command(words, [line] * len(words), dict(env)), {})]
+                launches += started or [Launch(line, words=words, entrypoint=[])]  # such as a script, to be named
         except (CommandError, ValueError, YamlError) as error:
             raise LaunchError(line, f"{key}: {str(error).lower()}") from None
     for launch in launches:

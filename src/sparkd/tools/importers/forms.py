@@ -22,16 +22,36 @@ from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.compose import parse_env_file, read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
-from sparkd.tools.importers.launch import Engine, find_engine, merge, value_missing
+from sparkd.tools.importers.launch import Engine, find_engine, merge, script_of, value_missing
 from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Foreign, Overrides, Source
-from sparkd.tools.importers.variables import CommandError, Variables, unknown
+from sparkd.tools.importers.variables import CommandError, Variables, shown, unknown
 
 CONTAINER = "container"
 _MAPPING = re.compile(r"(?:[ \t\r]*(?:[#%].*|---.*)?\n)*[\"']?[\w.-]+[\"']?[ \t]*:\s")
 """How a file of YAML begins; a script that writes one begins otherwise."""
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
+_BEGIN = r"\s*+(?:#.*\n\s*+)*+"
+"""Comments and empty lines before the first of a file."""
+_OTHERS = (
+    ("an empty file", rf"{_BEGIN}\Z", "name the one that starts vLLM"),
+    ("a Dockerfile", r"\s*+(?:(?:#|ARG ).*\n\s*+)*+FROM[ \t]", "import what starts its image"),
+    ("a Python script", rf'#!.*python|{_BEGIN}(?:import |from .* import |""")',
+     "write what it starts as a `vllm serve` line"),
+    ("a quadlet of podman", r"\s*+(?:[#;].*\n\s*+)*+(?=\[)(?:.*\n)*?\[Container\]",
+     "import the unit that podman makes of it: systemctl cat NAME"),
+    ("a Kubernetes manifest", rf"{_BEGIN}(?:---\s+)?(?:kind:.*\n)?apiVersion:",
+     "write image and command as a `docker run` line"),
+)  # fmt: skip
+"""What is never read, whatever commands are in it: how it begins, and what to do instead."""
+_LOOKS = (
+    *_OTHERS,
+    ("a shell script without vLLM", r"#!.*sh\b", "import the script or compose file that it runs, by its path"),
+    ("Markdown", rf"(?!{_MAPPING.pattern})(?:#+ |(?:.*\n)*?```)", "save the command in it as a file of its own"),
+    ("plain text", rf"(?!{_MAPPING.pattern}|[-{{\[])", "write the command that starts vLLM"),
+)
+READ = "what is read: recipes of eugr's tool, sparkrun and NVIDIA, docker run lines, scripts, compose files and units"
 _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
 
 
@@ -45,8 +65,18 @@ class Form(Struct, frozen=True):
     """Where relative paths begin; empty where the text is no file's."""
 
 
+def not_read(text: str, path: Path, fault: str, hint: str = READ) -> ConfigError:
+    """What the text looks like, and what to do instead; else the fault, with its line, and the hint."""
+    for kind, begin, instead in _LOOKS:
+        if re.match(begin, text):
+            return ConfigError(printable(f"{path}: line 1: looks like {kind}: {instead}"), READ)
+    return ConfigError(printable(f"{path}: {fault}"), hint)
+
+
 def _find_kind(text: str) -> str:
     """Kind of a form; empty for a text of none."""
+    if any(re.match(begin, text) for _, begin, _ in _OTHERS):
+        return ""
     if _MAPPING.match(text):
         return "compose" if _COMPOSE.search(text) else ""
     return "systemd unit" if is_unit(text) else "command line" if _COMMAND.search(text) else ""
@@ -70,6 +100,8 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
             read = read_unit if kind == "systemd unit" else read_script
             launches = read(text, variables)
     except LaunchError as error:
+        if kind == "command line" and "\n```" in text:
+            raise not_read(text, path, str(error)) from None
         raise _fault(str(path), error.line, str(error)) from None
     for launch in launches:
         launch.given = overrides
@@ -111,6 +143,9 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
             for launch in form.launches:
                 if unknown(launch.image):
                     raise _fault(form.path, launch.line, f"image: {value_missing(launch.image)}")
+                if script := script_of(launch.words):
+                    reason = f"starts no vLLM server by itself, but runs {shown(script)[:200]}"
+                    raise _fault(form.path, launch.line, f"{reason}: import that script by its path on the node")
         hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
         raise _fault(forms[0].path, 1, f"starts no vLLM server by itself: {hint}")
     for form in forms:

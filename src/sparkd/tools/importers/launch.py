@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -113,6 +113,13 @@ def inner_commands(
     for command in commands:
         command.lines, command.block = [line for _ in command.lines], command.block and line
     return commands
+
+
+def script_of(words: list[str]) -> str:
+    """The script that the words run; empty where they run none."""
+    plain = [word for word in words if not re.search(r"\A-|\s", word)]
+    runs = (word for before, word in pairwise(["", *plain]) if word.endswith(".sh") or _SHELL.fullmatch(before))
+    return next(runs, "")
 
 
 def _for_entrypoint(words: list[str], image: str) -> list[str]:

@@ -26,6 +26,7 @@ from sparkd.base.vllm.args import (
     parse_variables,
     rank_flags,
 )
+from sparkd.base.vllm.lint.environment import is_of_a_node
 from sparkd.tools.importers.bundle import Place, render
 from sparkd.tools.importers.command import Flag, Serve
 from sparkd.tools.importers.endpoint import complete
@@ -34,7 +35,7 @@ from sparkd.tools.importers.forms import Form, combine, not_read, read_form
 from sparkd.tools.importers.launch import Engine, choose_engine, inner_commands
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
-from sparkd.tools.importers.options import Launch, LaunchError, redact, secret_file
+from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, redact, secret_file
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
@@ -164,7 +165,7 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
         why = "vLLM joins its ranks itself; executor: ray has Ray"
         source.note(COMMAND, f"command: --distributed-executor-backend ray: left out: {why}")
     model, is_alone = command.model, nodes.get("max") == 1
-    env, secrets = _split_environment(source, foreign.env)
+    env, secrets = _split_environment(source, foreign.env, many=nodes["min"] > 1)
     return _validate(
         {
             "schema": 1,
@@ -261,11 +262,14 @@ def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]
     return {"min": ranks, "max": ranks}
 
 
-def _split_environment(source: Source, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def _split_environment(source: Source, env: Mapping[str, str], *, many: bool) -> tuple[dict[str, str], dict[str, str]]:
     """Variables, and the files of those that are secrets."""
     kept: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, text in env.items():
+        if many and is_of_a_node(name, text):
+            source.note(("env", name), f"env.{name}: left out: {OF_RANK}")
+            continue
         try:
             if SECRET_NAME.search(name) and text.lower() not in ("", "0", "1", "true", "false"):
                 secrets |= parse_secret_files({name: secret_file(name)})

@@ -24,6 +24,7 @@ from sparkd.tools.importers.variables import unknown
 
 _OF_RANKS = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
 """Variables that launchers set on each node."""
+OF_RANK = "sparkd sets what a node's rank needs"
 _NAMES = {
     "net": "network", "device": "devices", "volume": "volumes", "mount": "volumes", "shm-size": "shm_size",
     "memory": "memory_limit", "security-opt": "security_opt", "cap-add": "cap_add",
@@ -96,7 +97,7 @@ class Options(Struct):
         for name, option in given.items():
             value = option.value
             if name in _OF_RANKS:
-                self.launch.note(option, f"{name}: left out: sparkd sets what a node's rank needs")
+                self.launch.note(option, f"{name}: left out: {OF_RANK}")
             elif is_secret(name, value):
                 if value:
                     self.take_secret(name, option)

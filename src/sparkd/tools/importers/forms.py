@@ -51,7 +51,7 @@ _LOOKS = (
     ("Markdown", rf"(?!{_MAPPING.pattern})(?:#+ |(?:.*\n)*?```)", "save the command in it as a file of its own"),
     ("plain text", rf"(?!{_MAPPING.pattern}|[-{{\[])", "write the command that starts vLLM"),
 )
-READ = "what is read: recipes of eugr's tool, sparkrun and NVIDIA, docker run lines, scripts, compose files and units"
+READ = "what is read: recipes of eugr, sparkrun and NVIDIA, docker run lines, scripts, compose files, units, containers"
 _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
 
 
@@ -139,15 +139,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     """The one engine that they all start, on as many nodes as files start it. Raises ConfigError with file and line."""
     engines = _find_engines(forms, image)
     if not engines:
-        for form in forms:
-            for launch in form.launches:
-                if unknown(launch.image):
-                    raise _fault(form.path, launch.line, f"image: {value_missing(launch.image)}")
-                if script := script_of(launch.words):
-                    reason = f"starts no vLLM server by itself, but runs {shown(script)[:200]}"
-                    raise _fault(form.path, launch.line, f"{reason}: import that script by its path on the node")
-        hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
-        raise _fault(forms[0].path, 1, f"starts no vLLM server by itself: {hint}")
+        raise _without_engine(forms)
     for form in forms:
         if len(names := [engine.launch.service for path, engine in engines if path == form.path]) > 1:
             starters = "commands: keep one of them"
@@ -166,6 +158,19 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     command, secrets = shlex.join(engine.words), engine.secrets
     foreign = Foreign(kind, "", launch.image, command, engine.env, engine.container, nodes, secrets=secrets)
     return source, foreign, engine.serve
+
+
+def _without_engine(forms: list[Form]) -> ConfigError:
+    reason = "starts no vLLM server by itself"
+    for form in forms:
+        for launch in form.launches:
+            if unknown(launch.image):
+                return _fault(form.path, launch.line, f"image: {value_missing(launch.image)}")
+            if script := shown(script_of(launch.words))[:200]:
+                hint = "import that script by its path on the node"
+                return _fault(form.path, launch.line, f"{reason}, but runs {script}: {hint}")
+    hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
+    return _fault(forms[0].path, 1, f"{reason}: {hint}")
 
 
 def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:

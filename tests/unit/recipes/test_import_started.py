@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pwd
 import re
 import time
 from pathlib import Path
@@ -524,6 +526,45 @@ def test_ranks_that_differ_in_more_than_their_place_are_refused(tmp_path: Path) 
     assert (recipe.nodes.min, recipe.nodes.max) == (2, 2)
 
 
+def losses(folder: Path, **texts: str) -> tuple[list[str], list[str], str]:
+    """All notes, what is missing, and the written recipe, of files with these names."""
+    forms = []
+    for name, text in texts.items():
+        form = read_form(text, folder / name, {}, is_file=True)
+        assert form, "the form is recognised"
+        forms.append(form)
+    result = import_forms(forms, (), Place())
+    return [*result.notes], [*result.missing], result.text
+
+
+def test_a_loss_of_any_file_is_named_with_its_file_and_counts(tmp_path: Path) -> None:
+    head, worker = f"{LINE} -tp 2 --node-rank 0\n", f"\n{LINE} -tp 2 --node-rank 1 --headless $EXTRA\n"
+    worker = worker.replace("--gpus all", "-v named:/t --user 1000 --gpus all")
+    for files in ({"head": head, "worker": worker}, {"worker": worker, "head": head}):
+        notes, missing, text = losses(tmp_path, **files)
+        assert [note.partition(": left out")[0] for note in notes] == [
+            f"{tmp_path}/worker: line 2{loss}" for loss in ("", ": --volume named:/t", ": --user 1000")
+        ]
+        assert missing == notes[:1]
+        assert f"# Imported from {', '.join(files)} (command line).\n" in text
+        assert f"#   {tmp_path}/worker: line 2: --user 1000: left out" in text
+    setup = head.replace("--model org/m", "bash -c 'pip install y && vllm serve org/m")[:-1] + "'"
+    assert losses(tmp_path, head=head, worker=setup)[1] == [
+        f"{tmp_path}/worker: line 1: not run: pip install y: do it in an image, and name that under image.ref"
+    ]
+
+
+def test_a_loss_that_several_files_have_is_named_once_with_the_file_of_its_line(tmp_path: Path) -> None:
+    run = f"docker run -d -e MASTER_ADDR=10.0.0.1 --user 1000 --name v {IMAGE} sleep infinity\n"
+    serve = "\n\nexport VLLM_HOST_IP=10.0.0.{}\nvllm serve org/m -tp 2 --node-rank {}\n"
+    notes, _, _ = losses(tmp_path, run=run, head=serve.format(1, 0), worker=serve.format(2, 1))
+    assert [note.removeprefix(f"{tmp_path}/").partition(": left out")[0] for note in notes] == [
+        "head: line 4: VLLM_HOST_IP", "run: line 1: MASTER_ADDR", "run: line 1: --user 1000",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"/second: line 2: --seed: 1 in .*/first, 2 in"):
+        losses(tmp_path, first=f"{LINE} --seed 1", second=f"\n{LINE} --seed 2", third=f"{LINE} --seed 1")
+
+
 def test_ray_is_named(tmp_path: Path) -> None:
     text = f"docker run {IMAGE} bash -c 'ray start --head && vllm serve org/m --distributed-executor-backend ray'"
     assert "ray start: left out: sparkd joins the nodes itself" in imported(tmp_path, text)[1][0]
@@ -629,6 +670,28 @@ def test_a_loss_is_missing_where_the_engine_needs_it(
     options: str, command: str, is_missing: bool, tmp_path: Path
 ) -> None:
     assert bool(missing(tmp_path, f"docker run {options} {IMAGE} {command}\n")) is is_missing
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [
+        ("linux/arm64", ""), ("linux/arm64/v8", ""), ("linux/aarch64", ""), ("arm64", ""),
+        ("linux/amd64", "a Spark is arm64: name an image for it"), ("linux/386", "a Spark is arm64"),
+        ("$P", r"what \$P stands for is not known"),
+    ],
+)  # fmt: skip
+def test_a_platform_of_another_machine_leads_to_no_endpoint(platform: str, reason: str, tmp_path: Path) -> None:
+    line = f"docker run --platform {platform} {IMAGE} --model org/m\n"
+    for number, text in ((1, line), (5, f'{COMPOSE}    platform: "{platform}"\n')):
+        losses = missing(tmp_path, text)
+        assert len(losses) == bool(reason)
+        pattern = f"line {number}: --platform {re.escape(platform)}: left out: {reason}"
+        assert not reason or re.match(pattern, losses[0])
+
+
+def test_what_a_compose_file_includes_is_named_as_not_read(tmp_path: Path) -> None:
+    _, notes, _ = imported(tmp_path, f"include: [other.yaml]\n{COMPOSE}")
+    assert notes == ["line 1: include: not read: write what the engine needs of it into this file"]
 
 
 @pytest.mark.parametrize("word", ["{a,b}", "{a..c}", "*", "x?", "$'a\\nb'", '{"a":1,"b":2}', "--x={a,b}", "~/x*"])
@@ -746,6 +809,23 @@ def test_a_folder_above_and_an_assigned_home_are_found(tmp_path: Path) -> None:
     text = f"D=~/d\ndocker run -v ../up:/up -v ./x:/x -v $D:/d {IMAGE} --model org/m\n"
     volumes = imported(tmp_path, text)[0].container.volumes
     assert [volume.source for volume in volumes] == [f"{tmp_path}/up", f"{tmp_path}/0/x", f"{Path.home()}/d"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="sudo makes its command root's")
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"docker run -v ~/t:/t {IMAGE} --model org/m\n",
+        f'docker run -v "$HOME/t:/t" {IMAGE} --model org/m\n',
+        f"{COMPOSE}    volumes: ['~/t:/t']\n",
+        f"{COMPOSE}    volumes: ['${{HOME}}/t:/t']\n",
+        f"{UNIT}ExecStart=/usr/bin/docker run -v %h/t:/t {IMAGE} --model org/m\n",
+    ],
+)
+def test_under_sudo_the_home_is_that_of_who_runs_it(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for user, home in (("nobody", pwd.getpwnam("nobody").pw_dir), ("no-such-user", str(Path.home()))):
+        monkeypatch.setenv("SUDO_USER", user)
+        assert imported(tmp_path, text)[0].container.volumes[0].source == f"{home}/t"
 
 
 @pytest.mark.parametrize(

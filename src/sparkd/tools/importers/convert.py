@@ -105,27 +105,28 @@ def import_text(
         raise ConfigError(printable(f"{path}: {error}")) from None
     source = Source(document, beside)
     name = _choose_name(path, taken, catalogue_name(source))
-    return _complete(source, path, place, lambda: _convert(source, name, overrides))
+    return _complete(source, [str(path)], place, lambda: _convert(source, name, overrides))
 
 
 def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Result:
     """One recipe of what all of them start together, named by its model. Raises ConfigError with file and line."""
     source, foreign, serve = combine(forms, place.image)
     name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
-    return _complete(source, Path(forms[0].path), place, lambda: _make(source, name, foreign, serve))
+    return _complete(source, [form.path for form in forms], place, lambda: _make(source, name, foreign, serve))
 
 
-def _complete(source: Source, path: Path, place: Place, make: Callable[[], Recipe]) -> Result:
-    document = source.document
+def _complete(source: Source, files: list[str], place: Place, make: Callable[[], Recipe]) -> Result:
+    document, file = source.document, source.file or files[0]
     try:
         bundle = complete(source, make(), place)
     except Unusable as fault:
-        raise ConfigError(printable(f"{path}: line {document.line(fault.key)}: {fault.reason}")) from None
-    notes = sorted(source.notes, key=lambda note: note.line)
-    steps, shown = tuple(bundle.steps()), [printable(f"{path}: line {note.line}: {note.text}") for note in notes]
+        raise ConfigError(printable(f"{file}: line {document.line(fault.key)}: {fault.reason}")) from None
+    notes = sorted(source.notes, key=lambda note: (note.file, note.line))
+    steps = tuple(bundle.steps())
+    shown = [printable(f"{note.file or file}: line {note.line}: {note.text}") for note in notes]
     missing = tuple(line for line, note in zip(shown, notes, strict=True) if note.is_missing)
     recipe = bundle.recipe
-    return Result(recipe.name, render(recipe, path.name, notes, steps), tuple(shown), bundle.files, steps, missing)
+    return Result(recipe.name, render(recipe, files, notes, steps), tuple(shown), bundle.files, steps, missing)
 
 
 def _choose_name(path: Path, taken: Collection[str], given: str) -> str:

@@ -55,7 +55,7 @@ def _launches(command: Command, overrides: Mapping[str, str], depth: int = 0) ->
             yield from _launches(nested, overrides, depth + 1)
     elif at < 0 and program(words)[1]:
         launch = Launch(line, words=words, entrypoint=[])
-        launch.env = {name: (value, line) for name, value in command.env.items()}
+        launch.env = {name: Option(name, value, line) for name, value in command.env.items()}
         note_condition(launch, command.block)
         yield launch
     elif is_ray(words):
@@ -109,7 +109,8 @@ def _options(word: str, line: int) -> tuple[list[Option], bool]:
 def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
     if option.name == "env":
         name, equals, value = option.value.partition("=")
-        launch.env[name] = (value if equals else shell_env.get(name, mark(f"${name}")), option.line)
+        value = value if equals else shell_env.get(name, mark(f"${name}"))
+        launch.env[name] = Option(name, value, option.line)
     elif option.name == "env-file":
         text = f"--env-file {option.value[:80]}: not read: write its variables under env, and secrets under secrets"
         launch.note(option.line, text)

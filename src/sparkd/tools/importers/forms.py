@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -57,7 +60,7 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
     folder = str(path.absolute().parent) if is_file else ""
-    values = {"HOME": str(Path.home()), **({"PWD": folder} if folder else {}), **overrides}
+    values = {"HOME": _home(), **({"PWD": folder} if folder else {}), **overrides}
     variables = Variables(values, frozenset(overrides))
     try:
         if kind == "compose":
@@ -71,6 +74,14 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     for launch in launches:
         launch.given = overrides
     return Form(str(path), kind, launches, folder)
+
+
+def _home() -> str:
+    """Of who imports, also under sudo, where HOME is root's."""
+    if os.geteuid() == 0 and (user := os.environ.get("SUDO_USER")):
+        with suppress(KeyError):
+            return pwd.getpwnam(user).pw_dir
+    return str(Path.home())
 
 
 def _read_env_file(path: Path, variables: Variables) -> dict[str, str]:
@@ -111,10 +122,10 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     try:
         engine = merge(engines)
     except LaunchError as error:
-        raise _fault(engines[-1][0], error.line, str(error)) from None
+        raise _fault(error.file, error.line, str(error)) from None
     launch, kind = engine.launch, forms[0].kind
     nodes = len(engines), len(engines) if engines[1:] else None  # least, most
-    source = Source(Document({}, {(): launch.line}), notes=launch.notes)
+    source = Source(Document({}, {(): launch.line}), notes=launch.notes, file=engines[0][0])
     source.container = shlex.quote(forms[0].path) if kind == CONTAINER else ""
     source.is_running_here = bool(source.container) and not image
     command, secrets = shlex.join(engine.words), engine.secrets
@@ -125,22 +136,23 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
 def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
     """Path and engine. One without an image runs in the only container that waits for `docker exec`, if any."""
     launches = [(form, launch) for form in forms for launch in form.launches]
-    engines, waiting = list[tuple[str, Engine]](), list[Launch]()
+    engines, waiting = list[tuple[str, Engine]](), list[tuple[str, Launch]]()
     for form, launch in sorted(launches, key=lambda pair: not pair[1].image):  # first those with one, which may wait
         is_bare = not launch.image
         if is_bare and len(waiting) == 1:
-            container = waiting[0]
-            launch.image, launch.options = container.image, container.options
-            launch.env, launch.notes = {**container.env, **launch.env}, [*container.notes, *launch.notes]
+            file, container = waiting[0]
+            launch.image, launch.options = container.image, [one._replace(file=file) for one in container.options]
+            launch.env = {**{name: one._replace(file=file) for name, one in container.env.items()}, **launch.env}
+            launch.notes = [*(replace(note, file=file) for note in container.notes), *launch.notes]
         if not launch.image:
             for variable in [name for name in OF_IMAGE if name in launch.env]:
-                launch.note(launch.env.pop(variable)[1], f"{variable}: left out: the image has its own")
+                launch.note(launch.env.pop(variable), f"{variable}: left out: the image has its own")
         try:
             engine = find_engine(launch, form.folder)
         except LaunchError as error:
             raise _fault(form.path, error.line, str(error)) from None
         if engine is None:
-            waiting += [] if is_bare else [launch]
+            waiting += [] if is_bare else [(form.path, launch)]
             continue
         if not launch.image:
             engine.serve = replace(engine.serve, entrypoint=VLLM_SERVE)  # its path is the node's

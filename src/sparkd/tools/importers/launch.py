@@ -88,7 +88,7 @@ def _commands(launch: Launch) -> list[Command]:
     words = [*(launch.entrypoint or []), *launch.words]
     if launch.entrypoint is None and words and re.fullmatch(r"-[a-z]*c", words[0]):
         words = ["bash", *words]  # of an image whose entrypoint is a shell
-    env = {name: value for name, (value, _) in launch.env.items()}
+    env = {name: option.value for name, option in launch.env.items()}
     inner = inner_commands(words, env, launch.given, launch.line)
     if inner is not None:
         return inner
@@ -204,15 +204,19 @@ def _is_kept(flag: Flag, options: Options) -> bool:
 def merge(engines: list[tuple[str, Engine]]) -> Engine:
     """One engine of the ranks that several files start; the names are of the files. Raises LaunchError."""
     name, first = engines[0]
-    ours = _settings(first)
+    ours, notes = _settings(first), [replace(note, file=note.file or name) for note in first.launch.notes]
     for other_name, other in engines[1:]:
         theirs = _settings(other)
         for key in ours | theirs:
             mine, its = (settings.get(key, "not given") for settings in (ours, theirs))
             if mine != its:
                 both = f"{''.join(key)}: {redact(str(mine))[:80]} in {name}, {redact(str(its))[:80]} in {other_name}"
-                raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same")
+                raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same", other_name)
         first.secrets |= other.secrets
+        known = {(note.text, note.is_missing) for note in notes}
+        lost = (note for note in other.launch.notes if (note.text, note.is_missing) not in known)
+        notes += [replace(note, file=note.file or other_name) for note in lost]
+    first.launch.notes = notes
     return first
 
 

@@ -139,16 +139,17 @@ def _read_docker_run(source: Source) -> Launch:
 
 
 def _environment(source: Source, launch: Launch) -> dict[str, str]:
-    for name, (value, _) in launch.env.items():
+    values = {name: option.value for name, option in launch.env.items()}
+    for name, value in values.items():
         if "$" in value and name not in (*BETWEEN_NODES, *BETWEEN_GPUS):
             source.note(("runtime",), f"{_SETUP}: {name[:60]}: left out: a value of the shell's")
-    return {name: value for name, (value, _) in launch.env.items() if "$" not in value}
+    return {name: value for name, value in values.items() if "$" not in value}
 
 
 def _container(source: Source, launch: Launch) -> dict[str, object]:
     """Keys of schema 1's `container`. What has no counterpart becomes a note."""
     container: dict[str, object] = {}
-    for option, value, _ in launch.options:
+    for option, value, *_ in launch.options:
         name = _OPTIONS.get(option, option)
         is_cache = name == "volume" and _CACHES.fullmatch(value)
         converted = {} if is_cache or name in _IGNORED else convert_option(name, value)

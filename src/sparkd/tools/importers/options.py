@@ -30,19 +30,22 @@ _NAMES = {
 }  # fmt: skip
 _OWN = (
     "name", "rm", "detach", "interactive", "tty", "restart", "pull", "label", "log-driver", "log-opt", "runtime",
-    "stop-timeout", "stop-signal", "hostname", "platform", "no-healthcheck", "quiet", "expose", "publish",
+    "stop-timeout", "stop-signal", "hostname", "no-healthcheck", "quiet", "expose", "publish",
 )  # fmt: skip
 """What sparkd sees to itself, or what means nothing on the node's network; `publish` is taken apart from these."""
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
+_OWN_PLATFORM = re.compile(r"(?:linux/)?(?:arm64|aarch64)(?:/v8)?|linux", re.IGNORECASE)
+"""A Spark's; docker takes from the machine what is left out."""
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
 _PORT_OF_VLLM = "8000"
 redact = Redaction()
 
 
 class LaunchError(Exception):
-    def __init__(self, line: int, reason: str) -> None:
+    def __init__(self, line: int, reason: str, file: str = "") -> None:
+        """`file`: that the line is of, where the caller has several."""
         super().__init__(reason)
-        self.line = line
+        self.line, self.file = line, file
 
 
 class Option(NamedTuple):
@@ -50,6 +53,8 @@ class Option(NamedTuple):
     """Long form of docker's, without dashes."""
     value: str
     line: int
+    file: str = ""
+    """That the line is of, where it is another than the launch's."""
 
 
 class Launch(Struct):
@@ -58,8 +63,8 @@ class Launch(Struct):
     words: list[str] = field(default_factory=list)
     """What the image's entrypoint is given."""
     entrypoint: list[str] | None = None
-    env: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Value and line."""
+    env: dict[str, Option] = field(default_factory=dict)
+    """By name."""
     options: list[Option] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     given: Mapping[str, str] = {}
@@ -67,8 +72,10 @@ class Launch(Struct):
     service: str = ""
     """Its name in a compose file."""
 
-    def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
-        self.notes.append(Note(line, text, is_missing))
+    def note(self, at: int | Option, text: str, *, is_missing: bool = False) -> None:
+        """`at`: line of the launch, or the option."""
+        line, file = (at, "") if isinstance(at, int) else (at.line, at.file)
+        self.notes.append(Note(line, text, is_missing, file))
 
 
 class Options(Struct):
@@ -78,22 +85,24 @@ class Options(Struct):
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
 
-    def take_secret(self, name: str, line: int) -> None:
+    def take_secret(self, name: str, at: int | Option) -> None:
         self.secrets[name] = secret_file(name)
-        self.launch.note(line, f"{name}: its value is not taken: put it into {self.secrets[name]}")
+        self.launch.note(at, f"{name}: its value is not taken: put it into {self.secrets[name]}")
 
     def take_env(self, inner: dict[str, str]) -> None:
         """`inner`: what a shell in the container sets."""
-        given = {**self.launch.env, **{name: (value, self.launch.line) for name, value in inner.items()}}
-        for name, (value, line) in given.items():
+        line = self.launch.line
+        given = {**self.launch.env, **{name: Option(name, value, line) for name, value in inner.items()}}
+        for name, option in given.items():
+            value = option.value
             if name in _OF_RANKS:
-                self.launch.note(line, f"{name}: left out: sparkd sets what a node's rank needs")
+                self.launch.note(option, f"{name}: left out: sparkd sets what a node's rank needs")
             elif is_secret(name, value):
                 if value:
-                    self.take_secret(name, line)
+                    self.take_secret(name, option)
             elif missing := unknown(value):
                 text = f"{name}: left out: what {redact(missing)} stands for is not known: write its value under env"
-                self.launch.note(line, text, is_missing=name in OF_IMAGE)
+                self.launch.note(option, text, is_missing=name in OF_IMAGE)
             else:
                 self.env[name] = value
 
@@ -101,6 +110,8 @@ class Options(Struct):
         """Keys of schema 1's `container`. `used`: the values of the engine's flags, which may name files in a mount."""
         keys: dict[str, object] = {}
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
+            if option.name == "platform" and _OWN_PLATFORM.fullmatch(option.value):
+                continue
             if option.name in _OWN or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
             if keys.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
@@ -110,7 +121,7 @@ class Options(Struct):
                 self._leave_out(option, reason, used, model)
                 continue
             if converted.get("privileged"):
-                self.launch.note(option.line, "--privileged: kept: root in the container is root on the node")
+                self.launch.note(option, "--privileged: kept: root in the container is root on the node")
             merge_keys(keys, converted)
         if "shm_bytes" in keys and "ipc" not in keys:
             keys["ipc"] = "private"  # docker's default, and where a size counts
@@ -122,10 +133,10 @@ class Options(Struct):
         printed = (option.value if is_plain else redact(option.value))[:100]
         target = self._mount(option)[1] if is_path else ""
         is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
-        is_missing = is_mount and any(is_below(value, target) for value in used)
+        is_missing = option.name == "platform" or (is_mount and any(is_below(value, target) for value in used))
         if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
             return  # sparkd mounts the model there by itself
-        self.launch.note(option.line, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
+        self.launch.note(option, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
 
     def _convert(self, option: Option) -> tuple[dict[str, object] | None, str]:
         """The keys, or None and why there are none."""
@@ -189,7 +200,7 @@ class Options(Struct):
                 published = (*(flag for flag in flags if flag.name not in names), *address)
             else:
                 text = f"--publish {option.value[:60]}: left out: the engine listens on one port, {port}"
-                self.launch.note(option.line, text)
+                self.launch.note(option, text)
         return published
 
 

@@ -54,6 +54,12 @@ def find_release(text: str) -> FlagTable:
     return next((table for table in load_releases() if minor(table) == (match[1] or match[2])), SHIPPED)
 
 
+def name_release(text: str) -> str:
+    """Of `find_release`, as a recipe's `image.vllm` has it; empty for the newest, and where the text names none."""
+    table = find_release(text)
+    return "" if table is SHIPPED else minor(table)
+
+
 def minor(table: FlagTable) -> str:
     return table.version.rpartition(".")[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: 
     assert [note.partition(": line ")[2].partition(": ")[2] for note in result.notes] == [
         "validation: validated_at 2026-08-31, driver 580.159.03, cuda 13.0",
         "security: for evaluation",
-        "runtime.setup_command: HF_TOKEN: left out: a value of the shell's",
+        "runtime.setup_command: HF_TOKEN: its value is not taken: put it into /etc/sparkd/hf_token",
         "runtime.setup_command: MN_IF_NAME: left out: a value of the shell's",
         "runtime.setup_command: HEAD_IP: left out: a value of the shell's",
         "runtime.setup_command: MASTER_PORT: left out: a value of the shell's",
@@ -105,16 +106,123 @@ def test_a_measured_recipe_is_imported_with_what_it_was_measured_with(tmp_path: 
 
 
 def test_a_cache_that_sparkd_does_not_know_is_kept_and_what_may_surprise_is_noted(tmp_path: Path) -> None:
-    own = PAIR.replace(
-        "docker run", "docker run -v $HOME/.cache/mine:/root/.cache/mine --security-opt seccomp=unconfined"
-    )
+    own = PAIR.replace("docker run", "docker run -v $HOME/.cache/mine:/root/.cache/mine")
     own = own.replace('"$IMAGE"\n', "r/i:older\n").replace("security:", "min_vidmem_gb: 128\nsecurity:")
     recipe, result = imported(tmp_path, own, MEASURED)
     assert (recipe.caches, recipe.image.ref, result.missing) == ({"mine": "/root/.cache/mine"}, f"r/i@{DIGEST}", ())
     notes = " ".join(result.notes)
     assert "min_vidmem_gb: 128" in notes
     assert "runtime.image: r/i:latest: is taken, and not r/i:older of its setup_command" in notes
-    assert "--security-opt seccomp=unconfined: left out: docker's own seccomp profile stays" in notes
+
+
+UNCONFINED = "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+
+
+def test_without_privileges_the_profiles_that_stay_are_noted_with_what_fails_by_them(tmp_path: Path) -> None:
+    text = PAIR.replace("docker run", UNCONFINED).replace("      --privileged \\\n", "")
+    _, result = imported(tmp_path, text.replace('A="1"', 'VLLM_PLE_TABLE_MEMORY="disk"'), MEASURED)
+    seccomp, apparmor = (note for note in result.notes if "unconfined: left out: " in note)
+    assert "docker's own seccomp profile stays, and what needs io_uring fails" in seccomp
+    assert "VLLM_PLE_TABLE_MEMORY=disk" in seccomp
+    assert apparmor.endswith("docker's own AppArmor profile stays; container.privileged has none")
+    assert result.missing == ()
+
+
+def test_what_a_privileged_container_has_anyway_is_not_noted(tmp_path: Path) -> None:
+    texts = [imported(tmp_path, PAIR.replace("docker run", run))[1].text for run in ("docker run", UNCONFINED)]
+    assert texts[0] == texts[1]
+
+
+def test_the_hub_token_of_a_set_up_becomes_a_secret_with_the_steps_for_its_file(tmp_path: Path) -> None:
+    recipe, result = imported(tmp_path, PAIR)
+    assert recipe.secrets == {"HF_TOKEN": "/etc/sparkd/hf_token"}
+    assert any("install -m 600 /dev/stdin /etc/sparkd/hf_token" in step for step in result.steps)
+    assert any("model pull" in step and "--token-file /etc/sparkd/hf_token" in step for step in result.steps)
+
+
+def with_worker(command: str) -> str:
+    indented = "".join(f"        {line}\n" for line in command.splitlines())
+    return f"{PAIR}  additional_commands:\n  - id: worker\n    command: |\n{indented}"
+
+
+COMMAND = PAIR.rpartition("  command: |\n")[2].replace("    ", "")
+
+
+def test_what_a_worker_has_otherwise_than_its_head_is_noted_by_name(tmp_path: Path) -> None:
+    other = COMMAND.replace("--tensor", "--max-num-seqs 4 --tensor").replace('A="1"', 'A="2"\nexport B=3')
+    _, result = imported(tmp_path, with_worker(f"{other.rstrip()} --headless"))
+    where = "serve.additional_commands: "
+    noted = [f"{where}{note.partition(where)[2]}" for note in result.notes if where in note]
+    assert noted == [
+        f"{where}A: 1 for the head, 2 for the others: every rank gets the head's",
+        f"{where}--max-num-seqs: not given for the head, 4 for the others: every rank gets the head's",
+        f"{where}B: not given for the head, 3 for the others: every rank gets the head's",
+    ]
+
+
+def test_a_worker_that_differs_in_rank_and_address_alone_is_not_noted(tmp_path: Path) -> None:
+    worker = COMMAND.replace("--node-rank 0", "--node-rank $NODE_RANK").replace("$HEAD_IP", "10.0.0.1")
+    texts = [imported(tmp_path, text)[1].text for text in (PAIR, with_worker(f"{worker.rstrip()} --headless"))]
+    assert texts[0] == texts[1]
+
+
+def test_a_further_command_that_is_no_engine_is_noted(tmp_path: Path) -> None:
+    _, result = imported(tmp_path, with_worker("echo ready"))
+    assert any("additional_commands: not compared: runs no `vllm serve`" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("tag", "backend_version", "release"),
+    [
+        ("vllm/vllm-openai:v0.24.0-ubuntu2404", "0.28.0", "0.24"),
+        ("r/i:latest", "0.28.0", "0.28"),
+        ("r/i:latest", "0.28.1rc1.dev337+g2", ""),
+    ],
+)
+def test_a_digest_keeps_the_release_that_the_tag_or_the_measurement_names(
+    tmp_path: Path, tag: str, backend_version: str, release: str
+) -> None:
+    measured = MEASURED.replace("software: {", f'software: {{backend_version: "{backend_version}", ')
+    recipe, _ = imported(tmp_path, PAIR.replace("r/i:latest", tag), measured)
+    assert (recipe.image.ref, recipe.image.vllm) == (f"{tag.rpartition(':')[0]}@{DIGEST}", release)
+
+
+def test_a_measurement_of_another_text_is_left_out_with_a_note(tmp_path: Path) -> None:
+    licence = "# Copyright\n\n"
+    measured = f"{MEASURED}recipe_sha256: {sha256(PAIR.encode()).hexdigest()}\n"
+    assert imported(tmp_path, licence + PAIR, measured)[0].expect
+    recipe, result = imported(tmp_path, licence + PAIR.replace('A="1"', 'A="2"'), measured)
+    assert (recipe.image.ref, recipe.model.revision, recipe.expect) == ("r/i:latest", "", {})
+    (note,) = (note for note in result.notes if "line 1: performance.yaml: was measured with another text" in note)
+    assert note.endswith("its digest of the image, revision of the model and figures are left out")
+
+
+def test_models_without_a_revision_are_named_as_ones_that_may_change(tmp_path: Path) -> None:
+    drafted = PAIR + "checkpoint: {target_label: o/M, draft_label: o/D}\n"
+
+    def noted(text: str, measured: str = "") -> list[bool]:
+        notes = imported(tmp_path, text, measured)[1].notes
+        lines = [f"checkpoint: {name}: no performance.yaml has its revision" for name in ("o/M", "o/D")]
+        return [any(line in note for note in notes) for line in lines]
+
+    assert noted(drafted) == [True, True]
+    assert noted(drafted.replace("serve o/M", f"serve o/M --revision {REVISION}")) == [False, True]
+    assert noted(drafted, MEASURED) == [False, True]
+    (tmp_path / "performance.yaml").unlink()
+    assert noted(PAIR + "  api_model: o/M\n") == [True, False]
+
+
+def test_a_folder_has_its_recipes_and_not_what_was_measured_with_them(tmp_path: Path) -> None:
+    for name, text in (("recipe.yaml", PAIR), ("performance.yaml", MEASURED)):
+        (tmp_path / name).write_text(text)
+    assert convert.find_files(tmp_path) == [tmp_path / "recipe.yaml"]
+
+
+@pytest.mark.parametrize("text", ["model: o/M\n", "profiles: [", "- profiles\n"])
+def test_a_file_of_that_name_that_is_no_measurement_is_tried(tmp_path: Path, text: str) -> None:
+    for name, content in (("recipe.yaml", PAIR), ("performance.yaml", text)):
+        (tmp_path / name).write_text(content)
+    assert tmp_path / "performance.yaml" in convert.find_files(tmp_path)
 
 
 def test_a_device_that_gives_the_node_is_left_out(tmp_path: Path) -> None:

@@ -60,6 +60,12 @@ def list_registered(flag: str) -> set[str]:
     return {name for other in known if other for name in other.registered}
 
 
+def name_release(text: str) -> str:
+    """Of `find_release`, as a recipe's `image.vllm` has it; empty for the newest, and where the text names none."""
+    table = find_release(text)
+    return "" if table is SHIPPED else minor(table)
+
+
 def minor(table: FlagTable) -> str:
     return table.version.rpartition(".")[0]
 

@@ -32,9 +32,9 @@ from sparkd.tools.importers.command import Flag, Serve
 from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.eugr import read_eugr
 from sparkd.tools.importers.forms import Form, combine, not_read, read_form
-from sparkd.tools.importers.launch import Engine, choose_engine, inner_commands
+from sparkd.tools.importers.launch import Engine, read_inner_engine
 from sparkd.tools.importers.mods import File, walk
-from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
+from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
 from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, redact, secret_file
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
 from sparkd.tools.importers.sparkrun import read_sparkrun
@@ -71,14 +71,17 @@ class Result(Struct, frozen=True):
 
 
 def find_files(path: Path) -> list[Path]:
-    """The file, or every YAML file below the folder except hidden ones. Raises ConfigError if there is none."""
+    """The file, or every YAML file below the folder except hidden ones and measurements beside a recipe.
+
+    Raises ConfigError if there is none.
+    """
     if not path.is_dir():
         return [path]
     try:
         below = [one for one in walk(path, hidden=False) if one.name.endswith(SUFFIXES) and not one.is_dir()]
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {(error.strerror or '').lower()}") from None
-    files = sorted(one for one in below if not one.name.startswith("."))
+    files = sorted(one for one in below if not one.name.startswith(".") and not is_measurement(one))
     if not files:
         raise ConfigError(f"{path}: holds no file *.yaml")
     return files
@@ -178,7 +181,7 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
                 "revision": foreign.revision,
                 "served_name": served_name or model,
             },
-            "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
+            "image": {"ref": foreign.image, "vllm": foreign.vllm, "entrypoint": command.entrypoint},
             "nodes": nodes,
             "executor": foreign.executor if nodes["min"] > 1 else "mp",
             "caches": foreign.caches,
@@ -194,10 +197,7 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
 def _find_engine(source: Source, foreign: Foreign, overrides: Overrides) -> Engine:
     """Raises CommandError, LaunchError."""
     launch = Launch(source.document.line(COMMAND), foreign.image)
-    commands = inner_commands(["bash", "-c", foreign.command], foreign.env, overrides, launch.line)
-    engine = choose_engine(launch, commands or [], "")
-    if engine is None:
-        raise CommandError("runs no `vllm serve`: write one plainly")
+    engine = read_inner_engine(launch, foreign.command, foreign.env, overrides)
     source.notes += [replace(note, text=f"command: {note.text}") for note in launch.notes]
     return engine
 

@@ -19,9 +19,9 @@ from sparkd.base.lib.text import read_file, sanitize, size
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, MOST_STEPS, Build, Step
 from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
-from sparkd.base.vllm.flag import SHIPPED, parse_json
+from sparkd.base.vllm.flag import parse_json
 from sparkd.base.vllm.lint.values import FOR_X86
-from sparkd.base.vllm.releases import find_release, minor
+from sparkd.base.vllm.releases import name_release
 from sparkd.tools.importers import mods
 from sparkd.tools.importers.bundle import Bundle, Place, is_published
 from sparkd.tools.importers.options import redact
@@ -264,8 +264,7 @@ def _build(bundle: Bundle, steps: tuple[Step, ...]) -> None:
     build = Build.model_validate({"from": known or base, "steps": steps})
     name = re.sub("[._-]+", "-", bundle.recipe.name).strip("-")
     content = sha256(build.dockerfile(build.base).encode()).hexdigest()
-    release = find_release(base)  # which neither the new name nor a digest says
-    vllm = "" if release is SHIPPED else minor(release)
+    vllm = name_release(base)  # which neither the new name nor a digest says
     bundle.update("image", ref=f"localhost/{name}:{content[:12]}", build=build, vllm=vllm)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import dropwhile, pairwise
 
 from msgspec import Struct
@@ -95,6 +95,15 @@ def _commands(launch: Launch) -> list[Command]:
     if launch.entrypoint is None and "vllm" in launch.image and words and not program(words)[1]:
         words = _for_entrypoint(words, launch.image)
     return [Command(words)]
+
+
+def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrides: Mapping[str, str]) -> Engine:
+    """What a shell in the container starts by `text`. Raises CommandError, LaunchError."""
+    commands = inner_commands(["bash", "-c", text], env, overrides, launch.line)
+    engine = choose_engine(launch, commands or [], "")
+    if engine is None:
+        raise CommandError("runs no `vllm serve`: write one plainly")
+    return engine
 
 
 def inner_commands(
@@ -211,20 +220,26 @@ def _is_kept(flag: Flag, options: Options) -> bool:
 def merge(engines: list[tuple[str, Engine]]) -> Engine:
     """One engine of the ranks that several files start; the names are of the files. Raises LaunchError."""
     name, first = engines[0]
-    ours, notes = _settings(first), [replace(note, file=note.file or name) for note in first.launch.notes]
+    notes = [replace(note, file=note.file or name) for note in first.launch.notes]
     for other_name, other in engines[1:]:
-        theirs = _settings(other)
-        for key in ours | theirs:
-            mine, its = (settings.get(key, "not given") for settings in (ours, theirs))
-            if mine != its:
-                both = f"{''.join(key)}: {redact(str(mine))[:80]} in {name}, {redact(str(its))[:80]} in {other_name}"
-                raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same", other_name)
+        for setting, mine, its in find_differences(first, other):
+            both = f"{setting}: {mine} in {name}, {its} in {other_name}"
+            raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same", other_name)
         first.secrets |= other.secrets
         known = {(note.text, note.is_missing) for note in notes}
         lost = (note for note in other.launch.notes if (note.text, note.is_missing) not in known)
         notes += [replace(note, file=note.file or other_name) for note in lost]
     first.launch.notes = notes
     return first
+
+
+def find_differences(first: Engine, other: Engine) -> Iterator[tuple[str, str, str]]:
+    """Name of each flag or variable in which ranks of one engine differ, and both values."""
+    ours, theirs = _settings(first), _settings(other)
+    for key in ours | theirs:
+        mine, its = (settings.get(key, "not given") for settings in (ours, theirs))
+        if mine != its:
+            yield "".join(key), redact(str(mine))[:80], redact(str(its))[:80]
 
 
 def _settings(engine: Engine) -> dict[tuple[str, str], object]:

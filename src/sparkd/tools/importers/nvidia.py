@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 
+from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.container_paths import cache_folders
+from sparkd.base.vllm.releases import name_release
 from sparkd.tools.importers.docker_line import read_docker
-from sparkd.tools.importers.options import Launch, LaunchError, merge_keys
+from sparkd.tools.importers.launch import find_differences, read_inner_engine
+from sparkd.tools.importers.options import Launch, LaunchError, is_secret, merge_keys, redact, secret_file
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
-from sparkd.tools.importers.sparkrun import TABLES, convert_option, reached
+from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
 from sparkd.tools.importers.variables import CommandError, Variables, shown
 
 _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")
@@ -25,6 +31,7 @@ _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _SETUP = "runtime.setup_command"
+_MEASUREMENT = "performance.yaml"
 _IGNORED = ("rm", "interactive", "tty", "detach", "init", "cap-add")
 """Options of `docker run` without meaning for the engine."""
 _OPTIONS = {"shm-size": "shm_size", "device": "devices", "security-opt": "security_opt"}
@@ -55,6 +62,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
         raise source.fault(("backend",), source.text("backend"), "sparkd runs vLLM alone")
     command = str(source.mapping("serve").get("command") or "")
     Values({}).check_overrides(overrides, command)
+    command = _OF_RANKS.sub(r"\g<1>0", command)
     nodes, measured, launch = _count_nodes(source), _read_measurement(source), _read_docker_run(source)
     if not re.match(r"dgx-spark(-|\Z)", source.text("hardware")):
         source.miss(("hardware",), f"hardware: {source.text('hardware')[:60]}: is no DGX Spark: choose another recipe")
@@ -62,14 +70,18 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
         for value in source.items(key):
             source.note((key,), f"{key}: {value if isinstance(value, str) else _flatten(value)}"[:400])
     software = as_mapping(measured.get("software"))
-    revision = str(software.get("model_revision"))
+    image, release = _pin_image(source, launch, software)
+    env, secrets = _environment(source, launch)
+    _compare_workers(source, command, env, overrides)
     return Foreign(
         format="NVIDIA catalogue",
         description=source.text("title"),
-        image=_pin_image(source, launch, str(software.get("runtime_revision"))),
-        command=_OF_RANKS.sub(r"\g<1>0", command),
-        revision=revision if _REVISION.fullmatch(revision) else "",
-        env=_environment(source, launch),
+        image=image,
+        vllm=release,
+        command=command,
+        revision=_pin_model(source, command, str(software.get("model_revision"))),
+        env=env,
+        secrets=secrets,
         container=_container(source, launch),
         caches=_caches(launch),
         nodes=(nodes, nodes),
@@ -84,15 +96,28 @@ def _count_nodes(source: Source) -> int:
     return nodes
 
 
-def _pin_image(source: Source, launch: Launch, digest: str) -> str:
-    image = str(source.mapping("runtime").get("image") or "")
+def _pin_image(source: Source, launch: Launch, software: Mapping[str, object]) -> tuple[str, str]:
+    """Name of the image, and its release where the name does not say it."""
+    digest, image = str(software.get("runtime_revision")), str(source.mapping("runtime").get("image") or "")
     if launch.image not in (image, "$IMAGE"):
         source.note(("runtime",), f"runtime.image: {image}: is taken, and not {launch.image} of its setup_command")
     if _DIGEST.fullmatch(digest):
-        return f"{image.partition('@')[0].rpartition(':')[0] or image}@{digest}"
+        release = name_release(image) or name_release(str(software.get("backend_version")))
+        return f"{image.partition('@')[0].rpartition(':')[0] or image}@{digest}", release
     if "@" not in image:
         source.note(("runtime",), f"runtime.image: {image}: no performance.yaml has its digest, and the tag may move")
-    return image
+    return image, ""
+
+
+def _pin_model(source: Source, command: str, revision: str) -> str:
+    """Its measured revision; empty without one. Notes the models that nothing pins."""
+    checkpoint, known = as_mapping(source.document.data.get("checkpoint")), _REVISION.fullmatch(revision)
+    is_pinned = known or re.search(rf"--revision[\s=]+{_REVISION.pattern}", command)
+    model = checkpoint.get("target_label") or source.mapping("serve").get("api_model") or source.text("model")
+    for name in (None if is_pinned else model, checkpoint.get("draft_label")):
+        if name:
+            source.note(("checkpoint",), f"checkpoint: {name}: no performance.yaml has its revision, and it may change")
+    return revision if known else ""
 
 
 def _flatten(value: object) -> str:
@@ -101,16 +126,31 @@ def _flatten(value: object) -> str:
 
 
 def _read_measurement(source: Source) -> Mapping[str, object]:
-    """Content of performance.yaml beside the recipe; empty without one."""
+    """Content of performance.yaml beside the recipe; empty without one, and where it is of another text."""
     if source.beside is None:
         return {}
     try:
-        return as_mapping(parse_as_pyyaml(read_file(source.beside.with_name("performance.yaml"))).data)
+        measured = as_mapping(parse_as_pyyaml(read_file(source.beside.with_name(_MEASUREMENT))).data)
     except FileNotFoundError:
         return {}
     except YamlError as error:
-        source.note((), f"performance.yaml: not read: {error}")
+        source.note((), f"{_MEASUREMENT}: not read: {error}")
         return {}
+    text = "".join(read_file(source.beside).partition("schema_version")[1:])  # without the licence
+    if measured.get("recipe_sha256") in (None, sha256(text.encode()).hexdigest()):
+        return measured
+    what = "its digest of the image, revision of the model and figures are left out"
+    source.note((), f"{_MEASUREMENT}: was measured with another text of this recipe (recipe_sha256): {what}")
+    return {}
+
+
+def is_measurement(path: Path) -> bool:
+    """Whether it belongs to a recipe beside it, and is no recipe itself."""
+    if path.name != _MEASUREMENT or not path.with_name("recipe.yaml").exists():
+        return False
+    with suppress(ConfigError, YamlError):
+        return "profiles" in parse_as_pyyaml(read_file(path)).data
+    return False
 
 
 def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
@@ -138,27 +178,50 @@ def _read_docker_run(source: Source) -> Launch:
         raise Unusable(("runtime",), f"{_SETUP}: {error}") from None
 
 
-def _environment(source: Source, launch: Launch) -> dict[str, str]:
+def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables, and the files of those that are secrets."""
     values = {name: option.value for name, option in launch.env.items()}
-    for name, value in values.items():
-        if "$" in value and name not in (*BETWEEN_NODES, *BETWEEN_GPUS):
-            source.note(("runtime",), f"{_SETUP}: {name[:60]}: left out: a value of the shell's")
-    return {name: value for name, value in values.items() if "$" not in value}
+    of_shell = [name for name in values if "$" in values[name] and name not in (*BETWEEN_NODES, *BETWEEN_GPUS)]
+    secrets = {name: secret_file(name) for name in of_shell if is_secret(name, "")}
+    for name in of_shell:
+        file = secrets.get(name)
+        text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"
+        source.note(("runtime",), f"{_SETUP}: {name[:60]}: {text}")
+    return {name: value for name, value in values.items() if "$" not in value}, secrets
+
+
+def _compare_workers(source: Source, command: str, env: Mapping[str, str], overrides: Overrides) -> None:
+    """Note what further commands have otherwise than the head's, whose words every rank gets."""
+    key = ("serve", "additional_commands")
+    commands = source.mapping("serve").get("additional_commands")
+    for other in map(as_mapping, commands if isinstance(commands, list) else []):
+        texts = (command, _OF_RANKS.sub(r"\g<1>0", str(other.get("command"))))
+        try:
+            head, worker = (read_inner_engine(Launch(1), text, env, overrides) for text in texts)
+        except (CommandError, LaunchError) as error:
+            source.note(key, f"{'.'.join(key)}: not compared: {redact(str(error))}")
+            continue
+        for name, mine, its in find_differences(head, worker):
+            both = f"{mine} for the head, {its} for the others"
+            source.note(key, f"{'.'.join(key)}: {name}: {both}: every rank gets the head's")
 
 
 def _container(source: Source, launch: Launch) -> dict[str, object]:
     """Keys of schema 1's `container`. What has no counterpart becomes a note."""
     container: dict[str, object] = {}
+    is_privileged = any(option.name == "privileged" for option in launch.options)
     for option, value, *_ in launch.options:
         name = _OPTIONS.get(option, option)
         is_cache = name == "volume" and _CACHES.fullmatch(value)
-        converted = {} if is_cache or name in _IGNORED else convert_option(name, value)
+        is_ignored = name in _IGNORED or (is_privileged and value.endswith("unconfined"))  # as that is
+        converted = {} if is_cache or is_ignored else convert_option(name, value)
         if name == "devices" and (why := reached(Container.model_construct(devices=(value.partition(":")[0],)))):
             source.note(("runtime",), f"{_SETUP}: --{option} {value[:60]}: left out: {why}")
             continue
         if converted is None:
-            text = f"{_SETUP}: --{option} {value[:60]}: left out: {TABLES.unused.get(name, 'write it yourself')}"
-            source.note(("runtime",), text, is_missing=name not in TABLES.unused)
+            why = why_unused(name, value)
+            text = f"{_SETUP}: --{option} {value[:60]}: left out: {why or 'write it yourself'}"
+            source.note(("runtime",), text, is_missing=not why)
         merge_keys(container, converted or {})
     for note in launch.notes:
         source.miss(("runtime",), f"{_SETUP}: {note.text}")

@@ -19,7 +19,7 @@ from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_ca
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.sparkrun import TABLES, convert_option, reached
+from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
 from sparkd.tools.importers.variables import unknown
 
 _OF_RANKS = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
@@ -154,7 +154,7 @@ class Options(Struct):
             container = Container.model_validate(converted)
         except ValidationError as error:
             own = "ranks use the node's own network" if name == "network" else "a recipe cannot say it"
-            return None, validator_message(error.errors()[0]["msg"]) if converted else TABLES.unused.get(name, own)
+            return None, validator_message(error.errors()[0]["msg"]) if converted else why_unused(name, value) or own
         reason = "" if name == "privileged" else reached(container)
         return (None, reason) if reason else (converted, "")
 

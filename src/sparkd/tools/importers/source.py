@@ -140,6 +140,8 @@ class Foreign(Struct, frozen=True):
     """Fewest and most nodes."""
     revision: str = ""
     """Of the model on Hugging Face."""
+    vllm: str = ""
+    """Release that the image has, where its name does not say it."""
     secrets: Mapping[str, str] = {}
     """File by variable."""
     executor: str = "mp"

@@ -200,7 +200,7 @@ def _take(source: Source, name: str, value: object, command: str) -> dict[str, A
         container = Container.model_validate(converted)
     except ValidationError as error:
         fault = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
-        reason = TABLES.unused.get(name) or fault
+        reason = why_unused(name, value) or fault
     else:
         reason = "" if name == "privileged" else reached(container)
     if reason:
@@ -220,6 +220,12 @@ def _is_used(volume: str, command: str) -> bool:
 def reached(container: Container) -> str:
     """What of the node the container would reach beyond what an engine needs; empty for nothing."""
     return next((issue.reason for issue in find_reach(container, {})), "")
+
+
+def why_unused(name: str, value: object) -> str:
+    """Why an option is left out; empty for one that the engine may miss."""
+    is_apparmor = name == "security_opt" and "apparmor" in str(value) and "seccomp" not in str(value)
+    return TABLES.unused.get("apparmor" if is_apparmor else name, "")
 
 
 def convert_option(name: str, value: object) -> dict[str, object] | None:

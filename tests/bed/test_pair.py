@@ -216,8 +216,9 @@ def test_a_capture_has_what_a_helper_needs_and_nothing_secret(serving: Cluster, 
     assert all(f" {name} <" in logs for name in (head.name, f"{worker.name} ({worker.fabric_address})"))
     assert "agent.run.failed" in logs and "engine| " in logs
     assert parse(head.read(f"{top}/nodes/{worker.fabric_address}/report.json"))
-    summary = head.run("sparkd", "capture", "--issue").stdout
-    assert "peer-" in summary and head.name not in summary
+    for node, cause in ((head, "killed-from-outside"), (worker, "peer-failed")):
+        summary = node.run("sparkd", "capture", "--issue").stdout
+        assert cause in summary and node.name not in summary
     live = {one["id"]: one["level"] for one in json.loads(head.read(f"{top}/preflight.json"))["checks"]}
     replayed = json.loads(head.run("sparkd", "preflight", "--root", f"{top}/tree", "--json", check=False).stdout)
     differ = {

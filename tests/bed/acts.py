@@ -154,11 +154,14 @@ def start(side: str, cluster: Cluster) -> None:
 
 
 def awaits(side: str, cluster: Cluster) -> None:
-    """The other one's unit lives on, out of service, and says whom it waits for."""
+    """The other one's unit lives on, out of service, and says whom it waits for, and why its rank ended."""
     waiting, gone = member(cluster, other(side)), member(cluster, side)
     wait_for(lambda: waiting.phase() == "awaiting-peers", 20, "the other node to wait")
     wait_for(lambda: gone.node.fabric_address in waiting.status_text(), 20, "it to say for whom")
     assert waiting.show("ActiveState") in ("active", "activating")
+    report = waiting.report()
+    assert report is not None
+    assert report.last_cause_code == "peer-stopped", report.last_cause
     assert not waiting.rank()
 
 

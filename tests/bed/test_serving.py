@@ -22,16 +22,13 @@ IMPATIENT = """
 stall_seconds = 10
 canary_seconds = 5
 [readiness]
+stall_seconds = 15
 completion_timeout_seconds = 5
 [observe]
 listen = "0.0.0.0:29511"
 token_file = "/etc/sparkd/observe.token"
 """
-"""And with a page for other machines."""
-HASTY = """
-[readiness]
-stall_seconds = 15
-"""
+"""Limits that a test can wait for, and a page for other machines. The last tests have them, and none before these."""
 SPAWNED = """\
 schema: 1
 name: tiny-spawned
@@ -121,13 +118,14 @@ def test_status_says_serving_to_anybody(serving: SparkdNode) -> None:
 
 
 def test_status_shows_what_the_engine_does(serving: SparkdNode) -> None:
-    def activity() -> dict[str, float]:
-        found = json.loads(serving.node.run("sparkd", "status", "--json").stdout)["activity"]
-        return {key: value or 0 for key, value in found.items()} if found else {}
+    def activity() -> tuple[float, ...]:
+        report = serving.report()
+        now = report.activity if report is not None else None
+        figures = (now.running, now.output_tokens_per_second, now.kv_cache_use) if now is not None else ()
+        return tuple(figure or 0 for figure in figures)
 
     def is_busy() -> bool:
-        seen = activity()
-        return all(seen.get(name, 0) > 0 for name in ("running", "output_tokens_per_second", "kv_cache_use"))
+        return min(activity(), default=0) > 0
 
     load.begin(serving.node)
     try:
@@ -137,7 +135,7 @@ def test_status_shows_what_the_engine_does(serving: SparkdNode) -> None:
         assert re.search(busy, shown, re.MULTILINE), shown
     finally:
         load.end(serving.node)
-    wait_for(lambda: activity()["running"] == 0 == activity()["output_tokens_per_second"], 30, "an idle engine")
+    wait_for(lambda: activity()[:2] == (0, 0), 30, "an idle engine")
 
 
 ENGINE_BENCH = Path(__file__).with_name("programs") / "engine_bench.py"
@@ -293,7 +291,9 @@ def test_a_second_owner_changes_nothing_and_learns_who_owns_the_node(serving: Sp
     assert serving.serves()
 
 
+@pytest.mark.whole
 def test_starting_the_wrong_unit_disturbs_nothing(serving: SparkdNode) -> None:
+    """For every change the units of a pair are, in `test_pair`."""
     before = serving.snapshot()
     refused = serving.node.run("systemctl", "start", "sparkd-worker", check=False)
     assert refused.returncode != 0
@@ -366,62 +366,6 @@ def test_a_killed_container_is_noticed_within_a_second_and_the_endpoint_comes_ba
     assert serving.leftovers() == []
 
 
-def test_a_stop_while_serving_leaves_nothing(serving: SparkdNode) -> None:
-    begun = time.monotonic()
-    serving.stop()
-    assert time.monotonic() - begun < GRACE_SECONDS
-    assert serving.show("ActiveState") == "inactive"
-    assert serving.containers() == []
-    assert serving.leftovers() == []
-    assert serving.node.run("sparkd", "status", check=False).returncode == 21
-    launch = [one for one in history(serving)["launches"] if one["recipe"] == "tiny-cpu"][-1]
-    assert (launch["end"]["cause"], launch["served_seconds"] > 0) == ("stop-requested", True)
-    table = serving.node.run("sparkd", "history").stdout
-    print(table)
-    newest = next(line for line in table.splitlines() if " tiny-cpu " in line)
-    assert re.fullmatch(r"\S+ \S+ +tiny-cpu +\d+ s +\S+ +\S+ +stop-requested", newest), table
-    assert all(len(line) <= 80 for line in table.splitlines() if "slower" not in line), table
-
-
-STARTING = ("launching", "loading: starting the engine core")
-
-
-@pytest.mark.parametrize("at", [*STARTING, pytest.param("loading: starting the API server", marks=pytest.mark.whole)])
-def test_a_stop_during_the_load_leaves_nothing_and_does_not_hang(spark: SparkdNode, at: str) -> None:
-    spark.stop()
-    spark.forget_failures()
-    with spark.starting() as start:
-        wait_for(lambda: spark.status_text().startswith(at) or start.poll() is not None, 120, at)
-        begun = time.monotonic()
-        spark.stop()
-        took = time.monotonic() - begun
-    assert took < GRACE_SECONDS, f"{took:.1f} s"
-    assert spark.show("ActiveState") == "inactive"
-    assert spark.containers() == []
-    assert spark.leftovers() == []
-
-
-def test_a_load_that_hangs_names_its_step_and_its_threads_and_the_next_one_serves(spark: SparkdNode) -> None:
-    spark.stop()
-    spark.forget_failures()
-    spark.configure(CONFIGURATION + HASTY)
-    cursor = spark.cursor()
-    spark.start_soon()
-    wait_for(lambda: spark.node.pids("^VLLM::EngineCore"), 120, "the engine core")
-    old = spark.main_pid()
-    for process in (*spark.rank(), *spark.rank()):  # one that was made meanwhile too
-        process.send(signal.SIGSTOP)
-    wait_for(lambda: re.search(r"; nothing has moved for \d+ s$", spark.status_text()), 20, "STATUS= to show it")
-    line = given_up(spark, cursor, old)
-    assert "code=12 cause=load-stalled" in line
-    said = (
-        rf"rank 0 on {spark.node.name}, [a-z ]+, has stood still for 1\d s; its threads: \d+ of \S+ in do_signal_stop"
-    )
-    assert re.search(said, line), line
-    spark.await_serving()
-    spark.configure()
-
-
 def test_docker_stopped_and_started_again_as_a_package_upgrade_does(serving: SparkdNode) -> None:
     serving.forget_failures()
     serving.node.run("systemctl", "stop", "docker.socket", "docker.service")
@@ -455,6 +399,65 @@ def test_reboot_and_power_cut_with_the_unit_enabled(serving: SparkdNode) -> None
         assert json.loads(serving.node.read("/var/lib/sparkd/launch-history.json"))["failures"] == {}, "nobody's fault"
     finally:
         serving.node.run("systemctl", "disable", HEAD)
+
+
+@pytest.mark.whole
+def test_a_process_that_is_stopped_during_a_request_is_given_up_soon_and_its_stack_is_kept(serving: SparkdNode) -> None:
+    """For every change one is stopped in `test_pair` and below."""
+    cursor, old, stopped = serving.cursor(), serving.main_pid(), worker(serving)
+    load.begin(serving.node)
+    try:
+        serving.node.kill(stopped, signal.SIGSTOP)
+        began = time.monotonic()
+        line = given_up(serving, cursor, old)
+        took = time.monotonic() - began
+    finally:
+        load.end(serving.node)
+    print(f"given up after {took:.1f} s: {line}")
+    assert took <= 45
+    assert re.search(
+        rf"code=15 cause=engine-stalled .*its process {stopped} \(VLLM::\S+\) is stopped \(state T\)", line
+    )
+    assert re.search(rf"it was in \S+ \(.+:\d+\) of process {stopped} ", line)
+    serving.await_serving()
+    kept = serving.node.run("sh", "-c", "cat /var/lib/sparkd/stacks/*.txt").stdout
+    assert f"== process {stopped} " in kept
+    assert "MainThread" in kept
+
+
+def test_a_stop_while_serving_leaves_nothing(serving: SparkdNode) -> None:
+    begun = time.monotonic()
+    serving.stop()
+    assert time.monotonic() - begun < GRACE_SECONDS
+    assert serving.show("ActiveState") == "inactive"
+    assert serving.containers() == []
+    assert serving.leftovers() == []
+    assert serving.node.run("sparkd", "status", check=False).returncode == 21
+    launch = [one for one in history(serving)["launches"] if one["recipe"] == "tiny-cpu"][-1]
+    assert (launch["end"]["cause"], launch["served_seconds"] > 0) == ("stop-requested", True)
+    table = serving.node.run("sparkd", "history").stdout
+    print(table)
+    newest = next(line for line in table.splitlines() if " tiny-cpu " in line)
+    assert re.fullmatch(r"\S+ \S+ +tiny-cpu +\d+ s +\S+ +\S+ +stop-requested", newest), table
+    assert all(len(line) <= 80 for line in table.splitlines() if "slower" not in line), table
+
+
+STARTING = ("launching", "loading: starting the engine core")
+
+
+@pytest.mark.parametrize("at", [*STARTING, pytest.param("loading: starting the API server", marks=pytest.mark.whole)])
+def test_a_stop_during_the_load_leaves_nothing_and_does_not_hang(spark: SparkdNode, at: str) -> None:
+    spark.stop()
+    spark.forget_failures()
+    with spark.starting() as start:
+        wait_for(lambda: spark.status_text().startswith(at) or start.poll() is not None, 120, at)
+        begun = time.monotonic()
+        spark.stop()
+        took = time.monotonic() - begun
+    assert took < GRACE_SECONDS, f"{took:.1f} s"
+    assert spark.show("ActiveState") == "inactive"
+    assert spark.containers() == []
+    assert spark.leftovers() == []
 
 
 def test_an_engine_that_spawns_its_processes_as_vllm_does(spark: SparkdNode) -> None:
@@ -505,36 +508,39 @@ def test_a_load_that_takes_the_machine_down_three_times_is_left_to_a_person(spar
         spark.node.run("systemctl", "disable", HEAD)
 
 
-def test_a_process_that_is_stopped_during_a_request_is_given_up_soon_and_its_stack_is_kept(serving: SparkdNode) -> None:
-    cursor, old, stopped = serving.cursor(), serving.main_pid(), worker(serving)
-    load.begin(serving.node)
-    try:
-        serving.node.kill(stopped, signal.SIGSTOP)
-        began = time.monotonic()
-        line = given_up(serving, cursor, old)
-        took = time.monotonic() - began
-    finally:
-        load.end(serving.node)
-    print(f"given up after {took:.1f} s: {line}")
-    assert took <= 45
-    assert re.search(
-        rf"code=15 cause=engine-stalled .*its process {stopped} \(VLLM::\S+\) is stopped \(state T\)", line
-    )
-    assert re.search(rf"it was in \S+ \(.+:\d+\) of process {stopped} ", line)
-    serving.await_serving()
-    kept = serving.node.run("sh", "-c", "cat /var/lib/sparkd/stacks/*.txt").stdout
-    assert f"== process {stopped} " in kept
-    assert "MainThread" in kept
-
-
-@pytest.fixture(scope="module")
-def impatient(spark: SparkdNode) -> SparkdNode:
-    """Serving, with limits that a test can wait for. The last tests share it: none before them is to have it."""
+def configure_impatient(spark: SparkdNode) -> None:
     spark.node.run("sh", "-c", f"umask 077; echo {TOKEN} >/etc/sparkd/observe.token")
     spark.configure(CONFIGURATION + IMPATIENT)
+
+
+def test_a_load_that_hangs_names_its_step_and_its_threads_and_the_next_one_serves(spark: SparkdNode) -> None:
     spark.stop()
     spark.forget_failures()
-    spark.start()
+    configure_impatient(spark)
+    cursor = spark.cursor()
+    spark.start_soon()
+    wait_for(lambda: spark.node.pids("^VLLM::EngineCore"), 120, "the engine core")
+    old = spark.main_pid()
+    for process in (*spark.rank(), *spark.rank()):  # one that was made meanwhile too
+        process.send(signal.SIGSTOP)
+    wait_for(lambda: re.search(r"; nothing has moved for \d+ s$", spark.status_text()), 20, "STATUS= to show it")
+    line = given_up(spark, cursor, old)
+    assert "code=12 cause=load-stalled" in line
+    said = (
+        rf"rank 0 on {spark.node.name}, [a-z ]+, has stood still for 1\d s; its threads: \d+ of \S+ in do_signal_stop"
+    )
+    assert re.search(said, line), line
+    spark.await_serving()
+
+
+@pytest.fixture
+def impatient(spark: SparkdNode) -> SparkdNode:
+    """Serving with these limits, as the row before leaves it."""
+    if IMPATIENT not in spark.node.read("/etc/sparkd/sparkd.toml") or not spark.serves():
+        spark.stop()
+        spark.forget_failures()
+        configure_impatient(spark)
+        spark.start()
     return spark
 
 
@@ -567,11 +573,16 @@ def test_the_page_is_read_from_another_machine_by_the_token_alone(impatient: Spa
 
 
 def test_an_engine_that_hangs_while_idle_is_found_by_the_canary(impatient: SparkdNode) -> None:
-    cursor, old = impatient.cursor(), impatient.main_pid()
-    impatient.node.kill(worker(impatient), signal.SIGSTOP)
+    cursor, old, stopped = impatient.cursor(), impatient.main_pid(), worker(impatient)
+    impatient.node.kill(stopped, signal.SIGSTOP)
     wait_for(lambda: impatient.status_text().startswith("degraded: a canary completion failed"), 60, "the canary")
-    assert "code=15" in given_up(impatient, cursor, old)
+    line = given_up(impatient, cursor, old)
+    assert "code=15" in line
+    assert re.search(rf"it was in \S+ \(.+:\d+\) of process {stopped} ", line), line
     impatient.await_serving()
+    kept = impatient.node.run("sh", "-c", "cat /var/lib/sparkd/stacks/*.txt").stdout
+    assert f"== process {stopped} " in kept
+    assert "MainThread" in kept
 
 
 @pytest.mark.whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,11 @@ def test_the_rules_hold_under_ten_faults(world: World) -> None:
     siege.run([Step.parse(line) for line in TEN.splitlines()])
     assert siege.injected.total() == 10, siege.missed
     assert not world.persons
+    worker = world.cluster.worker
+    plans = [json.loads(member.node.run("sparkd", "plan", "--json").stdout) for member in world.cluster.members]
+    assert plans[0]["digest"] == plans[1]["digest"]
+    assert "--seed 3" in " ".join(plans[1]["argv"]), "what the head's file alone was changed to"
+    assert "cluster.config.followed" in worker.node.journal(worker.unit)
     print(f"{world.outages.count} outages, {world.outages.seconds:.0f} s without tokens")
 
 

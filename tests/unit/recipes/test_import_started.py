@@ -308,7 +308,7 @@ def test_what_is_not_read_is_named_with_what_to_do(
         assert main.main(["recipe", "import", "-"]) == 78
     for error in (alone, capsys.readouterr().err):
         assert f": line 1: looks like {looks}" in error
-        assert "what is read: recipes of eugr, sparkrun and NVIDIA, docker run lines, scripts" in error
+        assert "what is read: recipes of eugr, sparkrun and NVIDIA, command lines, scripts" in error
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ _LOOKS = (
     ("Markdown", rf"(?!{_MAPPING.pattern})(?:#+ |(?:.*\n)*?```)", "save the command in it as a file of its own"),
     ("plain text", rf"(?!{_MAPPING.pattern}|[-{{\[])", "write the command that starts vLLM"),
 )
-READ = "what is read: recipes of eugr, sparkrun and NVIDIA, docker run lines, scripts, compose files, units, containers"
+READ = "what is read: recipes of eugr, sparkrun and NVIDIA, command lines, scripts, compose files, units, containers"
 _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
 
 

@@ -166,6 +166,24 @@ def test_a_worker_that_differs_in_rank_and_address_alone_is_not_noted(tmp_path: 
     assert texts[0] == texts[1]
 
 
+def test_further_commands_are_bounded_and_each_line_is_printed_once(tmp_path: Path) -> None:
+    ranked = "".join(f"  - {{command: vllm serve o/M --seed 4 --node-rank {n}}}\n" for n in range(1, 4))
+    _, result = imported(tmp_path, f"{PAIR}  additional_commands:\n{ranked}")
+    assert sum("--seed: not given for the head, 4 for the others" in note for note in result.notes) == 1
+    distinct = "".join(f"  - {{command: vllm serve o/M --seed {n}}}\n" for n in range(70))
+    _, result = imported(tmp_path, f"{PAIR}  additional_commands:\n{distinct}")
+    assert sum("--seed: not given for the head" in note for note in result.notes) == 64
+    assert any("6 of 70 are not compared" in note for note in result.notes)
+
+
+def test_the_name_of_a_model_is_cut_and_holds_no_secret(tmp_path: Path) -> None:
+    token = "hf_" + "a1B2" * 10
+    text = f"{PAIR}checkpoint: {{target_label: {'m' * 9999}, draft_label: {token}}}\n"
+    notes = [note for note in imported(tmp_path, text)[1].notes if "checkpoint: " in note]
+    assert len(notes) == 2
+    assert all(len(note) < 400 and token not in note for note in notes)
+
+
 def test_a_further_command_that_is_no_engine_is_noted(tmp_path: Path) -> None:
     _, result = imported(tmp_path, with_worker("echo ready"))
     assert any("additional_commands: not compared: runs no `vllm serve`" in note for note in result.notes)

@@ -30,6 +30,8 @@ _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\
 """Flags that sparkd sets, with values of the shell's."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
+_MOST_NODES = 64
+"""As the schema has it."""
 _SETUP = "runtime.setup_command"
 _MEASUREMENT = "performance.yaml"
 _IGNORED = ("rm", "interactive", "tty", "detach", "init", "cap-add")
@@ -91,7 +93,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
 
 def _count_nodes(source: Source) -> int:
     nodes = source.mapping("topology").get("node_count") or 1
-    if not isinstance(nodes, int) or not 1 <= nodes <= 64:  # as the schema
+    if not isinstance(nodes, int) or not 1 <= nodes <= _MOST_NODES:
         raise source.fault(("topology", "node_count"), nodes, "must be a number of nodes")
     return nodes
 
@@ -116,7 +118,10 @@ def _pin_model(source: Source, command: str, revision: str) -> str:
     model = checkpoint.get("target_label") or source.mapping("serve").get("api_model") or source.text("model")
     for name in (None if is_pinned else model, checkpoint.get("draft_label")):
         if name:
-            source.note(("checkpoint",), f"checkpoint: {name}: no performance.yaml has its revision, and it may change")
+            label = redact(str(name))[:200]
+            source.note(
+                ("checkpoint",), f"checkpoint: {label}: no performance.yaml has its revision, and it may change"
+            )
     return revision if known else ""
 
 
@@ -194,16 +199,21 @@ def _compare_workers(source: Source, command: str, env: Mapping[str, str], overr
     """Note what further commands have otherwise than the head's, whose words every rank gets."""
     key = ("serve", "additional_commands")
     commands = source.mapping("serve").get("additional_commands")
-    for other in map(as_mapping, commands if isinstance(commands, list) else []):
-        texts = (command, _OF_RANKS.sub(r"\g<1>0", str(other.get("command"))))
+    others = map(as_mapping, commands if isinstance(commands, list) else [])
+    texts = [*dict.fromkeys(_OF_RANKS.sub(r"\g<1>0", str(other.get("command"))) for other in others)]
+    lines: dict[str, None] = {}
+    for text in texts[:_MOST_NODES]:
         try:
-            head, worker = (read_inner_engine(Launch(1), text, env, overrides) for text in texts)
+            head, worker = (read_inner_engine(Launch(1), each, env, overrides) for each in (command, text))
         except (CommandError, LaunchError) as error:
-            source.note(key, f"{'.'.join(key)}: not compared: {redact(str(error))}")
+            lines[f"not compared: {redact(str(error))}"] = None
             continue
         for name, mine, its in find_differences(head, worker):
-            both = f"{mine} for the head, {its} for the others"
-            source.note(key, f"{'.'.join(key)}: {name}: {both}: every rank gets the head's")
+            lines[f"{name}: {mine} for the head, {its} for the others: every rank gets the head's"] = None
+    if len(texts) > _MOST_NODES:
+        lines[f"{len(texts) - _MOST_NODES} of {len(texts)} are not compared"] = None
+    for line in lines:
+        source.note(key, f"{'.'.join(key)}: {line}")
 
 
 def _container(source: Source, launch: Launch) -> dict[str, object]:

@@ -166,6 +166,24 @@ def test_a_worker_that_differs_in_rank_and_address_alone_is_not_noted(tmp_path: 
     assert texts[0] == texts[1]
 
 
+def test_what_is_lost_of_a_worker_alone_is_noted_as_of_the_head(tmp_path: Path) -> None:
+    lost = COMMAND.replace("--tensor", "--max-num-seqs $SEQS --tensor").replace('A="1"', 'A="1"\npip install y')
+    head = PAIR.replace("--tensor", "--max-num-seqs 4 --tensor")
+    _, result = imported(tmp_path, with_worker(f"{lost.rstrip()} --headless $EXTRA").replace(PAIR, head))
+    assert [line.partition(".additional_commands: ")[2].partition(" is not known")[0] for line in result.missing] == [
+        "not run: pip install y: do it in an image, and name that under image.ref",
+        "left out: what $EXTRA stands for in $EXTRA",
+        "--max-num-seqs: left out: what $SEQS stands for in $SEQS",
+    ]
+    assert not any("not given for the others" in note for note in result.notes)
+
+
+def test_a_secret_that_a_worker_alone_has_is_named_without_a_file(tmp_path: Path) -> None:
+    recipe, result = imported(tmp_path, with_worker(f"export B_TOKEN=x\n{COMMAND}"))
+    assert any(note.endswith(": B_TOKEN: its value is not taken") for note in result.notes)
+    assert "B_TOKEN" not in recipe.secrets
+
+
 def test_further_commands_are_bounded_and_each_line_is_printed_once(tmp_path: Path) -> None:
     ranked = "".join(f"  - {{command: vllm serve o/M --seed 4 --node-rank {n}}}\n" for n in range(1, 4))
     _, result = imported(tmp_path, f"{PAIR}  additional_commands:\n{ranked}")

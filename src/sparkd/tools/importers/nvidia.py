@@ -196,24 +196,28 @@ def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[s
 
 
 def _compare_workers(source: Source, command: str, env: Mapping[str, str], overrides: Overrides) -> None:
-    """Note what further commands have otherwise than the head's, whose words every rank gets."""
+    """Note what further commands have otherwise than the head's, whose words every rank gets, and what they lose."""
     key = ("serve", "additional_commands")
     commands = source.mapping("serve").get("additional_commands")
     others = map(as_mapping, commands if isinstance(commands, list) else [])
     texts = [*dict.fromkeys(_OF_RANKS.sub(r"\g<1>0", str(other.get("command"))) for other in others)]
-    lines: dict[str, None] = {}
+    lines: dict[str, bool] = {}
     for text in texts[:_MOST_NODES]:
         try:
             head, worker = (read_inner_engine(Launch(1), each, env, overrides) for each in (command, text))
         except (CommandError, LaunchError) as error:
-            lines[f"not compared: {redact(str(error))}"] = None
+            lines[f"not compared: {redact(str(error))}"] = False
             continue
+        notes = [note for note in worker.launch.notes if note not in head.launch.notes]
+        lost = {note.text.partition(": put it into")[0]: note.is_missing for note in notes}
+        lines |= lost
         for name, mine, its in find_differences(head, worker):
-            lines[f"{name}: {mine} for the head, {its} for the others: every rank gets the head's"] = None
+            if not any(text.startswith(f"{name}: left out") for text in lost):
+                lines[f"{name}: {mine} for the head, {its} for the others: every rank gets the head's"] = False
     if len(texts) > _MOST_NODES:
-        lines[f"{len(texts) - _MOST_NODES} of {len(texts)} are not compared"] = None
-    for line in lines:
-        source.note(key, f"{'.'.join(key)}: {line}")
+        lines[f"{len(texts) - _MOST_NODES} of {len(texts)} are not compared"] = False
+    for line, is_missing in lines.items():
+        source.note(key, f"{'.'.join(key)}: {line}", is_missing=is_missing)
 
 
 def _container(source: Source, launch: Launch) -> dict[str, object]:

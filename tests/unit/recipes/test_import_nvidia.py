@@ -212,6 +212,7 @@ def test_a_further_command_that_is_no_engine_is_noted(tmp_path: Path) -> None:
     [
         ("vllm/vllm-openai:v0.24.0-ubuntu2404", "0.28.0", "0.24"),
         ("r/i:latest", "0.28.0", "0.28"),
+        ("vllm/vllm-openai:v0.33.0", "0.24.0", ""),
         ("r/i:latest", "0.28.1rc1.dev337+g2", ""),
     ],
 )

@@ -17,7 +17,7 @@ from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.container_paths import cache_folders
-from sparkd.base.vllm.releases import name_release
+from sparkd.base.vllm.releases import known_release, name_release
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.launch import find_differences, read_inner_engine
 from sparkd.tools.importers.options import Launch, LaunchError, is_secret, merge_keys, redact, secret_file
@@ -104,7 +104,7 @@ def _pin_image(source: Source, launch: Launch, software: Mapping[str, object]) -
     if launch.image not in (image, "$IMAGE"):
         source.note(("runtime",), f"runtime.image: {image}: is taken, and not {launch.image} of its setup_command")
     if _DIGEST.fullmatch(digest):
-        release = name_release(image) or name_release(str(software.get("backend_version")))
+        release = name_release(image if known_release(image) else str(software.get("backend_version")))
         return f"{image.partition('@')[0].rpartition(':')[0] or image}@{digest}", release
     if "@" not in image:
         source.note(("runtime",), f"runtime.image: {image}: no performance.yaml has its digest, and the tag may move")

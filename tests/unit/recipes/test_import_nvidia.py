@@ -140,6 +140,13 @@ def test_the_hub_token_of_a_set_up_becomes_a_secret_with_the_steps_for_its_file(
     assert any("model pull" in step and "--token-file /etc/sparkd/hf_token" in step for step in result.steps)
 
 
+@pytest.mark.parametrize("name", ["my-secret", "my-api_TOKEN"])
+def test_a_secret_whose_name_is_no_variable_is_left_out(tmp_path: Path, name: str) -> None:
+    recipe, result = imported(tmp_path, PAIR.replace("-e HF_TOKEN", f'-e "{name}=$X" -e HF_TOKEN'))
+    assert recipe.secrets == {"HF_TOKEN": "/etc/sparkd/hf_token"}
+    assert any(f"{name}: left out: a value of the shell's" in note for note in result.notes)
+
+
 def with_worker(command: str) -> str:
     indented = "".join(f"        {line}\n" for line in command.splitlines())
     return f"{PAIR}  additional_commands:\n  - id: worker\n    command: |\n{indented}"

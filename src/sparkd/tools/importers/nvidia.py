@@ -16,11 +16,12 @@ from sparkd.base.lib.text import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
+from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import cache_folders
 from sparkd.base.vllm.releases import known_release, name_release
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.launch import find_differences, read_inner_engine
-from sparkd.tools.importers.options import Launch, LaunchError, is_secret, merge_keys, redact, secret_file
+from sparkd.tools.importers.options import Launch, LaunchError, merge_keys, redact, secret_file
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
 from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
@@ -187,7 +188,7 @@ def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[s
     """Variables, and the files of those that are secrets."""
     values = {name: option.value for name, option in launch.env.items()}
     of_shell = [name for name in values if "$" in values[name] and name not in (*BETWEEN_NODES, *BETWEEN_GPUS)]
-    secrets = {name: secret_file(name) for name in of_shell if is_secret(name, "")}
+    secrets = {name: secret_file(name) for name in of_shell if SECRET_NAME.search(name) and name.isidentifier()}
     for name in of_shell:
         file = secrets.get(name)
         text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"

@@ -233,8 +233,12 @@ def test_a_digest_keeps_the_release_that_the_tag_or_the_measurement_names(
 
 def test_a_measurement_of_another_text_is_left_out_with_a_note(tmp_path: Path) -> None:
     licence = "# Copyright\n\n"
-    measured = f"{MEASURED}recipe_sha256: {sha256(PAIR.encode()).hexdigest()}\n"
+    digest = sha256(PAIR.encode()).hexdigest()
+    measured = f"{MEASURED}recipe_sha256: {digest}\n"
     assert imported(tmp_path, licence + PAIR, measured)[0].expect
+    assert imported(tmp_path, licence + PAIR.replace("\n", "\r\n"), f"{MEASURED}recipe_sha256: {digest.upper()}\n")[
+        0
+    ].expect
     recipe, result = imported(tmp_path, licence + PAIR.replace('A="1"', 'A="2"'), measured)
     assert (recipe.image.ref, recipe.model.revision, recipe.expect) == ("r/i:latest", "", {})
     (note,) = (note for note in result.notes if "line 1: performance.yaml: was measured with another text" in note)
@@ -262,11 +266,18 @@ def test_a_folder_has_its_recipes_and_not_what_was_measured_with_them(tmp_path: 
     assert convert.find_files(tmp_path) == [tmp_path / "recipe.yaml"]
 
 
-@pytest.mark.parametrize("text", ["model: o/M\n", "profiles: [", "- profiles\n"])
-def test_a_file_of_that_name_that_is_no_measurement_is_tried(tmp_path: Path, text: str) -> None:
-    for name, content in (("recipe.yaml", PAIR), ("performance.yaml", text)):
+def test_a_file_of_that_name_that_is_no_measurement_is_tried(tmp_path: Path) -> None:
+    for name, content in (("recipe.yaml", PAIR), ("performance.yaml", "model: o/M\n")):
         (tmp_path / name).write_text(content)
     assert tmp_path / "performance.yaml" in convert.find_files(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "profiles: [", "- profiles\n", "\0"])
+def test_a_broken_measurement_is_a_note_of_its_recipe_and_no_recipe(tmp_path: Path, text: str) -> None:
+    (tmp_path / "performance.yaml").write_text(text)
+    _, result = imported(tmp_path, PAIR)
+    assert any("performance.yaml: not read: " in note for note in result.notes)
+    assert tmp_path / "performance.yaml" not in convert.find_files(tmp_path)
 
 
 def test_a_device_that_gives_the_node_is_left_out(tmp_path: Path) -> None:

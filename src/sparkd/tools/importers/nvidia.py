@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -142,8 +141,11 @@ def _read_measurement(source: Source) -> Mapping[str, object]:
     except YamlError as error:
         source.note((), f"{_MEASUREMENT}: not read: {error}")
         return {}
-    text = "".join(read_file(source.beside).partition("schema_version")[1:])  # without the licence
-    if measured.get("recipe_sha256") in (None, sha256(text.encode()).hexdigest()):
+    text = "".join(
+        read_file(source.beside).replace("\r\n", "\n").partition("schema_version")[1:]
+    )  # without the licence
+    digest = sha256(text.encode()).hexdigest()
+    if str(measured.get("recipe_sha256") or digest).lower() == digest:
         return measured
     what = "its digest of the image, revision of the model and figures are left out"
     source.note((), f"{_MEASUREMENT}: was measured with another text of this recipe (recipe_sha256): {what}")
@@ -154,9 +156,12 @@ def is_measurement(path: Path) -> bool:
     """Whether it belongs to a recipe beside it, and is no recipe itself."""
     if path.name != _MEASUREMENT or not path.with_name("recipe.yaml").exists():
         return False
-    with suppress(ConfigError, YamlError):
+    try:
         return "profiles" in parse_as_pyyaml(read_file(path)).data
-    return False
+    except YamlError:  # which a note of the recipe says
+        return True
+    except ConfigError:
+        return False
 
 
 def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:

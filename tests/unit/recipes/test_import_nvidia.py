@@ -118,14 +118,31 @@ def test_a_cache_that_sparkd_does_not_know_is_kept_and_what_may_surprise_is_note
 UNCONFINED = "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
 
 
-def test_without_privileges_the_profiles_that_stay_are_noted_with_what_fails_by_them(tmp_path: Path) -> None:
-    text = PAIR.replace("docker run", UNCONFINED).replace("      --privileged \\\n", "")
-    _, result = imported(tmp_path, text.replace('A="1"', 'VLLM_PLE_TABLE_MEMORY="disk"'), MEASURED)
+UNPRIVILEGED = PAIR.replace("docker run", UNCONFINED).replace("      --privileged \\\n", "")
+
+
+@pytest.mark.parametrize("run", ["docker run", "docker run --privileged=false"])
+def test_without_privileges_the_profiles_that_stay_are_noted_with_what_fails_by_them(tmp_path: Path, run: str) -> None:
+    _, result = imported(tmp_path, UNPRIVILEGED.replace("docker run", run), MEASURED)
     seccomp, apparmor = (note for note in result.notes if "unconfined: left out: " in note)
     assert "docker's own seccomp profile stays, and what needs io_uring fails" in seccomp
     assert "VLLM_PLE_TABLE_MEMORY=disk" in seccomp
     assert apparmor.endswith("docker's own AppArmor profile stays; container.privileged has none")
     assert result.missing == ()
+
+
+@pytest.mark.parametrize(
+    "disk",
+    [
+        UNPRIVILEGED.replace('A="1"', 'VLLM_PLE_TABLE_MEMORY="disk"'),
+        UNPRIVILEGED.replace("-e HF_TOKEN", "-e VLLM_PLE_TABLE_MEMORY=disk -e HF_TOKEN"),
+    ],
+)
+def test_a_table_on_disk_needs_the_privileges_that_no_profile_of_seccomp_takes(tmp_path: Path, disk: str) -> None:
+    (missing,) = imported(tmp_path, disk)[1].missing
+    assert "VLLM_PLE_TABLE_MEMORY=disk: needs io_uring" in missing
+    assert imported(tmp_path, disk.replace("=disk", "=ram").replace('"disk"', '"ram"'))[1].missing == ()
+    assert imported(tmp_path, disk.replace("docker run", "docker run --privileged"))[1].missing == ()
 
 
 def test_what_a_privileged_container_has_anyway_is_not_noted(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ _IGNORED = ("rm", "interactive", "tty", "detach", "init", "cap-add")
 _OPTIONS = {"shm-size": "shm_size", "device": "devices", "security-opt": "security_opt"}
 _CACHES = re.compile(r"[^:]+:(/root/\.(?:triton|cache/(?:([a-z0-9_]{1,32})/?)?.*))")
 """Volumes of compilers, with the name of one, and of the hub: sparkd keeps the former, and mounts models itself."""
+_ON_DISK = re.compile(r"^[^#\n]*\bVLLM_PLE_TABLE_MEMORY=[\"']?disk\b", re.MULTILINE)
 _SHOWN = ("status", "min_vidmem_gb", "security", "limitations", "notes", "validation")
 
 
@@ -75,6 +76,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
     image, release = _pin_image(source, launch, software)
     env, secrets = _environment(source, launch)
     _compare_workers(source, command, env, overrides)
+    _miss_io_uring(source, launch, command)
     return Foreign(
         format="NVIDIA catalogue",
         description=source.text("title"),
@@ -229,7 +231,7 @@ def _compare_workers(source: Source, command: str, env: Mapping[str, str], overr
 def _container(source: Source, launch: Launch) -> dict[str, object]:
     """Keys of schema 1's `container`. What has no counterpart becomes a note."""
     container: dict[str, object] = {}
-    is_privileged = any(option.name == "privileged" for option in launch.options)
+    is_privileged = _is_privileged(launch)
     for option, value, *_ in launch.options:
         name = _OPTIONS.get(option, option)
         is_cache = name == "volume" and _CACHES.fullmatch(value)
@@ -246,6 +248,19 @@ def _container(source: Source, launch: Launch) -> dict[str, object]:
     for note in launch.notes:
         source.miss(("runtime",), f"{_SETUP}: {note.text}")
     return container
+
+
+def _is_privileged(launch: Launch) -> bool:
+    return any(convert_option(*option[:2]) == {"privileged": True} for option in launch.options)
+
+
+def _miss_io_uring(source: Source, launch: Launch, command: str) -> None:
+    """Where docker's own seccomp profile stays, which the recipe takes away."""
+    is_unconfined = any(option.value == "seccomp=unconfined" for option in launch.options)
+    given = [f"{name}={option.value}" for name, option in launch.env.items()]
+    if is_unconfined and not _is_privileged(launch) and _ON_DISK.search("\n".join([*given, command])):
+        needed = "VLLM_PLE_TABLE_MEMORY=disk: needs io_uring, which docker's own seccomp profile forbids"
+        source.miss(("runtime",), f"{_SETUP}: {needed}: write container.privileged: true")
 
 
 def _caches(launch: Launch) -> dict[str, str]:

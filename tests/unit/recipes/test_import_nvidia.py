@@ -118,14 +118,31 @@ def test_a_cache_that_sparkd_does_not_know_is_kept_and_what_may_surprise_is_note
 UNCONFINED = "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
 
 
-def test_without_privileges_the_profiles_that_stay_are_noted_with_what_fails_by_them(tmp_path: Path) -> None:
-    text = PAIR.replace("docker run", UNCONFINED).replace("      --privileged \\\n", "")
-    _, result = imported(tmp_path, text.replace('A="1"', 'VLLM_PLE_TABLE_MEMORY="disk"'), MEASURED)
+UNPRIVILEGED = PAIR.replace("docker run", UNCONFINED).replace("      --privileged \\\n", "")
+
+
+@pytest.mark.parametrize("run", ["docker run", "docker run --privileged=false"])
+def test_without_privileges_the_profiles_that_stay_are_noted_with_what_fails_by_them(tmp_path: Path, run: str) -> None:
+    _, result = imported(tmp_path, UNPRIVILEGED.replace("docker run", run), MEASURED)
     seccomp, apparmor = (note for note in result.notes if "unconfined: left out: " in note)
     assert "docker's own seccomp profile stays, and what needs io_uring fails" in seccomp
     assert "VLLM_PLE_TABLE_MEMORY=disk" in seccomp
     assert apparmor.endswith("docker's own AppArmor profile stays; container.privileged has none")
     assert result.missing == ()
+
+
+@pytest.mark.parametrize(
+    "disk",
+    [
+        UNPRIVILEGED.replace('A="1"', 'VLLM_PLE_TABLE_MEMORY="disk"'),
+        UNPRIVILEGED.replace("-e HF_TOKEN", "-e VLLM_PLE_TABLE_MEMORY=disk -e HF_TOKEN"),
+    ],
+)
+def test_a_table_on_disk_needs_the_privileges_that_no_profile_of_seccomp_takes(tmp_path: Path, disk: str) -> None:
+    (missing,) = imported(tmp_path, disk)[1].missing
+    assert "VLLM_PLE_TABLE_MEMORY=disk: needs io_uring" in missing
+    assert imported(tmp_path, disk.replace("=disk", "=ram").replace('"disk"', '"ram"'))[1].missing == ()
+    assert imported(tmp_path, disk.replace("docker run", "docker run --privileged"))[1].missing == ()
 
 
 def test_what_a_privileged_container_has_anyway_is_not_noted(tmp_path: Path) -> None:
@@ -138,6 +155,13 @@ def test_the_hub_token_of_a_set_up_becomes_a_secret_with_the_steps_for_its_file(
     assert recipe.secrets == {"HF_TOKEN": "/etc/sparkd/hf_token"}
     assert any("install -m 600 /dev/stdin /etc/sparkd/hf_token" in step for step in result.steps)
     assert any("model pull" in step and "--token-file /etc/sparkd/hf_token" in step for step in result.steps)
+
+
+@pytest.mark.parametrize("name", ["my-secret", "my-api_TOKEN"])
+def test_a_secret_whose_name_is_no_variable_is_left_out(tmp_path: Path, name: str) -> None:
+    recipe, result = imported(tmp_path, PAIR.replace("-e HF_TOKEN", f'-e "{name}=$X" -e HF_TOKEN'))
+    assert recipe.secrets == {"HF_TOKEN": "/etc/sparkd/hf_token"}
+    assert any(f"{name}: left out: a value of the shell's" in note for note in result.notes)
 
 
 def with_worker(command: str) -> str:
@@ -166,6 +190,42 @@ def test_a_worker_that_differs_in_rank_and_address_alone_is_not_noted(tmp_path: 
     assert texts[0] == texts[1]
 
 
+def test_what_is_lost_of_a_worker_alone_is_noted_as_of_the_head(tmp_path: Path) -> None:
+    lost = COMMAND.replace("--tensor", "--max-num-seqs $SEQS --tensor").replace('A="1"', 'A="1"\npip install y')
+    head = PAIR.replace("--tensor", "--max-num-seqs 4 --tensor")
+    _, result = imported(tmp_path, with_worker(f"{lost.rstrip()} --headless $EXTRA").replace(PAIR, head))
+    assert [line.partition(".additional_commands: ")[2].partition(" is not known")[0] for line in result.missing] == [
+        "not run: pip install y: do it in an image, and name that under image.ref",
+        "left out: what $EXTRA stands for in $EXTRA",
+        "--max-num-seqs: left out: what $SEQS stands for in $SEQS",
+    ]
+    assert not any("not given for the others" in note for note in result.notes)
+
+
+def test_a_secret_that_a_worker_alone_has_is_named_without_a_file(tmp_path: Path) -> None:
+    recipe, result = imported(tmp_path, with_worker(f"export B_TOKEN=x\n{COMMAND}"))
+    assert any(note.endswith(": B_TOKEN: its value is not taken") for note in result.notes)
+    assert "B_TOKEN" not in recipe.secrets
+
+
+def test_further_commands_are_bounded_and_each_line_is_printed_once(tmp_path: Path) -> None:
+    ranked = "".join(f"  - {{command: vllm serve o/M --seed 4 --node-rank {n}}}\n" for n in range(1, 4))
+    _, result = imported(tmp_path, f"{PAIR}  additional_commands:\n{ranked}")
+    assert sum("--seed: not given for the head, 4 for the others" in note for note in result.notes) == 1
+    distinct = "".join(f"  - {{command: vllm serve o/M --seed {n}}}\n" for n in range(70))
+    _, result = imported(tmp_path, f"{PAIR}  additional_commands:\n{distinct}")
+    assert sum("--seed: not given for the head" in note for note in result.notes) == 64
+    assert any("6 of 70 are not compared" in note for note in result.notes)
+
+
+def test_the_name_of_a_model_is_cut_and_holds_no_secret(tmp_path: Path) -> None:
+    token = "hf_" + "a1B2" * 10
+    text = f"{PAIR}checkpoint: {{target_label: {'m' * 9999}, draft_label: {token}}}\n"
+    notes = [note for note in imported(tmp_path, text)[1].notes if "checkpoint: " in note]
+    assert len(notes) == 2
+    assert all(len(note) < 400 and token not in note for note in notes)
+
+
 def test_a_further_command_that_is_no_engine_is_noted(tmp_path: Path) -> None:
     _, result = imported(tmp_path, with_worker("echo ready"))
     assert any("additional_commands: not compared: runs no `vllm serve`" in note for note in result.notes)
@@ -176,6 +236,7 @@ def test_a_further_command_that_is_no_engine_is_noted(tmp_path: Path) -> None:
     [
         ("vllm/vllm-openai:v0.24.0-ubuntu2404", "0.28.0", "0.24"),
         ("r/i:latest", "0.28.0", "0.28"),
+        ("vllm/vllm-openai:v0.33.0", "0.24.0", ""),
         ("r/i:latest", "0.28.1rc1.dev337+g2", ""),
     ],
 )
@@ -189,8 +250,12 @@ def test_a_digest_keeps_the_release_that_the_tag_or_the_measurement_names(
 
 def test_a_measurement_of_another_text_is_left_out_with_a_note(tmp_path: Path) -> None:
     licence = "# Copyright\n\n"
-    measured = f"{MEASURED}recipe_sha256: {sha256(PAIR.encode()).hexdigest()}\n"
+    digest = sha256(PAIR.encode()).hexdigest()
+    measured = f"{MEASURED}recipe_sha256: {digest}\n"
     assert imported(tmp_path, licence + PAIR, measured)[0].expect
+    assert imported(tmp_path, licence + PAIR.replace("\n", "\r\n"), f"{MEASURED}recipe_sha256: {digest.upper()}\n")[
+        0
+    ].expect
     recipe, result = imported(tmp_path, licence + PAIR.replace('A="1"', 'A="2"'), measured)
     assert (recipe.image.ref, recipe.model.revision, recipe.expect) == ("r/i:latest", "", {})
     (note,) = (note for note in result.notes if "line 1: performance.yaml: was measured with another text" in note)
@@ -218,11 +283,18 @@ def test_a_folder_has_its_recipes_and_not_what_was_measured_with_them(tmp_path: 
     assert convert.find_files(tmp_path) == [tmp_path / "recipe.yaml"]
 
 
-@pytest.mark.parametrize("text", ["model: o/M\n", "profiles: [", "- profiles\n"])
-def test_a_file_of_that_name_that_is_no_measurement_is_tried(tmp_path: Path, text: str) -> None:
-    for name, content in (("recipe.yaml", PAIR), ("performance.yaml", text)):
+def test_a_file_of_that_name_that_is_no_measurement_is_tried(tmp_path: Path) -> None:
+    for name, content in (("recipe.yaml", PAIR), ("performance.yaml", "model: o/M\n")):
         (tmp_path / name).write_text(content)
     assert tmp_path / "performance.yaml" in convert.find_files(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "profiles: [", "- profiles\n", "\0"])
+def test_a_broken_measurement_is_a_note_of_its_recipe_and_no_recipe(tmp_path: Path, text: str) -> None:
+    (tmp_path / "performance.yaml").write_text(text)
+    _, result = imported(tmp_path, PAIR)
+    assert any("performance.yaml: not read: " in note for note in result.notes)
+    assert tmp_path / "performance.yaml" not in convert.find_files(tmp_path)
 
 
 def test_a_device_that_gives_the_node_is_left_out(tmp_path: Path) -> None:

@@ -48,10 +48,14 @@ def _go_back(later: FlagTable, step: Earlier) -> FlagTable:
 
 def find_release(text: str) -> FlagTable:
     """The release of a version, or of an image of vLLM with a version as its tag; SHIPPED for any other text."""
+    return known_release(text) or SHIPPED
+
+
+def known_release(text: str) -> FlagTable | None:
+    """As `find_release`; None for any other text."""
     match = _VERSION.search(text.rpartition("/")[2])
-    if match is None:
-        return SHIPPED
-    return next((table for table in load_releases() if minor(table) == (match[1] or match[2])), SHIPPED)
+    number = match and (match[1] or match[2])
+    return next((table for table in load_releases() if minor(table) == number), None)
 
 
 def list_registered(flag: str) -> set[str]:

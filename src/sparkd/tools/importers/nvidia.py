@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,11 +15,12 @@ from sparkd.base.lib.text import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
+from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import cache_folders
-from sparkd.base.vllm.releases import name_release
+from sparkd.base.vllm.releases import known_release, name_release
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.launch import find_differences, read_inner_engine
-from sparkd.tools.importers.options import Launch, LaunchError, is_secret, merge_keys, redact, secret_file
+from sparkd.tools.importers.options import Launch, LaunchError, merge_keys, redact, secret_file
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
 from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
@@ -30,6 +30,8 @@ _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\
 """Flags that sparkd sets, with values of the shell's."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
+_MOST_NODES = 64
+"""As the schema has it."""
 _SETUP = "runtime.setup_command"
 _MEASUREMENT = "performance.yaml"
 _IGNORED = ("rm", "interactive", "tty", "detach", "init", "cap-add")
@@ -37,6 +39,7 @@ _IGNORED = ("rm", "interactive", "tty", "detach", "init", "cap-add")
 _OPTIONS = {"shm-size": "shm_size", "device": "devices", "security-opt": "security_opt"}
 _CACHES = re.compile(r"[^:]+:(/root/\.(?:triton|cache/(?:([a-z0-9_]{1,32})/?)?.*))")
 """Volumes of compilers, with the name of one, and of the hub: sparkd keeps the former, and mounts models itself."""
+_ON_DISK = re.compile(r"^[^#\n]*\bVLLM_PLE_TABLE_MEMORY=[\"']?disk\b", re.MULTILINE)
 _SHOWN = ("status", "min_vidmem_gb", "security", "limitations", "notes", "validation")
 
 
@@ -73,6 +76,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
     image, release = _pin_image(source, launch, software)
     env, secrets = _environment(source, launch)
     _compare_workers(source, command, env, overrides)
+    _miss_io_uring(source, launch, command)
     return Foreign(
         format="NVIDIA catalogue",
         description=source.text("title"),
@@ -91,7 +95,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
 
 def _count_nodes(source: Source) -> int:
     nodes = source.mapping("topology").get("node_count") or 1
-    if not isinstance(nodes, int) or not 1 <= nodes <= 64:  # as the schema
+    if not isinstance(nodes, int) or not 1 <= nodes <= _MOST_NODES:
         raise source.fault(("topology", "node_count"), nodes, "must be a number of nodes")
     return nodes
 
@@ -102,7 +106,7 @@ def _pin_image(source: Source, launch: Launch, software: Mapping[str, object]) -
     if launch.image not in (image, "$IMAGE"):
         source.note(("runtime",), f"runtime.image: {image}: is taken, and not {launch.image} of its setup_command")
     if _DIGEST.fullmatch(digest):
-        release = name_release(image) or name_release(str(software.get("backend_version")))
+        release = name_release(image if known_release(image) else str(software.get("backend_version")))
         return f"{image.partition('@')[0].rpartition(':')[0] or image}@{digest}", release
     if "@" not in image:
         source.note(("runtime",), f"runtime.image: {image}: no performance.yaml has its digest, and the tag may move")
@@ -116,7 +120,10 @@ def _pin_model(source: Source, command: str, revision: str) -> str:
     model = checkpoint.get("target_label") or source.mapping("serve").get("api_model") or source.text("model")
     for name in (None if is_pinned else model, checkpoint.get("draft_label")):
         if name:
-            source.note(("checkpoint",), f"checkpoint: {name}: no performance.yaml has its revision, and it may change")
+            label = redact(str(name))[:200]
+            source.note(
+                ("checkpoint",), f"checkpoint: {label}: no performance.yaml has its revision, and it may change"
+            )
     return revision if known else ""
 
 
@@ -136,8 +143,11 @@ def _read_measurement(source: Source) -> Mapping[str, object]:
     except YamlError as error:
         source.note((), f"{_MEASUREMENT}: not read: {error}")
         return {}
-    text = "".join(read_file(source.beside).partition("schema_version")[1:])  # without the licence
-    if measured.get("recipe_sha256") in (None, sha256(text.encode()).hexdigest()):
+    text = "".join(
+        read_file(source.beside).replace("\r\n", "\n").partition("schema_version")[1:]
+    )  # without the licence
+    digest = sha256(text.encode()).hexdigest()
+    if str(measured.get("recipe_sha256") or digest).lower() == digest:
         return measured
     what = "its digest of the image, revision of the model and figures are left out"
     source.note((), f"{_MEASUREMENT}: was measured with another text of this recipe (recipe_sha256): {what}")
@@ -148,9 +158,12 @@ def is_measurement(path: Path) -> bool:
     """Whether it belongs to a recipe beside it, and is no recipe itself."""
     if path.name != _MEASUREMENT or not path.with_name("recipe.yaml").exists():
         return False
-    with suppress(ConfigError, YamlError):
+    try:
         return "profiles" in parse_as_pyyaml(read_file(path)).data
-    return False
+    except YamlError:  # which a note of the recipe says
+        return True
+    except ConfigError:
+        return False
 
 
 def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
@@ -182,7 +195,7 @@ def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[s
     """Variables, and the files of those that are secrets."""
     values = {name: option.value for name, option in launch.env.items()}
     of_shell = [name for name in values if "$" in values[name] and name not in (*BETWEEN_NODES, *BETWEEN_GPUS)]
-    secrets = {name: secret_file(name) for name in of_shell if is_secret(name, "")}
+    secrets = {name: secret_file(name) for name in of_shell if SECRET_NAME.search(name) and name.isidentifier()}
     for name in of_shell:
         file = secrets.get(name)
         text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"
@@ -191,25 +204,34 @@ def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[s
 
 
 def _compare_workers(source: Source, command: str, env: Mapping[str, str], overrides: Overrides) -> None:
-    """Note what further commands have otherwise than the head's, whose words every rank gets."""
+    """Note what further commands have otherwise than the head's, whose words every rank gets, and what they lose."""
     key = ("serve", "additional_commands")
     commands = source.mapping("serve").get("additional_commands")
-    for other in map(as_mapping, commands if isinstance(commands, list) else []):
-        texts = (command, _OF_RANKS.sub(r"\g<1>0", str(other.get("command"))))
+    others = map(as_mapping, commands if isinstance(commands, list) else [])
+    texts = [*dict.fromkeys(_OF_RANKS.sub(r"\g<1>0", str(other.get("command"))) for other in others)]
+    lines: dict[str, bool] = {}
+    for text in texts[:_MOST_NODES]:
         try:
-            head, worker = (read_inner_engine(Launch(1), text, env, overrides) for text in texts)
+            head, worker = (read_inner_engine(Launch(1), each, env, overrides) for each in (command, text))
         except (CommandError, LaunchError) as error:
-            source.note(key, f"{'.'.join(key)}: not compared: {redact(str(error))}")
+            lines[f"not compared: {redact(str(error))}"] = False
             continue
+        notes = [note for note in worker.launch.notes if note not in head.launch.notes]
+        lost = {note.text.partition(": put it into")[0]: note.is_missing for note in notes}
+        lines |= lost
         for name, mine, its in find_differences(head, worker):
-            both = f"{mine} for the head, {its} for the others"
-            source.note(key, f"{'.'.join(key)}: {name}: {both}: every rank gets the head's")
+            if not any(text.startswith(f"{name}: left out") for text in lost):
+                lines[f"{name}: {mine} for the head, {its} for the others: every rank gets the head's"] = False
+    if len(texts) > _MOST_NODES:
+        lines[f"{len(texts) - _MOST_NODES} of {len(texts)} are not compared"] = False
+    for line, is_missing in lines.items():
+        source.note(key, f"{'.'.join(key)}: {line}", is_missing=is_missing)
 
 
 def _container(source: Source, launch: Launch) -> dict[str, object]:
     """Keys of schema 1's `container`. What has no counterpart becomes a note."""
     container: dict[str, object] = {}
-    is_privileged = any(option.name == "privileged" for option in launch.options)
+    is_privileged = _is_privileged(launch)
     for option, value, *_ in launch.options:
         name = _OPTIONS.get(option, option)
         is_cache = name == "volume" and _CACHES.fullmatch(value)
@@ -226,6 +248,19 @@ def _container(source: Source, launch: Launch) -> dict[str, object]:
     for note in launch.notes:
         source.miss(("runtime",), f"{_SETUP}: {note.text}")
     return container
+
+
+def _is_privileged(launch: Launch) -> bool:
+    return any(convert_option(*option[:2]) == {"privileged": True} for option in launch.options)
+
+
+def _miss_io_uring(source: Source, launch: Launch, command: str) -> None:
+    """Where docker's own seccomp profile stays, which the recipe takes away."""
+    is_unconfined = any(option.value == "seccomp=unconfined" for option in launch.options)
+    given = [f"{name}={option.value}" for name, option in launch.env.items()]
+    if is_unconfined and not _is_privileged(launch) and _ON_DISK.search("\n".join([*given, command])):
+        needed = "VLLM_PLE_TABLE_MEMORY=disk: needs io_uring, which docker's own seccomp profile forbids"
+        source.miss(("runtime",), f"{_SETUP}: {needed}: write container.privileged: true")
 
 
 def _caches(launch: Launch) -> dict[str, str]:

@@ -263,6 +263,7 @@ def test_what_cannot_be_converted_is_refused_with_its_line(tmp_path: Path, old: 
         ("dgx-spark-2gpu", "dgx-station", "hardware: dgx-station: is no DGX Spark"),
         ("-v ~/.triton:/root/.triton", "-v ~/x:/x", "--volume ~/x:/x: left out"),
         ("--ipc host", "--pid host", "--pid host: left out"),
+        ("--ipc host", "--platform linux/amd64", "--platform linux/amd64: left out: a Spark is arm64"),
     ],
 )
 def test_what_the_engine_would_miss_leads_to_no_endpoint(tmp_path: Path, old: str, new: str, missing: str) -> None:
@@ -270,7 +271,7 @@ def test_what_the_engine_would_miss_leads_to_no_endpoint(tmp_path: Path, old: st
     assert [missing in line for line in result.missing] == [True]
 
 
-@pytest.mark.parametrize("options", ["-ti", "--rm -d -t", "--cap-add IPC_LOCK --init"])
+@pytest.mark.parametrize("options", ["-ti", "--rm -d -t", "--cap-add IPC_LOCK --init", "--rm --platform linux/arm64"])
 def test_options_without_meaning_for_the_engine_change_nothing(tmp_path: Path, options: str) -> None:
     texts = [imported(tmp_path, PAIR.replace("--rm -it", given))[1].text for given in ("--rm -it", options)]
     assert texts[0] == texts[1]

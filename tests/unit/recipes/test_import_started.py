@@ -722,18 +722,26 @@ def test_a_loss_is_missing_where_the_engine_needs_it(
 @pytest.mark.parametrize(
     ("platform", "reason"),
     [
-        ("linux/arm64", ""), ("linux/arm64/v8", ""), ("linux/aarch64", ""), ("arm64", ""),
+        ("linux/arm64", ""), ("linux/arm64/v8", ""), ("linux/arm64/v9", ""), ("linux/aarch64", ""), ("arm64", ""),
         ("linux/amd64", "a Spark is arm64: name an image for it"), ("linux/386", "a Spark is arm64"),
-        ("$P", r"what \$P stands for is not known"),
+        ('""', ""), ("linux/amd64 --platform linux/arm64", ""), ('"${P:-}"', ""),
     ],
 )  # fmt: skip
 def test_a_platform_of_another_machine_leads_to_no_endpoint(platform: str, reason: str, tmp_path: Path) -> None:
     line = f"docker run --platform {platform} {IMAGE} --model org/m\n"
-    for number, text in ((1, line), (5, f'{COMPOSE}    platform: "{platform}"\n')):
+    for number, text in ((1, line), (5, f"{COMPOSE}    platform: {platform.rpartition(' ')[2]}\n")):
         losses = missing(tmp_path, text)
         assert len(losses) == bool(reason)
         pattern = f"line {number}: --platform {re.escape(platform)}: left out: {reason}"
         assert not reason or re.match(pattern, losses[0])
+
+
+@pytest.mark.parametrize("platform", ["$P", "linux/$(dpkg --print-architecture)"])
+def test_a_platform_that_a_shell_fills_in_is_noted(platform: str, tmp_path: Path) -> None:
+    _, notes, text = imported(tmp_path, f"docker run --platform {platform} {IMAGE} --model org/m\n")
+    unknown = platform.removeprefix("linux/")
+    assert [note.rpartition(": ")[2] for note in notes] == [f"what {unknown} stands for is not known"]
+    assert "does not lead to an endpoint" not in text
 
 
 def test_what_a_compose_file_includes_is_named_as_not_read(tmp_path: Path) -> None:

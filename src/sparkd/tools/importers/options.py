@@ -35,8 +35,6 @@ _OWN = (
 )  # fmt: skip
 """What sparkd sees to itself, or what means nothing on the node's network; `publish` is taken apart from these."""
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
-_OWN_PLATFORM = re.compile(r"(?:linux/)?(?:arm64|aarch64)(?:/v8)?|linux", re.IGNORECASE)
-"""A Spark's; docker takes from the machine what is left out."""
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
 _PORT_OF_VLLM = "8000"
 redact = Redaction()
@@ -110,9 +108,10 @@ class Options(Struct):
     def container(self, used: Iterable[str], model: str) -> dict[str, object]:
         """Keys of schema 1's `container`. `used`: the values of the engine's flags, which may name files in a mount."""
         keys: dict[str, object] = {}
+        *replaced, _ = [None, *(option for option in self.launch.options if option.name == "platform")]
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
-            if option.name == "platform" and _OWN_PLATFORM.fullmatch(option.value):
-                continue
+            if option in replaced:
+                continue  # the last one counts
             if option.name in _OWN or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
             if keys.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
@@ -134,7 +133,8 @@ class Options(Struct):
         printed = (option.value if is_plain else redact(option.value))[:100]
         target = self._mount(option)[1] if is_path else ""
         is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
-        is_missing = option.name == "platform" or (is_mount and any(is_below(value, target) for value in used))
+        is_missing = is_mount and any(is_below(value, target) for value in used)
+        is_missing |= option.name == "platform" and not unknown(option.value)  # that of the machine, mostly
         if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
             return  # sparkd mounts the model there by itself
         self.launch.note(option, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)

@@ -44,6 +44,13 @@ def test_an_address_of_one_node_is_none_of_all() -> None:
     assert other.reason == "VLLM_HOST_IP=10.0.0.2: this node is 10.0.0.1, the head 10.0.0.1"
 
 
+@pytest.mark.parametrize("address", ["fd00::2", "fe80::2%enp1s0f0np0"])
+def test_sparkds_own_address_of_version_6_is_none_of_another_node(address: str) -> None:
+    several = replace(LAUNCH, env={"VLLM_HOST_IP": address, "MASTER_ADDR": "fd00::1"}, nodes=2)
+    assert found(replace(several, addresses=(address, "fd00::1"))) == []
+    assert found(replace(several, addresses=("fd00::1", "fd00::1"))) == ["one-address"]
+
+
 def test_what_is_known_to_serve_well_is_good() -> None:
     assert rules.find_issues(LAUNCH) == ()
     assert rules.find_issues(Launch({}, gpu=False)) == ()

@@ -81,7 +81,7 @@ def is_of_a_node(name: str, value: str) -> bool:
 def one_address(launch: Launch) -> Matches:
     for name, value in launch.env.items() if launch.nodes > 1 else ():
         right = launch.addresses[: 1 if name == "VLLM_HOST_IP" else 2]
-        if is_of_a_node(name, value) and value.partition(":")[0] not in right:
+        if is_of_a_node(name, value) and not {value, value.partition(":")[0]} & {*right}:
             why = (
                 "this node is {}, the head {}".format(*launch.addresses)
                 if right

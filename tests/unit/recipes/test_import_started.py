@@ -312,6 +312,18 @@ def test_what_is_not_read_is_named_with_what_to_do(
 
 
 @pytest.mark.parametrize(
+    "start",
+    [
+        "#!/opt/python-env/bin/bash\n",
+        "#!/bin/sh\n# of ImageMagick\nimport -window root x.png\n",
+        "[ -d /x ] || mkdir /x\ncat >x.container <<E\n[Container]\nImage=x\nE\n",
+    ],
+)
+def test_a_script_that_begins_like_another_kind_is_read(start: str, tmp_path: Path) -> None:
+    assert imported(tmp_path, f"{start}{LINE}\n")[0].model.repo == "org/m"
+
+
+@pytest.mark.parametrize(
     ("command", "script"),
     [
         ("/usr/bin/docker exec vllm_ds4 bash /workspace/x.sh", "/workspace/x.sh"),

@@ -37,9 +37,9 @@ _BEGIN = r"\s*+(?:#.*\n\s*+)*+"
 _OTHERS = (
     ("an empty file", rf"{_BEGIN}\Z", "name the one that starts vLLM"),
     ("a Dockerfile", r"\s*+(?:(?:#|ARG ).*\n\s*+)*+FROM[ \t]", "import what starts its image"),
-    ("a Python script", rf'#!.*python|{_BEGIN}(?:import |from .* import |""")',
+    ("a Python script", rf'#!.*python[\d.]*(?:\s|\Z)|(?!#!){_BEGIN}(?:import |from .* import |""")',
      "write what it starts as a `vllm serve` line"),
-    ("a quadlet of podman", r"\s*+(?:[#;].*\n\s*+)*+(?=\[)(?:.*\n)*?\[Container\]",
+    ("a quadlet of podman", r"\s*+(?:[#;].*\n\s*+)*+(?=\[[A-Za-z-]+\]\s*\n)(?:.*\n)*?\[Container\]",
      "import the unit that podman makes of it: systemctl cat NAME"),
     ("a Kubernetes manifest", rf"{_BEGIN}(?:---\s+)?(?:kind:.*\n)?apiVersion:",
      "write image and command as a `docker run` line"),

@@ -329,6 +329,8 @@ def test_a_script_that_begins_like_another_kind_is_read(start: str, tmp_path: Pa
         ("/usr/bin/docker exec vllm_ds4 bash /workspace/x.sh", "/workspace/x.sh"),
         ("/opt/vllm/run.sh --port 1", "/opt/vllm/run.sh"),
         ("/bin/bash -l /opt/vllm/start", "/opt/vllm/start"),
+        ("/bin/bash -lc /opt/vllm/start", "/opt/vllm/start"),
+        ("/opt/vllm/run.sh -c x", "/opt/vllm/run.sh"),
     ],
 )
 def test_of_a_unit_that_runs_a_script_the_script_is_to_be_imported(command: str, script: str, tmp_path: Path) -> None:
@@ -337,6 +339,13 @@ def test_of_a_unit_that_runs_a_script_the_script_is_to_be_imported(command: str,
         imported(tmp_path, f"{UNIT}ExecStart={command}\n")
     text = f"{UNIT}ExecStart={command}\n"
     assert imported(tmp_path, text, "vllm serve org/m", image=IMAGE)[0].model.repo == "org/m"
+
+
+def test_what_is_no_script_or_not_the_fault_is_not_to_be_imported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"given: line 2: image: what \$I stands for .* -o I=VALUE"):
+        imported(tmp_path, "docker run redis bash /x.sh\ndocker run $I --model org/m\n")
+    with pytest.raises(ConfigError, match="line 1: starts no vLLM server by itself: import the file with"):
+        imported(tmp_path, """docker run redis bash -c 'exec "$@"' -- python3 --model org/m\n""")
 
 
 def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> None:

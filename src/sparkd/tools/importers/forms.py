@@ -161,14 +161,14 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
 
 
 def _without_engine(forms: list[Form]) -> ConfigError:
-    reason = "starts no vLLM server by itself"
-    for form in forms:
-        for launch in form.launches:
-            if unknown(launch.image):
-                return _fault(form.path, launch.line, f"image: {value_missing(launch.image)}")
-            if script := shown(script_of(launch.words))[:200]:
-                hint = "import that script by its path on the node"
-                return _fault(form.path, launch.line, f"{reason}, but runs {script}: {hint}")
+    reason, launches = "starts no vLLM server by itself", [(form.path, one) for form in forms for one in form.launches]
+    for path, launch in launches:
+        if unknown(launch.image):
+            return _fault(path, launch.line, f"image: {value_missing(launch.image)}")
+    for path, launch in launches:
+        if script := shown(script_of(launch.words))[:200]:
+            hint = "import that script by its path on the node"
+            return _fault(path, launch.line, f"{reason}, but runs {script}: {hint}")
     hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
     return _fault(forms[0].path, 1, f"{reason}: {hint}")
 

@@ -126,7 +126,8 @@ def inner_commands(
 
 def script_of(words: list[str]) -> str:
     """The script that the words run; empty where they run none."""
-    plain = [word for word in words if not re.search(r"\A-|\s", word)]
+    text = next((n for n, word in enumerate(words, 1) if re.fullmatch(r"-[a-z]*c", word)), len(words))
+    plain = [word for word in words[: text + 1] if not re.search(r"\A-|\s", word)]
     runs = (word for before, word in pairwise(["", *plain]) if word.endswith(".sh") or _SHELL.fullmatch(before))
     return next(runs, "")
 

@@ -294,6 +294,9 @@ def test_what_is_no_plain_start_is_refused_with_its_line(text: str, fault: str, 
         ("#!/bin/bash\n# x\n./serve.sh\n", "a shell script without vLLM: import the script"),
         ("# Title\n\nFirst that, then: this.\n", "Markdown: save the command"),
         (f"# Title\n\nDon't wait:\n\n```\n{LINE}\n```\n", "Markdown: save the command"),
+        (f"# Title\n\nRun it:\n\n```bash\n{LINE}\n```\n", "Markdown: save the command"),
+        (f"Run it:\n```\n{LINE}\n```\n", "Markdown: save the command"),
+        (f"# {LINE}", "an empty file: name the one"),
         ("hello\n", "plain text: write the command"),
     ],
 )  # fmt: skip
@@ -309,6 +312,30 @@ def test_what_is_not_read_is_named_with_what_to_do(
     for error in (alone, capsys.readouterr().err):
         assert f": line 1: looks like {looks}" in error
         assert "what is read: recipes of eugr, sparkrun and NVIDIA, docker run lines, scripts" in error
+
+
+@pytest.mark.parametrize("start", ["#!/bin/bash\n", "#!/bin/sh\n# x\n", ""])
+def test_a_fault_of_a_script_that_writes_markdown_keeps_its_line(start: str, tmp_path: Path) -> None:
+    text = f"{start}cat >a.md <<E\n```\nx\n```\nE\ndocker run -Z x\n"
+    with pytest.raises(ConfigError, match=f"line {text.count(chr(10))}: docker's option -Z"):
+        imported(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("# mine\n  model: a/b\n  command: [\n", "line 3: while parsing a flow"),
+        ('my model: x\ncommand: "vllm\n', "line 2: while scanning a quoted scalar"),
+        ("# r\n- model: a/b\n", "line 1: must be a mapping"),
+    ],
+)
+def test_a_fault_of_yaml_keeps_its_line(
+    text: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "given.yaml"
+    path.write_text(text)
+    assert main.main(["recipe", "import", str(path)]) == 78
+    assert f"given.yaml: {fault}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,11 @@ from sparkd.tools.importers.source import Foreign, Overrides, Source
 from sparkd.tools.importers.variables import CommandError, Variables, shown, unknown
 
 CONTAINER = "container"
+SUFFIXES = (".yaml", ".yml")
 _MAPPING = re.compile(r"(?:[ \t\r]*(?:[#%].*|---.*)?\n)*[\"']?[\w.-]+[\"']?[ \t]*:\s")
 """How a file of YAML begins; a script that writes one begins otherwise."""
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
-_BEGIN = r"\s*+(?:#.*\n\s*+)*+"
+_BEGIN = r"\s*+(?:#.*(?:\n\s*+|\Z))*+"
 """Comments and empty lines before the first of a file."""
 _OTHERS = (
     ("an empty file", rf"{_BEGIN}\Z", "name the one that starts vLLM"),
@@ -45,10 +46,12 @@ _OTHERS = (
      "write image and command as a `docker run` line"),
 )  # fmt: skip
 """What is never read, whatever commands are in it: how it begins, and what to do instead."""
+_FENCED = r"(?!#!)(?:(?!.*<<).*\n)*?```"
+"""Text with a block of Markdown that no script writes."""
 _LOOKS = (
     *_OTHERS,
     ("a shell script without vLLM", r"#!.*sh\b", "import the script or compose file that it runs, by its path"),
-    ("Markdown", rf"(?!{_MAPPING.pattern})(?:#+ |(?:.*\n)*?```)", "save the command in it as a file of its own"),
+    ("Markdown", rf"(?!{_MAPPING.pattern})(?:#+ |{_FENCED})", "save the command in it as a file of its own"),
     ("plain text", rf"(?!{_MAPPING.pattern}|[-{{\[])", "write the command that starts vLLM"),
 )
 READ = "what is read: recipes of eugr, sparkrun and NVIDIA, docker run lines, scripts, compose files, units, containers"
@@ -67,7 +70,7 @@ class Form(Struct, frozen=True):
 
 def not_read(text: str, path: Path, fault: str, hint: str = READ) -> ConfigError:
     """What the text looks like, and what to do instead; else the fault, with its line, and the hint."""
-    for kind, begin, instead in _LOOKS:
+    for kind, begin, instead in _OTHERS if path.suffix in SUFFIXES else _LOOKS:
         if re.match(begin, text):
             return ConfigError(printable(f"{path}: line 1: looks like {kind}: {instead}"), READ)
     return ConfigError(printable(f"{path}: {fault}"), hint)
@@ -89,6 +92,7 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
         return None
     if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
+    is_page = kind == "command line" and bool(re.match(_FENCED, text))
     folder = str(path.absolute().parent) if is_file else ""
     values = {"HOME": _home(), **({"PWD": folder} if folder else {}), **overrides}
     variables = Variables(values, frozenset(overrides))
@@ -100,9 +104,11 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
             read = read_unit if kind == "systemd unit" else read_script
             launches = read(text, variables)
     except LaunchError as error:
-        if kind == "command line" and "\n```" in text:
+        if is_page:
             raise not_read(text, path, str(error)) from None
         raise _fault(str(path), error.line, str(error)) from None
+    if is_page and not launches:
+        raise not_read(text, path, "")
     for launch in launches:
         launch.given = overrides
     return Form(str(path), kind, launches, folder)

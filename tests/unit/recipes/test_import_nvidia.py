@@ -140,6 +140,14 @@ def test_the_hub_token_of_a_set_up_becomes_a_secret_with_the_steps_for_its_file(
     assert any("model pull" in step and "--token-file /etc/sparkd/hf_token" in step for step in result.steps)
 
 
+def test_an_address_of_one_node_is_left_out_with_the_line_of_the_set_up(tmp_path: Path) -> None:
+    recipe, result = imported(tmp_path, PAIR.replace("-e NCCL_IB_DISABLE=0", "-e NCCL_X=10.0.0.1:3"))
+    line = 1 + PAIR.partition("runtime:")[0].count("\n")
+    text = f"line {line}: runtime.setup_command: NCCL_X: left out: sparkd sets what a node's rank needs"
+    assert text in [note.partition(": ")[2] for note in result.notes]
+    assert "NCCL_X" not in recipe.env
+
+
 def with_worker(command: str) -> str:
     indented = "".join(f"        {line}\n" for line in command.splitlines())
     return f"{PAIR}  additional_commands:\n  - id: worker\n    command: |\n{indented}"

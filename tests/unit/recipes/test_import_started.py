@@ -660,6 +660,19 @@ def test_a_loss_that_several_files_have_is_named_once_with_the_file_of_its_line(
         losses(tmp_path, first=f"{LINE} --seed 1", second=f"\n{LINE} --seed 2", third=f"{LINE} --seed 1")
 
 
+def test_an_address_of_one_node_is_left_out_with_its_own_line(tmp_path: Path) -> None:
+    for count in (1, 2):
+        text = (
+            f"{COMPOSE.replace('org/m', f'org/m -tp {count}')}    environment:\n      A: b\n      UCX_TCP_X: 10.0.0.1\n"
+        )
+        notes, _, written = losses(tmp_path, given=text)
+        assert notes == [f"{tmp_path}/given: line 7: UCX_TCP_X: left out: sparkd sets what a node's rank needs"]
+        assert 'A: "b"' in written or "A: b" in written
+    head, worker = (f"{LINE} -tp 2 --node-rank {n}\n".replace("--gpus", f"-e GLOO_X=10.0.0.{n} --gpus") for n in (1, 2))
+    notes, _, _ = losses(tmp_path, head=head, worker=f"\n{worker}")
+    assert notes == [f"{tmp_path}/head: line 1: GLOO_X: left out: sparkd sets what a node's rank needs"]
+
+
 def test_ray_is_named(tmp_path: Path) -> None:
     text = f"docker run {IMAGE} bash -c 'ray start --head && vllm serve org/m --distributed-executor-backend ray'"
     assert "ray start: left out: sparkd joins the nodes itself" in imported(tmp_path, text)[1][0]

@@ -17,10 +17,11 @@ from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.container_paths import cache_folders
+from sparkd.base.vllm.lint.environment import is_of_a_node
 from sparkd.base.vllm.releases import name_release
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.launch import find_differences, read_inner_engine
-from sparkd.tools.importers.options import Launch, LaunchError, is_secret, merge_keys, redact, secret_file
+from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, is_secret, merge_keys, redact, secret_file
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
 from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
@@ -187,7 +188,11 @@ def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[s
         file = secrets.get(name)
         text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"
         source.note(("runtime",), f"{_SETUP}: {name[:60]}: {text}")
-    return {name: value for name, value in values.items() if "$" not in value}, secrets
+    kept = {name: value for name, value in values.items() if "$" not in value}
+    for name in [name for name in kept if is_of_a_node(name, kept[name])]:
+        del kept[name]
+        source.note(("runtime",), f"{_SETUP}: {name}: left out: {OF_RANK}")
+    return kept, secrets
 
 
 def _compare_workers(source: Source, command: str, env: Mapping[str, str], overrides: Overrides) -> None:

@@ -51,6 +51,17 @@ def test_sparkds_own_address_of_version_6_is_none_of_another_node(address: str) 
     assert found(replace(several, addresses=("fd00::1", "fd00::1"))) == ["one-address"]
 
 
+@pytest.mark.parametrize(
+    ("image", "is_other"),
+    [
+        ("r/i:v1-x86_64", True), ("amd64/vllm", True), ("my.org:5000/amd64/vllm:1", True), ("vllm:v1-amd64", True),
+        ("my.org/vllm-amd64-arm64:1", False), ("r/vllm-aarch64-x86_64", False), ("registry.amd64.org/vllm", False),
+    ],
+)  # fmt: skip
+def test_an_image_is_for_another_machine_where_its_name_says_that_alone(image: str, is_other: bool) -> None:
+    assert found(replace(LAUNCH, texts=(("image.ref", image),))) == ["image-machine"] * is_other
+
+
 def test_what_is_known_to_serve_well_is_good() -> None:
     assert rules.find_issues(LAUNCH) == ()
     assert rules.find_issues(Launch({}, gpu=False)) == ()

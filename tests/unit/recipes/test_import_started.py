@@ -673,6 +673,20 @@ def test_an_address_of_one_node_is_left_out_with_its_own_line(tmp_path: Path) ->
     assert notes == [f"{tmp_path}/head: line 1: GLOO_X: left out: sparkd sets what a node's rank needs"]
 
 
+def test_what_a_unit_gives_to_the_script_that_it_runs_is_named_as_lost(tmp_path: Path) -> None:
+    unit = (
+        f"{UNIT}Environment=A=1 B=2\nEnvironmentFile=/etc/x.env\nExecStartPre=/usr/bin/modprobe foo\nExecStart=/x.sh\n"
+    )
+    for files in ({"unit": unit, "script": f"{LINE}\n"}, {"script": f"{LINE}\n", "unit": unit}):
+        notes, missing, _ = losses(tmp_path, **files)
+        assert missing == []
+        assert notes == [
+            f"{tmp_path}/unit: line 5: EnvironmentFile=/etc/x.env: not read: write its variables under env",
+            f"{tmp_path}/unit: line 6: ExecStartPre=/usr/bin/modprobe foo: not run: do it on the node, or in an image",
+            f"{tmp_path}/unit: line 7: Environment=A B: left out: write what the engine needs of it under env",
+        ]
+
+
 def test_ray_is_named(tmp_path: Path) -> None:
     text = f"docker run {IMAGE} bash -c 'ray start --head && vllm serve org/m --distributed-executor-backend ray'"
     assert "ray start: left out: sparkd joins the nodes itself" in imported(tmp_path, text)[1][0]
@@ -942,6 +956,9 @@ def test_under_sudo_the_home_is_that_of_who_runs_it(text: str, tmp_path: Path, m
     for user, home in (("nobody", pwd.getpwnam("nobody").pw_dir), ("no-such-user", str(Path.home()))):
         monkeypatch.setenv("SUDO_USER", user)
         assert imported(tmp_path, text)[0].container.volumes[0].source == f"{home}/t"
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    for more in ("User=www-data\n", "[Install]\nWantedBy=multi-user.target\n") if "%h" in text else ():
+        assert imported(tmp_path, text + more)[0].container.volumes[0].source == "/root/t"
 
 
 @pytest.mark.parametrize(

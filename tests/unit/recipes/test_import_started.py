@@ -621,6 +621,13 @@ def test_ranks_that_differ_in_more_than_their_place_are_refused(tmp_path: Path) 
     assert (recipe.nodes.min, recipe.nodes.max) == (2, 2)
 
 
+def test_json_in_another_notation_is_no_difference(tmp_path: Path) -> None:
+    texts = [f"{LINE} -tp 2 --speculative-config '{value}'" for value in ('{"a": 1, "b":[2]}', '{"b":[2],"a":1}')]
+    assert json.loads(str(imported(tmp_path, *texts)[0].args["speculative-config"])) == {"a": 1, "b": [2]}
+    with pytest.raises(ConfigError, match=r"--speculative-config: .* ranks of one engine need the same"):
+        imported(tmp_path, texts[0], texts[1].replace("2]", "3]"))
+
+
 def losses(folder: Path, **texts: str) -> tuple[list[str], list[str], str]:
     """All notes, what is missing, and the written recipe, of files with these names."""
     forms = []
@@ -799,7 +806,8 @@ def test_a_loss_is_missing_where_the_engine_needs_it(
     [
         ("linux/arm64", ""), ("linux/arm64/v8", ""), ("linux/arm64/v9", ""), ("linux/aarch64", ""), ("arm64", ""),
         ("linux/amd64", "a Spark is arm64: name an image for it"), ("linux/386", "a Spark is arm64"),
-        ('""', ""), ("linux/amd64 --platform linux/arm64", ""), ('"${P:-}"', ""),
+        ('""', ""), ("linux/amd64 --platform linux/arm64", ""),
+        ("linux/amd64 --platform linux/amd64", "a Spark is arm64"), ('"${P:-}"', ""),
     ],
 )  # fmt: skip
 def test_a_platform_of_another_machine_leads_to_no_endpoint(platform: str, reason: str, tmp_path: Path) -> None:
@@ -807,7 +815,7 @@ def test_a_platform_of_another_machine_leads_to_no_endpoint(platform: str, reaso
     for number, text in ((1, line), (5, f"{COMPOSE}    platform: {platform.rpartition(' ')[2]}\n")):
         losses = missing(tmp_path, text)
         assert len(losses) == bool(reason)
-        pattern = f"line {number}: --platform {re.escape(platform)}: left out: {reason}"
+        pattern = f"line {number}: --platform {re.escape(platform.rpartition(' ')[2])}: left out: {reason}"
         assert not reason or re.match(pattern, losses[0])
 
 
@@ -822,6 +830,7 @@ def test_a_platform_that_a_shell_fills_in_is_noted(platform: str, tmp_path: Path
 def test_what_a_compose_file_includes_is_named_as_not_read(tmp_path: Path) -> None:
     _, notes, _ = imported(tmp_path, f"include: [other.yaml]\n{COMPOSE}")
     assert notes == ["line 1: include: not read: write what the engine needs of it into this file"]
+    assert imported(tmp_path, f"include: []\n{COMPOSE}")[1] == []
 
 
 @pytest.mark.parametrize("word", ["{a,b}", "{a..c}", "*", "x?", "$'a\\nb'", '{"a":1,"b":2}', "--x={a,b}", "~/x*"])

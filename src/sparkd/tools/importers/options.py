@@ -109,9 +109,9 @@ class Options(Struct):
     def container(self, used: Iterable[str], model: str) -> dict[str, object]:
         """Keys of schema 1's `container`. `used`: the values of the engine's flags, which may name files in a mount."""
         keys: dict[str, object] = {}
-        *replaced, _ = [None, *(option for option in self.launch.options if option.name == "platform")]
+        platform = [option for option in self.launch.options if option.name == "platform"][-1:]
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
-            if option in replaced:
+            if option.name == "platform" and option not in platform:
                 continue  # the last one counts
             if option.name in _OWN or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue

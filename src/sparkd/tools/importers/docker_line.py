@@ -119,6 +119,8 @@ def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
     elif option.name == "entrypoint":
         launch.entrypoint = [option.value] if option.value else []
     else:
+        if option.name == "platform":  # the last one counts
+            launch.options = [given for given in launch.options if given.name != option.name]
         launch.options.append(option)
 
 

@@ -55,6 +55,7 @@ _LOOKS = (
     ("plain text", rf"(?!{_MAPPING.pattern}|[-{{\[])", "write the command that starts vLLM"),
 )
 READ = "what is read: recipes of eugr, sparkrun and NVIDIA, docker run lines, scripts, compose files, units, containers"
+_READERS = {"systemd unit": read_unit, "command line": read_script}
 _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
 
 
@@ -92,26 +93,29 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
         return None
     if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
-    is_page = kind == "command line" and bool(re.match(_FENCED, text))
+    is_page = kind == "command line" and path.suffix not in SUFFIXES and bool(re.match(_FENCED, text))
     folder = str(path.absolute().parent) if is_file else ""
     values = {"HOME": _home(), **({"PWD": folder} if folder else {}), **overrides}
     variables = Variables(values, frozenset(overrides))
+    env_path = path.parent / ".env" if is_file else None
     try:
-        if kind == "compose":
-            env_file = _read_env_file(path.parent / ".env", variables) if is_file else {}
-            launches = read_compose(text, variables, service, env_file)
-        else:
-            read = read_unit if kind == "systemd unit" else read_script
-            launches = read(text, variables)
+        launches = _read_launches(text, kind, variables, service, env_path)
     except LaunchError as error:
-        if is_page:
-            raise not_read(text, path, str(error)) from None
-        raise _fault(str(path), error.line, str(error)) from None
+        fault = _fault(str(path), error.line, str(error))
+        raise (not_read(text, path, "") if is_page else fault) from None
     if is_page and not launches:
         raise not_read(text, path, "")
     for launch in launches:
         launch.given = overrides
     return Form(str(path), kind, launches, folder)
+
+
+def _read_launches(text: str, kind: str, variables: Variables, service: str, env_path: Path | None) -> list[Launch]:
+    """`env_path`: what docker reads beside a compose file. Raises LaunchError."""
+    if kind in _READERS:
+        return _READERS[kind](text, variables)
+    env_file = _read_env_file(env_path, variables) if env_path else {}
+    return read_compose(text, variables, service, env_file)
 
 
 def _home() -> str:

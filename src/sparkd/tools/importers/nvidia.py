@@ -226,7 +226,7 @@ def _container(source: Source, launch: Launch) -> dict[str, object]:
         if converted is None:
             why = why_unused(name, value)
             text = f"{_SETUP}: --{option} {value[:60]}: left out: {why or 'write it yourself'}"
-            source.note(("runtime",), text, is_missing=not why or option == "platform")
+            source.note(("runtime",), text, is_missing=why in ("", why_unused("platform", "")))
         merge_keys(container, converted or {})
     for note in launch.notes:
         source.miss(("runtime",), f"{_SETUP}: {note.text}")

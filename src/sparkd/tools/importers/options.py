@@ -109,10 +109,7 @@ class Options(Struct):
     def container(self, used: Iterable[str], model: str) -> dict[str, object]:
         """Keys of schema 1's `container`. `used`: the values of the engine's flags, which may name files in a mount."""
         keys: dict[str, object] = {}
-        platform = [option for option in self.launch.options if option.name == "platform"][-1:]
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
-            if option.name == "platform" and option not in platform:
-                continue  # the last one counts
             if option.name in _OWN or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
             if keys.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):

@@ -26,8 +26,8 @@ _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?\s*([kmgt]?)i?b?", re.IGNORECASE)
 _ULIMIT = re.compile(r"([a-z]+)=(-?\d{1,18})(?::(-?\d{1,18}))?")
 _VOLUME = re.compile(r"([^:]+)(?::([^:]+))?(?::(ro|rw))?")
-_PLATFORM = re.compile(r"(?:linux/)?(?:arm64|aarch64)(?:/v\d)?|linux", re.IGNORECASE)
-"""A Spark's; docker takes from the machine what is left out."""
+_ANYWAY = re.compile(r"gpus all|network host|platform (?i:(?:linux/)?(?:arm64|aarch64)(?:/v\d)?|linux)?")
+"""What is so on a Spark; docker takes from the machine what a platform leaves out."""
 _NO_NEW_PRIVILEGES = ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
 
 
@@ -239,9 +239,7 @@ def convert_option(name: str, value: object) -> dict[str, object] | None:
             return {name: _is_true(value)}
         case "gpus" if text in ("none", ""):
             return {name: "none"}
-        case "gpus" | "network" if (name, text) in (("gpus", "all"), ("network", "host")):
-            return {}
-        case "platform" if not text or _PLATFORM.fullmatch(text):
+        case "gpus" | "network" | "platform" if _ANYWAY.fullmatch(f"{name} {text}"):
             return {}
         case "entrypoint" | "cap_add" if not value:
             return {}

@@ -93,7 +93,7 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
         return None
     if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
-    is_page = kind == "command line" and path.suffix not in SUFFIXES and bool(re.match(_FENCED, text))
+    is_page = (kind, path.suffix in SUFFIXES) == ("command line", False) and bool(re.match(_FENCED, text))
     folder = str(path.absolute().parent) if is_file else ""
     values = {"HOME": _home(), **({"PWD": folder} if folder else {}), **overrides}
     variables = Variables(values, frozenset(overrides))

@@ -164,6 +164,14 @@ def test_a_secret_whose_name_is_no_variable_is_left_out(tmp_path: Path, name: st
     assert any(f"{name}: left out: a value of the shell's" in note for note in result.notes)
 
 
+def test_an_address_of_one_node_is_left_out_with_the_line_of_the_set_up(tmp_path: Path) -> None:
+    recipe, result = imported(tmp_path, PAIR.replace("-e NCCL_IB_DISABLE=0", "-e NCCL_X=10.0.0.1:3"))
+    line = 1 + PAIR.partition("runtime:")[0].count("\n")
+    text = f"line {line}: runtime.setup_command: NCCL_X: left out: sparkd sets what a node's rank needs"
+    assert text in [note.partition(": ")[2] for note in result.notes]
+    assert "NCCL_X" not in recipe.env
+
+
 def with_worker(command: str) -> str:
     indented = "".join(f"        {line}\n" for line in command.splitlines())
     return f"{PAIR}  additional_commands:\n  - id: worker\n    command: |\n{indented}"
@@ -335,6 +343,7 @@ def test_what_cannot_be_converted_is_refused_with_its_line(tmp_path: Path, old: 
         ("dgx-spark-2gpu", "dgx-station", "hardware: dgx-station: is no DGX Spark"),
         ("-v ~/.triton:/root/.triton", "-v ~/x:/x", "--volume ~/x:/x: left out"),
         ("--ipc host", "--pid host", "--pid host: left out"),
+        ("--ipc host", "--platform linux/amd64", "--platform linux/amd64: left out: a Spark is arm64"),
     ],
 )
 def test_what_the_engine_would_miss_leads_to_no_endpoint(tmp_path: Path, old: str, new: str, missing: str) -> None:
@@ -342,7 +351,7 @@ def test_what_the_engine_would_miss_leads_to_no_endpoint(tmp_path: Path, old: st
     assert [missing in line for line in result.missing] == [True]
 
 
-@pytest.mark.parametrize("options", ["-ti", "--rm -d -t", "--cap-add IPC_LOCK --init"])
+@pytest.mark.parametrize("options", ["-ti", "--rm -d -t", "--cap-add IPC_LOCK --init", "--rm --platform linux/arm64"])
 def test_options_without_meaning_for_the_engine_change_nothing(tmp_path: Path, options: str) -> None:
     texts = [imported(tmp_path, PAIR.replace("--rm -it", given))[1].text for given in ("--rm -it", options)]
     assert texts[0] == texts[1]

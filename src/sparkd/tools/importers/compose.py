@@ -76,7 +76,7 @@ class _Service(Struct):
         launch.entrypoint = self._words("entrypoint")
         if "extends" in self.data:
             raise LaunchError(self._line("extends"), "extends: write the service out, or name another by --service")
-        if "include" in self.document.data:
+        if self.document.data.get("include"):
             text = "include: not read: write what the engine needs of it into this file"
             launch.note(self.document.line(("include",)), text)
         launch.env = {option.name: option for option in self._environment(launch)}

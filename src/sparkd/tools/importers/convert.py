@@ -31,7 +31,7 @@ from sparkd.tools.importers.bundle import Place, render
 from sparkd.tools.importers.command import Flag, Serve
 from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.eugr import read_eugr
-from sparkd.tools.importers.forms import Form, combine, not_read, read_form
+from sparkd.tools.importers.forms import SUFFIXES, Form, combine, not_read, read_form
 from sparkd.tools.importers.launch import Engine, read_inner_engine
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
@@ -46,7 +46,6 @@ COMMAND = ("command",)
 FABRIC = ("devices", ["/dev/infiniband"])
 """Of no use to one node alone, which may not have it."""
 _MOST_RANKS = 9999
-SUFFIXES = (".yaml", ".yml")
 _RAY = re.compile(r"--distributed-executor-backend[=\s]+ray\b")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NOT_RUN = {

@@ -20,7 +20,7 @@ from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, MOST_STEPS, Build,
 from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 from sparkd.base.vllm.flag import parse_json
-from sparkd.base.vllm.lint.values import FOR_X86
+from sparkd.base.vllm.lint.values import is_for_x86
 from sparkd.base.vllm.releases import name_release
 from sparkd.tools.importers import mods
 from sparkd.tools.importers.bundle import Bundle, Place, is_published
@@ -61,7 +61,7 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
     bundle, path = Bundle(recipe, place, recipe.image.ref), source.beside
     if recipe.nodes.min > MAX_NODES:
         source.miss((), f"it needs {recipe.nodes.min} nodes, and with sparkd at most {MAX_NODES} serve together")
-    if FOR_X86.search(recipe.image.ref):
+    if is_for_x86(recipe.image.ref):
         source.miss(("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another")
     bundle.container = source.container
     bundle.is_here = source.is_running_here or place.find_image(bundle.base) is not None

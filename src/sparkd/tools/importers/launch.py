@@ -5,6 +5,7 @@ Every form is read into the options of `docker run`, each with its line.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from sparkd.base.recipes.schema import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
-from sparkd.base.vllm.flag import SHIPPED
+from sparkd.base.vllm.flag import SHIPPED, parse_json
 from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, is_ray, parse_serve, program
 from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
 from sparkd.tools.importers.shell import OF_IMAGE, Command, commands_in_container
@@ -126,7 +127,8 @@ def inner_commands(
 
 def script_of(words: list[str]) -> str:
     """The script that the words run; empty where they run none."""
-    plain = [word for word in words if not re.search(r"\A-|\s", word)]
+    text = next((n for n, word in enumerate(words, 1) if re.fullmatch(r"-[a-z]*c", word)), len(words))
+    plain = [word for word in words[: text + 1] if not re.search(r"\A-|\s", word)]
     runs = (word for before, word in pairwise(["", *plain]) if word.endswith(".sh") or _SHELL.fullmatch(before))
     return next(runs, "")
 
@@ -249,7 +251,13 @@ def _settings(engine: Engine) -> dict[tuple[str, str], object]:
         ("image", ""): engine.launch.image,
         ("entrypoint", ""): shlex.join(serve.entrypoint),
         ("model", ""): serve.model,
-        **{("--", flag.name): " ".join(flag.values) or "given" for flag in serve.flags},
+        **{("--", flag.name): " ".join(map(_plain, flag.values)) or "given" for flag in serve.flags},
         **{("", name): value for name, value in engine.env.items()},
         **{("container.", name): value for name, value in engine.container.items()},
     }
+
+
+def _plain(text: str) -> str:
+    """JSON in one notation."""
+    value = parse_json(text) if text.startswith(("{", "[")) else None
+    return text if value is None else json.dumps(value, sort_keys=True)

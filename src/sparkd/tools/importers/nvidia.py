@@ -17,10 +17,11 @@ from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import cache_folders
+from sparkd.base.vllm.lint.environment import is_of_a_node
 from sparkd.base.vllm.releases import known_release, name_release
 from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.launch import find_differences, read_inner_engine
-from sparkd.tools.importers.options import Launch, LaunchError, merge_keys, redact, secret_file
+from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, redact, secret_file
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
 from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
@@ -200,7 +201,11 @@ def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[s
         file = secrets.get(name)
         text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"
         source.note(("runtime",), f"{_SETUP}: {name[:60]}: {text}")
-    return {name: value for name, value in values.items() if "$" not in value}, secrets
+    kept = {name: value for name, value in values.items() if "$" not in value}
+    for name in [name for name in kept if is_of_a_node(name, kept[name])]:
+        del kept[name]
+        source.note(("runtime",), f"{_SETUP}: {name}: left out: {OF_RANK}")
+    return kept, secrets
 
 
 def _compare_workers(source: Source, command: str, env: Mapping[str, str], overrides: Overrides) -> None:
@@ -243,7 +248,7 @@ def _container(source: Source, launch: Launch) -> dict[str, object]:
         if converted is None:
             why = why_unused(name, value)
             text = f"{_SETUP}: --{option} {value[:60]}: left out: {why or 'write it yourself'}"
-            source.note(("runtime",), text, is_missing=not why)
+            source.note(("runtime",), text, is_missing=why in ("", why_unused("platform", "")))
         merge_keys(container, converted or {})
     for note in launch.notes:
         source.miss(("runtime",), f"{_SETUP}: {note.text}")

@@ -16,6 +16,7 @@ from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import parse_variables
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
+from sparkd.base.vllm.lint.environment import is_of_a_node
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
@@ -35,8 +36,6 @@ _OWN = (
 )  # fmt: skip
 """What sparkd sees to itself, or what means nothing on the node's network; `publish` is taken apart from these."""
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
-_OWN_PLATFORM = re.compile(r"(?:linux/)?(?:arm64|aarch64)(?:/v8)?|linux", re.IGNORECASE)
-"""A Spark's; docker takes from the machine what is left out."""
 _PORT = re.compile(r"(?:([0-9.]+|\[[0-9a-f:]+\]):)?(\d{1,5}):(\d{1,5})(?:/tcp)?")
 _PORT_OF_VLLM = "8000"
 redact = Redaction()
@@ -96,7 +95,7 @@ class Options(Struct):
         given = {**self.launch.env, **{name: Option(name, value, line) for name, value in inner.items()}}
         for name, option in given.items():
             value = option.value
-            if name in _OF_RANKS:
+            if name in _OF_RANKS or is_of_a_node(name, value):
                 self.launch.note(option, f"{name}: left out: {OF_RANK}")
             elif is_secret(name, value):
                 if value:
@@ -111,8 +110,6 @@ class Options(Struct):
         """Keys of schema 1's `container`. `used`: the values of the engine's flags, which may name files in a mount."""
         keys: dict[str, object] = {}
         for option in sorted(self.launch.options, key=lambda option: option.name != "privileged"):
-            if option.name == "platform" and _OWN_PLATFORM.fullmatch(option.value):
-                continue
             if option.name in _OWN or option.value.startswith(("nvidia.com/gpu", "label=")):
                 continue
             if keys.get("privileged") and (option.name == "cap-add" or option.value.endswith("unconfined")):
@@ -134,7 +131,8 @@ class Options(Struct):
         printed = (option.value if is_plain else redact(option.value))[:100]
         target = self._mount(option)[1] if is_path else ""
         is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
-        is_missing = option.name == "platform" or (is_mount and any(is_below(value, target) for value in used))
+        is_missing = is_mount and any(is_below(value, target) for value in used)
+        is_missing |= option.name == "platform" and not unknown(option.value)  # that of the machine, mostly
         if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
             return  # sparkd mounts the model there by itself
         self.launch.note(option, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)

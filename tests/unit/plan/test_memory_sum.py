@@ -67,6 +67,11 @@ def test_what_the_plan_leaves_to_vllm_is_a_row_with_the_value_of_its_version() -
         ("max-num-batched-tokens, not set", "8192, by vLLM's default"),
         ("max-num-seqs, not set", "1024, by vLLM's default"),
     )
+    for unknown in (f"vllm/vllm-openai@sha256:{'2c' * 32}", "eugr/spark-vllm:latest", "localhost/x"):
+        silent = add_up(replace(alone, image=unknown), QWEN3_32B, {"w": GIB}, SHARE_BYTES)
+        assert (silent.rows()[-1][0], silent.sequences) == ("KV cache", 256)
+    alone = replace(alone, image="vllm/vllm-openai:v0.33.0")
+    assert add_up(alone, QWEN3_32B, {"w": GIB}, SHARE_BYTES).rows()[-1][1] == "256, by vLLM's default"
     both = {"max-num-batched-tokens": 4096, "max-num-seqs": 8}
     assert summed(61.0, args=both).rows()[-1][0] == "KV cache"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pwd
 import re
 import time
 from pathlib import Path
@@ -278,6 +280,101 @@ def test_what_is_no_plain_start_is_refused_with_its_line(text: str, fault: str, 
         imported(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "looks"),
+    [
+        ("\n# nothing\n", "an empty file: name the one"),
+        ("# syntax=docker/dockerfile:1\nARG V=1\n# why\nFROM $V\nCMD vllm serve org/m\n", "a Dockerfile: import what"),
+        ("#!/usr/bin/env python3\nrun(['docker', 'run'])\n", "a Python script: write"),
+        ("from vllm import LLM\nx: int = 1\n", "a Python script: write"),
+        (f"# x\n[Unit]\nA=b\n[Container]\nImage={IMAGE}\nExec=vllm serve m\n[Service]\nA=b\n",
+         "a quadlet of podman: import the unit"),
+        ("apiVersion: v1\nkind: Pod\n---\napiVersion: v1\n", "a Kubernetes manifest: write image"),
+        ("kind: Pod\napiVersion: v1\n", "a Kubernetes manifest: write image"),
+        ("#!/bin/bash\n# x\n./serve.sh\n", "a shell script without vLLM: import the script"),
+        ("# Title\n\nFirst that, then: this.\n", "Markdown: save the command"),
+        (f"# Title\n\nDon't wait:\n\n```\n{LINE}\n```\n", "Markdown: save the command"),
+        (f"# Title\n\nRun it:\n\n```bash\n{LINE}\n```\n", "Markdown: save the command"),
+        (f"Run it:\n```\n{LINE}\n```\n", "Markdown: save the command"),
+        (f"# {LINE}", "an empty file: name the one"),
+        ("hello\n", "plain text: write the command"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_is_named_with_what_to_do(
+    text: str, looks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "given"
+    path.write_text(text)
+    assert main.main(["recipe", "import", str(path)]) == 78
+    alone = capsys.readouterr().err
+    with stdin_of(io.StringIO(text)):
+        assert main.main(["recipe", "import", "-"]) == 78
+    for error in (alone, capsys.readouterr().err):
+        assert f": line 1: looks like {looks}" in error
+        assert "what is read: recipes of eugr, sparkrun and NVIDIA, command lines, scripts" in error
+
+
+@pytest.mark.parametrize("start", ["#!/bin/bash\n", "#!/bin/sh\n# x\n", ""])
+def test_a_fault_of_a_script_that_writes_markdown_keeps_its_line(start: str, tmp_path: Path) -> None:
+    text = f"{start}cat >a.md <<E\n```\nx\n```\nE\ndocker run -Z x\n"
+    with pytest.raises(ConfigError, match=f"line {text.count(chr(10))}: docker's option -Z"):
+        imported(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("# mine\n  model: a/b\n  command: [\n", "line 3: while parsing a flow"),
+        ('my model: x\ncommand: "vllm\n', "line 2: while scanning a quoted scalar"),
+        ("# r\n- model: a/b\n", "line 1: must be a mapping"),
+    ],
+)
+def test_a_fault_of_yaml_keeps_its_line(
+    text: str, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "given.yaml"
+    path.write_text(text)
+    assert main.main(["recipe", "import", str(path)]) == 78
+    assert f"given.yaml: {fault}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "#!/opt/python-env/bin/bash\n",
+        "#!/bin/sh\n# of ImageMagick\nimport -window root x.png\n",
+        "[ -d /x ] || mkdir /x\ncat >x.container <<E\n[Container]\nImage=x\nE\n",
+    ],
+)
+def test_a_script_that_begins_like_another_kind_is_read(start: str, tmp_path: Path) -> None:
+    assert imported(tmp_path, f"{start}{LINE}\n")[0].model.repo == "org/m"
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("/usr/bin/docker exec vllm_ds4 bash /workspace/x.sh", "/workspace/x.sh"),
+        ("/opt/vllm/run.sh --port 1", "/opt/vllm/run.sh"),
+        ("/bin/bash -l /opt/vllm/start", "/opt/vllm/start"),
+        ("/bin/bash -lc /opt/vllm/start", "/opt/vllm/start"),
+        ("/opt/vllm/run.sh -c x", "/opt/vllm/run.sh"),
+    ],
+)
+def test_of_a_unit_that_runs_a_script_the_script_is_to_be_imported(command: str, script: str, tmp_path: Path) -> None:
+    fault = f"given: line 4: starts no vLLM server by itself, but runs {script}: import that script by its path"
+    with pytest.raises(ConfigError, match=fault):
+        imported(tmp_path, f"{UNIT}ExecStart={command}\n")
+    text = f"{UNIT}ExecStart={command}\n"
+    assert imported(tmp_path, text, "vllm serve org/m", image=IMAGE)[0].model.repo == "org/m"
+
+
+def test_what_is_no_script_or_not_the_fault_is_not_to_be_imported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"given: line 2: image: what \$I stands for .* -o I=VALUE"):
+        imported(tmp_path, "docker run redis bash /x.sh\ndocker run $I --model org/m\n")
+    with pytest.raises(ConfigError, match="line 1: starts no vLLM server by itself: import the file with"):
+        imported(tmp_path, """docker run redis bash -c 'exec "$@"' -- python3 --model org/m\n""")
+
+
 def test_an_override_decides_what_a_script_decides_otherwise(tmp_path: Path) -> None:
     script = f"if x; then M=a/b; fi\ndocker run {IMAGE} --model $M"
     assert imported(tmp_path, script, M="org/m")[0].model.repo == "org/m"
@@ -524,6 +621,79 @@ def test_ranks_that_differ_in_more_than_their_place_are_refused(tmp_path: Path) 
     assert (recipe.nodes.min, recipe.nodes.max) == (2, 2)
 
 
+def test_json_in_another_notation_is_no_difference(tmp_path: Path) -> None:
+    texts = [f"{LINE} -tp 2 --speculative-config '{value}'" for value in ('{"a": 1, "b":[2]}', '{"b":[2],"a":1}')]
+    assert json.loads(str(imported(tmp_path, *texts)[0].args["speculative-config"])) == {"a": 1, "b": [2]}
+    with pytest.raises(ConfigError, match=r"--speculative-config: .* ranks of one engine need the same"):
+        imported(tmp_path, texts[0], texts[1].replace("2]", "3]"))
+
+
+def losses(folder: Path, **texts: str) -> tuple[list[str], list[str], str]:
+    """All notes, what is missing, and the written recipe, of files with these names."""
+    forms = []
+    for name, text in texts.items():
+        form = read_form(text, folder / name, {}, is_file=True)
+        assert form, "the form is recognised"
+        forms.append(form)
+    result = import_forms(forms, (), Place())
+    return [*result.notes], [*result.missing], result.text
+
+
+def test_a_loss_of_any_file_is_named_with_its_file_and_counts(tmp_path: Path) -> None:
+    head, worker = f"{LINE} -tp 2 --node-rank 0\n", f"\n{LINE} -tp 2 --node-rank 1 --headless $EXTRA\n"
+    worker = worker.replace("--gpus all", "-v named:/t --user 1000 --gpus all")
+    for files in ({"head": head, "worker": worker}, {"worker": worker, "head": head}):
+        notes, missing, text = losses(tmp_path, **files)
+        assert [note.partition(": left out")[0] for note in notes] == [
+            f"{tmp_path}/worker: line 2{loss}" for loss in ("", ": --volume named:/t", ": --user 1000")
+        ]
+        assert missing == notes[:1]
+        assert f"# Imported from {', '.join(files)} (command line).\n" in text
+        assert f"#   {tmp_path}/worker: line 2: --user 1000: left out" in text
+    setup = head.replace("--model org/m", "bash -c 'pip install y && vllm serve org/m")[:-1] + "'"
+    assert losses(tmp_path, head=head, worker=setup)[1] == [
+        f"{tmp_path}/worker: line 1: not run: pip install y: do it in an image, and name that under image.ref"
+    ]
+
+
+def test_a_loss_that_several_files_have_is_named_once_with_the_file_of_its_line(tmp_path: Path) -> None:
+    run = f"docker run -d -e MASTER_ADDR=10.0.0.1 --user 1000 --name v {IMAGE} sleep infinity\n"
+    serve = "\n\nexport VLLM_HOST_IP=10.0.0.{}\nvllm serve org/m -tp 2 --node-rank {}\n"
+    notes, _, _ = losses(tmp_path, run=run, head=serve.format(1, 0), worker=serve.format(2, 1))
+    assert [note.removeprefix(f"{tmp_path}/").partition(": left out")[0] for note in notes] == [
+        "head: line 4: VLLM_HOST_IP", "run: line 1: MASTER_ADDR", "run: line 1: --user 1000",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"/second: line 2: --seed: 1 in .*/first, 2 in"):
+        losses(tmp_path, first=f"{LINE} --seed 1", second=f"\n{LINE} --seed 2", third=f"{LINE} --seed 1")
+
+
+def test_an_address_of_one_node_is_left_out_with_its_own_line(tmp_path: Path) -> None:
+    for count in (1, 2):
+        text = (
+            f"{COMPOSE.replace('org/m', f'org/m -tp {count}')}    environment:\n      A: b\n      UCX_TCP_X: 10.0.0.1\n"
+        )
+        notes, _, written = losses(tmp_path, given=text)
+        assert notes == [f"{tmp_path}/given: line 7: UCX_TCP_X: left out: sparkd sets what a node's rank needs"]
+        assert 'A: "b"' in written or "A: b" in written
+    head, worker = (f"{LINE} -tp 2 --node-rank {n}\n".replace("--gpus", f"-e GLOO_X=10.0.0.{n} --gpus") for n in (1, 2))
+    notes, _, _ = losses(tmp_path, head=head, worker=f"\n{worker}")
+    assert notes == [f"{tmp_path}/head: line 1: GLOO_X: left out: sparkd sets what a node's rank needs"]
+
+
+def test_what_a_unit_gives_to_the_script_that_it_runs_is_named_as_lost(tmp_path: Path) -> None:
+    unit = (
+        f"{UNIT}Environment=A=1 B=2\nEnvironmentFile=/etc/x.env\nExecStartPre=/usr/bin/modprobe foo\nExecStart=/x.sh\n"
+    )
+    for files in ({"unit": unit, "script": f"{LINE}\n"}, {"script": f"{LINE}\n", "unit": unit}):
+        notes, missing, _ = losses(tmp_path, **files)
+        assert missing == []
+        assert notes == [
+            f"{tmp_path}/unit: line 5: EnvironmentFile=/etc/x.env: not read: write its variables under env",
+            f"{tmp_path}/unit: line 6: ExecStartPre=/usr/bin/modprobe foo: not run: do it on the node, or in an image",
+            f"{tmp_path}/unit: line 7: Environment=A B: left out: write what the engine needs of it under env",
+        ]
+
+
 def test_ray_is_named(tmp_path: Path) -> None:
     text = f"docker run {IMAGE} bash -c 'ray start --head && vllm serve org/m --distributed-executor-backend ray'"
     assert "ray start: left out: sparkd joins the nodes itself" in imported(tmp_path, text)[1][0]
@@ -629,6 +799,38 @@ def test_a_loss_is_missing_where_the_engine_needs_it(
     options: str, command: str, is_missing: bool, tmp_path: Path
 ) -> None:
     assert bool(missing(tmp_path, f"docker run {options} {IMAGE} {command}\n")) is is_missing
+
+
+@pytest.mark.parametrize(
+    ("platform", "reason"),
+    [
+        ("linux/arm64", ""), ("linux/arm64/v8", ""), ("linux/arm64/v9", ""), ("linux/aarch64", ""), ("arm64", ""),
+        ("linux/amd64", "a Spark is arm64: name an image for it"), ("linux/386", "a Spark is arm64"),
+        ('""', ""), ("linux/amd64 --platform linux/arm64", ""),
+        ("linux/amd64 --platform linux/amd64", "a Spark is arm64"), ('"${P:-}"', ""),
+    ],
+)  # fmt: skip
+def test_a_platform_of_another_machine_leads_to_no_endpoint(platform: str, reason: str, tmp_path: Path) -> None:
+    line = f"docker run --platform {platform} {IMAGE} --model org/m\n"
+    for number, text in ((1, line), (5, f"{COMPOSE}    platform: {platform.rpartition(' ')[2]}\n")):
+        losses = missing(tmp_path, text)
+        assert len(losses) == bool(reason)
+        pattern = f"line {number}: --platform {re.escape(platform.rpartition(' ')[2])}: left out: {reason}"
+        assert not reason or re.match(pattern, losses[0])
+
+
+@pytest.mark.parametrize("platform", ["$P", "linux/$(dpkg --print-architecture)"])
+def test_a_platform_that_a_shell_fills_in_is_noted(platform: str, tmp_path: Path) -> None:
+    _, notes, text = imported(tmp_path, f"docker run --platform {platform} {IMAGE} --model org/m\n")
+    unknown = platform.removeprefix("linux/")
+    assert [note.rpartition(": ")[2] for note in notes] == [f"what {unknown} stands for is not known"]
+    assert "does not lead to an endpoint" not in text
+
+
+def test_what_a_compose_file_includes_is_named_as_not_read(tmp_path: Path) -> None:
+    _, notes, _ = imported(tmp_path, f"include: [other.yaml]\n{COMPOSE}")
+    assert notes == ["line 1: include: not read: write what the engine needs of it into this file"]
+    assert imported(tmp_path, f"include: []\n{COMPOSE}")[1] == []
 
 
 @pytest.mark.parametrize("word", ["{a,b}", "{a..c}", "*", "x?", "$'a\\nb'", '{"a":1,"b":2}', "--x={a,b}", "~/x*"])
@@ -746,6 +948,26 @@ def test_a_folder_above_and_an_assigned_home_are_found(tmp_path: Path) -> None:
     text = f"D=~/d\ndocker run -v ../up:/up -v ./x:/x -v $D:/d {IMAGE} --model org/m\n"
     volumes = imported(tmp_path, text)[0].container.volumes
     assert [volume.source for volume in volumes] == [f"{tmp_path}/up", f"{tmp_path}/0/x", f"{Path.home()}/d"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="sudo makes its command root's")
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"docker run -v ~/t:/t {IMAGE} --model org/m\n",
+        f'docker run -v "$HOME/t:/t" {IMAGE} --model org/m\n',
+        f"{COMPOSE}    volumes: ['~/t:/t']\n",
+        f"{COMPOSE}    volumes: ['${{HOME}}/t:/t']\n",
+        f"{UNIT}ExecStart=/usr/bin/docker run -v %h/t:/t {IMAGE} --model org/m\n",
+    ],
+)
+def test_under_sudo_the_home_is_that_of_who_runs_it(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for user, home in (("nobody", pwd.getpwnam("nobody").pw_dir), ("no-such-user", str(Path.home()))):
+        monkeypatch.setenv("SUDO_USER", user)
+        assert imported(tmp_path, text)[0].container.volumes[0].source == f"{home}/t"
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    for more in ("User=www-data\n", "[Install]\nWantedBy=multi-user.target\n") if "%h" in text else ():
+        assert imported(tmp_path, text + more)[0].container.volumes[0].source == "/root/t"
 
 
 @pytest.mark.parametrize(

@@ -530,6 +530,7 @@ MISSING = {
     "container: mine:1: no registry": f"{V2.replace('r/i:1', 'mine:1')}{SERVES}",
     "container: r/i:1-x86_64: is for x86_64": f"{V2.replace('r/i:1', 'r/i:1-x86_64')}{SERVES}",
     "it needs 16 nodes, and with sparkd at most 8": f"{V2}command: vllm serve o/m -tp 16\n",
+    "executor_config.platform: left out: a Spark is arm64": f"{V2}executor_config: {{platform: linux/amd64}}\n{SERVES}",
     "its flags make 1 rank(s)": f"{V2}min_nodes: 2\n{SERVES}",
     "model: no repository": f"{V2}command: vllm serve /data/m\n",
     "args.chat-template: x.jinja: nothing makes": f"{V2}command: vllm serve o/m --chat-template x.jinja\n",
@@ -556,6 +557,7 @@ def test_what_leads_to_no_endpoint_says_so_and_what_is_missing(
 @pytest.mark.parametrize(
     "more",
     ["", "post_exec: [x]\n", "builder: docker-pull\n", "executor_config: {user: a}\n",
+     "executor_config: {platform: linux/arm64}\n",
      "env: {TORCH_EXTENSIONS_DIR: /cache/huggingface/x, MINE_CACHE_DIR: /root/.cache/huggingface/y}\n"],
 )  # fmt: skip
 def test_what_the_engine_does_without_leaves_the_way_to_an_endpoint(tree: Path, more: str) -> None:

@@ -39,6 +39,7 @@ CLASSES: dict[str, Callable[[Random], Mistake]] = {
     "offload": lambda random: ("args", "cpu-offload-gb", random.choice((16, 64))),
     "block size": lambda random: ("args", "block-size", random.choice((100, 17, 50))),
     "model": lambda random: ("model", "path", random.choice(("~/models/x", "/a/models--b--c/snapshots/0"))),
+    "image": lambda random: ("image", "ref", random.choice(("r/i:v1-x86_64", "r/i-amd64:v1", "r/amd64/i:v1"))),
     "limit": lambda random: ("container", "ulimits", {"memlock": "unlimited"}),
     "KV dtype": lambda random: ("args", "kv-cache-dtype", random.choice(("fp9", "fp8_e4m", "nvpf4", "int8"))),
     "quantization": lambda random: ("args", "quantization", random.choice(("fp8x", "modelopt_fp", "agq", "nvfp4"))),
@@ -48,7 +49,7 @@ CLASSES: dict[str, Callable[[Random], Mistake]] = {
     "shared memory": lambda random: ("container", "shm_bytes", random.choice(("64g", "16G", "8gb"))),
 }  # fmt: skip
 EACH = 17
-"""Mistakes of each class: some 300 in all."""
+"""Mistakes of each class: more than 300 in all."""
 VALUE_LINE = 5
 """The line of a planted recipe that has the mistake."""
 
@@ -91,6 +92,13 @@ def test_a_planted_mistake_is_seen(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_mistake_there_is_no_warning(name: str) -> None:
     assert check(recipes_dir() / f"{name}.yaml") == []
+
+
+def test_one_nodes_address_for_all_is_seen_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "planted.yaml"
+    path.write_text(f"schema: 1\nname: planted\nextends: {NAMES[0]}\nenv:\n  VLLM_HOST_IP: 192.168.1.11\n")
+    reason = "VLLM_HOST_IP=192.168.1.11: all nodes get the address of one"
+    assert check(path) == [f"{path}: line 5: {reason} (take it out: sparkd sets each node's addresses)"]
 
 
 def test_the_images_own_variables_count() -> None:

@@ -483,3 +483,17 @@ def test_text_is_written_so_that_it_reads_back(text: str) -> None:
     written = f"{V2}command: vllm serve m\nx: {format_flow(text)}\n"
     found = parse_yaml(written, keeps_text=lambda key: key == ("x",)).data["x"]
     assert str(found) == text
+
+
+def test_one_nodes_address_for_all_is_left_out(tmp_path: Path) -> None:
+    env = "env: {VLLM_HOST_IP: 192.168.1.11, MASTER_ADDR: spark-1, GLOO_SOCKET_IFNAME: bond0, UCX_TLS: rc}\n"
+    for start in (V1, V2):
+        recipe, notes = imported(tmp_path, f"{start}{env}command: vllm serve o/m -tp 2\n")
+        assert {name: recipe.env.get(name) for name in ("GLOO_SOCKET_IFNAME", "UCX_TLS", "MASTER_ADDR")} == {
+            "GLOO_SOCKET_IFNAME": "bond0", "UCX_TLS": "rc", "MASTER_ADDR": None,
+        }  # fmt: skip
+        assert [note.partition(": ")[2] for note in notes if "rank" in note] == [
+            f"line 4: env.{name}: left out: sparkd sets what a node's rank needs"
+            for name in ("VLLM_HOST_IP", "MASTER_ADDR")
+        ]
+        assert imported(tmp_path, f"{start}{env}command: vllm serve o/m\n")[0].env["MASTER_ADDR"] == "spark-1"

@@ -28,6 +28,40 @@ def found(launch: Launch) -> list[str]:
     return [one.rule for one in rules.find_issues(launch)]
 
 
+def test_an_address_of_one_node_is_none_of_all() -> None:
+    fixed = {"VLLM_HOST_IP": "10.0.0.2", "MASTER_ADDR": "10.0.0.1", "NCCL_COMM_ID": "10.0.0.1:1", "UCX_TLS": "rc"}
+    several = replace(
+        LAUNCH, env={**fixed, "NCCL_IB_ADDR_RANGE": "10.0.0.0", "GLOO_SOCKET_IFNAME": "10.0.0.1"}, nodes=2
+    )
+    reasons = [issue.reason for issue in rules.find_issues(several)]
+    assert [reason.partition(":")[0].partition("=")[0] for reason in reasons] == [
+        "VLLM_HOST_IP", "MASTER_ADDR", "GLOO_SOCKET_IFNAME",
+    ]  # fmt: skip
+    assert reasons[0] == "VLLM_HOST_IP=10.0.0.2: all nodes get the address of one"
+    assert found(replace(several, nodes=1)) == []
+    assert found(replace(several, addresses=("10.0.0.2", "10.0.0.1"))) == [], "of this node and the head"
+    (other,) = rules.find_issues(replace(several, addresses=("10.0.0.1", "10.0.0.1")))
+    assert other.reason == "VLLM_HOST_IP=10.0.0.2: this node is 10.0.0.1, the head 10.0.0.1"
+
+
+@pytest.mark.parametrize("address", ["fd00::2", "fe80::2%enp1s0f0np0"])
+def test_sparkds_own_address_of_version_6_is_none_of_another_node(address: str) -> None:
+    several = replace(LAUNCH, env={"VLLM_HOST_IP": address, "MASTER_ADDR": "fd00::1"}, nodes=2)
+    assert found(replace(several, addresses=(address, "fd00::1"))) == []
+    assert found(replace(several, addresses=("fd00::1", "fd00::1"))) == ["one-address"]
+
+
+@pytest.mark.parametrize(
+    ("image", "is_other"),
+    [
+        ("r/i:v1-x86_64", True), ("amd64/vllm", True), ("my.org:5000/amd64/vllm:1", True), ("vllm:v1-amd64", True),
+        ("my.org/vllm-amd64-arm64:1", False), ("r/vllm-aarch64-x86_64", False), ("registry.amd64.org/vllm", False),
+    ],
+)  # fmt: skip
+def test_an_image_is_for_another_machine_where_its_name_says_that_alone(image: str, is_other: bool) -> None:
+    assert found(replace(LAUNCH, texts=(("image.ref", image),))) == ["image-machine"] * is_other
+
+
 def test_what_is_known_to_serve_well_is_good() -> None:
     assert rules.find_issues(LAUNCH) == ()
     assert rules.find_issues(Launch({}, gpu=False)) == ()

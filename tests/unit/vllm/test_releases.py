@@ -9,7 +9,7 @@ from sparkd.base.lib import read_data
 from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.predicates import Launch
-from sparkd.base.vllm.releases import FILE, find_release, load_releases, minor
+from sparkd.base.vllm.releases import FILE, find_release, known_release, load_releases, minor
 
 VERSIONS = [f"0.{number}" for number in range(33, 11, -1)]
 OWN = replace(find_release("0.27"), image="fork:1")
@@ -51,6 +51,12 @@ def test_no_release_has_one_name_twice_or_fields_of_a_flag_that_it_lacks(table: 
 )  # fmt: skip
 def test_the_release_is_read_from_a_version_or_the_tag_of_an_image_of_vllm(text: str, version: str) -> None:
     assert minor(find_release(text)) == version
+
+
+@pytest.mark.parametrize("text", ["vllm:v0.33.0", "0.33", "0.32.1"])
+def test_a_text_that_names_a_release_differs_from_one_that_is_taken_for_the_newest(text: str) -> None:
+    assert known_release(text) is find_release(text)
+    assert known_release("vllm:nightly") is known_release("0.99") is None
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.args import DATA_SIZE, FORMATS, SIZES, parse_count
-from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.flag import FlagTable, first_values
 from sparkd.base.vllm.kv_cache import MOST_LAYERS, KvCache, read_kv_cache
 from sparkd.base.vllm.lint.model import parse_limits
 from sparkd.base.vllm.lint.predicates import Launch
-from sparkd.base.vllm.releases import find_release, is_before
+from sparkd.base.vllm.releases import is_before, known_release
 
 OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
 """Parts of the share for activations, CUDA graphs and NCCL: 1.3 to 10.5 % in 20 public logs of vLLM 0.10 to 0.33 on
@@ -71,7 +71,7 @@ class MemorySum(Struct, frozen=True):
     """The longest request, in tokens."""
     sequences: int
     defaults: Mapping[str, int] = {}
-    """Of vLLM, which the plan leaves to it."""
+    """Of vLLM, which the plan leaves to it, where its image names the release."""
 
     @property
     def request_bytes(self) -> int | None:
@@ -174,9 +174,10 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
     launch = Launch(flags=first_values(plan.argv), env=dict(plan.env), model=parse_limits(config))
     flags, drafts = launch.flags, _own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*SIZES[:2], DATA_SIZE))
-    defaults = EARLIER_DEFAULTS if is_before(find_release(plan.image), 33) else DEFAULTS
-    left = {flag: value for flag, value in zip(BY_VERSION, defaults, strict=True) if flag not in flags}
-    batched, sequences = (launch.amount(flag) or value for flag, value in zip(BY_VERSION, defaults, strict=True))
+    release = known_release(plan.image)
+    defaults = _defaults(release)
+    left = {flag: value for flag, value in defaults.items() if release and flag not in flags}
+    batched, sequences = (launch.amount(flag) or value for flag, value in defaults.items())
     cache = held = None
     if flags.keys().isdisjoint(CHANGES_CACHE):
         dtype = (flags.get("kv-cache-dtype") or "auto").lower()
@@ -187,6 +188,11 @@ def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str,
         held = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
     length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
     return MemorySum(share_bytes, held, cache, length, sequences, left)
+
+
+def _defaults(release: FlagTable | None) -> dict[str, int]:
+    values = EARLIER_DEFAULTS if release and is_before(release, 33) else DEFAULTS
+    return dict(zip(BY_VERSION, values, strict=True))
 
 
 def _own_drafts(launch: Launch) -> int:

@@ -48,16 +48,26 @@ def _go_back(later: FlagTable, step: Earlier) -> FlagTable:
 
 def find_release(text: str) -> FlagTable:
     """The release of a version, or of an image of vLLM with a version as its tag; SHIPPED for any other text."""
+    return known_release(text) or SHIPPED
+
+
+def known_release(text: str) -> FlagTable | None:
+    """As `find_release`; None for any other text."""
     match = _VERSION.search(text.rpartition("/")[2])
-    if match is None:
-        return SHIPPED
-    return next((table for table in load_releases() if minor(table) == (match[1] or match[2])), SHIPPED)
+    number = match and (match[1] or match[2])
+    return next((table for table in load_releases() if minor(table) == number), None)
 
 
 def list_registered(flag: str) -> set[str]:
     """The names for the flag that any release registers."""
     known = (table.by_name.get(flag) for table in load_releases())
     return {name for other in known if other for name in other.registered}
+
+
+def name_release(text: str) -> str:
+    """Of `find_release`, as a recipe's `image.vllm` has it; empty for the newest, and where the text names none."""
+    table = find_release(text)
+    return "" if table is SHIPPED else minor(table)
 
 
 def minor(table: FlagTable) -> str:

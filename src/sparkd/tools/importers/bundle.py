@@ -141,16 +141,19 @@ def is_published(image: str) -> bool:
     return "/" in image and not image.startswith("localhost/")
 
 
-def render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -> str:
-    """`file`: name of what it was imported from."""
-    lines = [f"# Imported from {_one_line(file)} ({recipe.source.partition(' recipe of ')[0]})."]
+def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[str]) -> str:
+    """`files`: paths of what it was imported from."""
+    names = ", ".join(dict.fromkeys(_one_line(Path(file).name) for file in files))
+    lines = [f"# Imported from {names} ({recipe.source.partition(' recipe of ')[0]})."]
     missing = [note for note in notes if note.is_missing]
     for heading, part in (
         ("What is left out, or needs you:", [note for note in notes if not note.is_missing]),
         ("This does not lead to an endpoint yet. What is missing first:", missing),
     ):
         lines += ["#", f"# {heading}"] if part else []
-        lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in part]
+        for note in part:
+            where = f"{_one_line(note.file)}: " if files[1:] else ""
+            lines.append(f"#   {where}line {note.line}: {_one_line(note.text)}")
     lines += [
         "#",
         "# After that:" if missing else "# To an endpoint:",

@@ -23,11 +23,12 @@ _LISTS = {
 _VALUES = {
     "ipc": "ipc", "shm_size": "shm-size", "network_mode": "network", "privileged": "privileged", "init": "init",
     "mem_limit": "memory", "user": "user", "working_dir": "workdir", "gpus": "gpus", "pid": "pid",
+    "platform": "platform",
 }  # fmt: skip
 _NOTES = {"build": "build: not done: where no registry has the image, `docker compose build` makes it"}
 _OWN = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
-    "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "platform", "runtime", "expose",
+    "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "runtime", "expose",
     "stop_grace_period", "env_file",
 )  # fmt: skip
 
@@ -75,7 +76,10 @@ class _Service(Struct):
         launch.entrypoint = self._words("entrypoint")
         if "extends" in self.data:
             raise LaunchError(self._line("extends"), "extends: write the service out, or name another by --service")
-        launch.env = dict(self._environment(launch))
+        if self.document.data.get("include"):
+            text = "include: not read: write what the engine needs of it into this file"
+            launch.note(self.document.line(("include",)), text)
+        launch.env = {option.name: option for option in self._environment(launch)}
         launch.options = list(self._options(launch))
         return launch
 
@@ -107,10 +111,10 @@ class _Service(Struct):
         for n, item in enumerate(value if isinstance(value, list) else [] if value is None else [value]):
             yield item, (name, f"[{n}]")
 
-    def _environment(self, launch: Launch) -> Iterator[tuple[str, tuple[str, int]]]:
+    def _environment(self, launch: Launch) -> Iterator[Option]:
         for file, steps in self._items("env_file"):
             if str(file) in (".env", "./.env") and self.env_file:
-                yield from ((name, (value, self._line(*steps))) for name, value in self.env_file.items())
+                yield from (Option(name, value, self._line(*steps)) for name, value in self.env_file.items())
             else:
                 text = f"env_file: {str(file)[:80]}: not read: write its variables under env, secrets under secrets"
                 launch.note(self._line(*steps), text)
@@ -118,11 +122,11 @@ class _Service(Struct):
         if isinstance(value, dict):
             for name, assigned in value.items():
                 text = self.variables.value(name) if assigned is None else self._text(assigned, "environment", name)
-                yield name, (text, self._line("environment", name))
+                yield Option(name, text, self._line("environment", name))
         elif isinstance(value, list):
             for assignment, steps in self._items("environment"):
                 name, equals, text = self._text(assignment, *steps).partition("=")
-                yield name, (text if equals else self.variables.value(name), self._line(*steps))
+                yield Option(name, text if equals else self.variables.value(name), self._line(*steps))
 
     def _options(self, launch: Launch) -> Iterator[Option]:
         for name in self.data:

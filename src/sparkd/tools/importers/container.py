@@ -29,7 +29,7 @@ def read_container(docker: DockerReader, name: str) -> Launch | None:
     for text in _texts(config.get("Env")):
         variable, _, value = text.partition("=")
         if text not in _texts(default.get("Env")):
-            launch.env[variable] = (value, 1)
+            launch.env[variable] = Option(variable, value, 1)
     launch.options = [Option(key, value, 1) for key, value in _options(host)]
     if (user := str(config.get("User") or "")) not in ("", default.get("User")):
         launch.options.append(Option("user", user, 1))

@@ -26,15 +26,16 @@ from sparkd.base.vllm.args import (
     parse_variables,
     rank_flags,
 )
+from sparkd.base.vllm.lint.environment import is_of_a_node
 from sparkd.tools.importers.bundle import Place, render
 from sparkd.tools.importers.command import Flag, Serve
 from sparkd.tools.importers.endpoint import complete
 from sparkd.tools.importers.eugr import read_eugr
-from sparkd.tools.importers.forms import Form, combine, read_form
-from sparkd.tools.importers.launch import Engine, choose_engine, inner_commands
+from sparkd.tools.importers.forms import SUFFIXES, Form, combine, not_read, read_form
+from sparkd.tools.importers.launch import Engine, read_inner_engine
 from sparkd.tools.importers.mods import File, walk
-from sparkd.tools.importers.nvidia import catalogue_name, read_nvidia
-from sparkd.tools.importers.options import Launch, LaunchError, redact, secret_file
+from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
+from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, redact, secret_file
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
@@ -45,7 +46,6 @@ COMMAND = ("command",)
 FABRIC = ("devices", ["/dev/infiniband"])
 """Of no use to one node alone, which may not have it."""
 _MOST_RANKS = 9999
-SUFFIXES = (".yaml", ".yml")
 _RAY = re.compile(r"--distributed-executor-backend[=\s]+ray\b")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NOT_RUN = {
@@ -70,14 +70,17 @@ class Result(Struct, frozen=True):
 
 
 def find_files(path: Path) -> list[Path]:
-    """The file, or every YAML file below the folder except hidden ones. Raises ConfigError if there is none."""
+    """The file, or every YAML file below the folder except hidden ones and measurements beside a recipe.
+
+    Raises ConfigError if there is none.
+    """
     if not path.is_dir():
         return [path]
     try:
         below = [one for one in walk(path, hidden=False) if one.name.endswith(SUFFIXES) and not one.is_dir()]
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {(error.strerror or '').lower()}") from None
-    files = sorted(one for one in below if not one.name.startswith("."))
+    files = sorted(one for one in below if not one.name.startswith(".") and not is_measurement(one))
     if not files:
         raise ConfigError(f"{path}: holds no file *.yaml")
     return files
@@ -102,30 +105,33 @@ def import_text(
     try:
         document = parse_as_pyyaml(text)
     except YamlError as error:
-        raise ConfigError(printable(f"{path}: {error}")) from None
+        raise not_read(text, path, str(error), "") from None
     source = Source(document, beside)
+    if not any(source.has(key) for key in ("recipe_version", "model", "command")):
+        raise not_read(text, path, "line 1: is no recipe: it names neither a model nor a command")
     name = _choose_name(path, taken, catalogue_name(source))
-    return _complete(source, path, place, lambda: _convert(source, name, overrides))
+    return _complete(source, [str(path)], place, lambda: _convert(source, name, overrides))
 
 
 def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Result:
     """One recipe of what all of them start together, named by its model. Raises ConfigError with file and line."""
     source, foreign, serve = combine(forms, place.image)
     name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
-    return _complete(source, Path(forms[0].path), place, lambda: _make(source, name, foreign, serve))
+    return _complete(source, [form.path for form in forms], place, lambda: _make(source, name, foreign, serve))
 
 
-def _complete(source: Source, path: Path, place: Place, make: Callable[[], Recipe]) -> Result:
-    document = source.document
+def _complete(source: Source, files: list[str], place: Place, make: Callable[[], Recipe]) -> Result:
+    document, file = source.document, source.file or files[0]
     try:
         bundle = complete(source, make(), place)
     except Unusable as fault:
-        raise ConfigError(printable(f"{path}: line {document.line(fault.key)}: {fault.reason}")) from None
-    notes = sorted(source.notes, key=lambda note: note.line)
-    steps, shown = tuple(bundle.steps()), [printable(f"{path}: line {note.line}: {note.text}") for note in notes]
+        raise ConfigError(printable(f"{file}: line {document.line(fault.key)}: {fault.reason}")) from None
+    notes = sorted(source.notes, key=lambda note: (note.file, note.line))
+    steps = tuple(bundle.steps())
+    shown = [printable(f"{note.file or file}: line {note.line}: {note.text}") for note in notes]
     missing = tuple(line for line, note in zip(shown, notes, strict=True) if note.is_missing)
     recipe = bundle.recipe
-    return Result(recipe.name, render(recipe, path.name, notes, steps), tuple(shown), bundle.files, steps, missing)
+    return Result(recipe.name, render(recipe, files, notes, steps), tuple(shown), bundle.files, steps, missing)
 
 
 def _choose_name(path: Path, taken: Collection[str], given: str) -> str:
@@ -143,8 +149,6 @@ def _slug(text: str) -> str:
 
 def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
     """Raises Unusable."""
-    if not any(source.has(key) for key in ("recipe_version", "model", "command")):
-        raise Unusable((), "is no recipe: it names neither a model nor a command")
     try:
         foreign = next(filter(None, (read(source, overrides) for read in IMPORTERS)))
         engine = _find_engine(source, foreign, overrides)
@@ -163,7 +167,7 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
         why = "vLLM joins its ranks itself; executor: ray has Ray"
         source.note(COMMAND, f"command: --distributed-executor-backend ray: left out: {why}")
     model, is_alone = command.model, nodes.get("max") == 1
-    env, secrets = _split_environment(source, foreign.env)
+    env, secrets = _split_environment(source, foreign.env, many=nodes["min"] > 1)
     return _validate(
         {
             "schema": 1,
@@ -176,7 +180,7 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
                 "revision": foreign.revision,
                 "served_name": served_name or model,
             },
-            "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
+            "image": {"ref": foreign.image, "vllm": foreign.vllm, "entrypoint": command.entrypoint},
             "nodes": nodes,
             "executor": foreign.executor if nodes["min"] > 1 else "mp",
             "caches": foreign.caches,
@@ -192,10 +196,7 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
 def _find_engine(source: Source, foreign: Foreign, overrides: Overrides) -> Engine:
     """Raises CommandError, LaunchError."""
     launch = Launch(source.document.line(COMMAND), foreign.image)
-    commands = inner_commands(["bash", "-c", foreign.command], foreign.env, overrides, launch.line)
-    engine = choose_engine(launch, commands or [], "")
-    if engine is None:
-        raise CommandError("runs no `vllm serve`: write one plainly")
+    engine = read_inner_engine(launch, foreign.command, foreign.env, overrides)
     source.notes += [replace(note, text=f"command: {note.text}") for note in launch.notes]
     return engine
 
@@ -260,11 +261,14 @@ def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]
     return {"min": ranks, "max": ranks}
 
 
-def _split_environment(source: Source, env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def _split_environment(source: Source, env: Mapping[str, str], *, many: bool) -> tuple[dict[str, str], dict[str, str]]:
     """Variables, and the files of those that are secrets."""
     kept: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, text in env.items():
+        if many and is_of_a_node(name, text):
+            source.note(("env", name), f"env.{name}: left out: {OF_RANK}")
+            continue
         try:
             if SECRET_NAME.search(name) and text.lower() not in ("", "0", "1", "true", "false"):
                 secrets |= parse_secret_files({name: secret_file(name)})

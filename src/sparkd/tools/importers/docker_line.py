@@ -26,6 +26,8 @@ _LETTERS = {
 }  # fmt: skip
 _PROGRAMS = ("docker", "podman")
 _SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
+_OF_SYSTEM = re.compile(r"^(?:User=|WantedBy=(?:multi-user|graphical)\.target)", re.MULTILINE)
+"""A unit of the system, whose %h is root's home, also with User= (systemd.unit(5))."""
 _SPECIFIER = re.compile(r"%[A-Za-z%]")
 
 
@@ -55,7 +57,7 @@ def _launches(command: Command, overrides: Mapping[str, str], depth: int = 0) ->
             yield from _launches(nested, overrides, depth + 1)
     elif at < 0 and program(words)[1]:
         launch = Launch(line, words=words, entrypoint=[])
-        launch.env = {name: (value, line) for name, value in command.env.items()}
+        launch.env = {name: Option(name, value, line) for name, value in command.env.items()}
         note_condition(launch, command.block)
         yield launch
     elif is_ray(words):
@@ -109,13 +111,16 @@ def _options(word: str, line: int) -> tuple[list[Option], bool]:
 def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
     if option.name == "env":
         name, equals, value = option.value.partition("=")
-        launch.env[name] = (value if equals else shell_env.get(name, mark(f"${name}")), option.line)
+        value = value if equals else shell_env.get(name, mark(f"${name}"))
+        launch.env[name] = Option(name, value, option.line)
     elif option.name == "env-file":
         text = f"--env-file {option.value[:80]}: not read: write its variables under env, and secrets under secrets"
         launch.note(option.line, text)
     elif option.name == "entrypoint":
         launch.entrypoint = [option.value] if option.value else []
     else:
+        if option.name == "platform":  # the last one counts
+            launch.options = [given for given in launch.options if given.name != option.name]
         launch.options.append(option)
 
 
@@ -126,6 +131,7 @@ def is_unit(text: str) -> bool:
 
 def read_unit(text: str, variables: Variables) -> list[Launch]:
     """Of a systemd unit, by the rules of systemd.syntax(7) and systemd.exec(5). Raises LaunchError."""
+    home = "/root" if _OF_SYSTEM.search(text) else variables.value("HOME")
     env: dict[str, str] = {}
     launches: list[Launch] = []
     notes: list[Note] = []
@@ -134,7 +140,7 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
             if key == "Environment":
                 for word in shlex.split(value):
                     name, _, content = word.partition("=")
-                    env[name] = _specifiers(content, variables)
+                    env[name] = _specifiers(content, home)
                     variables.assign(name, env[name])
             elif key == "EnvironmentFile":
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
@@ -144,13 +150,22 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                     text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
                     notes.append(Note(line, text))
             elif key == "ExecStart" and value:
-                words = _exec_words(_specifiers(value.lstrip("-@:+!|"), variables), variables)
-                launches += _launches(Command(words, [line] * len(words), dict(env)), {})
+                words = _exec_words(_specifiers(value.lstrip("-@:+!|"), home), variables)
+                started = [*_launches(Command(words, [line] * len(words), dict(env)), {})]
+                launches += started or [_other(line, words, env)]
         except (CommandError, ValueError, YamlError) as error:
             raise LaunchError(line, f"{key}: {str(error).lower()}") from None
     for launch in launches:
         launch.notes += notes
     return launches
+
+
+def _other(line: int, words: list[str], env: Mapping[str, str]) -> Launch:
+    """What starts no engine by itself, such as a script; what the unit sets for it is lost."""
+    launch, names = Launch(line, words=words, entrypoint=[]), " ".join(env)[:80]
+    if names:
+        launch.note(line, f"Environment={names}: left out: write what the engine needs of it under env")
+    return launch
 
 
 def _settings(text: str) -> Iterator[tuple[int, str, str]]:
@@ -169,9 +184,9 @@ def _settings(text: str) -> Iterator[tuple[int, str, str]]:
         yield number, key.strip(), value.strip()
 
 
-def _specifiers(text: str, variables: Variables) -> str:
-    """With %h as the home of the user who imports it; what else systemd fills in at the start is not known."""
-    known = {"%%": "%", "%h": variables.value("HOME")}
+def _specifiers(text: str, home: str) -> str:
+    """What systemd fills in at the start beside %h is not known."""
+    known = {"%%": "%", "%h": home}
     return _SPECIFIER.sub(lambda found: known.get(found[0]) or mark(found[0]), text)
 
 

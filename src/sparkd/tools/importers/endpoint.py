@@ -19,8 +19,9 @@ from sparkd.base.lib.text import read_file, sanitize, size
 from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, MOST_STEPS, Build, Step
 from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
 from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
-from sparkd.base.vllm.flag import SHIPPED, parse_json
-from sparkd.base.vllm.releases import find_release, minor
+from sparkd.base.vllm.flag import parse_json
+from sparkd.base.vllm.lint.values import is_for_x86
+from sparkd.base.vllm.releases import name_release
 from sparkd.tools.importers import mods
 from sparkd.tools.importers.bundle import Bundle, Place, is_published
 from sparkd.tools.importers.options import redact
@@ -47,8 +48,6 @@ _OF_HUB_CACHE = re.compile(
 _OTHER_MOUNTS = ("/root/.cache/huggingface", "/cache/huggingface")
 """Where eugr's tool and sparkrun mount the hub's cache of their node."""
 MOST_MODS = 24
-_X86 = re.compile(r"(?:\A|[/:._-])(?:x86[_-]?64|amd64)(?:\Z|[:@._-])", re.IGNORECASE)
-"""A part of an image's name."""
 _CUDA_TORCH = """\
 python3 -c 'from importlib.util import find_spec; from runpy import run_path
 torch = find_spec("torch"); assert torch, "torch is missing"
@@ -62,7 +61,7 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
     bundle, path = Bundle(recipe, place, recipe.image.ref), source.beside
     if recipe.nodes.min > MAX_NODES:
         source.miss((), f"it needs {recipe.nodes.min} nodes, and with sparkd at most {MAX_NODES} serve together")
-    if _X86.search(recipe.image.ref):
+    if is_for_x86(recipe.image.ref):
         source.miss(("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another")
     bundle.container = source.container
     bundle.is_here = source.is_running_here or place.find_image(bundle.base) is not None
@@ -265,8 +264,7 @@ def _build(bundle: Bundle, steps: tuple[Step, ...]) -> None:
     build = Build.model_validate({"from": known or base, "steps": steps})
     name = re.sub("[._-]+", "-", bundle.recipe.name).strip("-")
     content = sha256(build.dockerfile(build.base).encode()).hexdigest()
-    release = find_release(base)  # which neither the new name nor a digest says
-    vllm = "" if release is SHIPPED else minor(release)
+    vllm = name_release(base)  # which neither the new name nor a digest says
     bundle.update("image", ref=f"localhost/{name}:{content[:12]}", build=build, vllm=vllm)
 
 

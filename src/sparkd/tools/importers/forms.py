@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,16 +22,40 @@ from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.compose import parse_env_file, read_compose
 from sparkd.tools.importers.container import read_container
 from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
-from sparkd.tools.importers.launch import Engine, find_engine, merge, value_missing
+from sparkd.tools.importers.launch import Engine, find_engine, merge, script_of, value_missing
 from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Foreign, Overrides, Source
-from sparkd.tools.importers.variables import CommandError, Variables, unknown
+from sparkd.tools.importers.variables import CommandError, Variables, shown, unknown
 
 CONTAINER = "container"
+SUFFIXES = (".yaml", ".yml")
 _MAPPING = re.compile(r"(?:[ \t\r]*(?:[#%].*|---.*)?\n)*[\"']?[\w.-]+[\"']?[ \t]*:\s")
 """How a file of YAML begins; a script that writes one begins otherwise."""
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
+_BEGIN = r"\s*+(?:#.*(?:\n\s*+|\Z))*+"
+"""Comments and empty lines before the first of a file."""
+_OTHERS = (
+    ("an empty file", rf"{_BEGIN}\Z", "name the one that starts vLLM"),
+    ("a Dockerfile", r"\s*+(?:(?:#|ARG ).*\n\s*+)*+FROM[ \t]", "import what starts its image"),
+    ("a Python script", rf'#!.*python[\d.]*(?:\s|\Z)|(?!#!){_BEGIN}(?:import |from .* import |""")',
+     "write what it starts as a `vllm serve` line"),
+    ("a quadlet of podman", r"\s*+(?:[#;].*\n\s*+)*+(?=\[[A-Za-z-]+\]\s*\n)(?:.*\n)*?\[Container\]",
+     "import the unit that podman makes of it: systemctl cat NAME"),
+    ("a Kubernetes manifest", rf"{_BEGIN}(?:---\s+)?(?:kind:.*\n)?apiVersion:",
+     "write image and command as a `docker run` line"),
+)  # fmt: skip
+"""What is never read, whatever commands are in it: how it begins, and what to do instead."""
+_FENCED = r"(?!#!)(?:(?!.*<<).*\n)*?```"
+"""Text with a block of Markdown that no script writes."""
+_LOOKS = (
+    *_OTHERS,
+    ("a shell script without vLLM", r"#!.*sh\b", "import the script or compose file that it runs, by its path"),
+    ("Markdown", rf"(?!{_MAPPING.pattern})(?:#+ |{_FENCED})", "save the command in it as a file of its own"),
+    ("plain text", rf"(?!{_MAPPING.pattern}|[-{{\[])", "write the command that starts vLLM"),
+)
+READ = "what is read: recipes of eugr, sparkrun and NVIDIA, command lines, scripts, compose files, units, containers"
+_READERS = {"systemd unit": read_unit, "command line": read_script}
 _COMMAND = re.compile(r"\b(?:docker|podman)\b|\bvllm\b[\w/.-]{0,80}[ \t]{1,80}serve\b|vllm\.entrypoints\.openai")
 
 
@@ -42,8 +69,18 @@ class Form(Struct, frozen=True):
     """Where relative paths begin; empty where the text is no file's."""
 
 
+def not_read(text: str, path: Path, fault: str, hint: str = READ) -> ConfigError:
+    """What the text looks like, and what to do instead; else the fault, with its line, and the hint."""
+    for kind, begin, instead in _OTHERS if path.suffix in SUFFIXES else _LOOKS:
+        if re.match(begin, text):
+            return ConfigError(printable(f"{path}: line 1: looks like {kind}: {instead}"), READ)
+    return ConfigError(printable(f"{path}: {fault}"), hint)
+
+
 def _find_kind(text: str) -> str:
     """Kind of a form; empty for a text of none."""
+    if any(re.match(begin, text) for _, begin, _ in _OTHERS):
+        return ""
     if _MAPPING.match(text):
         return "compose" if _COMPOSE.search(text) else ""
     return "systemd unit" if is_unit(text) else "command line" if _COMMAND.search(text) else ""
@@ -56,21 +93,37 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
         return None
     if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
+    is_page = (kind, path.suffix in SUFFIXES) == ("command line", False) and bool(re.match(_FENCED, text))
     folder = str(path.absolute().parent) if is_file else ""
-    values = {"HOME": str(Path.home()), **({"PWD": folder} if folder else {}), **overrides}
+    values = {"HOME": _home(), **({"PWD": folder} if folder else {}), **overrides}
     variables = Variables(values, frozenset(overrides))
+    env_path = path.parent / ".env" if is_file else None
     try:
-        if kind == "compose":
-            env_file = _read_env_file(path.parent / ".env", variables) if is_file else {}
-            launches = read_compose(text, variables, service, env_file)
-        else:
-            read = read_unit if kind == "systemd unit" else read_script
-            launches = read(text, variables)
+        launches = _read_launches(text, kind, variables, service, env_path)
     except LaunchError as error:
-        raise _fault(str(path), error.line, str(error)) from None
+        fault = _fault(str(path), error.line, str(error))
+        raise (not_read(text, path, "") if is_page else fault) from None
+    if is_page and not launches:
+        raise not_read(text, path, "")
     for launch in launches:
         launch.given = overrides
     return Form(str(path), kind, launches, folder)
+
+
+def _read_launches(text: str, kind: str, variables: Variables, service: str, env_path: Path | None) -> list[Launch]:
+    """`env_path`: what docker reads beside a compose file. Raises LaunchError."""
+    if kind in _READERS:
+        return _READERS[kind](text, variables)
+    env_file = _read_env_file(env_path, variables) if env_path else {}
+    return read_compose(text, variables, service, env_file)
+
+
+def _home() -> str:
+    """Of who imports, also under sudo, where HOME is root's."""
+    if os.geteuid() == 0 and (user := os.environ.get("SUDO_USER")):
+        with suppress(KeyError):
+            return pwd.getpwnam(user).pw_dir
+    return str(Path.home())
 
 
 def _read_env_file(path: Path, variables: Variables) -> dict[str, str]:
@@ -94,14 +147,11 @@ def form_of_container(name: str, host: Host) -> Form:
 
 def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     """The one engine that they all start, on as many nodes as files start it. Raises ConfigError with file and line."""
+    bare = [(form.path, launch) for form in forms for launch in form.launches if not launch.image]
+    lost = [replace(note, text=shown(note.text), file=path) for path, launch in bare for note in launch.notes]
     engines = _find_engines(forms, image)
     if not engines:
-        for form in forms:
-            for launch in form.launches:
-                if unknown(launch.image):
-                    raise _fault(form.path, launch.line, f"image: {value_missing(launch.image)}")
-        hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
-        raise _fault(forms[0].path, 1, f"starts no vLLM server by itself: {hint}")
+        raise _without_engine(forms)
     for form in forms:
         if len(names := [engine.launch.service for path, engine in engines if path == form.path]) > 1:
             starters = "commands: keep one of them"
@@ -111,10 +161,14 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     try:
         engine = merge(engines)
     except LaunchError as error:
-        raise _fault(engines[-1][0], error.line, str(error)) from None
+        raise _fault(error.file, error.line, str(error)) from None
     launch, kind = engine.launch, forms[0].kind
+    known = {note.text for note in launch.notes}
+    launch.notes += [
+        note for note in dict.fromkeys(lost) if note.text not in known
+    ]  # of what starts no engine by itself
     nodes = len(engines), len(engines) if engines[1:] else None  # least, most
-    source = Source(Document({}, {(): launch.line}), notes=launch.notes)
+    source = Source(Document({}, {(): launch.line}), notes=launch.notes, file=engines[0][0])
     source.container = shlex.quote(forms[0].path) if kind == CONTAINER else ""
     source.is_running_here = bool(source.container) and not image
     command, secrets = shlex.join(engine.words), engine.secrets
@@ -122,25 +176,39 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     return source, foreign, engine.serve
 
 
+def _without_engine(forms: list[Form]) -> ConfigError:
+    reason, launches = "starts no vLLM server by itself", [(form.path, one) for form in forms for one in form.launches]
+    for path, launch in launches:
+        if unknown(launch.image):
+            return _fault(path, launch.line, f"image: {value_missing(launch.image)}")
+    for path, launch in launches:
+        if script := shown(script_of(launch.words))[:200]:
+            hint = "import that script by its path on the node"
+            return _fault(path, launch.line, f"{reason}, but runs {script}: {hint}")
+    hint = "import the file with `vllm serve` or vLLM's image, or --container NAME"
+    return _fault(forms[0].path, 1, f"{reason}: {hint}")
+
+
 def _find_engines(forms: list[Form], image: str) -> list[tuple[str, Engine]]:
     """Path and engine. One without an image runs in the only container that waits for `docker exec`, if any."""
     launches = [(form, launch) for form in forms for launch in form.launches]
-    engines, waiting = list[tuple[str, Engine]](), list[Launch]()
+    engines, waiting = list[tuple[str, Engine]](), list[tuple[str, Launch]]()
     for form, launch in sorted(launches, key=lambda pair: not pair[1].image):  # first those with one, which may wait
         is_bare = not launch.image
         if is_bare and len(waiting) == 1:
-            container = waiting[0]
-            launch.image, launch.options = container.image, container.options
-            launch.env, launch.notes = {**container.env, **launch.env}, [*container.notes, *launch.notes]
+            file, container = waiting[0]
+            launch.image, launch.options = container.image, [one._replace(file=file) for one in container.options]
+            launch.env = {**{name: one._replace(file=file) for name, one in container.env.items()}, **launch.env}
+            launch.notes = [*(replace(note, file=file) for note in container.notes), *launch.notes]
         if not launch.image:
             for variable in [name for name in OF_IMAGE if name in launch.env]:
-                launch.note(launch.env.pop(variable)[1], f"{variable}: left out: the image has its own")
+                launch.note(launch.env.pop(variable), f"{variable}: left out: the image has its own")
         try:
             engine = find_engine(launch, form.folder)
         except LaunchError as error:
             raise _fault(form.path, error.line, str(error)) from None
         if engine is None:
-            waiting += [] if is_bare else [launch]
+            waiting += [] if is_bare else [(form.path, launch)]
             continue
         if not launch.image:
             engine.serve = replace(engine.serve, entrypoint=VLLM_SERVE)  # its path is the node's

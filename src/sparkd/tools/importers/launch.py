@@ -5,17 +5,18 @@ Every form is read into the options of `docker run`, each with its line.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping
-from itertools import dropwhile
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import dropwhile, pairwise
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.recipes.schema import REPO
 from sparkd.base.vllm.args import API_KEY, OWNED
-from sparkd.base.vllm.flag import SHIPPED
+from sparkd.base.vllm.flag import SHIPPED, parse_json
 from sparkd.tools.importers.command import BEFORE, VLLM_SERVE, Flag, Serve, is_ray, parse_serve, program
 from sparkd.tools.importers.options import Launch, LaunchError, Options, redact
 from sparkd.tools.importers.shell import OF_IMAGE, Command, commands_in_container
@@ -88,13 +89,22 @@ def _commands(launch: Launch) -> list[Command]:
     words = [*(launch.entrypoint or []), *launch.words]
     if launch.entrypoint is None and words and re.fullmatch(r"-[a-z]*c", words[0]):
         words = ["bash", *words]  # of an image whose entrypoint is a shell
-    env = {name: value for name, (value, _) in launch.env.items()}
+    env = {name: option.value for name, option in launch.env.items()}
     inner = inner_commands(words, env, launch.given, launch.line)
     if inner is not None:
         return inner
     if launch.entrypoint is None and "vllm" in launch.image and words and not program(words)[1]:
         words = _for_entrypoint(words, launch.image)
     return [Command(words)]
+
+
+def read_inner_engine(launch: Launch, text: str, env: Mapping[str, str], overrides: Mapping[str, str]) -> Engine:
+    """What a shell in the container starts by `text`. Raises CommandError, LaunchError."""
+    commands = inner_commands(["bash", "-c", text], env, overrides, launch.line)
+    engine = choose_engine(launch, commands or [], "")
+    if engine is None:
+        raise CommandError("runs no `vllm serve`: write one plainly")
+    return engine
 
 
 def inner_commands(
@@ -113,6 +123,14 @@ def inner_commands(
     for command in commands:
         command.lines, command.block = [line for _ in command.lines], command.block and line
     return commands
+
+
+def script_of(words: list[str]) -> str:
+    """The script that the words run; empty where they run none."""
+    text = next((n for n, word in enumerate(words, 1) if re.fullmatch(r"-[a-z]*c", word)), len(words))
+    plain = [word for word in words[: text + 1] if not re.search(r"\A-|\s", word)]
+    runs = (word for before, word in pairwise(["", *plain]) if word.endswith(".sh") or _SHELL.fullmatch(before))
+    return next(runs, "")
 
 
 def _for_entrypoint(words: list[str], image: str) -> list[str]:
@@ -204,16 +222,26 @@ def _is_kept(flag: Flag, options: Options) -> bool:
 def merge(engines: list[tuple[str, Engine]]) -> Engine:
     """One engine of the ranks that several files start; the names are of the files. Raises LaunchError."""
     name, first = engines[0]
-    ours = _settings(first)
+    notes = [replace(note, file=note.file or name) for note in first.launch.notes]
     for other_name, other in engines[1:]:
-        theirs = _settings(other)
-        for key in ours | theirs:
-            mine, its = (settings.get(key, "not given") for settings in (ours, theirs))
-            if mine != its:
-                both = f"{''.join(key)}: {redact(str(mine))[:80]} in {name}, {redact(str(its))[:80]} in {other_name}"
-                raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same")
+        for setting, mine, its in find_differences(first, other):
+            both = f"{setting}: {mine} in {name}, {its} in {other_name}"
+            raise LaunchError(other.launch.line, f"{both}: ranks of one engine need the same", other_name)
         first.secrets |= other.secrets
+        known = {(note.text, note.is_missing) for note in notes}
+        lost = (note for note in other.launch.notes if (note.text, note.is_missing) not in known)
+        notes += [replace(note, file=note.file or other_name) for note in lost]
+    first.launch.notes = notes
     return first
+
+
+def find_differences(first: Engine, other: Engine) -> Iterator[tuple[str, str, str]]:
+    """Name of each flag or variable in which ranks of one engine differ, and both values."""
+    ours, theirs = _settings(first), _settings(other)
+    for key in ours | theirs:
+        mine, its = (settings.get(key, "not given") for settings in (ours, theirs))
+        if mine != its:
+            yield "".join(key), redact(str(mine))[:80], redact(str(its))[:80]
 
 
 def _settings(engine: Engine) -> dict[tuple[str, str], object]:
@@ -223,7 +251,13 @@ def _settings(engine: Engine) -> dict[tuple[str, str], object]:
         ("image", ""): engine.launch.image,
         ("entrypoint", ""): shlex.join(serve.entrypoint),
         ("model", ""): serve.model,
-        **{("--", flag.name): " ".join(flag.values) or "given" for flag in serve.flags},
+        **{("--", flag.name): " ".join(map(_plain, flag.values)) or "given" for flag in serve.flags},
         **{("", name): value for name, value in engine.env.items()},
         **{("container.", name): value for name, value in engine.container.items()},
     }
+
+
+def _plain(text: str) -> str:
+    """JSON in one notation."""
+    value = parse_json(text) if text.startswith(("{", "[")) else None
+    return text if value is None else json.dumps(value, sort_keys=True)

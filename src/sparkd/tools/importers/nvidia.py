@@ -7,29 +7,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
 
+from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
+from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import cache_folders
+from sparkd.base.vllm.lint.environment import is_of_a_node
+from sparkd.base.vllm.releases import known_release, name_release
 from sparkd.tools.importers.docker_line import read_docker
-from sparkd.tools.importers.options import Launch, LaunchError, merge_keys
+from sparkd.tools.importers.launch import find_differences, read_inner_engine
+from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, redact, secret_file
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
-from sparkd.tools.importers.sparkrun import TABLES, convert_option, reached
+from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
 from sparkd.tools.importers.variables import CommandError, Variables, shown
 
 _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")
 """Flags that sparkd sets, with values of the shell's."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
+_MOST_NODES = 64
+"""As the schema has it."""
 _SETUP = "runtime.setup_command"
+_MEASUREMENT = "performance.yaml"
 _IGNORED = ("rm", "interactive", "tty", "detach", "init", "cap-add")
 """Options of `docker run` without meaning for the engine."""
 _OPTIONS = {"shm-size": "shm_size", "device": "devices", "security-opt": "security_opt"}
 _CACHES = re.compile(r"[^:]+:(/root/\.(?:triton|cache/(?:([a-z0-9_]{1,32})/?)?.*))")
 """Volumes of compilers, with the name of one, and of the hub: sparkd keeps the former, and mounts models itself."""
+_ON_DISK = re.compile(r"^[^#\n]*\bVLLM_PLE_TABLE_MEMORY=[\"']?disk\b", re.MULTILINE)
 _SHOWN = ("status", "min_vidmem_gb", "security", "limitations", "notes", "validation")
 
 
@@ -55,6 +66,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
         raise source.fault(("backend",), source.text("backend"), "sparkd runs vLLM alone")
     command = str(source.mapping("serve").get("command") or "")
     Values({}).check_overrides(overrides, command)
+    command = _OF_RANKS.sub(r"\g<1>0", command)
     nodes, measured, launch = _count_nodes(source), _read_measurement(source), _read_docker_run(source)
     if not re.match(r"dgx-spark(-|\Z)", source.text("hardware")):
         source.miss(("hardware",), f"hardware: {source.text('hardware')[:60]}: is no DGX Spark: choose another recipe")
@@ -62,14 +74,19 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
         for value in source.items(key):
             source.note((key,), f"{key}: {value if isinstance(value, str) else _flatten(value)}"[:400])
     software = as_mapping(measured.get("software"))
-    revision = str(software.get("model_revision"))
+    image, release = _pin_image(source, launch, software)
+    env, secrets = _environment(source, launch)
+    _compare_workers(source, command, env, overrides)
+    _miss_io_uring(source, launch, command)
     return Foreign(
         format="NVIDIA catalogue",
         description=source.text("title"),
-        image=_pin_image(source, launch, str(software.get("runtime_revision"))),
-        command=_OF_RANKS.sub(r"\g<1>0", command),
-        revision=revision if _REVISION.fullmatch(revision) else "",
-        env=_environment(source, launch),
+        image=image,
+        vllm=release,
+        command=command,
+        revision=_pin_model(source, command, str(software.get("model_revision"))),
+        env=env,
+        secrets=secrets,
         container=_container(source, launch),
         caches=_caches(launch),
         nodes=(nodes, nodes),
@@ -79,20 +96,36 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
 
 def _count_nodes(source: Source) -> int:
     nodes = source.mapping("topology").get("node_count") or 1
-    if not isinstance(nodes, int) or not 1 <= nodes <= 64:  # as the schema
+    if not isinstance(nodes, int) or not 1 <= nodes <= _MOST_NODES:
         raise source.fault(("topology", "node_count"), nodes, "must be a number of nodes")
     return nodes
 
 
-def _pin_image(source: Source, launch: Launch, digest: str) -> str:
-    image = str(source.mapping("runtime").get("image") or "")
+def _pin_image(source: Source, launch: Launch, software: Mapping[str, object]) -> tuple[str, str]:
+    """Name of the image, and its release where the name does not say it."""
+    digest, image = str(software.get("runtime_revision")), str(source.mapping("runtime").get("image") or "")
     if launch.image not in (image, "$IMAGE"):
         source.note(("runtime",), f"runtime.image: {image}: is taken, and not {launch.image} of its setup_command")
     if _DIGEST.fullmatch(digest):
-        return f"{image.partition('@')[0].rpartition(':')[0] or image}@{digest}"
+        release = name_release(image if known_release(image) else str(software.get("backend_version")))
+        return f"{image.partition('@')[0].rpartition(':')[0] or image}@{digest}", release
     if "@" not in image:
         source.note(("runtime",), f"runtime.image: {image}: no performance.yaml has its digest, and the tag may move")
-    return image
+    return image, ""
+
+
+def _pin_model(source: Source, command: str, revision: str) -> str:
+    """Its measured revision; empty without one. Notes the models that nothing pins."""
+    checkpoint, known = as_mapping(source.document.data.get("checkpoint")), _REVISION.fullmatch(revision)
+    is_pinned = known or re.search(rf"--revision[\s=]+{_REVISION.pattern}", command)
+    model = checkpoint.get("target_label") or source.mapping("serve").get("api_model") or source.text("model")
+    for name in (None if is_pinned else model, checkpoint.get("draft_label")):
+        if name:
+            label = redact(str(name))[:200]
+            source.note(
+                ("checkpoint",), f"checkpoint: {label}: no performance.yaml has its revision, and it may change"
+            )
+    return revision if known else ""
 
 
 def _flatten(value: object) -> str:
@@ -101,16 +134,37 @@ def _flatten(value: object) -> str:
 
 
 def _read_measurement(source: Source) -> Mapping[str, object]:
-    """Content of performance.yaml beside the recipe; empty without one."""
+    """Content of performance.yaml beside the recipe; empty without one, and where it is of another text."""
     if source.beside is None:
         return {}
     try:
-        return as_mapping(parse_as_pyyaml(read_file(source.beside.with_name("performance.yaml"))).data)
+        measured = as_mapping(parse_as_pyyaml(read_file(source.beside.with_name(_MEASUREMENT))).data)
     except FileNotFoundError:
         return {}
     except YamlError as error:
-        source.note((), f"performance.yaml: not read: {error}")
+        source.note((), f"{_MEASUREMENT}: not read: {error}")
         return {}
+    text = "".join(
+        read_file(source.beside).replace("\r\n", "\n").partition("schema_version")[1:]
+    )  # without the licence
+    digest = sha256(text.encode()).hexdigest()
+    if str(measured.get("recipe_sha256") or digest).lower() == digest:
+        return measured
+    what = "its digest of the image, revision of the model and figures are left out"
+    source.note((), f"{_MEASUREMENT}: was measured with another text of this recipe (recipe_sha256): {what}")
+    return {}
+
+
+def is_measurement(path: Path) -> bool:
+    """Whether it belongs to a recipe beside it, and is no recipe itself."""
+    if path.name != _MEASUREMENT or not path.with_name("recipe.yaml").exists():
+        return False
+    try:
+        return "profiles" in parse_as_pyyaml(read_file(path)).data
+    except YamlError:  # which a note of the recipe says
+        return True
+    except ConfigError:
+        return False
 
 
 def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
@@ -138,30 +192,80 @@ def _read_docker_run(source: Source) -> Launch:
         raise Unusable(("runtime",), f"{_SETUP}: {error}") from None
 
 
-def _environment(source: Source, launch: Launch) -> dict[str, str]:
-    for name, (value, _) in launch.env.items():
-        if "$" in value and name not in (*BETWEEN_NODES, *BETWEEN_GPUS):
-            source.note(("runtime",), f"{_SETUP}: {name[:60]}: left out: a value of the shell's")
-    return {name: value for name, (value, _) in launch.env.items() if "$" not in value}
+def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables, and the files of those that are secrets."""
+    values = {name: option.value for name, option in launch.env.items()}
+    of_shell = [name for name in values if "$" in values[name] and name not in (*BETWEEN_NODES, *BETWEEN_GPUS)]
+    secrets = {name: secret_file(name) for name in of_shell if SECRET_NAME.search(name) and name.isidentifier()}
+    for name in of_shell:
+        file = secrets.get(name)
+        text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"
+        source.note(("runtime",), f"{_SETUP}: {name[:60]}: {text}")
+    kept = {name: value for name, value in values.items() if "$" not in value}
+    for name in [name for name in kept if is_of_a_node(name, kept[name])]:
+        del kept[name]
+        source.note(("runtime",), f"{_SETUP}: {name}: left out: {OF_RANK}")
+    return kept, secrets
+
+
+def _compare_workers(source: Source, command: str, env: Mapping[str, str], overrides: Overrides) -> None:
+    """Note what further commands have otherwise than the head's, whose words every rank gets, and what they lose."""
+    key = ("serve", "additional_commands")
+    commands = source.mapping("serve").get("additional_commands")
+    others = map(as_mapping, commands if isinstance(commands, list) else [])
+    texts = [*dict.fromkeys(_OF_RANKS.sub(r"\g<1>0", str(other.get("command"))) for other in others)]
+    lines: dict[str, bool] = {}
+    for text in texts[:_MOST_NODES]:
+        try:
+            head, worker = (read_inner_engine(Launch(1), each, env, overrides) for each in (command, text))
+        except (CommandError, LaunchError) as error:
+            lines[f"not compared: {redact(str(error))}"] = False
+            continue
+        notes = [note for note in worker.launch.notes if note not in head.launch.notes]
+        lost = {note.text.partition(": put it into")[0]: note.is_missing for note in notes}
+        lines |= lost
+        for name, mine, its in find_differences(head, worker):
+            if not any(text.startswith(f"{name}: left out") for text in lost):
+                lines[f"{name}: {mine} for the head, {its} for the others: every rank gets the head's"] = False
+    if len(texts) > _MOST_NODES:
+        lines[f"{len(texts) - _MOST_NODES} of {len(texts)} are not compared"] = False
+    for line, is_missing in lines.items():
+        source.note(key, f"{'.'.join(key)}: {line}", is_missing=is_missing)
 
 
 def _container(source: Source, launch: Launch) -> dict[str, object]:
     """Keys of schema 1's `container`. What has no counterpart becomes a note."""
     container: dict[str, object] = {}
-    for option, value, _ in launch.options:
+    is_privileged = _is_privileged(launch)
+    for option, value, *_ in launch.options:
         name = _OPTIONS.get(option, option)
         is_cache = name == "volume" and _CACHES.fullmatch(value)
-        converted = {} if is_cache or name in _IGNORED else convert_option(name, value)
+        is_ignored = name in _IGNORED or (is_privileged and value.endswith("unconfined"))  # as that is
+        converted = {} if is_cache or is_ignored else convert_option(name, value)
         if name == "devices" and (why := reached(Container.model_construct(devices=(value.partition(":")[0],)))):
             source.note(("runtime",), f"{_SETUP}: --{option} {value[:60]}: left out: {why}")
             continue
         if converted is None:
-            text = f"{_SETUP}: --{option} {value[:60]}: left out: {TABLES.unused.get(name, 'write it yourself')}"
-            source.note(("runtime",), text, is_missing=name not in TABLES.unused)
+            why = why_unused(name, value)
+            text = f"{_SETUP}: --{option} {value[:60]}: left out: {why or 'write it yourself'}"
+            source.note(("runtime",), text, is_missing=why in ("", why_unused("platform", "")))
         merge_keys(container, converted or {})
     for note in launch.notes:
         source.miss(("runtime",), f"{_SETUP}: {note.text}")
     return container
+
+
+def _is_privileged(launch: Launch) -> bool:
+    return any(convert_option(*option[:2]) == {"privileged": True} for option in launch.options)
+
+
+def _miss_io_uring(source: Source, launch: Launch, command: str) -> None:
+    """Where docker's own seccomp profile stays, which the recipe takes away."""
+    is_unconfined = any(option.value == "seccomp=unconfined" for option in launch.options)
+    given = [f"{name}={option.value}" for name, option in launch.env.items()]
+    if is_unconfined and not _is_privileged(launch) and _ON_DISK.search("\n".join([*given, command])):
+        needed = "VLLM_PLE_TABLE_MEMORY=disk: needs io_uring, which docker's own seccomp profile forbids"
+        source.miss(("runtime",), f"{_SETUP}: {needed}: write container.privileged: true")
 
 
 def _caches(launch: Launch) -> dict[str, str]:

@@ -16,21 +16,23 @@ from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import parse_variables
 from sparkd.base.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
+from sparkd.base.vllm.lint.environment import is_of_a_node
 from sparkd.tools.importers.command import Flag
 from sparkd.tools.importers.shell import OF_IMAGE
 from sparkd.tools.importers.source import Note
-from sparkd.tools.importers.sparkrun import TABLES, convert_option, reached
+from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
 from sparkd.tools.importers.variables import unknown
 
 _OF_RANKS = (*BETWEEN_NODES, *BETWEEN_GPUS, "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "HEADLESS", "RAY_ADDRESS")
 """Variables that launchers set on each node."""
+OF_RANK = "sparkd sets what a node's rank needs"
 _NAMES = {
     "net": "network", "device": "devices", "volume": "volumes", "mount": "volumes", "shm-size": "shm_size",
     "memory": "memory_limit", "security-opt": "security_opt", "cap-add": "cap_add",
 }  # fmt: skip
 _OWN = (
     "name", "rm", "detach", "interactive", "tty", "restart", "pull", "label", "log-driver", "log-opt", "runtime",
-    "stop-timeout", "stop-signal", "hostname", "platform", "no-healthcheck", "quiet", "expose", "publish",
+    "stop-timeout", "stop-signal", "hostname", "no-healthcheck", "quiet", "expose", "publish",
 )  # fmt: skip
 """What sparkd sees to itself, or what means nothing on the node's network; `publish` is taken apart from these."""
 _HUB_CACHE = re.compile(r".*/\.?cache/hugging_?face(?:/hub)?", re.IGNORECASE)
@@ -40,9 +42,10 @@ redact = Redaction()
 
 
 class LaunchError(Exception):
-    def __init__(self, line: int, reason: str) -> None:
+    def __init__(self, line: int, reason: str, file: str = "") -> None:
+        """`file`: that the line is of, where the caller has several."""
         super().__init__(reason)
-        self.line = line
+        self.line, self.file = line, file
 
 
 class Option(NamedTuple):
@@ -50,6 +53,8 @@ class Option(NamedTuple):
     """Long form of docker's, without dashes."""
     value: str
     line: int
+    file: str = ""
+    """That the line is of, where it is another than the launch's."""
 
 
 class Launch(Struct):
@@ -58,8 +63,8 @@ class Launch(Struct):
     words: list[str] = field(default_factory=list)
     """What the image's entrypoint is given."""
     entrypoint: list[str] | None = None
-    env: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Value and line."""
+    env: dict[str, Option] = field(default_factory=dict)
+    """By name."""
     options: list[Option] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     given: Mapping[str, str] = {}
@@ -67,8 +72,10 @@ class Launch(Struct):
     service: str = ""
     """Its name in a compose file."""
 
-    def note(self, line: int, text: str, *, is_missing: bool = False) -> None:
-        self.notes.append(Note(line, text, is_missing))
+    def note(self, at: int | Option, text: str, *, is_missing: bool = False) -> None:
+        """`at`: line of the launch, or the option."""
+        line, file = (at, "") if isinstance(at, int) else (at.line, at.file)
+        self.notes.append(Note(line, text, is_missing, file))
 
 
 class Options(Struct):
@@ -78,22 +85,24 @@ class Options(Struct):
     env: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
 
-    def take_secret(self, name: str, line: int) -> None:
+    def take_secret(self, name: str, at: int | Option) -> None:
         self.secrets[name] = secret_file(name)
-        self.launch.note(line, f"{name}: its value is not taken: put it into {self.secrets[name]}")
+        self.launch.note(at, f"{name}: its value is not taken: put it into {self.secrets[name]}")
 
     def take_env(self, inner: dict[str, str]) -> None:
         """`inner`: what a shell in the container sets."""
-        given = {**self.launch.env, **{name: (value, self.launch.line) for name, value in inner.items()}}
-        for name, (value, line) in given.items():
-            if name in _OF_RANKS:
-                self.launch.note(line, f"{name}: left out: sparkd sets what a node's rank needs")
+        line = self.launch.line
+        given = {**self.launch.env, **{name: Option(name, value, line) for name, value in inner.items()}}
+        for name, option in given.items():
+            value = option.value
+            if name in _OF_RANKS or is_of_a_node(name, value):
+                self.launch.note(option, f"{name}: left out: {OF_RANK}")
             elif is_secret(name, value):
                 if value:
-                    self.take_secret(name, line)
+                    self.take_secret(name, option)
             elif missing := unknown(value):
                 text = f"{name}: left out: what {redact(missing)} stands for is not known: write its value under env"
-                self.launch.note(line, text, is_missing=name in OF_IMAGE)
+                self.launch.note(option, text, is_missing=name in OF_IMAGE)
             else:
                 self.env[name] = value
 
@@ -110,7 +119,7 @@ class Options(Struct):
                 self._leave_out(option, reason, used, model)
                 continue
             if converted.get("privileged"):
-                self.launch.note(option.line, "--privileged: kept: root in the container is root on the node")
+                self.launch.note(option, "--privileged: kept: root in the container is root on the node")
             merge_keys(keys, converted)
         if "shm_bytes" in keys and "ipc" not in keys:
             keys["ipc"] = "private"  # docker's default, and where a size counts
@@ -123,9 +132,10 @@ class Options(Struct):
         target = self._mount(option)[1] if is_path else ""
         is_mount = bool(target) and not _HUB_CACHE.fullmatch(target)
         is_missing = is_mount and any(is_below(value, target) for value in used)
+        is_missing |= option.name == "platform" and not unknown(option.value)  # that of the machine, mostly
         if target == RESERVED_TARGETS[0] and not is_missing and self.on_the_node(model) != model:
             return  # sparkd mounts the model there by itself
-        self.launch.note(option.line, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
+        self.launch.note(option, f"--{option.name} {printed}: left out: {reason}", is_missing=is_missing)
 
     def _convert(self, option: Option) -> tuple[dict[str, object] | None, str]:
         """The keys, or None and why there are none."""
@@ -142,7 +152,7 @@ class Options(Struct):
             container = Container.model_validate(converted)
         except ValidationError as error:
             own = "ranks use the node's own network" if name == "network" else "a recipe cannot say it"
-            return None, validator_message(error.errors()[0]["msg"]) if converted else TABLES.unused.get(name, own)
+            return None, validator_message(error.errors()[0]["msg"]) if converted else why_unused(name, value) or own
         reason = "" if name == "privileged" else reached(container)
         return (None, reason) if reason else (converted, "")
 
@@ -189,7 +199,7 @@ class Options(Struct):
                 published = (*(flag for flag in flags if flag.name not in names), *address)
             else:
                 text = f"--publish {option.value[:60]}: left out: the engine listens on one port, {port}"
-                self.launch.note(option.line, text)
+                self.launch.note(option, text)
         return published
 
 

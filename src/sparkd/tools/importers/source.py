@@ -51,6 +51,8 @@ class Note(Struct, frozen=True):
     text: str
     is_missing: bool = False
     """Whether the recipe leads to no endpoint without it."""
+    file: str = ""
+    """That the line is of, where several are imported."""
 
 
 def cut(step: object) -> str:
@@ -69,13 +71,15 @@ class Source(Struct):
     beside: Path | None = None
     """The file itself, where it is one: what was published with it lies beside it."""
     notes: list[Note] = field(default_factory=list)
+    file: str = ""
+    """That the document is of, where several are imported."""
     container: str = ""
     """Of this machine, that it was read off, as a shell's word; it may still run."""
     is_running_here: bool = False
     """Read off a container of this machine, which has its image."""
 
     def note(self, key: Key, text: str, *, is_missing: bool = False) -> None:
-        self.notes.append(Note(self.document.line(key), text, is_missing))
+        self.notes.append(Note(self.document.line(key), text, is_missing, self.file))
 
     def miss(self, key: Key, text: str) -> None:
         self.note(key, text, is_missing=True)
@@ -136,6 +140,8 @@ class Foreign(Struct, frozen=True):
     """Fewest and most nodes."""
     revision: str = ""
     """Of the model on Hugging Face."""
+    vllm: str = ""
+    """Release that the image has, where its name does not say it."""
     secrets: Mapping[str, str] = {}
     """File by variable."""
     executor: str = "mp"

@@ -26,6 +26,8 @@ _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?\s*([kmgt]?)i?b?", re.IGNORECASE)
 _ULIMIT = re.compile(r"([a-z]+)=(-?\d{1,18})(?::(-?\d{1,18}))?")
 _VOLUME = re.compile(r"([^:]+)(?::([^:]+))?(?::(ro|rw))?")
+_ANYWAY = re.compile(r"gpus all|network host|platform (?i:(?:linux/)?(?:arm64|aarch64)(?:/v\d)?|linux)?")
+"""What is so on a Spark; docker takes from the machine what a platform leaves out."""
 _NO_NEW_PRIVILEGES = ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
 
 
@@ -200,13 +202,13 @@ def _take(source: Source, name: str, value: object, command: str) -> dict[str, A
         container = Container.model_validate(converted)
     except ValidationError as error:
         fault = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
-        reason = TABLES.unused.get(name) or fault
+        reason = why_unused(name, value) or fault
     else:
         reason = "" if name == "privileged" else reached(container)
     if reason:
         shown = "".join(f" {cut(str(one))}:" for one in value) if isinstance(value, list) else ""
         is_used = name == "volumes" and any(_is_used(one, command) for one in shown.split())
-        leave_out = source.miss if is_used else source.note
+        leave_out = source.miss if is_used or name == "platform" else source.note
         leave_out((EXECUTOR, name), f"{EXECUTOR}.{name}:{shown} left out: {reason}")
     return {} if reason else converted or {}
 
@@ -222,6 +224,12 @@ def reached(container: Container) -> str:
     return next((issue.reason for issue in find_reach(container, {})), "")
 
 
+def why_unused(name: str, value: object) -> str:
+    """Why an option is left out; empty for one that the engine may miss."""
+    is_apparmor = name == "security_opt" and "apparmor" in str(value) and "seccomp" not in str(value)
+    return TABLES.unused.get("apparmor" if is_apparmor else name, "")
+
+
 def convert_option(name: str, value: object) -> dict[str, object] | None:
     """Keys of `container`; None for an option or a value without a counterpart."""
     text, words = str(value), [str(item) for item in value] if isinstance(value, list) else [str(value)]
@@ -231,7 +239,7 @@ def convert_option(name: str, value: object) -> dict[str, object] | None:
             return {name: _is_true(value)}
         case "gpus" if text in ("none", ""):
             return {name: "none"}
-        case "gpus" | "network" if (name, text) in (("gpus", "all"), ("network", "host")):
+        case "gpus" | "network" | "platform" if _ANYWAY.fullmatch(f"{name} {text}"):
             return {}
         case "entrypoint" | "cap_add" if not value:
             return {}

@@ -164,6 +164,7 @@ def _make_launch(recipe: Recipe) -> Launch:
     words = command_line(recipe.args)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
     texts = [("model.path", recipe.model.path), ("model.served_name", recipe.model.served_name)]
+    texts.append(("image.ref", recipe.image.ref))
     texts += [(f"secrets.{name}", file) for name, file in recipe.secrets.items()]
     texts += [(f"caches.{name}", target or "") for name, target in recipe.caches.items()]
     texts += [("container.volumes", f"{volume.source}:{volume.target}") for volume in recipe.container.volumes]
@@ -177,6 +178,7 @@ def _make_launch(recipe: Recipe) -> Launch:
         env={name: text for name, text in recipe.env.items() if text is not None and not has_placeholder(text)},
         gpu=recipe.container.gpus == "all",
         gpus=recipe.nodes.gpus,
+        nodes=recipe.nodes.min,
         pool_tokens=tokens if isinstance(tokens, int) else None,
         given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
         extra=recipe.flags.extra,

@@ -85,6 +85,8 @@ def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
         env=dict(plan.env),
         gpu=plan.container.gpus == "all",
         gpus=plan.gpus,
+        nodes=plan.node.cluster_size,
+        addresses=(plan.node.address, plan.node.head_address),
         pool_tokens=plan.kv_cache_tokens,
         given=parse_flags(plan.argv),
         extra=plan.extra_flags,

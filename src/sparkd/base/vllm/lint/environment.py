@@ -19,6 +19,10 @@ MOST_NAMES = 200
 _OPTION = re.compile(r"([A-Za-z_]{1,40})=([^,=]{1,40})")
 _ELSEWHERE = re.compile(r"[=^]?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
 """Names that a Spark does not give to its devices: it has rocep1s0f0 and enp1s0f0np0."""
+_ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?", re.ASCII)
+
+_OF_ALL = ("NCCL_COMM_ID", "NCCL_IB_ADDR_RANGE")
+"""The address where all ranks meet, and that of a net."""
 
 
 class Variables(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,3 +73,21 @@ def wrong_value(launch: Launch) -> Matches:
     for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         if launch.gpu and (match := _ELSEWHERE.match(launch.env.get(name, ""))):
             yield f"env.{name}", f"{name}={match[0]}: no device of a Spark is called {match[1]}"
+
+
+def is_of_a_node(name: str, value: str) -> bool:
+    """Whether it is the address of one node, whose others need another."""
+    is_address = name.startswith(("GLOO_", "NCCL_", "UCX_")) and name not in _OF_ALL and _ADDRESS.fullmatch(value)
+    return bool(is_address or (value and name in ("VLLM_HOST_IP", "MASTER_ADDR")))
+
+
+def one_address(launch: Launch) -> Matches:
+    for name, value in launch.env.items() if launch.nodes > 1 else ():
+        right = launch.addresses[: 1 if name == "VLLM_HOST_IP" else 2]
+        if is_of_a_node(name, value) and not {value, value.partition(":")[0]} & {*right}:
+            why = (
+                "this node is {}, the head {}".format(*launch.addresses)
+                if right
+                else "all nodes get the address of one"
+            )
+            yield f"env.{name}", f"{name}={value[:60]}: {why}"

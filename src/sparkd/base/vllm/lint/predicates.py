@@ -74,6 +74,10 @@ class Launch(Struct, frozen=True):
     gpu: bool = True
     gpus: int = 1
     """Of each node, by the recipe."""
+    nodes: int = 1
+    """That serve together, at least."""
+    addresses: tuple[str, ...] = ()
+    """This node's own and the head's; none for a recipe on any node."""
     pool_tokens: int | None = None
     """Size of the KV cache, if the recipe gives it."""
     model: ModelLimits = ModelLimits()

@@ -228,4 +228,8 @@ RULES = (
          hint="take it out, and set what has its place"),
     Rule("variable-value", WARNS, environment.wrong_value,
          hint="correct it, or take it out: sparkd sets devices and addresses on each node"),
+    Rule("one-address", WARNS, environment.one_address,
+         hint="take it out: sparkd sets each node's addresses"),
+    Rule("image-machine", WARNS, values.for_x86,
+         hint="name an image for arm64"),
 )  # fmt: skip

@@ -22,6 +22,8 @@ PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reason
 """Flags whose names a plugin extends, each with the flag that loads the plugin."""
 OF_ANY_RELEASE = {"quantization": ("marlin",)}
 """Flags whose earlier names a plugin may bring back, each with names that vLLM takes unregistered, in any case."""
+_MACHINES = re.compile(r"(?:\A|(?<=[/:._-]))(?:(x86[_-]?64|amd64)|arm64|aarch64)(?=\Z|[/:@._-])", re.IGNORECASE)
+"""Parts of an image's name."""
 _UNFILLED = re.compile(r"(?<!\$)\{[A-Za-z_][A-Za-z0-9_.-]{0,60}\}|\$\{?[A-Za-z_]\w{0,60}\}?")
 """`{name}`, `$NAME` and `${NAME}`: sparkd fills in its own placeholders alone, and quotes all words for the shell."""
 _OF_SHELL = re.compile(
@@ -161,6 +163,20 @@ def _cached_models(launch: Launch) -> Matches:
     for key, text in launch.texts:
         if key == "model.path" and "models--" in text and "/snapshots/" in text:
             yield key, f"{text[:200]} is a snapshot of Hugging Face's cache: its files are links out of the folder"
+
+
+def is_for_x86(image: str) -> bool:
+    """Whether its name says so, and names no other machine."""
+    registry, _, path = image.partition("/")
+    name = path if path and re.search(r"[.:]", registry) else image
+    machines = [match[1] for match in _MACHINES.finditer(name)]
+    return bool(machines) and all(machines)
+
+
+def for_x86(launch: Launch) -> Matches:
+    for key, text in launch.texts:
+        if key == "image.ref" and launch.gpu and is_for_x86(text):
+            yield key, f"{text[:200]}: is for x86_64, and a Spark is arm64"
 
 
 def _has(launch: Launch, flag: str) -> bool:

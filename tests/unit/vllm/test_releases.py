@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from sparkd.base.lib import read_data
-from sparkd.base.vllm.flag import SHIPPED, FlagTable, first_values, parse_flags
+from sparkd.base.vllm.flag import SHIPPED, Flag, FlagTable, first_values, parse_flags
 from sparkd.base.vllm.lint import rules
 from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.releases import FILE, find_release, known_release, load_releases, minor
@@ -38,6 +38,31 @@ def test_no_release_has_one_name_twice_or_fields_of_a_flag_that_it_lacks(table: 
     assert table.fields.keys() <= {flag.name for flag in table.flags}
     assert all(len({one.name for one in fields}) == len(fields) for fields in table.fields.values())
     assert judged(table, "--max-model-len", "8192", "--no-enable-prefix-caching", "--kv-cache-dtype", "fp8") == []
+
+
+OF_KIND = {"text": "abc", "float": "0.5", "json": "{}", "object": "{}", "text or object": "abc"}
+NAMES = ("flag-", "json-", "variable-", "misnamed", "not-registered")
+"""How the rules of names and single values begin."""
+
+
+def an_example(flag: Flag) -> list[str]:
+    if flag.kind == "switch":
+        return [f"--{flag.name}"]
+    if flag.name == "attention-backend":  # its names are those of a field of --attention-config
+        return [f"--{flag.name}", "FLASH_ATTN"]
+    return [f"--{flag.name}", [*flag.choices, *flag.registered, OF_KIND.get(flag.kind, "16")][0]]
+
+
+@pytest.mark.parametrize("table", load_releases(), ids=VERSIONS)
+def test_nothing_that_a_release_itself_has_is_a_fault_by_its_table(table: FlagTable) -> None:
+    words = [word for flag in table.flags for word in an_example(flag)]
+    given = parse_flags(("vllm", "serve", "/m", *words))
+    env = dict.fromkeys(table.variables, "1")
+    launch = Launch(flags=first_values(words), gpu=False, env=env, given=given, vllm=table)
+    found = [(one.rule, one.reason) for one in rules.find_issues(launch) if one.rule.startswith(NAMES)]
+    assert found == []
+    assert len(given) >= len(table.flags) > 150
+    assert env
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A model and an image on two nodes: real ssh, rsync and docker on both sides."""
 
+import json
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -10,11 +11,13 @@ from tests.bed.node import Node
 from tests.bed.pair import Cluster
 from tests.bed.processes import wait_for
 
+from sparkd.base.host.docker_image import BUILT
+
 FOLDER = '/srv/models/it\'s a "model" $(touch /oops); *'
 SHARD = f"{FOLDER}/model.safetensors"
 SHARD_BYTES = 512 << 20
 CUT_BYTES = 64 << 20
-IMAGE = "sparkd-test/sync:1"
+IMAGE, BUILT_IMAGE = "sparkd-test/sync:1", "localhost/built:1"
 MAKE_MODEL = """
 import hashlib, json, os, pathlib, sys
 folder, size = pathlib.Path(sys.argv[1]), int(sys.argv[2])
@@ -155,3 +158,17 @@ def test_an_image_is_copied_once_between_two_stores(acquainted: Cluster) -> None
         assert node.run("find", "/root/.cache/sparkd", "-type", "f").stdout == ""
     again = sync(head, "image", "sync", IMAGE)
     assert (again.returncode, again.stdout) == (0, f"{worker.fabric_address}: has {IMAGE} already\n")
+
+
+def test_an_image_that_was_built_is_copied_with_what_it_was_built_of(acquainted: Cluster) -> None:
+    head, worker = acquainted.head.node, acquainted.worker.node
+    image = {"ref": BUILT_IMAGE, "build": {"from": IMAGE, "steps": [{"env": {"GREETING": "hello"}}]}}
+    recipe = {"schema": 1, "name": "built", "model": {"path": "tiny"}, "image": image}
+    head.write("/etc/sparkd/recipes/built.yaml", json.dumps(recipe))
+    head.run("sparkd", "image", "build", "built", "--yes")
+    done = sync(head, "image", "sync", BUILT_IMAGE)
+    assert (done.returncode, done.stderr) == (0, "")
+    label = ("docker", "image", "inspect", "--format", f'{{{{index .Config.Labels "{BUILT}"}}}}', BUILT_IMAGE)
+    here, there = (node.run(*label).stdout for node in (head, worker))
+    assert json.loads(here) == json.loads(there)
+    assert IMAGE in there

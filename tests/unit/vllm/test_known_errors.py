@@ -220,11 +220,11 @@ def test_the_longest_line_takes_less_than_five_milliseconds() -> None:
     for line in attacks():
         took = []
         for _ in range(3):
-            began = time.perf_counter()
+            began = time.thread_time()
             explain(line)
             parse_printed(line)
-            took.append(time.perf_counter() - began)
-        worst = max(worst, min(took))  # the least: others have the processor too
+            took.append(time.thread_time() - began)
+        worst = max(worst, min(took))  # the least: others have the caches too
     assert worst < 0.005
 
 

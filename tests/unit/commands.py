@@ -13,8 +13,10 @@ import pytest
 
 from sparkd.tools.cli import main
 
-INTERRUPTIBLE = ("env", "--default-signal=INT")
-"""Goes before a command that a test interrupts: in a shell's background job, processes begin with SIGINT ignored."""
+INTERRUPTIBLE = ("env", "--default-signal=INT,HUP")
+"""Goes before a command that a test interrupts: in a shell's background job, processes begin with SIGINT ignored, and
+under nohup with SIGHUP.
+"""
 
 
 @dataclass(frozen=True)

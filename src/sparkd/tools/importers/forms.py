@@ -147,6 +147,7 @@ def form_of_container(name: str, host: Host) -> Form:
 
 def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     """The one engine that they all start, on as many nodes as files start it. Raises ConfigError with file and line."""
+    # Of what starts no engine by itself, too.
     bare = [(form.path, launch) for form in forms for launch in form.launches if not launch.image]
     lost = [replace(note, text=shown(note.text), file=path) for path, launch in bare for note in launch.notes]
     engines = _find_engines(forms, image)
@@ -164,9 +165,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
         raise _fault(error.file, error.line, str(error)) from None
     launch, kind = engine.launch, forms[0].kind
     known = {note.text for note in launch.notes}
-    launch.notes += [
-        note for note in dict.fromkeys(lost) if note.text not in known
-    ]  # of what starts no engine by itself
+    launch.notes += [note for note in dict.fromkeys(lost) if note.text not in known]
     nodes = len(engines), len(engines) if engines[1:] else None  # least, most
     source = Source(Document({}, {(): launch.line}), notes=launch.notes, file=engines[0][0])
     source.container = shlex.quote(forms[0].path) if kind == CONTAINER else ""

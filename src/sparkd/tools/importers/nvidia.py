@@ -121,10 +121,8 @@ def _pin_model(source: Source, command: str, revision: str) -> str:
     model = checkpoint.get("target_label") or source.mapping("serve").get("api_model") or source.text("model")
     for name in (None if is_pinned else model, checkpoint.get("draft_label")):
         if name:
-            label = redact(str(name))[:200]
-            source.note(
-                ("checkpoint",), f"checkpoint: {label}: no performance.yaml has its revision, and it may change"
-            )
+            text = f"checkpoint: {redact(str(name))[:200]}: no performance.yaml has its revision, and it may change"
+            source.note(("checkpoint",), text)
     return revision if known else ""
 
 
@@ -144,10 +142,8 @@ def _read_measurement(source: Source) -> Mapping[str, object]:
     except YamlError as error:
         source.note((), f"{_MEASUREMENT}: not read: {error}")
         return {}
-    text = "".join(
-        read_file(source.beside).replace("\r\n", "\n").partition("schema_version")[1:]
-    )  # without the licence
-    digest = sha256(text.encode()).hexdigest()
+    _licence, begin, rest = read_file(source.beside).replace("\r\n", "\n").partition("schema_version")
+    digest = sha256((begin + rest).encode()).hexdigest()
     if str(measured.get("recipe_sha256") or digest).lower() == digest:
         return measured
     what = "its digest of the image, revision of the model and figures are left out"
@@ -239,20 +235,26 @@ def _container(source: Source, launch: Launch) -> dict[str, object]:
     is_privileged = _is_privileged(launch)
     for option, value, *_ in launch.options:
         name = _OPTIONS.get(option, option)
-        is_cache = name == "volume" and _CACHES.fullmatch(value)
-        is_ignored = name in _IGNORED or (is_privileged and value.endswith("unconfined"))  # as that is
-        converted = {} if is_cache or is_ignored else convert_option(name, value)
+        is_needless = _is_needless(name, value, is_privileged=is_privileged)
+        converted = {} if is_needless else convert_option(name, value)
         if name == "devices" and (why := reached(Container.model_construct(devices=(value.partition(":")[0],)))):
             source.note(("runtime",), f"{_SETUP}: --{option} {value[:60]}: left out: {why}")
             continue
         if converted is None:
             why = why_unused(name, value)
             text = f"{_SETUP}: --{option} {value[:60]}: left out: {why or 'write it yourself'}"
-            source.note(("runtime",), text, is_missing=why in ("", why_unused("platform", "")))
+            source.note(("runtime",), text, is_missing=not why or name == "platform")
         merge_keys(container, converted or {})
     for note in launch.notes:
         source.miss(("runtime",), f"{_SETUP}: {note.text}")
     return container
+
+
+def _is_needless(name: str, value: str, *, is_privileged: bool) -> bool:
+    """Whether it means nothing for the engine, or sparkd and `--privileged` have it anyway."""
+    if name == "security_opt":
+        return is_privileged and value.endswith("unconfined")
+    return name in _IGNORED or (name == "volume" and bool(_CACHES.fullmatch(value)))
 
 
 def _is_privileged(launch: Launch) -> bool:

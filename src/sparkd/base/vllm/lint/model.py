@@ -20,7 +20,7 @@ HIGHEST = 10**12
 KV_HEADS, MOST_HEADS = "num_key_value_heads", 4096
 ELSEWHERE = ("kv_lora_rank", "compress_ratios", "block_configs", "per_layer_config")
 """Keys of models whose layers keep no KV heads, or not all as many."""
-QUANTIZATIONS = ("quantization_config", "compression_config")
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 
 
 class ModelLimits(Struct, frozen=True):
@@ -56,15 +56,13 @@ def parse_limits(config: Mapping[str, object]) -> ModelLimits:
 
 def _quantization(*configs: Mapping[str, object]) -> str | None:
     """As vLLM looks for it; ModelOpt's own files have no quant_method."""
-    own = next((config[key] for config in configs for key in QUANTIZATIONS if config.get(key) is not None), {})
+    own = next((config[key] for config in configs for key in QUANTIZATION_KEYS if config.get(key) is not None), {})
     if own == {}:
         return ""
     method = own.get("quant_method") if isinstance(own, Mapping) else None
-    return (
-        (method.lower().replace("compressed_tensors", "compressed-tensors") or None)
-        if isinstance(method, str)
-        else None
-    )
+    if not isinstance(method, str):
+        return None
+    return method.lower().replace("compressed_tensors", "compressed-tensors") or None
 
 
 def _count(value: object) -> int:

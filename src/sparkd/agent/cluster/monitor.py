@@ -34,6 +34,7 @@ was silent for longer has restarted, unless the engine made tokens meanwhile: th
 RETRY_SECONDS = 1.0
 """Pause after a failed proof, while there is time."""
 HINT = "sparkd starts again and awaits it"
+ADDRESS_HINT = "ip -brief address; look at the cable, and whether the other node is up"
 
 
 class ExpectedPeer(Struct, frozen=True):
@@ -69,9 +70,8 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
 def silence(peer: PeerStatus, what: str) -> PeerLostError:
     """The error for a peer that does not answer; `what` says for how long. This node's own address may be gone."""
     if peer.own_address_gone:
-        hint = "ip -brief address; look at the cable, and whether the other node is up"
         reason = f"{peer.said}: rank {peer.rank} on {peer.name} {what}"
-        return PeerLostError(reason, hint, cause=Cause.OWN_ADDRESS_GONE)
+        return PeerLostError(reason, ADDRESS_HINT, cause=Cause.OWN_ADDRESS_GONE)
     return PeerLostError(f"rank {peer.rank} on {peer.name} {what}", HINT, cause=Cause.PEER_SILENT)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,13 +11,14 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from sparkd.agent.cluster.monitor import ADDRESS_HINT
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.api_owner import find_holder
 from sparkd.agent.engine.culprits import Culprit, find_culprit
 from sparkd.agent.engine.load_progress import LAST_WORDS
 from sparkd.agent.engine.memory_guard.tenants import Growth, describe_growth
 from sparkd.agent.engine.rank import Running
-from sparkd.base.host import Host
+from sparkd.base.host import Host, network
 from sparkd.base.lib.errors import ACTIONS, Cause, ExitCode, SparkdError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import GIB, MIB
@@ -40,9 +42,15 @@ BY_DOCKER = frozenset(
 )
 """Causes that a hung dockerd may be behind."""
 SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
+BY_ADDRESS = frozenset(
+    {Cause.ENGINE_ERROR, Cause.ENGINE_ENDED, Cause.NOT_READY, Cause.LOAD_STALLED, Cause.ENGINE_STALLED}
+)
+"""Causes that the loss of this node's own address may be behind."""
+NO_ADDRESS = "Cannot assign requested address"
+"""glibc's words for EADDRNOTAVAIL: a program binds to an address that the node has not."""
 _UNNAMED = frozenset({Cause.KILLED_FROM_OUTSIDE, Cause.ENGINE_STOPPED})
 """Causes that somebody is behind."""
-_BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN})
+_BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN, Cause.OWN_ADDRESS_GONE})
 """Not counted against the plan."""
 COUNTED = frozenset(
     {
@@ -64,6 +72,8 @@ class Evidence(Struct, frozen=True):
     """Others took more since the launch than the plan leaves above the floor."""
     memory_users: str = ""
     """Who took it, be it others or the engine."""
+    address_gone: str = ""
+    """This node's own address on the fabric, where it was not there for the engine, or is not now."""
     port_holder: str = ""
     """Who else has a port of the rank's, where that kept it from serving."""
     culprit: Culprit | None = None
@@ -79,9 +89,10 @@ class Looks:
         self._agent, self._running, self._error = agent, running, error
         self._ends_at = time.monotonic() + agent.pace.last_look_seconds
         self._docker = agent.loop.start(partial(_answered_at, agent.host)) if error.cause in BY_DOCKER else None
-        find_holder, find_culprit = self._holder_search(), self._culprit_search()
+        find_holder, find_culprit, find_address = self._holder_search(), self._culprit_search(), self._address_search()
         self._holder = agent.loop.start(find_holder) if find_holder is not None else None
         self._culprit = agent.loop.start(find_culprit) if find_culprit is not None else None
+        self._address = agent.loop.start(find_address) if find_address is not None else None
 
     def evidence(self) -> Evidence:
         hangs = False
@@ -90,10 +101,11 @@ class Looks:
             with suppress(OSError):  # it does not run, or no look was possible
                 hangs = hangs or self._docker.result() > self._ends_at
         holder, culprit = self._result(self._holder) or "", self._result(self._culprit)
+        address = self._result(self._address) or ""
         growth = self._who_took_memory() if self._error.cause in SHORT_OF_MEMORY else Growth("", False)
         if self._error.cause is Cause.PEER_FAILED:
             self._agent.loop.wait_until(self._peers_named_causes, self._ends_at - time.monotonic())
-        return Evidence(hangs, growth.by_others, growth.text, holder, culprit)
+        return Evidence(hangs, growth.by_others, growth.text, address, holder, culprit)
 
     def _peers_named_causes(self) -> bool:
         """A failed node reports its cause once its rank is gone, and this node's report shows it."""
@@ -130,6 +142,15 @@ class Looks:
         container = (rank.container_id, rank.name)
         return partial(find_culprit, self._agent.host, container, pids | {rank.pid}, time.time())
 
+    def _address_search(self) -> Callable[[], str] | None:
+        agent, running, address = self._agent, self._running, self._agent.plan.node.address
+        if running is None or not agent.context.peers or self._error.cause not in BY_ADDRESS:
+            return None
+        words = "" if running.ready else own_words(self._error)
+        if NO_ADDRESS in words and re.search(rf"\b{re.escape(address)}\b(?!\.\d)", words):
+            return lambda: address
+        return partial(_if_gone, agent.host, address)
+
     def _who_took_memory(self) -> Growth:
         agent, running = self._agent, self._running
         if running is None or running.tenants is None:
@@ -145,6 +166,11 @@ def _answered_at(host: Host) -> float:
     """When docker answered, monotonic. Raises OSError where it does not run."""
     host.docker()
     return time.monotonic()
+
+
+def _if_gone(host: Host, address: str) -> str:
+    """The address where no interface has it. Raises OSError, ValueError."""
+    return "" if network.canonical(address) in network.read_addresses(host.files) else address
 
 
 def _may_have_culprit(error: SparkdError) -> bool:
@@ -172,6 +198,9 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
         cause = Cause.DOCKER_HUNG
     elif evidence.memory_taken:
         hint, cause = "stop that work, or raise memory.headroom_gib", Cause.MEMORY_TAKEN
+    elif evidence.address_gone:
+        reason = f"{reason}; this node's own address {evidence.address_gone} was gone"
+        hint, cause = ADDRESS_HINT, Cause.OWN_ADDRESS_GONE
     elif evidence.port_holder:
         reason, cause = f"{reason}; {evidence.port_holder}", Cause.PORT_TAKEN
         hint = "sparkd starts it again once the port is free: see the check `ports`"

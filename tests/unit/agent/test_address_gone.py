@@ -1,0 +1,40 @@
+"""An engine that found its node's own address gone does not count against the plan."""
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, running
+
+from sparkd.agent.daemon.shutdown import shutdown_on_error
+from sparkd.base.lib.errors import EngineEndedError, MemoryGuardError, SparkdError
+from sparkd.base.state.launch_history import FILE, LaunchHistory
+
+BOUND = "the engine ended: OSError: [Errno 99] Cannot assign requested address (addr='tcp://{}:29501')"
+BOOM = EngineEndedError("the engine ended: RuntimeError: boom")
+LOCAL = "           |-- {}\n              /32 host LOCAL\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "ready", "there", "cause"),
+    [
+        (EngineEndedError(BOUND.format("127.0.0.2")), False, True, "own-address-gone"),
+        (EngineEndedError(BOUND.format("127.0.0.2")), True, True, "engine-ended"),  # a client's text may say so
+        (EngineEndedError(BOUND.format("127.0.0.20")), False, True, "engine-ended"),
+        (BOOM, False, True, "engine-ended"),
+        (BOOM, True, False, "own-address-gone"),
+        (MemoryGuardError("memory ran out"), True, False, "memory-guard"),
+    ],
+)
+def test_an_address_that_was_gone_is_no_failed_launch(
+    tree: Tree, worker: AgentUnderTest, error: SparkdError, ready: bool, there: bool, cause: str
+) -> None:
+    agent, machine = worker.agent, Tree(tree.root / "node1")
+    machine.file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
+    machine.file("/proc/net/fib_trie", LOCAL.format("127.0.0.2" if there else "127.0.0.3"))
+    with running(agent) as (rank, _):
+        rank.ready = ready
+        shutdown_on_error(agent, rank, error)
+    assert isinstance(agent.actions, MemoryActions)
+    history = FILE.decode(agent.actions.written[FILE.name].encode())
+    assert history.last_exit is not None
+    assert history.last_exit.cause == cause
+    assert sum(history.failures.values()) == (0 if cause == "own-address-gone" else 1)

@@ -44,6 +44,6 @@ def sparkd(*words: str, config: Path | str = "/dev/null/none", **env: str) -> Do
             patch.setenv(name, value)
         try:
             code = main.main([*words])
-        except SystemExit as ended:  # argparse
+        except SystemExit as ended:  # --help
             code = int(ended.code or 0)
     return Done(code, out.getvalue(), err.getvalue())

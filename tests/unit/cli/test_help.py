@@ -39,3 +39,27 @@ def test_what_systemd_does_is_answered_with_its_lines(word: str) -> None:
 
 def test_without_a_command_it_is_status() -> None:
     assert sparkd() == sparkd("status")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "help_of"),
+    [
+        ("preflight --dryrun", "preflight: there is no option --dryrun; did you mean --dry-run?", "preflight"),
+        ("history --since=2d", "history: there is no option --since", "history"),
+        ("recipe import x --nam=y", "recipe import: there is no option --nam", "recipe import"),
+        ("status spark1 spark2", "status: too many words: spark1 spark2", "status"),
+        ("recipe", "recipe: the following arguments are required: ACTION", "recipe"),
+        ("bench --runs x", "--runs: needed are numbers from 1 to 100, such as 1,2,4", "bench"),
+        ("--frob status", "there is no option --frob", ""),
+    ],
+)
+def test_a_word_that_a_command_does_not_know_leads_to_its_help(words: str, reason: str, help_of: str) -> None:
+    done = sparkd(*words.split(" "))
+    first, *hints = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, hints) == (2, "", [f"hint: {' '.join(f'sparkd {help_of} --help'.split())}"])
+    assert first == f"sparkd: {reason}"
+
+
+def test_a_wrong_word_is_printed_without_what_a_terminal_would_obey() -> None:
+    for words in (("recipe", "\x1b[2J"), ("status", "--\x1b[2J"), ("status", "\x1b[2J")):
+        assert "\x1b" not in sparkd(*words).stderr

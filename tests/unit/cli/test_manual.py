@@ -1,8 +1,6 @@
 """Each command has a page with its actions, options and examples; each command line that the documents print parses."""
 
 import argparse
-import contextlib
-import io
 import json
 import re
 import shlex
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sparkd.base.lib.errors import UsageError
 from sparkd.base.recipes.schema import json_schema
 from sparkd.tools.cli import main
 
@@ -67,12 +66,10 @@ PRINTED = [(path.name, line) for path in DOCUMENTS for line in printed_commands(
 @pytest.mark.parametrize(("name", "line"), PRINTED)
 def test_each_command_line_in_a_document_parses(name: str, line: str) -> None:
     words = shlex.split(line)[1:]
-    errors = io.StringIO()
-    with contextlib.redirect_stderr(errors):
-        try:
-            main.build_parser(words[0]).parse_args(words)
-        except SystemExit:
-            pytest.fail(f"{name}: {line}: {errors.getvalue()}")
+    try:
+        main.build_parser(words[0]).parse_args(words)
+    except UsageError as error:
+        pytest.fail(f"{name}: {line}: {error}")
 
 
 def test_the_documents_print_many_command_lines() -> None:

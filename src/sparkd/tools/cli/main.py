@@ -75,10 +75,11 @@ HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
 
 def build_parser(*used: str) -> argparse.ArgumentParser:
     """The parser with the options of these commands; of all others, only their summaries."""
-    import argparse
     from importlib import import_module
 
-    parser = argparse.ArgumentParser(prog="sparkd")
+    from sparkd.tools.cli.parser import Parser
+
+    parser = Parser(prog="sparkd")
     parser.add_argument("--version", action="version", version=f"sparkd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module, summary in COMMANDS:
@@ -114,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         finally:
             sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except SparkdError as error:
-        return _fail(error, words)
+        return _fail(_with_help(error, words), words)
     except BrokenPipeError:
         _discard_output()
         return ExitCode.GOOD
@@ -133,6 +134,13 @@ def _replace_closed_streams() -> None:
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115, PTH123 - until the end
+
+
+def _with_help(error: SparkdError, words: list[str]) -> SparkdError:
+    """What was typed wrongly, and has no hint of its own, is explained by the command's help."""
+    if error.code is not ExitCode.USAGE or error.hint:
+        return error
+    return UsageError(error.reason, f"sparkd {words[0]} --help")
 
 
 def _fail(error: SparkdError, words: list[str]) -> int:

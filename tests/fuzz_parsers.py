@@ -66,7 +66,8 @@ from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 from sparkd.tools.importers.command import parse_serve, program
 from sparkd.tools.importers.convert import import_file
 from sparkd.tools.importers.shell import commands_in_container
-from sparkd.tools.importers.source import Unusable, Values, format_template, substitute
+from sparkd.tools.importers.source import Unusable
+from sparkd.tools.importers.templates import Values, format_template, substitute
 from sparkd.tools.importers.variables import CommandError
 from sparkd.tools.setup.join_code import JoinCode
 

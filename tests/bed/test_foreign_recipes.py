@@ -18,10 +18,10 @@ from sparkd.base.recipes.schema import Container
 from sparkd.tools.importers import convert
 
 COUNT = 150
-"""Of each tool's recipes."""
+"""Recipes of each tool."""
 FABRIC, RDMA = "eth1", "mlx5_0"
 MODELS = str(Settings().engine.models_dir)
-"""Which the plan mounts."""
+"""The folder that the plan mounts."""
 OF_SPARKD = {
     "HF_HUB_OFFLINE": "sparkd mounts the model and passes its folder",
     "TRANSFORMERS_OFFLINE": "as HF_HUB_OFFLINE",
@@ -34,37 +34,37 @@ OF_SPARKD = {
 
 
 ON_EACH_NODE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-"""Of both launchers."""
+"""Variables that both launchers set on every node."""
 
 
 def on_several_nodes(rank: int) -> dict[str, str]:
-    """What both launchers set of the network between the nodes."""
+    """Variables that both launchers set for the network between the nodes."""
     interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), FABRIC)
     # Both leave the `=` out, which makes it a whole name.
     return {"VLLM_HOST_IP": f"10.0.0.{rank + 1}", "NCCL_IB_HCA": RDMA, "NCCL_SOCKET_IFNAME": f"={FABRIC}", **interfaces}
 
 
 def plans(folder: Path, made: foreign.Made) -> list[LaunchPlan]:
-    """Of every rank of the imported recipe."""
-    path = folder / "given.yaml"
-    path.write_text(made.text)
-    written = folder / "written.yaml"
-    written.write_text(convert.import_file(path, made.overrides).text)
+    """The plan of each rank of the imported recipe."""
+    foreign_file = folder / "given.yaml"
+    foreign_file.write_text(made.text)
+    imported_file = folder / "written.yaml"
+    imported_file.write_text(convert.import_file(foreign_file, made.overrides).text)
     # sparkrun_tool renders one command a node, as without Ray.
-    recipe = load_recipe(str(written), []).recipe.model_copy(update={"executor": "mp"})
+    recipe = load_recipe(str(imported_file), []).recipe.model_copy(update={"executor": "mp"})
     size = recipe.nodes.min
     nodes = [Node(rank, f"10.0.0.{rank + 1}", "10.0.0.1", size, FABRIC, (RDMA,)) for rank in range(size)]
     return [make_plan(recipe, Settings(), node) for node in nodes]
 
 
 def differences(
-    made: foreign.Made, found: Sequence[LaunchPlan], commands: Sequence[str], env: Mapping[str, str]
+    made: foreign.Made, ranks: Sequence[LaunchPlan], commands: Sequence[str], env: Mapping[str, str]
 ) -> list[str]:
-    """Of what each rank runs. `commands`: one for each node of the tool."""
-    if len(found) != len(commands):
-        return [f"{len(found)} nodes instead of {len(commands)}"]
+    """Differences between what each rank runs and the tool's `commands`, one for each node, and `env`."""
+    if len(ranks) != len(commands):
+        return [f"{len(ranks)} nodes instead of {len(commands)}"]
     differing = []
-    for rank, (plan, command) in enumerate(zip(found, commands, strict=True)):
+    for rank, (plan, command) in enumerate(zip(ranks, commands, strict=True)):
         _, model, *words = foreign.words_by_bash(command)
         ours, theirs = foreign.meaning(list(plan.argv[3:])), foreign.meaning(words)
         theirs.setdefault("served-model-name", [made.model])
@@ -75,19 +75,19 @@ def differences(
             for name in sorted({*ours, *theirs})
             if ours.get(name) != theirs.get(name)
         ]
-        given, wanted = dict(plan.env), {**ON_EACH_NODE, **(on_several_nodes(rank) if commands[1:] else {}), **env}
+        actual, expected = dict(plan.env), {**ON_EACH_NODE, **(on_several_nodes(rank) if commands[1:] else {}), **env}
         differing += [
-            f"rank {rank}: {name}={given.get(name)} instead of {value}"
-            for name, value in wanted.items()
-            if name not in OF_SPARKD and given.get(name) != value
+            f"rank {rank}: {name}={actual.get(name)} instead of {value}"
+            for name, value in expected.items()
+            if name not in OF_SPARKD and actual.get(name) != value
         ]
     return differing
 
 
-def rights(executor: Mapping[str, object], ranks: int) -> dict[str, object]:
-    """What sparkrun gives the container, less the device of the fabric on one node."""
-    devices = [re.sub(":.*", "", str(one)) for one in as_list(executor["devices"])]
-    limits = dict(str(one).split("=") for one in as_list(executor["ulimit"]))
+def sparkrun_rights(executor: Mapping[str, object], ranks: int) -> dict[str, object]:
+    """The rights that sparkrun gives the container, without the fabric's device where one node serves."""
+    devices = [re.sub(":.*", "", str(device)) for device in as_list(executor["devices"])]
+    limits = dict(str(limit).split("=") for limit in as_list(executor["ulimit"]))
     gibibytes = re.fullmatch(r"(\d+)gb?", str(executor["shm_size"]))
     assert gibibytes
     return {
@@ -97,7 +97,7 @@ def rights(executor: Mapping[str, object], ranks: int) -> dict[str, object]:
         "shm_bytes": int(gibibytes[1]) << 30,
         "devices": tuple(devices) if ranks > 1 or devices != ["/dev/infiniband"] else (),
         "ulimits": {name: (int(text.split(":")[0]), int(text.split(":")[-1])) for name, text in limits.items()},
-        "volumes": [volume(str(one)) for one in as_list(executor["volumes"])],
+        "volumes": [volume(str(text)) for text in as_list(executor["volumes"])],
     }
 
 
@@ -110,21 +110,24 @@ def as_list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def given_rights(container: Container) -> dict[str, object]:
+def plan_rights(container: Container) -> dict[str, object]:
+    """The rights that the plan gives the container."""
     return {
         **{name: getattr(container, name) for name in ("privileged", "ipc", "shm_bytes", "devices")},
         "no_new_privileges": container.keeps_rights,
-        "ulimits": {name: (one.soft, one.hard) for name, one in container.ulimits.items() if one},
-        "volumes": [(one.source, one.target, one.read_only) for one in container.volumes if one.source != MODELS],
+        "ulimits": {name: (limit.soft, limit.hard) for name, limit in container.ulimits.items() if limit},
+        "volumes": [
+            (mount.source, mount.target, mount.read_only) for mount in container.volumes if mount.source != MODELS
+        ],
     }
 
 
 def test_sparkruns_recipes_run_as_sparkrun_runs_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = [foreign.sparkrun(seed) for seed in range(COUNT)]
-    options = [[f"{name}={value}" for name, value in one.overrides.items()] for one in made]
-    answers = sparkrun_tool.render([(one.text, given) for one, given in zip(made, options, strict=True)])
-    found = {seed: compare_with_sparkrun(tmp_path, *pair) for seed, pair in enumerate(zip(made, answers, strict=True))}
-    report(capsys, "sparkrun 0.4.2", found)
+    options = [[f"{name}={value}" for name, value in recipe.overrides.items()] for recipe in made]
+    answers = sparkrun_tool.render([(recipe.text, words) for recipe, words in zip(made, options, strict=True)])
+    pairs = enumerate(zip(made, answers, strict=True))
+    report(capsys, "sparkrun 0.4.2", {seed: compare_with_sparkrun(tmp_path, *pair) for seed, pair in pairs})
 
 
 def compare_with_sparkrun(folder: Path, made: foreign.Made, answer: Answer) -> list[str]:
@@ -132,15 +135,14 @@ def compare_with_sparkrun(folder: Path, made: foreign.Made, answer: Answer) -> l
         return [f"sparkrun refuses it: {answer['error']}"]
     ranks = plans(folder, made)
     differing = differences(made, ranks, answer["commands"], answer["env"])
-    ours, theirs = given_rights(ranks[0].container), rights(answer["executor"], len(ranks))
+    ours, theirs = plan_rights(ranks[0].container), sparkrun_rights(answer["executor"], len(ranks))
     if ours != theirs:
         differing.append(f"container {ours} instead of {theirs}")
     return differing + [f"image {plan.image}" for plan in ranks if plan.image != answer["image"]]
 
 
 def test_eugrs_recipes_run_as_his_rules_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = {seed: compare_with_eugr(tmp_path, foreign.eugr(seed)) for seed in range(COUNT)}
-    report(capsys, "eugr's rules", found)
+    report(capsys, "eugr's rules", {seed: compare_with_eugr(tmp_path, foreign.eugr(seed)) for seed in range(COUNT)})
 
 
 def compare_with_eugr(folder: Path, made: foreign.Made) -> list[str]:
@@ -155,10 +157,10 @@ def compare_with_eugr(folder: Path, made: foreign.Made) -> list[str]:
     return differing
 
 
-def report(capsys: pytest.CaptureFixture[str], tool: str, found: Mapping[int, list[str]]) -> None:
-    differing = {seed: reasons for seed, reasons in found.items() if reasons}
+def report(capsys: pytest.CaptureFixture[str], tool: str, reasons: Mapping[int, list[str]]) -> None:
+    """Print how many recipes run the same, and fail with those that do not. `reasons`: by the recipe's seed."""
+    differing = {seed: texts for seed, texts in reasons.items() if texts}
+    same = len(reasons) - len(differing)
     with capsys.disabled():
-        print(
-            f"\n{tool}: {len(found) - len(differing)} of {len(found)} recipes run the same words, variables and rights"
-        )
+        print(f"\n{tool}: {same} of {len(reasons)} recipes run the same words, variables and rights")
     assert differing == {}

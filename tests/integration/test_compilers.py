@@ -85,7 +85,7 @@ def holding(machine: Machine, events: EventLines) -> Iterator[None]:
         ended=threading.Event(),
         processes=machine.processes,
         available_bytes=machine.available_bytes,
-        signal=lambda key, resume: signal_process(SIGCONT if resume else SIGSTOP, *key, OWN_GROUP),
+        set_running=lambda key, resume: signal_process(SIGCONT if resume else SIGSTOP, *key, OWN_GROUP),
         events=events,
     )
     until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # the next look is seconds away

@@ -22,38 +22,38 @@ TOLERANCE_BYTES = 64 << 20
 HELD_BYTES = 1 << 30
 
 
-def by_zones(name: str) -> int:
+def sum_zones(name: str) -> int:
     """Sum of one counter in /proc/zoneinfo; 0 where this kernel has none."""
     pages = re.findall(rf"^ *{name} +(\d+)$", Path("/proc/zoneinfo").read_text(), re.MULTILINE)
     return sum(map(int, pages)) * mmap.PAGESIZE
 
 
-def agree(one: Callable[[], int], other: Callable[[], int]) -> bool:
-    """In one of some looks, the first between two of the other."""
+def agree(measured: Callable[[], int], expected: Callable[[], int]) -> bool:
+    """Whether `measured` is once between two readings of `expected`, within the tolerance; tried for five seconds."""
     for _ in range(20):
-        before, found, after = other(), one(), other()
-        if min(before, after) - TOLERANCE_BYTES < found < max(before, after) + TOLERANCE_BYTES:
+        before, measured_bytes, after = expected(), measured(), expected()
+        if min(before, after) - TOLERANCE_BYTES < measured_bytes < max(before, after) + TOLERANCE_BYTES:
             return True
         time.sleep(0.25)
     return False
 
 
-def free() -> int:
+def free_bytes() -> int:
     return Host().free_memory().bytes
 
 
-def large() -> int:
+def large_bytes() -> int:
     return Host().free_memory().large_bytes
 
 
 def test_the_sum_of_all_blocks_is_what_the_kernel_has_free() -> None:
-    assert agree(free, partial(by_zones, "nr_free_pages"))
+    assert agree(free_bytes, partial(sum_zones, "nr_free_pages"))
 
 
 def test_large_blocks_are_those_that_the_kernel_counts_as_whole_page_blocks() -> None:
-    if not by_zones("nr_free_pages_blocks") or mmap.PAGESIZE * 512 != LARGE_BLOCK_BYTES:
+    if not sum_zones("nr_free_pages_blocks") or mmap.PAGESIZE * 512 != LARGE_BLOCK_BYTES:
         pytest.skip("this kernel has no such counter (it is of Linux 6.16), or page blocks of another size")
-    assert agree(large, partial(by_zones, "nr_free_pages_blocks"))
+    assert agree(large_bytes, partial(sum_zones, "nr_free_pages_blocks"))
 
 
 def test_the_guard_of_a_load_compacts_once_where_memory_is_short() -> None:

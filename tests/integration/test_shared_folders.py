@@ -1,4 +1,4 @@
-"""All that root writes, where a user may write too: no link of theirs is followed, and what is made is theirs.
+"""Whatever root writes where a user may write too: no link of that user's is followed, and new files are the user's.
 
 `tests/unit/test_writers.py` finds code that writes and is not walked here.
 """
@@ -54,10 +54,10 @@ ROW = Launch("a", "2026-11-23T10:00:00+00:00", 0, "d", "tiny", Facts({}, {}, {})
 
 
 def host(root: Path) -> Host:
-    """Its root is not resolved, as `/` is not."""
-    made = Host(root)
-    made.files = Files(str(root))
-    return made
+    """A host whose root is not resolved, because `/` is not either."""
+    unresolved = Host(root)
+    unresolved.files = Files(str(root))
+    return unresolved
 
 
 def run_import(root: Path) -> None:
@@ -113,9 +113,9 @@ def save_image(root: Path) -> None:
 class Writer(NamedTuple):
     run: Callable[[Path], object]
     target: str
-    """Below the folder: what it makes, or puts in the place of what is there."""
+    """The path below the folder that it makes or replaces."""
     theirs: bool = False
-    """Written with the ids of the folder's owner; else refused."""
+    """Whether it is written with the ids of the folder's owner; else it is refused."""
 
 
 WRITERS = {
@@ -142,14 +142,14 @@ WRITERS = {
         lambda root: files.locked(root, "run/sparkd/bench.lock").__enter__(), "run/sparkd/bench.lock"
     ),
     "tune-recipe": Writer(lambda root: files.write(root / "r.yaml", "x", 0o644, durable=True, over=False), "r.yaml"),
-    "state": Writer(act(lambda one: one.write_state("s.json", "{}", 0o600)), f"{STATE}/s.json"),
+    "state": Writer(act(lambda actions: actions.write_state("s.json", "{}", 0o600)), f"{STATE}/s.json"),
     "state of people and agent": Writer(
         lambda root: files.exchange(Files(str(root)), FILE, None, Count(1)), f"{STATE}/count.json"
     ),
     "history": Writer(lambda root: history.write(Files(str(root)), ROW), f"{STATE}/history.db"),
     "notify, its lock": Writer(open_outbox, f"{STATE}/notify.lock"),
-    "files of the head": Writer(act(lambda one: one.keep_head_files({"a": b"x"})), f"{STATE}/head/a"),
-    "report": Writer(act(lambda one: one.write_run("report.json", "{}")), "run/sparkd/report.json"),
+    "files of the head": Writer(act(lambda actions: actions.keep_head_files({"a": b"x"})), f"{STATE}/head/a"),
+    "report": Writer(act(lambda actions: actions.write_run("report.json", "{}")), "run/sparkd/report.json"),
     "the node's lock": Writer(lambda root: os.close(acquire_lock(host(root), MINE)), "run/sparkd/owner.lock"),
     "caches, made": Writer(lambda root: compile_caches.make_cache_folder(IMAGE, "vllm", root), f"{IMAGE}/vllm"),
     "caches, cleared": Writer(lambda root: compile_caches.clear_torn(IMAGE, "triton", root), f"{IMAGE}/triton/a.so"),
@@ -178,6 +178,7 @@ def victim(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def theirs(tmp_path: Path, victim: Path) -> Path:
+    """A folder of a user's."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     os.chown(folder, UID, UID)
@@ -186,8 +187,8 @@ def theirs(tmp_path: Path, victim: Path) -> Path:
 
 def snapshot(folder: Path) -> Iterator[tuple[str, int, int, int, str]]:
     for path in sorted(folder.rglob("*")):
-        found = path.lstat()
-        yield str(path), found.st_mode, found.st_uid, found.st_ino, path.read_text() if path.is_file() else ""
+        status = path.lstat()
+        yield str(path), status.st_mode, status.st_uid, status.st_ino, path.read_text() if path.is_file() else ""
 
 
 @pytest.mark.parametrize("planted", ["target", "parent", "folder"])
@@ -218,7 +219,7 @@ def test_what_is_written_for_a_person_belongs_to_the_folders_owner(name: str, th
     WRITERS[name].run(theirs)
     written = list(theirs.rglob("*"))
     assert theirs / WRITERS[name].target in written
-    assert {(one.stat().st_uid, one.stat().st_gid) for one in written} == {(UID, UID)}
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in written} == {(UID, UID)}
 
 
 @pytest.mark.parametrize("name", [name for name, writer in WRITERS.items() if not writer.theirs])
@@ -237,7 +238,7 @@ def test_a_folder_of_roots_is_written_as_before(name: str, theirs: Path) -> None
         (theirs / place).mkdir(parents=True)
     with suppress(BlockedError):  # docker has no such image
         WRITERS[name].run(theirs)
-    assert {one.lstat().st_uid for one in theirs.rglob("*")} == {0}
+    assert {path.lstat().st_uid for path in theirs.rglob("*")} == {0}
 
 
 def test_a_folder_of_several_users_is_refused(theirs: Path) -> None:
@@ -283,7 +284,7 @@ def test_caches_that_a_user_may_swap_start_no_engine(theirs: Path) -> None:
 
 
 class Here(SshHost, frozen=True):
-    """Another node that is this one, where root logs in."""
+    """This node in the place of another one, where root logs in."""
 
     def run(self, *words: str, seconds: float = 60.0, given: str = "") -> Ended:
         done = subprocess.run(words, capture_output=True, text=True, check=False)

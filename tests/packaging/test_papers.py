@@ -51,7 +51,7 @@ def parse(text: str) -> list[dict[str, str]]:
     return parsed
 
 
-def texts(paragraphs: list[dict[str, str]]) -> dict[str, dict[str, str]]:
+def licence_paragraphs(paragraphs: list[dict[str, str]]) -> dict[str, dict[str, str]]:
     """The paragraphs of licences, by short name."""
     alone = [fields for fields in paragraphs if "License" in fields and "Files" not in fields]
     by_name = {fields["License"].splitlines()[0]: fields for fields in alone}
@@ -59,12 +59,11 @@ def texts(paragraphs: list[dict[str, str]]) -> dict[str, dict[str, str]]:
     return by_name
 
 
-def of_component(paragraphs: list[dict[str, str]], name: str, version: str) -> dict[str, str]:
-    found = [
-        fields for fields in texts(paragraphs).values() if fields.get("Comment", "").startswith(f"{name} {version}, ")
-    ]
-    assert len(found) == 1, f"{name} {version}"
-    return found[0]
+def component_paragraph(paragraphs: list[dict[str, str]], name: str, version: str) -> dict[str, str]:
+    known = licence_paragraphs(paragraphs).values()
+    matches = [fields for fields in known if fields.get("Comment", "").startswith(f"{name} {version}, ")]
+    assert len(matches) == 1, f"{name} {version}"
+    return matches[0]
 
 
 def library(**changes: object) -> Library:
@@ -104,9 +103,9 @@ def test_every_component_of_every_bill_of_materials_has_a_paragraph(
     assert {("pyo3", "0.29.2"), ("openssl", "4.0.3")} & labels
     assert len(labels) > 100
     libraries = json.loads(content(archive, f"{DOC}/sbom/sparkd.cdx.json"))["components"]
-    assert labels <= {(one["name"], one["version"]) for library in libraries for one in library["components"]}
+    assert labels <= {(part["name"], part["version"]) for library in libraries for part in library["components"]}
     for entry in entries:
-        fields = of_component(paragraphs, entry["name"], entry["version"])
+        fields = component_paragraph(paragraphs, entry["name"], entry["version"])
         assert len(fields["License"].splitlines()) >= 4
         for licence in entry.get("licenses", []):
             assert licence["expression"] in fields["Comment"]
@@ -115,34 +114,34 @@ def test_every_component_of_every_bill_of_materials_has_a_paragraph(
 
 @pytest.mark.parametrize("name", ["openssl", "libffi", "libyaml", "rust-std", "yyjson", "ryu", "wuffs"])
 def test_what_is_linked_statically_has_a_paragraph(paragraphs: list[dict[str, str]], name: str) -> None:
-    assert any(fields.get("Comment", "").startswith(f"{name} ") for fields in texts(paragraphs).values())
+    assert any(fields.get("Comment", "").startswith(f"{name} ") for fields in licence_paragraphs(paragraphs).values())
 
 
 def test_the_standard_library_of_every_compiler_has_a_paragraph(
     archive: tarfile.TarFile, paragraphs: list[dict[str, str]]
 ) -> None:
     modules = [content(archive, name) for name in archive.getnames() if name.endswith(".so")]
-    versions = {found.decode() for module in modules for found in re.findall(rb"rustc version (\S+)", module)}
+    versions = {version.decode() for module in modules for version in re.findall(rb"rustc version (\S+)", module)}
     assert versions
     for version in versions:
-        assert "The Rust Project Developers" in of_component(paragraphs, "rust-std", version)["License"]
+        assert "The Rust Project Developers" in component_paragraph(paragraphs, "rust-std", version)["License"]
 
 
 def test_licences_that_want_their_text_with_the_binary_have_it(paragraphs: list[dict[str, str]]) -> None:
-    for short, fields in texts(paragraphs).items():
+    for short, fields in licence_paragraphs(paragraphs).items():
         words = " ".join(fields["License"].split())
         if re.match(r"MIT~|Unlicense-OR-MIT~", short) and "component of" in fields.get("Comment", ""):
             assert "shall be included in all copies" in words, short
         if short.startswith("Unicode-3.0~"):
             assert "this copyright and permission notice appear with all copies" in words, short
-    bsd = " ".join(of_component(paragraphs, "asn1", "0.24.1")["License"].split())
+    bsd = " ".join(component_paragraph(paragraphs, "asn1", "0.24.1")["License"].split())
     assert "Copyright (c) Alex Gaynor and individual contributors." in bsd
     assert "Neither the name of rust-asn1 nor the names of its contributors" in bsd
 
 
 def test_the_format_is_dep_5(archive: tarfile.TarFile, paragraphs: list[dict[str, str]]) -> None:
     assert paragraphs[0]["Format"] == "https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/"
-    alone = texts(paragraphs)
+    alone = licence_paragraphs(paragraphs)
     used = set()
     files = [name.removeprefix("./") for name in archive.getnames()]
     for fields in paragraphs[1:]:
@@ -160,7 +159,7 @@ def test_the_format_is_dep_5(archive: tarfile.TarFile, paragraphs: list[dict[str
 def test_each_notice_is_of_a_component_that_a_library_has(paragraphs: list[dict[str, str]]) -> None:
     file = components.read((CHECKOUT / "packaging/debian/notices.toml").read_text())
     for component in file.components.values():
-        of_component(paragraphs, component.name, component.version)
+        component_paragraph(paragraphs, component.name, component.version)
     labels = {fields["Comment"].partition(",")[0] for fields in paragraphs if "Files" in fields and "Comment" in fields}
     assert file.linked.keys() <= labels
 
@@ -204,13 +203,13 @@ def test_a_component_of_two_libraries_has_one_paragraph() -> None:
     both = Vendored((library(sboms=(sbom(),)), library(name="other", sboms=(sbom(author="B"),))))
     notice = notices('of = ["crate 1.2.3"]\ncopyright = ["Copyright 2020 A"]')
     paragraphs = parse(papers.copyright_text(OWN, both, notice, TEXTS))
-    assert "component of thing 1.0, other 1.0" in of_component(paragraphs, "crate", "1.2.3")["Comment"]
+    assert "component of thing 1.0, other 1.0" in component_paragraph(paragraphs, "crate", "1.2.3")["Comment"]
 
 
 def test_without_a_copyright_line_the_authors_are_named() -> None:
     vendored = Vendored((library(sboms=(sbom(author="Ann <ann@example.org>"),)),))
     paragraphs = parse(papers.copyright_text(OWN, vendored, notices('of = ["crate 1.2.3"]\ncopyright = []'), TEXTS))
-    assert "Ann <ann@example.org>" in of_component(paragraphs, "crate", "1.2.3")["License"]
+    assert "Ann <ann@example.org>" in component_paragraph(paragraphs, "crate", "1.2.3")["License"]
 
 
 @pytest.mark.parametrize(
@@ -225,7 +224,7 @@ def test_without_a_copyright_line_the_authors_are_named() -> None:
         ("MIT AND (MIT OR Zlib)", ("MIT",)),
     ],
 )
-def test_chosen(expression: str, kept: tuple[str, ...]) -> None:
+def test_of_alternative_licences_one_is_kept_and_of_joined_ones_all(expression: str, kept: tuple[str, ...]) -> None:
     assert licences.chosen(expression) == kept
 
 

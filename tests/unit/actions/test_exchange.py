@@ -27,11 +27,11 @@ PROCESSES, STEPS = 4, 25
 
 
 def count(files: Files, _: int) -> int:
-    """Adds one, STEPS times; how often another process came first."""
+    """Add 1 to the count STEPS times. Returns how often another process was first."""
     done = overtaken = 0
     while done < STEPS:
-        found = FILE.read(files)
-        if exchange(files, FILE, found, Count("p", found.steps + 1 if found else 1)):
+        old = FILE.read(files)
+        if exchange(files, FILE, old, Count("p", old.steps + 1 if old else 1)):
             done += 1
         else:
             overtaken += 1

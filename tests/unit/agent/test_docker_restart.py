@@ -25,7 +25,7 @@ def test_a_container_that_ends_with_docker_names_docker_whatever_the_engine_said
     machine.docker("/info", {"LiveRestoreEnabled": live_restore})
     with following(worker, words) as (rank, process, walk):
         until(lambda: rank.log.progress != LoadProgress(step_since=rank.log.progress.step_since))
-        (machine.root / "proc/net/unix").write_text("")  # it no longer listens, which is how it begins to stop
+        (machine.root / "proc/net/unix").write_text("")  # a dockerd that is about to stop no longer listens
         process.kill()
         error = walk.join()
     assert isinstance(error, EngineEndedError)

@@ -1,7 +1,6 @@
 """A plan that has served is kept as known good; a failed start logs what differs from it."""
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, addresses, agent_under_test, alone, settings
 from tests.unit.known_good_entries import known_good_entry
+from tests.unit.nodes import until
 
 from sparkd.agent.daemon.agreed import MOST_LINES
 from sparkd.agent.daemon.proving import ProvingPeriod
@@ -38,13 +38,13 @@ def started(tree: Tree) -> Iterator[AgentUnderTest]:
         yield made
 
 
-def kept(made: AgentUnderTest) -> tuple[Entry, ...]:
+def kept_entries(made: AgentUnderTest) -> tuple[Entry, ...]:
     assert isinstance(made.agent.actions, MemoryActions)
     text = made.agent.actions.written.get(known_good.FILE.name, "")
     return known_good.FILE.decode(text.encode()).known_good if text else ()
 
 
-def on_disk(made: AgentUnderTest, *known: Entry) -> None:
+def write_known_good(made: AgentUnderTest, *known: Entry) -> None:
     Tree(Path(made.agent.host.files.root)).file(known_good.FILE.path, known_good.FILE.encode(History(known)))
 
 
@@ -57,15 +57,19 @@ def differences_logged(made: AgentUnderTest) -> list[str]:
     return [line for line in made.events.lines if line.startswith("known_good.")]
 
 
-def changed(made: AgentUnderTest, **values: str) -> Entry:
-    """The kept entry, with other values."""
+def images_logged(made: AgentUnderTest) -> list[str]:
+    return [line for line in made.events.lines if line.startswith("known_good.image.")]
+
+
+def known_good_with(made: AgentUnderTest, **values: str) -> Entry:
+    """The entry that this plan leaves as known good, with other values; an empty one is removed."""
     proving = ProvingPeriod(made.agent, made.agent.agreed, made.agent.switching)
     proving.begin()
     proving.tick()
-    (entry,) = kept(made)
+    (entry,) = kept_entries(made)
     made.events.lines.clear()
-    then = {**entry.facts.values, **values}
-    return replace(entry, facts=replace(entry.facts, values={name: text for name, text in then.items() if text}))
+    merged = {**entry.facts.values, **values}
+    return replace(entry, facts=replace(entry.facts, values={name: text for name, text in merged.items() if text}))
 
 
 def test_a_good_start_records_the_caches_that_have_files(started: AgentUnderTest) -> None:
@@ -98,9 +102,9 @@ def test_caches_that_cannot_be_listed_end_no_engine_and_keep_what_is_known_of_th
     assert (after.good, after.good_caches) == (facts, known)
 
 
-def failed(made: AgentUnderTest, then: dict[str, str], error: SparkdError = ENDED) -> list[str]:
-    """The journal's lines on what differs, of a start that failed after one that was good with values of `then`."""
-    on_disk(made, changed(made, **then))
+def fail_start(made: AgentUnderTest, then: dict[str, str], error: SparkdError = ENDED) -> list[str]:
+    """Let a start fail after a good one that had the values `then`. Returns the journal's lines on what differs."""
+    write_known_good(made, known_good_with(made, **then))
     shutdown_on_error(made.agent, None, error)
     return differences_logged(made)
 
@@ -109,7 +113,7 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     agent = started.agent
     agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:i"))
     serve(started)
-    (entry,) = kept(started)
+    (entry,) = kept_entries(started)
     assert (entry.plan, entry.agreement, entry.image_id) == (agent.plan.digest, "agreed", "sha256:i")
     assert entry.facts.values["weights.w"] == "5 bytes"
     assert (entry.facts.versions["driver"], entry.facts.boot["boot.memory"]) == ("580", "120.0 GiB")
@@ -148,9 +152,7 @@ def test_the_images_of_known_good_plans_are_kept_beside_the_loop(
     started.remake(actions=Keeping(agent.host, agent.loop, "i"))
     started.set_plan("agreed", **dict(agent.plan.shared))
     serve(started)
-    deadline = time.monotonic() + 10
-    while len(images_logged(started)) < len(events) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: len(images_logged(started)) >= len(events))
     for line, text in zip(images_logged(started), events, strict=True):
         assert line.startswith(text)
 
@@ -185,24 +187,18 @@ def test_images_are_released_by_what_was_read_alone(
         known = (known_good_entry(image_id="sha256:i"), known_good_entry("d2", image_id="sha256:old"))
         Tree(Path(agent.host.files.root)).file(known_good.FILE.path, written(known))
     serve(started)
-    deadline = time.monotonic() + 10
-    while not calls and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: calls)
     assert calls == [before]
-
-
-def images_logged(made: AgentUnderTest) -> list[str]:
-    return [line for line in made.events.lines if line.startswith("known_good.image.")]
 
 
 def test_a_plan_that_has_not_served_long_is_not_kept(tree: Tree, port: int) -> None:
     with agent_under_test(tree, 0, settings(addresses(2), port)) as made:
         serve(made)
-        assert (kept(made), made.agent.proving.proven) == ((), False)
+        assert (kept_entries(made), made.agent.proving.proven) == ((), False)
 
 
 def test_the_journals_last_lines_name_what_differs(started: AgentUnderTest) -> None:
-    failed(started, {"args.dtype": "half", "image.identity": "j", "args.max-model-len": ""})
+    fail_start(started, {"args.dtype": "half", "image.identity": "j", "args.max-model-len": ""})
     flag, length, image = started.events.lines[-3:]
     assert started.events.lines[-4].startswith("agent.run.failed")
     assert flag.startswith("known_good.value.changed name=args.dtype then=half now=float32 hint=")
@@ -212,34 +208,34 @@ def test_the_journals_last_lines_name_what_differs(started: AgentUnderTest) -> N
 
 
 def test_a_long_list_ends_with_a_count(started: AgentUnderTest) -> None:
-    assert len(failed(started, {f"env.V{number:02}": "x" for number in range(20)})) == MOST_LINES + 1
+    assert len(fail_start(started, {f"env.V{number:02}": "x" for number in range(20)})) == MOST_LINES + 1
     assert started.events.lines[-1].startswith("known_good.values.omitted count=8 hint=sparkd diff")
 
 
 def test_no_difference_is_one_line(started: AgentUnderTest) -> None:
-    assert [line.partition(" ")[0] for line in failed(started, {})] == ["known_good.values.unchanged"]
+    assert [line.partition(" ")[0] for line in fail_start(started, {})] == ["known_good.values.unchanged"]
 
 
 def test_a_start_that_preflight_blocks_is_compared_by_its_plan_alone(started: AgentUnderTest) -> None:
-    on_disk(started, changed(started, **{"args.dtype": "half"}))
+    write_known_good(started, known_good_with(started, **{"args.dtype": "half"}))
     started.set_plan("")
     shutdown_on_error(started.agent, None, BlockedError("plan-lint: no"))
     (line,) = differences_logged(started)
     assert "name=args.dtype" in line
 
 
-@pytest.mark.parametrize(("until", "count"), [("", 1), ("2999-01-01T00:00:00+00:00", 0)])
-def test_a_plan_with_an_end_does_not_become_known_good(started: AgentUnderTest, until: str, count: int) -> None:
-    chosen = Chosen(started.agent.context.recipe, started.agent.context.settings.engine, until=until)
+@pytest.mark.parametrize(("end", "count"), [("", 1), ("2999-01-01T00:00:00+00:00", 0)])
+def test_a_plan_with_an_end_does_not_become_known_good(started: AgentUnderTest, end: str, count: int) -> None:
+    chosen = Chosen(started.agent.context.recipe, started.agent.context.settings.engine, until=end)
     switch = Switch("f", Stage.IN_FORCE, chosen, (), 0, 60, "1")
     agreement = started.agent.agreed.agreement
     started.remake(context=replace(started.agent.context, switch=switch)).agreed.keep(agreement)
     serve(started)
-    assert (len(kept(started)), started.agent.proving.proven) == (count, True)
+    assert (len(kept_entries(started)), started.agent.proving.proven) == (count, True)
 
 
 def test_the_end_of_another_node_or_of_a_proven_plan_is_no_failed_start(started: AgentUnderTest) -> None:
-    assert failed(started, {"args.dtype": "half"}, PeerLostError("rank 1 is gone")) == []
+    assert fail_start(started, {"args.dtype": "half"}, PeerLostError("rank 1 is gone")) == []
     serve(started)
     started.events.lines.clear()
     shutdown_on_error(started.agent, None, ENDED)
@@ -252,7 +248,7 @@ def test_without_a_known_good_start_nothing_is_logged(started: AgentUnderTest) -
 
 
 def test_values_of_this_node_are_compared_too(started: AgentUnderTest) -> None:
-    (line,) = failed(started, {"node.model_folder": "/elsewhere/tiny"})
+    (line,) = fail_start(started, {"node.model_folder": "/elsewhere/tiny"})
     assert "name=node.model_folder then=/elsewhere/tiny now=/srv/models/tiny" in line
     assert node_values(started.agent.plan)["node.model_folder"] == "/srv/models/tiny"
 
@@ -262,7 +258,7 @@ def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: Age
     root = Tree(Path(agent.host.files.root))
     agent.switching.settle()
     assert "rollback" not in " ".join(started.events.lines)
-    entry = changed(started)
+    entry = known_good_with(started)
     back = make_rollback(entry, "", "")
     assert back is not None
     started.remake(context=replace(agent.context, switch=back)).switching.settle()
@@ -279,7 +275,8 @@ def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: Age
 
 def test_a_rollback_that_is_chosen_while_an_agent_starts_is_for_the_next_one(started: AgentUnderTest) -> None:
     agent = started.agent
-    back = make_rollback(changed(started), membership.fingerprint_config(agent.context.configured, agent.host), "")
+    entry = known_good_with(started)
+    back = make_rollback(entry, membership.fingerprint_config(agent.context.configured, agent.host), "")
     assert back is not None
     Tree(Path(agent.host.files.root)).file(FILE.path, FILE.encode(back))
     agent.switching.settle()
@@ -296,6 +293,6 @@ def test_failures_with_the_current_image_hold_up_no_rollback_to_an_earlier_one(s
 
 
 def test_an_entry_without_facts_is_still_compared(started: AgentUnderTest) -> None:
-    on_disk(started, replace(changed(started), facts=Facts({}, {}, {})))
+    write_known_good(started, replace(known_good_with(started), facts=Facts({}, {}, {})))
     shutdown_on_error(started.agent, None, ENDED)
     assert len(differences_logged(started)) == MOST_LINES + 1

@@ -61,7 +61,7 @@ def test_both_nodes_have_the_result(worker: list[Result], programs: Programs, tr
 
 def test_a_node_that_does_not_come_is_said(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BlockedError, match=f"{WORKER} does not take part: connection refused"):
-        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)), 1.0)
+        fabric_test.await_ports(Measurer(HEAD, WORKER, port, lambda: (KEY,)), 1.0)
     assert capsys.readouterr().err.count("waits for") == 1
     with pytest.raises(BlockedError, match=f"{HEAD} did not come"):
         fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD, 1.0)
@@ -108,17 +108,17 @@ def test_a_result_that_is_none_is_refused(port: int, result: str) -> None:
 @pytest.mark.parametrize("said", [b"{}", b"\xff", b'{"node": "x", "ports": [{"address": 1}]}'])
 def test_facts_that_are_none_are_refused(port: int, said: bytes) -> None:
     with listening(port, said), pytest.raises(BlockedError, match="same on both"):
-        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+        fabric_test.await_ports(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
 
 
 def test_another_key_is_said(port: int) -> None:
     with listening(port, b"{}", b"o" * 32), pytest.raises(BlockedError, match=r"cluster\.key"):
-        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+        fabric_test.await_ports(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
 
 
 def test_an_agent_that_runs_there_is_waited_for_and_named(port: int) -> None:
     with listening(port, b""), pytest.raises(BlockedError, match=f"does not take part: its agent has port {port}"):
-        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)), 1.0)
+        fabric_test.await_ports(Measurer(HEAD, WORKER, port, lambda: (KEY,)), 1.0)
 
 
 def test_iperf3_that_does_not_work_here_ends_the_test(programs: Programs, tree: Tree, port: int) -> None:

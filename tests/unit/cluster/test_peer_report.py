@@ -40,7 +40,7 @@ def changed(**values: object) -> bytes:
     return json.dumps({**json.loads(dump(FULL)), **values}).encode()
 
 
-def test_a_report_of_a_node_is_believed_as_it_is() -> None:
+def test_a_report_of_a_node_is_taken_as_it_was_sent() -> None:
     assert parse_peer_report(dump(FULL).encode(), 1) == FULL
 
 
@@ -49,18 +49,19 @@ def test_the_peers_that_a_peer_knows_are_left_out() -> None:
     assert parse_peer_report(dump(replace(FULL, peers=(known,))).encode(), 1) == FULL
 
 
-def texts(one: NodeReport) -> list[str]:
-    found = [one.node, one.role, one.since, one.epoch, one.incarnation, one.version, one.address, one.plan_digest]
-    found += [one.message, one.last_cause, one.engine.container_id, one.engine.image, one.engine.phase]
-    found += [*one.versions, *one.versions.values()]
-    return found + [text for each in one.findings for text in (each.id, each.level, each.reason, each.hint)]
+def texts(node: NodeReport) -> list[str]:
+    own = [node.node, node.role, node.since, node.epoch, node.incarnation, node.version, node.address, node.plan_digest]
+    own += [node.message, node.last_cause, node.engine.container_id, node.engine.image, node.engine.phase]
+    own += [*node.versions, *node.versions.values()]
+    findings = ((finding.id, finding.level, finding.reason, finding.hint) for finding in node.findings)
+    return [*own, *(text for finding_texts in findings for text in finding_texts)]
 
 
 @settings(deadline=None)
 @given(st.one_of(st.text(), st.text().map(lambda text: text * 2000)))
 def test_every_text_is_bounded_and_sanitized(text: str) -> None:
     words = ("node", "role", "since", "epoch", "incarnation", "version", "address", "plan_digest", "message")
-    one = parse_peer_report(
+    parsed = parse_peer_report(
         changed(
             **dict.fromkeys((*words, "last_cause"), text),
             versions={text: text},
@@ -69,15 +70,15 @@ def test_every_text_is_bounded_and_sanitized(text: str) -> None:
         ),
         1,
     )
-    assert one is not None
-    assert all(each.isprintable() and len(each) <= TEXT_LIMIT for each in texts(one))
+    assert parsed is not None
+    assert all(kept.isprintable() and len(kept) <= TEXT_LIMIT for kept in texts(parsed))
 
 
 def test_no_list_is_longer_than_any_node_needs() -> None:
     finding = {"id": "a", "level": "ok", "reason": "", "hint": ""}
-    one = parse_peer_report(changed(findings=[finding] * 5000, versions={str(n): "1" for n in range(5000)}), 1)
-    assert one is not None
-    assert (len(one.findings), len(one.versions)) == (ITEMS_LIMIT, ITEMS_LIMIT)
+    parsed = parse_peer_report(changed(findings=[finding] * 5000, versions={str(n): "1" for n in range(5000)}), 1)
+    assert parsed is not None
+    assert (len(parsed.findings), len(parsed.versions)) == (ITEMS_LIMIT, ITEMS_LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +86,11 @@ def test_no_list_is_longer_than_any_node_needs() -> None:
 )
 @pytest.mark.parametrize("field", ["pid", "progress", "seconds_left", "kv_cache_tokens", "total_bytes"])
 def test_a_number_out_of_range_makes_no_report(field: str, number: str) -> None:
-    old = json.loads(dump(FULL))
-    for part in (old, old["engine"], old["memory"]):
+    document = json.loads(dump(FULL))
+    for part in (document, document["engine"], document["memory"]):
         if field in part:
             part[field] = "PUT"
-    assert parse_peer_report(json.dumps(old).replace('"PUT"', number).encode(), 1) is None
+    assert parse_peer_report(json.dumps(document).replace('"PUT"', number).encode(), 1) is None
 
 
 @pytest.mark.parametrize("node", ["spark1", "Zürich…\x1b", "\U0001f600"])
@@ -107,7 +108,7 @@ def test_a_report_of_another_rank_or_of_nothing_is_none() -> None:
         assert parse_peer_report(body, 1) is None
 
 
-def test_of_deeply_nested_reports_nothing_nested_is_taken() -> None:
+def test_no_nested_report_is_taken_however_deep() -> None:
     """Python 3.13 reads ten times as deep as 3.11."""
     head = dump(replace(FULL, peers=())).rstrip().removesuffix("}").rstrip().removesuffix('"peers": []').encode()
     peer = b'"peers": [{"address": "a", "rank": 1, "contact": "answers", "since": "s", "report": '
@@ -128,10 +129,10 @@ def test_the_largest_report_of_eight_nodes_is_one_that_every_reader_takes(letter
     )
     sent = dump(endless).encode()
     assert len(sent) <= LIMIT_BYTES
-    heard = parse_peer_report(sent, 1)
-    assert heard is not None
-    assert len(dump(heard).encode()) <= PEER_LIMIT_BYTES
-    peers = tuple(PeerStatus("10.0.0.2", 1, Contact.ANSWERS, FULL.since, heard, "x" * 200) for _ in range(7))
+    received = parse_peer_report(sent, 1)
+    assert received is not None
+    assert len(dump(received).encode()) <= PEER_LIMIT_BYTES
+    peers = tuple(PeerStatus("10.0.0.2", 1, Contact.ANSWERS, FULL.since, received, "x" * 200) for _ in range(7))
     written = dump(replace(endless, peers=peers))
     assert len(written.encode()) <= LIMIT_BYTES
     read = parse(written)

@@ -22,7 +22,7 @@ def test_a_prefix_stays_before_the_bar_that_is_drawn_after_a_return() -> None:
     bar = b"(EngineCore pid=64) \rshards:  25%|x\rshards:  50%|x\n(EngineCore pid=64) \nnext\n"
     lines = ["(EngineCore pid=64) shards:  25%|x", "shards:  50%|x", "(EngineCore pid=64) ", "next"]
     assert split(bar) == lines
-    assert split(*(bytes([one]) for one in bar)) == lines
+    assert split(*(bytes([byte]) for byte in bar)) == lines
 
 
 def test_the_lines_of_one_message_have_no_return_at_their_ends() -> None:

@@ -16,7 +16,7 @@ from sparkd.base.vllm.api import Counters
 
 REQUEST, ANSWER = b"POST /v1/completions HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
 TICK_SECONDS = 0.02
-"""Some of the kernel's: what comes later has a later time."""
+"""Some ticks of the kernel's clock, so that what is sent after this pause has a later time."""
 
 
 class Server:
@@ -34,14 +34,16 @@ class Server:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         return client, self._stack.enter_context(self._listener.accept()[0])
 
-    def sent(self) -> tuple[socket.socket, socket.socket]:
+    def connect_and_send(self) -> tuple[socket.socket, socket.socket]:
+        """The client's end, which has sent a request, and the server's."""
         client, server = self.connect()
         client.sendall(REQUEST)
         time.sleep(TICK_SECONDS)
         return client, server
 
     def waiting(self) -> int:
-        return sum(not one.begun for one in Host().unanswered_requests(self.port))
+        """Requests whose answer has not begun."""
+        return sum(not request.begun for request in Host().unanswered_requests(self.port))
 
     def begun(self) -> int:
         return len(Host().unanswered_requests(self.port)) - self.waiting()
@@ -57,27 +59,27 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def test_a_request_waits_until_the_first_byte_of_its_answer_and_is_as_old_as_its_last_byte(server: Server) -> None:
-    _, there = server.sent()
+    _, server_end = server.connect_and_send()
     time.sleep(0.3)
     (request,) = Host().unanswered_requests(server.port)
     assert 0.3 <= request.seconds < 2
     assert not request.begun
-    there.sendall(ANSWER)
+    server_end.sendall(ANSWER)
     assert server.waiting() == 0
 
 
 def test_an_answer_that_ends_soon_after_its_request_has_begun_and_one_that_continues_does_not_wait(
     server: Server,
 ) -> None:
-    client, there = server.sent()
-    there.sendall(ANSWER)
+    client, server_end = server.connect_and_send()
+    server_end.sendall(ANSWER)
     time.sleep(0.3)
     (request,) = Host().unanswered_requests(server.port)
     assert request.begun
     assert 0.3 <= request.seconds < 2, "as old as the request"
     time.sleep(BEGIN_MILLISECONDS / 1000)
     assert (server.waiting(), server.begun()) == (0, 1)
-    there.sendall(b"data: a token")
+    server_end.sendall(b"data: a token")
     assert (server.waiting(), server.begun()) == (0, 0)
     time.sleep(TICK_SECONDS)
     client.sendall(REQUEST)
@@ -85,8 +87,8 @@ def test_an_answer_that_ends_soon_after_its_request_has_begun_and_one_that_conti
 
 
 def test_a_kept_connection_is_idle_between_two_requests(server: Server) -> None:
-    client, there = server.sent()
-    there.sendall(ANSWER)
+    client, server_end = server.connect_and_send()
+    server_end.sendall(ANSWER)
     time.sleep(TICK_SECONDS)
     assert server.waiting() == 0
     client.sendall(REQUEST)
@@ -99,27 +101,27 @@ def test_a_client_that_sends_nothing_does_not_wait(server: Server) -> None:
 
 
 def test_a_client_that_never_reads_and_one_that_is_streamed_to_do_not_wait(server: Server) -> None:
-    _, there = server.sent()
-    there.setblocking(False)
+    _, server_end = server.connect_and_send()
+    server_end.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
-            there.send(bytes(65536))
-    _, streaming = server.sent()
+            server_end.send(bytes(65536))
+    _, streaming = server.connect_and_send()
     streaming.sendall(ANSWER)
     time.sleep(TICK_SECONDS)
     assert server.waiting() == 0
 
 
 def test_a_client_that_has_ended_its_side_waits_and_one_that_has_gone_does_not(server: Server) -> None:
-    client, there = server.sent()
+    client, server_end = server.connect_and_send()
     client.shutdown(socket.SHUT_WR)
     assert server.waiting() == 1
-    there.close()
+    server_end.close()
     assert server.waiting() == 0
 
 
 def test_the_clients_end_and_other_ports_do_not_count(server: Server) -> None:
-    client, _ = server.sent()
+    client, _ = server.connect_and_send()
     assert Host().unanswered_requests(client.getsockname()[1]) == ()
     assert server.waiting() == 1
 
@@ -129,11 +131,11 @@ def test_too_many_connections_to_be_read_are_a_reason_for_a_canary(
 ) -> None:
     server.connect()
     monkeypatch.setattr(sockets, "MOST_CHUNKS", 0)
-    found = Host().unanswered_requests(server.port)
+    unanswered = Host().unanswered_requests(server.port)
     idle = Counters(0, 0, 5, 5, 5)
     first = decide(healthy(0.0), Observation(10.0, 200, idle), Supervise())
     assert isinstance(first, Continue)
-    second = decide(first.state, Observation(20.0, 200, idle, unanswered=found), Supervise())
+    second = decide(first.state, Observation(20.0, 200, idle, unanswered=unanswered), Supervise())
     assert isinstance(second, Continue)
     assert second.wants_canary
 

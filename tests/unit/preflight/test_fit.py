@@ -14,7 +14,7 @@ NO_MODEL = replace(SPARK, model="is not there")
 NO_IMAGE = replace(SPARK, image="image i:1 is not on this node")
 
 
-def memory(gib: str) -> Lack:
+def lack_of_memory(gib: str) -> Lack:
     return Lack(f"needs {gib} GiB of memory", lasting=True)
 
 
@@ -24,9 +24,9 @@ def memory(gib: str) -> Lack:
         pytest.param(SPARK, {}, [], id="all is there"),
         pytest.param(Supply(120 * GIB, gpu=False), {}, [Lack("needs a GPU", lasting=True)], id="no GPU"),
         pytest.param(Supply(120 * GIB, gpu=False), {"container": {"gpus": "none"}}, [], id="no GPU needed"),
-        pytest.param(SPARK, {"memory_bytes": 119 * GIB}, [memory("121.0")], id="memory"),
+        pytest.param(SPARK, {"memory_bytes": 119 * GIB}, [lack_of_memory("121.0")], id="memory"),
         pytest.param(
-            SPARK, {"args": {"gpu-memory-utilization": 0.99}}, [memory("120.8")], id="share"
+            SPARK, {"args": {"gpu-memory-utilization": 0.99}}, [lack_of_memory("120.8")], id="share"
         ),
         pytest.param(
             NO_MODEL,
@@ -63,7 +63,9 @@ def memory(gib: str) -> Lack:
         ),
     ],
 )  # fmt: skip
-def test_lacks(supply: Supply, keys: dict[str, object], lacks: list[Lack]) -> None:
+def test_a_lack_names_what_is_missing_and_how_to_get_it(
+    supply: Supply, keys: dict[str, object], lacks: list[Lack]
+) -> None:
     assert list(judge_supply(recipe(**keys), CheckInputs(plan(**keys), Settings()), supply)) == lacks
 
 

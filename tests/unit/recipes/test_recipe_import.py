@@ -18,7 +18,7 @@ from sparkd.base.recipes.schema import Recipe
 from sparkd.tools.cli import main
 from sparkd.tools.importers import convert
 from sparkd.tools.importers.bundle import Place
-from sparkd.tools.importers.source import Values, substitute
+from sparkd.tools.importers.templates import Values, substitute
 from sparkd.tools.importers.variables import CommandError, shown
 
 PUBLISHED = Path(__file__).parent / "foreign-recipes"

@@ -14,11 +14,11 @@ HOSTILE = "<!channel> <@U1> @everyone @here <https://x.example|click> [click](ht
 def fields(template: str, notice: Notice) -> dict[str, object]:
     content, headers = render(template, notice)
     assert headers == {"Content-Type": "application/json"}
-    found: dict[str, object] = json.loads(content)
-    return found
+    document: dict[str, object] = json.loads(content)
+    return document
 
 
-def test_json() -> None:
+def test_json_has_every_field_of_the_notice_and_its_title() -> None:
     assert fields("json", LOST) == {
         "schema": 1,
         "event": "lost",
@@ -31,14 +31,14 @@ def test_json() -> None:
     }
 
 
-def test_ntfy() -> None:
+def test_ntfy_gets_plain_text_and_a_high_priority_where_a_person_is_needed() -> None:
     content, headers = render("ntfy", LOST)
     assert content == b"tiny no longer serves: <b> & more"
     assert headers == {"Title": "sparkd spark1: lost", "Priority": "high"}
     assert render("ntfy", Notice("serving", "spark1", ""))[1]["Priority"] == "default"
 
 
-def test_slack() -> None:
+def test_slack_gets_escaped_text_without_markup_or_previews() -> None:
     assert fields("slack", LOST) == {
         "text": "spark1: lost: tiny no longer serves: &lt;b&gt; &amp; more",
         "mrkdwn": False,
@@ -47,7 +47,7 @@ def test_slack() -> None:
     }
 
 
-def test_discord() -> None:
+def test_discord_gets_escaped_text_that_mentions_nobody() -> None:
     assert fields("discord", LOST) == {
         "content": "spark1\\: lost\\: tiny no longer serves\\: \\<b\\> & more",
         "allowed_mentions": {"parse": []},

@@ -74,7 +74,7 @@ def parsed(report: NodeReport, kept: Kept | None = None, beat_age: float = 0.1) 
 def texts(report: NodeReport, kept: Kept | None = None, beat_age: float = 0.1) -> str:
     def walk(node: list[object]) -> list[str]:
         children: list[list[object] | str] = node[2]  # type: ignore[assignment]  # tag, attributes, children
-        return [text for one in children for text in ([one] if isinstance(one, str) else walk(one))]
+        return [text for child in children for text in ([child] if isinstance(child, str) else walk(child))]
 
     main = parsed(report, kept, beat_age).main
     assert main is not None
@@ -90,7 +90,7 @@ def test_a_browser_without_javascript_gets_what_the_script_builds(make: Callable
     assert json.loads(json.dumps(parsed(report).main)) == sent
 
 
-def test_nothing_of_a_report_is_markup() -> None:
+def test_no_text_of_a_report_becomes_markup() -> None:
     reader = parsed(page_reports.hostile())
     plain = parsed(page_reports.serving())
     assert reader.all_tags.count("script") == plain.all_tags.count("script") == 1
@@ -228,8 +228,8 @@ def test_a_hanging_agent_is_not_shown_as_serving() -> None:
 
 
 def test_figures_of_all_nodes_are_shown() -> None:
-    found = texts(page_reports.serving())
-    for needle in (
+    shown = texts(page_reports.serving())
+    for figure in (
         "96",
         "1,840",
         "41%",
@@ -241,7 +241,7 @@ def test_figures_of_all_nodes_are_shown() -> None:
         "page-cache",
         "peer-lost",
     ):
-        assert needle in found
+        assert figure in shown
     assert "loading weights 43%" in texts(page_reports.loading())
     assert "about 6 min left" in texts(page_reports.loading())
 
@@ -295,7 +295,7 @@ def test_a_page_of_eight_nodes_has_a_bounded_size() -> None:
     assert len(fetch(usual, kept=page_reports.kept(usual)).body) < 20_000
 
 
-def test_news_are_held_back_until_there_are_some() -> None:
+def test_a_request_for_news_waits_for_a_change_until_its_hold_ends() -> None:
     current = [HEAD]
     handle = make_handler(lambda: Published(current[0], ""), lambda: 0.0)
     limits = Limits(requests_per_second=1e6)

@@ -34,7 +34,7 @@ def test_a_new_key_is_32_bytes_in_a_file_for_its_owner_alone(tmp_path: Path) -> 
     assert f"next: copy {KEY} to each other node" in create_key(KEY, Setup(tmp_path))
     assert [len(key) for key in keys(tmp_path)] == [32]
     assert path.stat().st_mode & 0o7777 == 0o600
-    assert [one.name for one in path.parent.iterdir()] == ["cluster.key"]
+    assert [file.name for file in path.parent.iterdir()] == ["cluster.key"]
     create_key(KEY, Setup(tmp_path / "other"))
     assert keys(tmp_path) != keys(tmp_path / "other")
 
@@ -49,7 +49,7 @@ def test_a_file_that_exists_is_never_overwritten(tmp_path: Path, link: bool) -> 
     with pytest.raises((UsageError, ConfigError), match=r"it is a symlink" if link else r"exists.*--rotate"):
         create_key("/cluster.key", Setup(tmp_path))
     assert link or path.read_text() == "mine"
-    assert [one.name for one in tmp_path.iterdir()] == ["cluster.key"]
+    assert [file.name for file in tmp_path.iterdir()] == ["cluster.key"]
 
 
 def test_rotation_puts_a_new_key_above_the_one_that_signed_and_is_completed_before_another_one(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_rotation_puts_a_new_key_above_the_one_that_signed_and_is_completed_befo
     with pytest.raises(UsageError, match=r"2 keys: the rotation before is not complete .*sed -i"):
         rotate_key(KEY, setup)
     assert keys(tmp_path) == (second, first)
-    for _ in range(2):  # as often as it is pasted
+    for _ in range(2):  # a second run changes nothing
         forget_old(tmp_path)
         assert keys(tmp_path) == (second,)
         assert path.stat().st_mode & 0o7777 == 0o600
@@ -88,7 +88,7 @@ def test_deinit_removes_a_key_that_was_rotated_and_keeps_none_of_it(tmp_path: Pa
         create_key(KEY, Setup(tmp_path))
     else:
         tree.file(KEY, f"{'ab' * 32}\n", mode=0o600)
-    if by == "an earlier version":  # it rotated without a word in the manifest, which has the key before a join
+    if by == "an earlier version":  # its rotation is not in the manifest, which has the key from before a join
         Setup(tmp_path).write(KEY, key_text("cd" * 32), 0o600)
         tree.file(KEY, key_text("ef" * 32, "cd" * 32), mode=0o600)
     else:
@@ -96,7 +96,7 @@ def test_deinit_removes_a_key_that_was_rotated_and_keeps_none_of_it(tmp_path: Pa
     if complete:
         forget_old(tmp_path)
     assert f"removed {KEY}" in deinit(tmp_path)
-    assert not [one for one in tmp_path.rglob("*") if one.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_deinit_removes_the_key_of_another_node_that_was_copied_over_its_own(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_deinit_leaves_a_key_that_a_person_has_copied_here(tmp_path: Path) -> No
     assert file.exists()
 
 
-def test_a_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises((UsageError, ConfigError), match=r"can't be (read|written)"):
         create_key("/file/cluster.key", Setup(tmp_path))

@@ -19,7 +19,7 @@ def judged(table: FlagTable, *words: str, **env: str) -> list[tuple[str, bool]]:
     launch = Launch(
         flags=first_values(words), gpu=False, env=env, given=parse_flags(("vllm", "serve", "/m", *words)), vllm=table
     )
-    return [(one.reason, one.blocks) for one in rules.find_issues(launch)]
+    return [(issue.reason, issue.blocks) for issue in rules.find_issues(launch)]
 
 
 def test_every_minor_release_of_a_year_is_known() -> None:
@@ -36,7 +36,7 @@ def test_every_minor_release_of_a_year_is_known() -> None:
 def test_no_release_has_one_name_twice_or_fields_of_a_flag_that_it_lacks(table: FlagTable) -> None:
     assert len({flag.name for flag in table.flags}) == len(table.flags)
     assert table.fields.keys() <= {flag.name for flag in table.flags}
-    assert all(len({one.name for one in fields}) == len(fields) for fields in table.fields.values())
+    assert all(len({field.name for field in fields}) == len(fields) for fields in table.fields.values())
     assert judged(table, "--max-model-len", "8192", "--no-enable-prefix-caching", "--kv-cache-dtype", "fp8") == []
 
 
@@ -45,7 +45,7 @@ NAMES = ("flag-", "json-", "variable-", "misnamed", "not-registered")
 """How the rules of names and single values begin."""
 
 
-def an_example(flag: Flag) -> list[str]:
+def example_words(flag: Flag) -> list[str]:
     if flag.kind == "switch":
         return [f"--{flag.name}"]
     if flag.name == "attention-backend":  # its names are those of a field of --attention-config
@@ -55,7 +55,7 @@ def an_example(flag: Flag) -> list[str]:
 
 @pytest.mark.parametrize("table", load_releases(), ids=VERSIONS)
 def test_nothing_that_a_release_itself_has_is_a_fault_by_its_table(table: FlagTable) -> None:
-    words = [word for flag in table.flags for word in an_example(flag)]
+    words = [word for flag in table.flags for word in example_words(flag)]
     given = parse_flags(("vllm", "serve", "/m", *words))
     env = dict.fromkeys(table.variables, "1")
     launch = Launch(flags=first_values(words), gpu=False, env=env, given=given, vllm=table)
@@ -96,8 +96,8 @@ def test_a_text_that_names_a_release_differs_from_one_that_is_taken_for_the_newe
 def test_a_flag_of_another_release_warns_and_says_with_which_it_came_or_went(
     table: FlagTable, word: str, reason: str
 ) -> None:
-    ((said, blocks),) = judged(table, word)
-    assert reason in said
+    ((text, blocks),) = judged(table, word)
+    assert reason in text
     assert not blocks
 
 
@@ -113,7 +113,7 @@ def test_a_name_of_another_release_is_no_misprint() -> None:
     assert ": --enable-moe-shared-lora is" not in reason
 
 
-def test_choices_keys_and_variables_say_it_too() -> None:
+def test_choices_keys_and_variables_name_the_release_too() -> None:
     table = find_release("0.31")
     ((reason, blocks),) = judged(SHIPPED, "--mamba-cache-mode", "all")
     assert "it came with 0.15 and went with 0.32" in reason

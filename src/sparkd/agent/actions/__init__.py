@@ -225,7 +225,8 @@ class Actions:
 
     def prune_caches(self, image_id: str) -> Iterator[compile_caches.Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
-        return compile_caches.prune_caches(image_id, (mount.target for mount in disks.mounts(self._host.files, "self")))
+        mounts = disks.read_mounts(self._host.files, "self")
+        return compile_caches.prune_caches(image_id, (mount.target for mount in mounts))
 
     def keep_images(
         self, named: Sequence[str], pinned: Sequence[str], before: Collection[str]

@@ -1,7 +1,7 @@
 """Page cache: drop all of it or one file's, lower the disk's readahead for a load, and compact free memory.
 
-Readahead is a setting of the device under a file system. Its value before stands in a file until it is restored, so
-that the agent after one that was killed can do so. Both are gone with the next boot.
+Readahead is a setting of the device under a file system. A file keeps its old value until that is restored, so that
+the next agent can restore it where this one is killed. The setting and the file are gone with the next boot.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def compact_memory(host: Host, fix: CompactMemory) -> Applied:
 def drop_file_cache(host: Host, shard: File, should_continue: Callable[[], bool]) -> int:
     """Drop the clean, unmapped pages of this one file while `should_continue` holds. Raises OSError.
 
-    Returns the bytes that were freed; 0 where the path is another file now. Without cachestat(2) they are those by
-    which the whole page cache shrank: other programs change it too, but not much in milliseconds.
+    Returns the bytes that were freed; 0 where the path is another file now. Where the kernel has no cachestat(2), the
+    result is by how much the whole page cache shrank: other programs change it too, but little in milliseconds.
     """
     fd = open_file(shard.path)
 
@@ -73,11 +73,11 @@ def drop_file_cache(host: Host, shard: File, should_continue: Callable[[], bool]
         return host.meminfo().cached_bytes if exact is None else exact
 
     try:
-        file = os.fstat(fd)
-        before = cached() if (file.st_dev, file.st_ino) == shard.identity else 0
+        status = os.fstat(fd)
+        before = cached() if (status.st_dev, status.st_ino) == shard.identity else 0
         if before == 0:
             return 0
-        for offset in range(0, file.st_size, PIECE_BYTES):
+        for offset in range(0, status.st_size, PIECE_BYTES):
             if not should_continue():
                 break
             os.posix_fadvise(fd, offset, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
@@ -87,11 +87,11 @@ def drop_file_cache(host: Host, shard: File, should_continue: Callable[[], bool]
 
 
 def cached_bytes(fd: int) -> int | None:
-    """Cache of the whole file; None where the kernel, or the unit's filter of system calls, has no cachestat(2)."""
+    """Bytes of the file in the page cache; None where cachestat(2) is missing, or denied by the unit's filter."""
     whole = (ctypes.c_uint64 * 2)()  # offset, length
     counts = (ctypes.c_uint64 * 5)()  # pages cached, dirty, in writeback, evicted, recently evicted
-    answer = ctypes.CDLL(None).syscall(ctypes.c_long(_CACHESTAT), ctypes.c_int(fd), whole, counts, ctypes.c_uint(0))
-    return None if answer else counts[0] * mmap.PAGESIZE
+    failed = ctypes.CDLL(None).syscall(ctypes.c_long(_CACHESTAT), ctypes.c_int(fd), whole, counts, ctypes.c_uint(0))
+    return None if failed else counts[0] * mmap.PAGESIZE
 
 
 READAHEAD_FILE = "readahead.json"
@@ -123,8 +123,8 @@ def find_readahead_setting(host: Host, folder: str) -> str:
 def lower_readahead(host: Host, folder: str, kib: int, saved_file: Path) -> ReadaheadChange | None:
     """Lower the readahead of the disk that holds `folder`. None where it is `kib` or less already.
 
-    What an earlier agent has lowered, on this disk or another, is restored first: its value would be saved as the
-    disk's own. Raises OSError, ValueError.
+    What an earlier agent lowered, on this disk or another, is restored first: else the lowered value would be saved as
+    the disk's own. Raises OSError, ValueError.
     """
     restore_readahead(host, saved_file)
     path = find_readahead_setting(host, folder)
@@ -141,7 +141,7 @@ def lower_readahead(host: Host, folder: str, kib: int, saved_file: Path) -> Read
 
 
 def restore_readahead(host: Host, saved_file: Path) -> ReadaheadChange | None:
-    """Undo `lower_readahead`; None where nothing is, such as where another program set a value. Raises OSError."""
+    """Undo `lower_readahead`. None where nothing was to undo, as where another program set a value. Raises OSError."""
     try:
         change = decode(saved_file.read_text(encoding="utf-8"), type=prepared(ReadaheadChange))
     except (FileNotFoundError, ValueError):
@@ -149,13 +149,13 @@ def restore_readahead(host: Host, saved_file: Path) -> ReadaheadChange | None:
     if not _SETTING.fullmatch(change.path):
         return None
     try:
-        ours = int(host.files.value(change.path)) == change.after_kib
-        if ours:
+        is_own_value = int(host.files.value(change.path)) == change.after_kib
+        if is_own_value:
             _write_kib(host, change.path, change.before_kib)
     except (FileNotFoundError, ValueError):  # the disk is gone
-        ours = False
+        is_own_value = False
     saved_file.unlink(missing_ok=True)
-    return ReadaheadChange(change.path, change.after_kib, change.before_kib) if ours else None
+    return ReadaheadChange(change.path, change.after_kib, change.before_kib) if is_own_value else None
 
 
 def _write_kib(host: Host, path: str, kib: int) -> None:

@@ -55,7 +55,9 @@ def report_idle(agent: Agent, running: Running, head: NodeReport) -> None:
 
 
 def _is_idle(running: Running) -> bool:
-    """Never while docker is away, and just after: nobody reads the log then, and a rank that writes to it waits."""
+    """Whether the watch takes this rank for idle. Never while docker is away, nor for IDLE_SECONDS after: nobody reads
+    the log then, and a rank that writes to it waits.
+    """
     away_at, idle = running.log.broken_off_at, running.hang is not None and running.hang.is_idle()
     return idle and (away_at is None or time.monotonic() - away_at >= IDLE_SECONDS)
 

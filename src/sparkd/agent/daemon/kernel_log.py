@@ -1,7 +1,7 @@
 """Follows the kernel's log while the agent runs: what matters to an engine is reported once, with its action.
 
-The file is opened beside the loop, and read by it: a read of the log waits for nothing. A flood costs one event for
-each kind and device, and a tenth of a core at most: what is overwritten meanwhile is lost, which is reported too.
+The log is opened in a thread and read in the loop, where no read of it waits. A flood costs one event for each kind and
+device, and a tenth of a core at most: what the kernel overwrites meanwhile is lost, which is reported too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from sparkd.base.status.publisher import Reporter
 REPEAT_SECONDS = 3600.0
 """Time after which a message of the same kind and device is an event again."""
 MOST_DEVICES = 8
-"""Devices of one kind and code that are logged in that time: a user's process may be one. More are counted; the urgent
-are all logged.
+"""At most so many devices of one kind and code are logged in that time, because a user's process can count as a device,
+and a user can start many. Others are only counted; urgent messages are all logged.
 """
-ID, MOST_FINDINGS, KEPT_SECONDS = "kernel-message", 16, 24 * 3600.0
-"""The report keeps the latest."""
+ID = "kernel-message"
+MOST_FINDINGS, KEPT_SECONDS = 16, 24 * 3600.0
+"""The report keeps so many of the latest findings, each for this long."""
 STAMP = "%d %b %H:%M UTC"
 """Ends a finding's reason."""
 BATCH_RECORDS, PAUSE_SECONDS = 200, 0.1
@@ -44,15 +45,15 @@ def follow_kernel_log(host: Host, loop: MainLoop, reporter: Reporter, events: Ev
     """Follow it in the loop from now on. A node without a log of its own, as a container, has nothing to follow."""
     watch = KernelLogWatch(reporter, events)
 
-    def begin(opened: Outcome[int]) -> None:
+    def follow_opened(descriptor: Outcome[int]) -> None:
         try:
-            loop.spawn(watch.follow(opened.result()))
+            loop.spawn(watch.follow(descriptor.result()))
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             watch.report_failure(error)
 
-    loop.start(partial(kernel.open_log_end, host.files), "kernel-log", begin)
+    loop.start(partial(kernel.open_log_end, host.files), "kernel-log", follow_opened)
 
 
 def _age_seconds(reason: str) -> float:
@@ -84,7 +85,7 @@ class KernelLogWatch(Struct):
         self._findings = tuple((now - _age_seconds(known.reason), known) for known in reported if known.id == ID)
 
     async def follow(self, fd: int) -> None:
-        """Runs until it is cancelled."""
+        """Runs until it is cancelled, also after the log can't be read any more. Closes `fd`."""
         loop = asyncio.get_running_loop()
         try:
             while self._read(fd):
@@ -96,7 +97,7 @@ class KernelLogWatch(Struct):
                         await asyncio.wait_for(readable.wait(), REPEAT_SECONDS)
                 finally:
                     loop.remove_reader(fd)
-            await loop.create_future()
+            await loop.create_future()  # never done
         finally:
             os.close(fd)
 
@@ -126,7 +127,7 @@ class KernelLogWatch(Struct):
 
     def _report(self) -> None:
         report, now = self.reporter.report, self.clock()
-        self._findings = tuple(dated for dated in self._findings if now - dated[0] < KEPT_SECONDS)
+        self._findings = tuple((at, finding) for at, finding in self._findings if now - at < KEPT_SECONDS)
         others = (finding for finding in report.findings if finding.id != ID)
         findings = (*others, *(finding for _, finding in self._findings))
         if (findings, self._counts) != (report.findings, report.kernel_counts):
@@ -156,21 +157,21 @@ class KernelLogWatch(Struct):
             count=self._counts[name],
         )
         if effect.action is not Action.NONE:
-            at = time.strftime(STAMP, time.gmtime())
-            finding = FindingReport(ID, "warn", f"{event.reason}, {at}", effect.hint, effect.action.value)
-            others = [dated for dated in self._findings if not dated[1].reason.startswith(f"{event.reason}, ")]
+            stamp = time.strftime(STAMP, time.gmtime())
+            finding = FindingReport(ID, "warn", f"{event.reason}, {stamp}", effect.hint, effect.action.value)
+            others = [(at, old) for at, old in self._findings if not old.reason.startswith(f"{event.reason}, ")]
             self._findings = (*others, (self.clock(), finding))[-MOST_FINDINGS:]
             self._report()
             self.reporter.publish()
 
     def _is_new(self, key: tuple[str, str, int], *, urgent: bool = False) -> bool:
-        """Whether it is reported now: not within REPEAT_SECONDS, nor, unless urgent, beside too many devices alike."""
+        """Whether to report it: the key was not within REPEAT_SECONDS, nor, unless urgent, MOST_DEVICES like it."""
         now = self.clock()
         if now - self._reported.get(key, float("-inf")) < REPEAT_SECONDS:
             return False
         self._reported = {known: at for known, at in self._reported.items() if now - at < REPEAT_SECONDS}
-        alike = sum((kind, code) == (key[0], key[2]) for kind, _, code in self._reported)
-        if alike >= MOST_DEVICES and not urgent:
+        device_count = sum((kind, code) == (key[0], key[2]) for kind, _, code in self._reported)
+        if device_count >= MOST_DEVICES and not urgent:
             return False
         self._reported[key] = now
         return True

@@ -26,7 +26,7 @@ from sparkd.base.lib.log import Events
 ACCEPT_POLL_SECONDS = 0.02
 """Pause until the server accepts; the deadline is the request's."""
 DOUBT_SECONDS = 1.0
-"""Time after which the kernel is queried once for whose server does not accept."""
+"""Where the server has not accepted after this time, the kernel is queried once for the process that listens."""
 NAMED_SECONDS = 60.0
 """The holder of a port is searched for at most this often: that reads the open files of every process."""
 DEEPEST = 16
@@ -34,7 +34,7 @@ DEEPEST = 16
 
 
 class ApiOwner:
-    """Proves by `admit` that one rank answers."""
+    """Proves, for each connection, that the rank has accepted it and no other process."""
 
     def __init__(self, host: Host, rank: Rank, events: Events, address: str, port: int) -> None:
         self._host, self._rank, self._events = host, rank, events
@@ -45,14 +45,15 @@ class ApiOwner:
         self.holder = ""
         """Who had the port instead of the rank when this was last seen, in words."""
 
-    async def admit(self, own: socket.socket | None) -> None:
-        """Wait until the connection is accepted. Raises HttpError where its server closes it before, None: already.
+    async def admit(self, connection: socket.socket | None) -> None:
+        """Wait until the server has accepted the connection; None: it is closed already.
 
-        Raises WrongServerError where another process than the rank has accepted it, or listens and does not accept.
+        Raises HttpError where the server closes it first, WrongServerError where a process that is none of the rank's
+        has accepted it, or listens and does not accept.
         """
         query_at = time.monotonic() + DOUBT_SECONDS
         try:
-            while (closed := own is None or _closed(own)) or (peer := find_peer(own)) is None:
+            while (closed := connection is None or _closed(connection)) or (peer := find_peer(connection)) is None:
                 if closed or time.monotonic() >= query_at:
                     if await run_in_thread("api-owner", self._is_squatted):
                         raise WrongServerError(self.holder)
@@ -62,31 +63,31 @@ class ApiOwner:
                 await asyncio.sleep(ACCEPT_POLL_SECONDS)
             accepted = Listener(self._address, self._port, peer.inode)
             # In a thread: a user may have made many processes.
-            look = partial(self._is_foreign, (accepted,), peer.uid)
-            if await run_in_thread("api-owner", look):
+            is_foreign = partial(self._is_foreign, (accepted,), peer.uid)
+            if await run_in_thread("api-owner", is_foreign):
                 raise WrongServerError(self.holder)
         except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
 
     def _is_squatted(self) -> bool:
-        """Whether others listen on the port, and not the rank."""
+        """Whether other processes listen on the port, and not the rank; known for NAMED_SECONDS."""
         if time.monotonic() - self._queried_at >= NAMED_SECONDS:
             self._queried_at = time.monotonic()
-            every = ("0.0.0.0", "::", self._address)  # noqa: S104  # compared, not bound
+            addresses = ("0.0.0.0", "::", self._address)  # noqa: S104  # compared, not bound
             sockets = self._host.listeners((self._port,))
             self._squatted = self._is_foreign(
-                tuple(listener for listener in sockets if listener.port == self._port and listener.address in every)
+                tuple(listener for listener in sockets if listener.port == self._port and listener.address in addresses)
             )
         return self._squatted
 
     def _is_foreign(self, sockets: tuple[Listener, ...], uid: int | None = None) -> bool:
-        """Whether there are such sockets, and none is the rank's: then the holder of the first is named.
+        """Whether there are such sockets and none is the rank's; `holder` then names who has the first.
 
-        `uid`: the user whose it is by the kernel.
+        `uid`: the user who owns it, as the kernel reports.
         """
         inodes = {listener.inode for listener in sockets}
         server = next((pid for pid in self._pids() if has_open(self._host.files, pid, inodes)), None)
-        # Readable: the pids may be others' now.
+        # A readable pidfd: the rank has ended, and other processes may have its pids.
         if server is not None and not select.select([self._rank.pidfd], [], [], 0)[0]:
             self._server_pid = server
             return False
@@ -113,9 +114,9 @@ class ApiOwner:
         if time.monotonic() - self._named_at < NAMED_SECONDS:
             return
         (use,) = port_holders(self._host, self._host.processes(), (listener,))
-        before, self._named_at, self.holder = self.holder, time.monotonic(), _describe(use, user)
-        if self.holder != before:
-            by_hand = f"stop it if it may go: {stop_by_hand(use.pid or 0, use.service_stop)}"
+        earlier, self._named_at, self.holder = self.holder, time.monotonic(), _describe(use, user)
+        if self.holder != earlier:
+            stop_hint = f"stop it if it may go: {stop_by_hand(use.pid or 0, use.service_stop)}"
             self._events.warning(
                 "engine.port.foreign",
                 address=self._address,
@@ -123,14 +124,14 @@ class ApiOwner:
                 pid=use.pid or 0,
                 process=use.comm,
                 user=user or use.user,
-                hint=by_hand if use.pid else f"sudo ss -ltnp sport = :{self._port}",
+                hint=stop_hint if use.pid else f"sudo ss -ltnp sport = :{self._port}",
             )
 
 
-def _closed(own: socket.socket) -> bool:
+def _closed(connection: socket.socket) -> bool:
     """Whether the other end has closed or reset it."""
     poll = select.poll()
-    poll.register(own.fileno(), select.POLLRDHUP)
+    poll.register(connection.fileno(), select.POLLRDHUP)
     return bool(poll.poll(0))
 
 

@@ -1,4 +1,4 @@
-"""Counts a rank's compilers, and stops some while memory is short: killed, one would end the load; stopped, it waits.
+"""Counts a rank's compilers, and stops some while memory is short: killed ones would end the load, stopped ones wait.
 
 On a cold cache a rank compiles kernels beside its weights. Where recipe or image start more compilers than the memory
 holds, all but the oldest are stopped, and continued one by one as memory comes back.
@@ -69,32 +69,32 @@ class CompilerWatch(Struct):
     processes: Callable[[], Iterable[Process]]
     """Lists those of the rank's container: no other is touched."""
     available_bytes: Callable[[], int]
-    signal: Callable[[Key, bool], bool]
-    """Stops the process; with True, continues it. Returns whether it was there."""
+    set_running: Callable[[Key, bool], bool]
+    """With False stops the process, with True continues it. Returns whether it was there."""
     events: Events
     count: int = 0
     """Compilers that run or are held back. Any thread may read this, and `held`."""
     held: Mapping[Key, float] = field(default_factory=dict)
     pids: frozenset[int] = frozenset()
     """Processes seen in the container, except compilers. Any thread may read it."""
-    _freed: frozenset[Key] = frozenset()
+    _exempt: frozenset[Key] = frozenset()
     """Compilers that were held for LONGEST_SECONDS: they are not held again."""
-    _failed: bool = False
+    _failure_logged: bool = False
     _logged_at: float = float("-inf")
-    _seen_at: float = float("-inf")
+    _compiled_at: float = float("-inf")
     _resume_at: float = 0.0
 
     def run(self) -> None:
-        """Raises nothing: without it the guard remains."""
+        """Raises nothing: where this fails, the memory guard still protects the node."""
         pause = PACE_SECONDS
         while not self.ended.wait(pause):
             try:
                 now = time.monotonic()
                 self._check(now)
-                pause = PACE_SECONDS if now - self._seen_at <= QUIET_SECONDS else LOOK_SECONDS
+                pause = PACE_SECONDS if now - self._compiled_at <= QUIET_SECONDS else LOOK_SECONDS
             except (OSError, ValueError) as error:  # such as where memory is short
-                if not self._failed:
-                    self._failed = True
+                if not self._failure_logged:
+                    self._failure_logged = True
                     hint = "nothing is to be done: it is tried again, and the memory guard watches on"
                     self.events.warning("engine.compilers.unwatched", reason=str(error), hint=hint)
         self.count = 0
@@ -105,7 +105,7 @@ class CompilerWatch(Struct):
         self.count = len(compilers)
         self.held = {key: since for key, since in self.held.items() if key in compilers}
         if compilers:
-            self._seen_at = now
+            self._compiled_at = now
         if self.short_bytes and compilers:
             self._hold(compilers, now)
 
@@ -113,28 +113,28 @@ class CompilerWatch(Struct):
         """The compilers, the oldest first. Notes the other processes, and those that an earlier agent has stopped."""
         present = [process for process in self.processes() if not process.dead]
         compilers = [process for process in present if process.comm in COMPILERS]
-        if self._seen_at == float("-inf"):  # none was seen yet: a stopped one is an earlier agent's
+        if self._compiled_at == float("-inf"):  # none was seen yet: a stopped one is an earlier agent's
             now = time.monotonic()
             self.held = {(process.pid, process.start_time): now for process in compilers if process.state == "T"}
-        others = {process.pid for process in present if process.comm not in COMPILERS}
-        if not others <= self.pids and len(self.pids) < 4096:
-            self.pids |= others
+        other_pids = {process.pid for process in present if process.comm not in COMPILERS}
+        if not other_pids <= self.pids and len(self.pids) < 4096:
+            self.pids |= other_pids
         return [(pid, began) for began, pid in sorted((process.start_time, process.pid) for process in compilers)]
 
     def _hold(self, compilers: list[Key], now: float) -> None:
         available_bytes = self.available_bytes()
-        movable = [key for key in compilers if key not in self._freed]
+        movable = [key for key in compilers if key not in self._exempt]
         decision = decide(available_bytes, self.short_bytes, movable, self.held, now)
         self._stop(decision.stop, available_bytes, now)
-        none_runs = len(self.held) == len(compilers)  # which could free memory
+        none_runs = len(self.held) == len(compilers)  # so that none can end and free memory
         if decision.resume and (none_runs or now >= self._resume_at):
             self._resume_at = now + RESUME_SECONDS
-            self._freed |= {key for key in decision.resume if now - self.held[key] >= LONGEST_SECONDS}
+            self._exempt |= {key for key in decision.resume if now - self.held[key] >= LONGEST_SECONDS}
             self._resume(decision.resume)
 
     def _stop(self, compilers: tuple[Key, ...], available_bytes: int, now: float) -> None:
         for key in compilers:
-            if self.signal(key, False):
+            if self.set_running(key, False):
                 self.held = {**self.held, key: now}
         if compilers and now - self._logged_at >= LOG_SECONDS:
             self._logged_at = now
@@ -145,5 +145,5 @@ class CompilerWatch(Struct):
     def _resume(self, compilers: tuple[Key, ...]) -> None:
         for key in compilers:
             with suppress(OSError):
-                self.signal(key, True)
+                self.set_running(key, True)
                 self.held = {other: since for other, since in self.held.items() if other != key}

@@ -1,4 +1,4 @@
-"""Readiness stages of a launch: HTTP answers, the key is accepted, the model is listed, a completion has a token."""
+"""Readiness stages of a launch: HTTP answers, the rank has the port, takes the key, lists the model, completes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReadinessStage(Enum):
 
 
 class ProbeResult(Struct, frozen=True):
-    """`failed`: the first stage not passed, None when all were. `answer`: the engine's."""
+    """`failed`: the first stage not passed, None when all were. `answer`: what the engine, or the failure, says."""
 
     failed: ReadinessStage | None
     answer: str = ""
@@ -103,9 +103,9 @@ def _late_error(launch_seconds: float, stage: ReadinessStage, answer: str, step:
     return NotReadyError(reason, hint)
 
 
-def _refuse(probe: ProbeResult, served_name: str) -> None:
+def _refuse(outcome: ProbeResult, served_name: str) -> None:
     """Raises NotReadyError where waiting cannot help."""
-    if probe.failed is ReadinessStage.KEY:
+    if outcome.failed is ReadinessStage.KEY:
         raise NotReadyError("the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY")
-    if probe.failed is ReadinessStage.MODEL and probe.answer:
-        raise NotReadyError(f"the endpoint serves {probe.answer}, not {served_name}", "check --served-model-name")
+    if outcome.failed is ReadinessStage.MODEL and outcome.answer:
+        raise NotReadyError(f"the endpoint serves {outcome.answer}, not {served_name}", "check --served-model-name")

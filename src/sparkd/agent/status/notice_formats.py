@@ -19,7 +19,7 @@ _DISCORD_MARKS = re.compile(r"([\\*_~`|<>\[\]()#:@-])")
 NO_EMBEDS = 4
 """SUPPRESS_EMBEDS of a Discord message."""
 NO_BREAK = "\u2060"
-
+"""Word joiner: invisible, and what follows an @ is no name any more."""
 
 Body: TypeAlias = tuple[bytes, Mapping[str, str]]
 """Content and headers."""

@@ -1,4 +1,4 @@
-"""Free space of the disks below given paths, and mounts."""
+"""Mounts, and the space of the file systems that hold given paths."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Mount(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """Space of one file system, as statvfs(2) counts it; a tree of files has it on record."""
+    """Space of one file system, as statvfs(2) counts it. A capture or a tree of a test has it in its record `disks`."""
 
     total_bytes: int
     free_bytes: int
@@ -66,32 +66,32 @@ class Room(Counts, frozen=True):
 
 
 def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
-    """Space in the paths' order; without those of which a tree of files has no record. Raises OSError, ValueError."""
-    read_only = _read_only(host.files)
+    """Space in the paths' order, without paths of which a tree of files has no record. Raises OSError, ValueError."""
+    read_only = _read_only_mounts(host.files)
     record = None if host.live else host.files.recorded("disks", dict[str, Counts]) or {}
     rooms = []
     for path in paths:
-        counts = count_room(path) if record is None else record.get(nearest(record, path))
+        counts = count_room(path) if record is None else record.get(find_nearest(record, path))
         if counts is None:
             continue
-        real = host.files.real(path)
-        real = os.path.realpath(real) if host.live else real.removeprefix(host.files.root) or "/"
-        mount = nearest(read_only, real) or "/"
+        kernel_path = host.files.real(path)
+        real_path = os.path.realpath(kernel_path) if host.live else kernel_path.removeprefix(host.files.root) or "/"
+        mount = find_nearest(read_only, real_path) or "/"
         rooms.append(Room(**asdict(counts), path=path, mount=mount, read_only=read_only.get(mount, False)))
     return tuple(rooms)
 
 
-def mounts(files: Files, process: str) -> tuple[Mount, ...]:
+def read_mounts(files: Files, process: str) -> tuple[Mount, ...]:
     """Mounts as a process (`self`, `1`) sees them, in order: a later one hides earlier ones on the same target."""
     lines = files.text(f"/proc/{process}/mounts", limit=MOUNTS_LIMIT_BYTES).splitlines()
     rows = (line.split(" ") for line in lines)
     return tuple(Mount(unescape(row[1]), row[2], tuple(row[3].split(","))) for row in rows if len(row) > 3)
 
 
-def mount_at(files: Files, target: str) -> Mount | None:
+def find_mount(files: Files, target: str) -> Mount | None:
     """The visible mount at `target`, which is the last one. None also for a tree of files without a table."""
     try:
-        return next((mount for mount in reversed(mounts(files, "self")) if mount.target == target), None)
+        return next((mount for mount in reversed(read_mounts(files, "self")) if mount.target == target), None)
     except FileNotFoundError:
         return None
 
@@ -115,13 +115,14 @@ def count_room(path: str) -> Counts:
         return Counts(total, free, file_system.f_ffree if file_system.f_files else None)
 
 
-def _read_only(files: Files) -> dict[str, bool]:
+def _read_only_mounts(files: Files) -> dict[str, bool]:
+    """Whether each mount is read-only, by its target."""
     for process in SEEN_BY:
         with suppress(FileNotFoundError, PermissionError):
-            return {mount.target: not READ_ONLY.isdisjoint(mount.options) for mount in mounts(files, process)}
+            return {mount.target: not READ_ONLY.isdisjoint(mount.options) for mount in read_mounts(files, process)}
     return {}
 
 
-def nearest(table: Container[str], path: str) -> str:
-    """The path itself, or the folder above it that is in the table; empty where none is."""
+def find_nearest(table: Container[str], path: str) -> str:
+    """The path itself, or the nearest folder above it, that is in the table; empty where none is."""
     return next((folder for folder in (path, *map(str, Path(path).parents)) if folder in table), "")

@@ -1,4 +1,4 @@
-"""An image as docker describes it, and what identifies it on all nodes."""
+"""An image as docker describes it: what identifies it on all nodes, what it was built from, how to get it."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Image(Struct, frozen=True):
 
 
 class BuiltFrom(Struct, frozen=True):
-    """What went into an image. docker keeps when, as the image's own date."""
+    """What went into an image. When it was built is the image's own date."""
 
     base: str
     base_id: str
     steps: tuple[tuple[str, str], ...]
-    """What each does, and a SHA-256 of that and of the files it copies."""
+    """Each step's text, and a SHA-256 of that text and of the files that the step copies."""
 
     def lines(self) -> tuple[str, ...]:
         """Lines for people, without the digests."""
@@ -64,13 +64,13 @@ class BuiltFrom(Struct, frozen=True):
         return base, *(sanitize(step) for step, _ in self.steps)
 
     def changes(self, before: BuiltFrom) -> Iterator[str]:
-        """What differs from an earlier build."""
-        pairs = zip_longest((self.base_id, *self.steps), (before.base_id, *before.steps))
-        texts = zip_longest(self.lines(), before.lines(), fillvalue="nothing")
-        for number, ((now, then), (shown, shown_before)) in enumerate(zip(pairs, texts, strict=True)):
-            if now != then:
-                was = "with other files" if shown == shown_before else shown_before
-                yield f"{f'step {number}' if number else 'the base'}: {shown}; before: {was}"
+        """A line for each part that differs from an earlier build."""
+        parts = zip_longest((self.base_id, *self.steps), (before.base_id, *before.steps))
+        lines = zip_longest(self.lines(), before.lines(), fillvalue="nothing")
+        for number, ((part, old_part), (line, old_line)) in enumerate(zip(parts, lines, strict=True)):
+            if part != old_part:
+                change = "with other files" if line == old_line else old_line
+                yield f"{f'step {number}' if number else 'the base'}: {line}; before: {change}"
 
 
 def read_built(docker: DockerReader, ref: str) -> BuiltFrom | None:
@@ -87,10 +87,11 @@ def find_built(docker: DockerReader, ref: str) -> tuple[str, BuiltFrom | None]:
     """Name and origin of the image that was built before: of the same name, else the newest one of its repository,
     since an import names an image by its content. Raises DockerError.
     """
-    listed = docker.images()  # the newest one first
-    tags = (image.get("RepoTags") for image in listed if isinstance(image, dict)) if isinstance(listed, list) else ()
-    alike = [tag for words in tags for tag in _words(words) if tag.rpartition(":")[0] == ref.rpartition(":")[0]]
-    origins = ((name, read_built(docker, name)) for name in (ref, *alike[:8]))
+    images = docker.images()  # the newest one first
+    lists = (image.get("RepoTags") for image in images if isinstance(image, dict)) if isinstance(images, list) else ()
+    repository = ref.rpartition(":")[0]
+    tags = [tag for names in lists for tag in _texts(names) if tag.rpartition(":")[0] == repository]
+    origins = ((name, read_built(docker, name)) for name in (ref, *tags[:8]))
     return next(((name, built) for name, built in origins if built), ("", None))
 
 
@@ -107,8 +108,8 @@ def read_image(docker: DockerReader, ref: str) -> Image | None:
                 created=sanitize(str(rest.get("Created") or ""), 40),
                 size_bytes=size if isinstance(size, int) else 0,
                 user=sanitize(str(config.get("User") or ""), 64),
-                entrypoint=_words(config.get("Entrypoint")),
-                digests=_words(rest.get("RepoDigests")),
+                entrypoint=_texts(config.get("Entrypoint")),
+                digests=_texts(rest.get("RepoDigests")),
                 labels=_build_labels(config.get("Labels")),
             )
     raise DockerError(f"the description of image {ref} is not as docker's")
@@ -121,12 +122,12 @@ def read_names(docker: DockerReader) -> tuple[str, ...]:
             lists = (
                 image.get(key) for image in images if isinstance(image, dict) for key in ("RepoTags", "RepoDigests")
             )
-            return tuple(sorted({name for names in lists for name in _words(names) if "<none>" not in name}))
+            return tuple(sorted({name for names in lists for name in _texts(names) if "<none>" not in name}))
     return ()
 
 
 def read_digest(host: Host, image_id: str, name: str) -> str:
-    """NAME@sha256:..., of the repository of the image's name; empty where none is known. Raises DockerError."""
+    """NAME@sha256:..., in the repository that `name` names; empty where docker knows none. Raises DockerError."""
     image = query(host, lambda docker: read_image(docker, image_id))
     return digest_of(image, name) if image else ""
 
@@ -144,10 +145,10 @@ def read_architecture(docker: DockerReader) -> str:
 
 
 def how_to_get(ref: str, build: str) -> str:
-    """The hint of a missing image. `build`: how it is built, by its recipe; not as the one that a digest names.
+    """The hint for a missing image. `build`: the recipe's text on how to build it, ignored for a name with a digest.
 
-    No registry knows the id by which a rollback runs an image, nor a name without an account or a host: docker's own
-    has those for its official images alone.
+    A rollback runs an image by its id, which no registry knows. A name without an account or a host is in no registry
+    either, except for Docker Hub's official images.
     """
     if ref.startswith("sha256:"):
         own = "the image that has its name: sudo sparkd rollback; what is configured: sudo sparkd rollback --end"
@@ -165,14 +166,16 @@ def read_user(host: Host, ref: str) -> str | None:
     return None
 
 
-def _words(answer: object) -> tuple[str, ...]:
-    return tuple(sanitize(str(word)) for word in answer[:16]) if isinstance(answer, list) else ()
+def _texts(listed: object) -> tuple[str, ...]:
+    """At most 16 of a list of docker's; empty where it is no list."""
+    return tuple(sanitize(str(text)) for text in listed[:16]) if isinstance(listed, list) else ()
 
 
-def _build_labels(answer: object) -> tuple[tuple[str, str], ...]:
-    pairs = sorted((str(key), str(value)) for key, value in answer.items()) if isinstance(answer, dict) else []
-    wanted = [(sanitize(key, 80), sanitize(value)) for key, value in pairs if key.startswith(LABELS)]
-    return tuple(wanted[:24])
+def _build_labels(labels: object) -> tuple[tuple[str, str], ...]:
+    """At most 24 of those in LABELS, sorted."""
+    pairs = sorted((str(key), str(value)) for key, value in labels.items()) if isinstance(labels, dict) else []
+    build_labels = [(sanitize(key, 80), sanitize(value)) for key, value in pairs if key.startswith(LABELS)]
+    return tuple(build_labels[:24])
 
 
 def image_identity(docker: DockerReader, ref: str) -> str | None:

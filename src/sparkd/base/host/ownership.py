@@ -50,11 +50,11 @@ def find_changeable(files: Files, path: str) -> str:
     Raises OSError where the mounts can't be read.
     """
     folders = [here.rpartition("/")[0] or "/" for here in _steps(files, path)]
-    kinds = {mount.target: mount.kind for mount in disks.mounts(files, "self")}
+    kinds = {mount.target: mount.kind for mount in disks.read_mounts(files, "self")}
     for folder in folders:
         if (
             find_writable(files, folder, (*ROOT, os.geteuid()))
-            or kinds.get(disks.nearest(kinds, folder)) not in disks.LOCAL
+            or kinds.get(disks.find_nearest(kinds, folder)) not in disks.LOCAL
         ):
             return folder
     return ""

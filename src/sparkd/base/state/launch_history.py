@@ -39,8 +39,8 @@ STOPPED = "stop requested"
 KILLED = "the previous agent exited without recording a reason (killed, crashed, or power loss)"
 
 
-class Open(Struct, frozen=True):
-    """A launch under way. Found by a later process: in the same boot its agent died, in another one the power went."""
+class OpenLaunch(Struct, frozen=True):
+    """A launch under way. Read by a later process, it shows that its agent died, or an earlier boot ended."""
 
     digest: str
     boot_id: str
@@ -104,7 +104,7 @@ class LaunchHistory(Struct, frozen=True):
     """Failed launches in a row, by plan digest, oldest entry first."""
     last: dict[str, End] = field(default_factory=dict)
     """The last failure of each plan. Later processes may have ended for other reasons, before a launch."""
-    open: Open | None = None
+    open: OpenLaunch | None = None
     boots: tuple[Boot, ...] = ()
     """Boots since the last good start, oldest first."""
     tried: Mapping[str, str] = field(default_factory=dict)
@@ -117,9 +117,9 @@ class LaunchHistory(Struct, frozen=True):
     ends: tuple[End, ...] = ()
     """Ends before `last_exit`, of processes whose end nobody requested, newest last, with short reasons."""
     asserts: Mapping[str, AssertResult] = field(default_factory=dict)
-    """Which images have what their recipes assert of them, by `_asserts_key`, newest last. An image is checked once."""
-
+    """Whether images have what recipes assert of them, by `_asserts_key`, newest last. An image is checked once."""
     machine_end: MachineEnd | None = None
+    """The last end of the machine that is known."""
 
     @property
     def last_cause(self) -> End | None:
@@ -128,7 +128,7 @@ class LaunchHistory(Struct, frozen=True):
         return None if last is None or last.code == ExitCode.GOOD else last
 
     def restarts(self, now: datetime) -> tuple[RestartReport, ...]:
-        """Ends of the day before `now`, at the begin of a process."""
+        """Ends of the last 24 hours, counted by cause, for a process that begins at `now`."""
         reports: dict[str, RestartReport] = {}
         for end in self._all_ends(now.isoformat(timespec="milliseconds")):
             if (age := seconds_since(end.at, now)) is not None and age < DAY_SECONDS:
@@ -137,7 +137,7 @@ class LaunchHistory(Struct, frozen=True):
         return tuple(reports.values())
 
     def _all_ends(self, now: str) -> tuple[End, ...]:
-        """Those that nobody requested, newest last. A killed process ended just before `now`."""
+        """All ends that nobody requested, newest last. A killed process counts as ended at `now`."""
         if (last := self.last_cause) is None:
             return self.ends
         last = replace(last, reason=last.reason[:END_LENGTH], hint="", at=now if last.code is None else last.at)
@@ -164,7 +164,7 @@ class LaunchHistory(Struct, frozen=True):
         others = [(name, known) for name, known in self.asserts.items() if name != key]
         return replace(self, asserts=dict([*others, (key, result)][-IMAGES_KEPT:]))
 
-    def before(self, boot_id: str) -> tuple[Boot, ...]:
+    def boots_before(self, boot_id: str) -> tuple[Boot, ...]:
         return tuple(boot for boot in self.boots if boot.boot_id != boot_id)
 
     def recover(self, boot_id: str, now: str) -> LaunchHistory:
@@ -174,7 +174,7 @@ class LaunchHistory(Struct, frozen=True):
         return replace(counted, ends=self._all_ends(now)).record_end(boot_id, killed)
 
     def record_machine_end(self, end: MachineEnd, booted_at: str) -> LaunchHistory:
-        """An agent that began before `booted_at`, as of `utc_now`, and left no reason ended with the machine."""
+        """An agent that left no reason, and began before `booted_at` (a stamp of `utc_now`), ended with the machine."""
         last = self.last_exit
         unexplained = last is not None and last.code is None and last.at < booted_at
         if last is None or not unexplained or end.kind == "ordered":
@@ -183,23 +183,23 @@ class LaunchHistory(Struct, frozen=True):
         return replace(self, machine_end=end, last_exit=replace(last, reason=reason, hint="journalctl -b -1 -e"))
 
     def begin(self, digest: str, boot_id: str) -> LaunchHistory:
-        return replace(self, open=Open(digest, boot_id))
+        return replace(self, open=OpenLaunch(digest, boot_id))
 
     def record_launch(self, digest: str, boot_id: str, facts: Mapping[str, str]) -> LaunchHistory:
-        boots = (*self.before(boot_id), Boot(boot_id, digest, LOADING, open=True))[-BOOTS_KEPT:]
+        boots = (*self.boots_before(boot_id), Boot(boot_id, digest, LOADING, open=True))[-BOOTS_KEPT:]
         texts = {name[:NAME_LENGTH]: value[:VALUE_LENGTH] for name, value in list(facts.items())[:MOST_FACTS]}
-        return replace(self, open=Open(digest, boot_id), boots=boots, tried=texts)
+        return replace(self, open=OpenLaunch(digest, boot_id), boots=boots, tried=texts)
 
-    def record_serving(self, boot_id: str, filled: tuple[str, ...] | None = ()) -> LaunchHistory:
+    def record_serving(self, boot_id: str, filled_caches: tuple[str, ...] | None = ()) -> LaunchHistory:
         """The launch of this boot is a good start: earlier boots no longer count.
 
-        `filled`: caches with files; None where unknown: those of the last good start of this image stay.
+        `filled_caches`: caches with files in them; None where unknown: the image keeps those of its last good start.
         """
         boots = tuple(replace(boot, phase=SERVING) for boot in self.boots if boot.boot_id == boot_id)
-        if filled is None:
+        if filled_caches is None:
             same_image = self.good.get(IMAGE) == self.tried.get(IMAGE)
-            filled = self.good_caches if same_image else ()
-        return replace(self, boots=boots, good=self.tried, good_caches=filled)
+            filled_caches = self.good_caches if same_image else ()
+        return replace(self, boots=boots, good=self.tried, good_caches=filled_caches)
 
     def record_failure(self, digest: str, end: End) -> LaunchHistory:
         end = replace(end, reason=end.reason[:REASON_LIMIT], hint=end.hint[:REASON_LIMIT])
@@ -210,7 +210,7 @@ class LaunchHistory(Struct, frozen=True):
         return replace(rest, failures=failures, last=last)
 
     def reset(self, digest: str) -> LaunchHistory:
-        """Proven in service, or handed to a person: the next launch starts at zero failures."""
+        """Forget the failures of a plan that is proven in service, or that was handed to a person."""
         failures = {key: count for key, count in self.failures.items() if key != digest}
         last = {key: end for key, end in self.last.items() if key != digest}
         return replace(self, failures=failures, last=last, open=None)

@@ -9,7 +9,7 @@ from sparkd.base.status.model import NodeReport, Phase
 
 
 class Loss(NamedTuple):
-    """How another node names it when an agent that it depends on enters a phase, as text and cause."""
+    """Text and cause by which another node reports that an agent on which it depends has entered a phase."""
 
     text: str
     cause: Cause
@@ -33,7 +33,7 @@ _BEFORE_LAUNCH = PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True)
 
 PHASES = {
     Phase.PREFLIGHT: _BEFORE_LAUNCH,
-    # Stays until nothing blocks any more: a try from preflight on is no news.
+    # A blocked agent that checks again stays BLOCKED until nothing blocks: a repeated preflight is not reported.
     Phase.BLOCKED: _BEFORE_LAUNCH._replace(loss=Loss("is blocked", Cause.PEER_FAILED)),
     Phase.COOLING: _BEFORE_LAUNCH,
     Phase.AWAITING_DOCKER: _BEFORE_LAUNCH,

@@ -1,4 +1,4 @@
-"""Keeps the NodeReport, with the memory's last minutes, and hands each new one without secrets to its sinks."""
+"""Keeps the node's report, with the memory use of the last minutes, and passes it without secrets to the sinks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sparkd.base.status.model import (
 )
 
 PACE_SECONDS = 1.0
-"""Progress within a phase is published at most this often; a new phase, epoch or plan, here or there, at once."""
+"""Progress within a phase is published at most this often; a new phase, epoch or plan at once, a peer's phase too."""
 FIGURES_SECONDS = 4.5
 """The same for figures alone: just under the five seconds between two looks at a serving engine."""
 NOISE_BYTES = 64 << 20
@@ -41,7 +41,7 @@ class Published(NamedTuple):
 
 
 LIKELY = Redaction()
-"""Finds what looks like a secret, and knows none."""
+"""Redacts what looks like a secret, without a list of secrets."""
 
 Sink = Callable[[Published], None]
 
@@ -77,18 +77,19 @@ class Reporter:
 
     def __init__(
         self,
-        first: NodeReport,
+        initial: NodeReport,
         sinks: tuple[Sink, ...],
         redact: Callable[[str], str] = LIKELY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.report = first
+        self.report = initial
         self._redact = redact
-        self.published = make_public(first, redact)
+        self.published = make_public(initial, redact)
         """The report as the sinks have it. Any thread may read it."""
         self._sinks = sinks
         self._clock = clock
-        self._published: NodeReport | None = None
+        self._last: NodeReport | None = None
+        """The report that was published last, with its secrets."""
         self._published_at = 0.0
         self._used_percent: tuple[int, ...] = ()
         self._sampled_at = float("-inf")
@@ -96,7 +97,7 @@ class Reporter:
 
     @property
     def sample_due(self) -> bool:
-        """Whether the next memory belongs into the last minutes."""
+        """Whether the next memory report is taken as a sample of the last minutes."""
         return self._clock() - self._sampled_at >= SAMPLE_SECONDS
 
     def update(self, **changes: Unpack[Changes]) -> None:
@@ -106,18 +107,19 @@ class Reporter:
         if changes.get("memory"):
             self._sample()
         if self.report.phase is not before.phase:
-            self.report = replace(self.report, since=utc_now(), phase_seconds=self._leave(before.phase))
+            self.report = replace(self.report, since=utc_now(), phase_seconds=self._end_phase(before.phase))
             if self.report.phase not in IN_SERVICE:
                 self.report = replace(self.report, activity=None, health=None, gpu=None)
-        if self._due() or _urgent(self.report) != _urgent(before):
+        if self._due() or _urgent_parts(self.report) != _urgent_parts(before):
             self.publish()
 
     def replace_finding(self, name: str, finding: FindingReport | None) -> None:
-        """The finding of that id, or none."""
+        """Put this finding in the place of the one with the id `name`; None removes that."""
         others = tuple(other for other in self.report.findings if other.id != name)
         self.update(findings=(*others, finding) if finding else others)
 
-    def _leave(self, phase: Phase) -> Mapping[str, float]:
+    def _end_phase(self, phase: Phase) -> Mapping[str, float]:
+        """Seconds spent in each phase, with those of `phase`, which ends now."""
         entered_at, self._entered_at = self._entered_at, self._clock()
         before = self.report.phase_seconds
         seconds = before.get(phase.value, 0.0) + self._entered_at - entered_at
@@ -133,24 +135,25 @@ class Reporter:
         self.report = replace(self.report, memory=replace(memory, used_percent=self._used_percent))
 
     def _due(self) -> bool:
-        passed = self._clock() - self._published_at
-        if passed < PACE_SECONDS or not _differ(self.report, self._published):
+        elapsed_seconds = self._clock() - self._published_at
+        if elapsed_seconds < PACE_SECONDS or not _differ(self.report, self._last):
             return False
-        before = self._published and without_figures(self._published)
-        return passed >= FIGURES_SECONDS or without_figures(self.report) != before
+        before = self._last and without_figures(self._last)
+        return elapsed_seconds >= FIGURES_SECONDS or without_figures(self.report) != before
 
     def publish(self) -> None:
         """Hand the report to every sink now."""
-        self._published, self._published_at = self.report, self._clock()
+        self._last, self._published_at = self.report, self._clock()
         self.published = make_public(self.report, self._redact)
         for sink in self._sinks:
             sink(self.published)
 
 
 def make_public(report: NodeReport, redact: Callable[[str], str] = LIKELY) -> Published:
-    """Causes quote the engine, findings quote hooks, earlier ends may have been written by an earlier version.
+    """The report for others: redacted, and within LIMIT_BYTES.
 
-    Other nodes' reports are without secrets when they come.
+    Causes quote the engine, findings quote hooks, and earlier ends may come from an earlier version. The reports of
+    other nodes were redacted by them.
     """
     shown = replace(
         report,
@@ -167,14 +170,15 @@ def make_public(report: NodeReport, redact: Callable[[str], str] = LIKELY) -> Pu
 
 
 def _differ(report: NodeReport, published: NodeReport | None) -> bool:
+    """Whether more has changed than noise in the available memory."""
     now, before = report.memory, published and published.memory
     if now and before and abs(now.available_bytes - before.available_bytes) < NOISE_BYTES:
         report = replace(report, memory=replace(now, available_bytes=before.available_bytes))
     return report != published
 
 
-def _urgent(report: NodeReport) -> object:
-    """What is published at once."""
+def _urgent_parts(report: NodeReport) -> object:
+    """Parts of a report whose change is published at once."""
     peers = tuple((peer.contact, peer.report and peer.report.phase) for peer in report.peers)
     return report.phase, report.draining, report.epoch, report.plan_digest, report.config_digest, peers
 

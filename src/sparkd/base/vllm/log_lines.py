@@ -30,15 +30,15 @@ class LineSplitter:
 
     def feed(self, frame: bytes, *, serving: bool = False) -> Iterator[str]:
         """`serving`: a client's text may be in it, and vLLM writes its prefix after a newline alone."""
-        length = len(frame) - 1
-        if frame.find(b"\n") == length and 0 < length <= LINE_LIMIT_BYTES and b"\r" not in frame and not self._pending:
+        end = len(frame) - 1
+        if frame.find(b"\n") == end and 0 < end <= LINE_LIMIT_BYTES and b"\r" not in frame and not self._pending:
             # Most of docker's frames are one whole line.
-            yield _decode(frame[:length])
+            yield _decode(frame[:end])
             return
         *whole, rest = (_NEWLINE if serving else _BREAK).split(frame)
-        for piece, end in zip(whole[::2], whole[1::2], strict=True):
+        for piece, line_end in zip(whole[::2], whole[1::2], strict=True):
             self._grow(piece)
-            if not end.strip(b"\r") and _ONLY_PREFIX.fullmatch(self._pending):
+            if not line_end.strip(b"\r") and _ONLY_PREFIX.fullmatch(self._pending):
                 continue  # tqdm returns to the line's beginning, and vLLM has written its prefix there
             if self._pending.endswith(b"\r"):  # vLLM ends the lines of one message with CR LF
                 del self._pending[-1:]

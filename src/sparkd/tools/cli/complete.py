@@ -1,7 +1,7 @@
 """`sparkd __complete KIND`: words for the shells' completions, one a line, from files alone.
 
-Runs at each press of TAB, for any user: it imports the standard library only, since the settings' own reader takes
-0.2 s. Where something can't be read there are no words.
+Runs at each press of TAB, for any user: it imports little beside the standard library, because the real reader of the
+settings takes 0.2 s. A file that can't be read gives no words.
 """
 
 from __future__ import annotations
@@ -18,59 +18,61 @@ from sparkd.base.lib import recipes_dir
 
 SETTINGS = Path("/etc/sparkd/sparkd.toml")
 FIRST = "conf.d/10-init.toml"
-"""Beside SETTINGS, and read before it."""
+"""The file of `sparkd init`, beside SETTINGS and read before it."""
 MODELS = "/srv/models"
 """Default of engine.models_dir."""
 KNOWN_GOOD = Path("/var/lib/sparkd/known-good.json")
-"""Of root: others get no word."""
+"""Only root may read it: other users get no words of it."""
 LIMIT_BYTES, MOST_ENTRIES = 1 << 20, 1000
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/:@+-]*")
 """bash expands the words of a completion: one with $( ) in it would run."""
 
 
 def complete(kind: str) -> None:
-    for word in sorted({word for word in _find(kind) if _PLAIN.fullmatch(word)}):
+    for word in sorted({word for word in _find_words(kind) if _PLAIN.fullmatch(word)}):
         print(word)
 
 
-def _find(kind: str) -> Iterable[str]:
+def _find_words(kind: str) -> Iterable[str]:
     with suppress(OSError, ValueError, RecursionError):
         match kind:
             case "recipes":
                 folders = (Path("/etc/sparkd/recipes"), recipes_dir())
-                return [file.stem for folder in folders for file in _listed(folder, "*.yaml")]
+                return [file.stem for folder in folders for file in _list_files(folder, "*.yaml")]
             case "models":
-                folder = Path(str(_setting("engine", "models_dir") or MODELS))
-                files = [*_listed(folder, "*/config.json"), *_listed(folder, "*/*/config.json")]
+                folder = Path(str(_read_setting("engine", "models_dir") or MODELS))
+                files = [*_list_files(folder, "*/config.json"), *_list_files(folder, "*/*/config.json")]
                 return [str(file.parent.relative_to(folder)) for file in files]
             case "nodes":
-                nodes = _setting("cluster", "nodes")
+                nodes = _read_setting("cluster", "nodes")
                 return [str(node) for node in nodes] if isinstance(nodes, list) else []
             case "ranks":
-                return [str(rank) for rank, _ in enumerate(_find("nodes"))] or ["0"]
+                return [str(rank) for rank, _ in enumerate(_find_words("nodes"))] or ["0"]
             case "plans":
                 return re.findall(r'"plan": *"([0-9a-f]{12})', KNOWN_GOOD.read_text())
     return []
 
 
-def _listed(folder: Path, pattern: str) -> list[Path]:
+def _list_files(folder: Path, pattern: str) -> list[Path]:
     with suppress(OSError):
         return list(islice(folder.glob(pattern), MOST_ENTRIES))
     return []
 
 
-def _setting(section: str, key: str) -> object:
+def _read_setting(section: str, key: str) -> object:
     """The last value that the files give the key."""
     value = None
-    for document in _documents(Path(os.environ.get("SPARKD_CONFIG") or SETTINGS)):
+    for document in _read_documents(Path(os.environ.get("SPARKD_CONFIG") or SETTINGS)):
         table = document.get(section)
         if isinstance(table, dict):
             value = table.get(key, value)
     return value
 
 
-def _documents(main: Path) -> Iterator[dict[str, object]]:
-    first, others = main.parent / FIRST, sorted(_listed(main.parent / "conf.d", "*.toml"))
-    for path in (first, main, *(other for other in others if other != first)):
+def _read_documents(settings_file: Path) -> Iterator[dict[str, object]]:
+    """In the order in which the settings are read: a later file wins."""
+    folder = settings_file.parent
+    init_file, added_files = folder / FIRST, sorted(_list_files(folder / "conf.d", "*.toml"))
+    for path in (init_file, settings_file, *(file for file in added_files if file != init_file)):
         with suppress(OSError, ValueError, RecursionError), path.open("rb") as stream:
             yield tomllib.loads(stream.read(LIMIT_BYTES).decode())

@@ -16,8 +16,8 @@ from sparkd.tools.node import drill
 
 
 def add_drill(parser: argparse.ArgumentParser) -> None:
-    listed = f"one of {', '.join(drill.FAULTS)}"
-    parser.add_argument("fault", nargs="?", choices=sorted(drill.FAULTS), metavar="FAULT", help=listed)
+    fault_help = f"one of {', '.join(drill.FAULTS)}"
+    parser.add_argument("fault", nargs="?", choices=sorted(drill.FAULTS), metavar="FAULT", help=fault_help)
     parser.add_argument("--yes", action="store_true", help="begin without a question")
     parser.epilog = "Without a fault it lists them. Exit code 0: it serves again; 12: it did not come back in time."
     parser.set_defaults(run=run_drill)
@@ -33,8 +33,8 @@ def run_drill(args: argparse.Namespace) -> None:
         raise UsageError("only root may end a rank", f"sudo sparkd drill {args.fault}")
     before = drill.read_serving(host)
     target, load = drill.find_target(args.fault, host, before), last_load(history.read(host.files))
-    lasts = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
-    outcome = "The engine is to serve on." if args.fault == "agent" else f"The endpoint is gone for {lasts}."
+    duration = f"about {format_duration(load)}, as the last load took" if load else "as long as a load takes"
+    outcome = "The engine is to serve on." if args.fault == "agent" else f"The endpoint is gone for {duration}."
     print(f"{drill.FAULTS[args.fault]}: {target.title}, pid {target.pid}. {outcome}", flush=True)
     if not console.confirmed("begin? [y/N] ", f"sudo sparkd drill {args.fault} --yes", yes=args.yes):
         raise UsageError("not begun: nothing was touched")

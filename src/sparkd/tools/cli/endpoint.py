@@ -17,10 +17,10 @@ AT_HEAD = "a file of the head: run this there"
 
 
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object, with every client's text")
-    listed = f"print its text: {', '.join(endpoint.CLIENTS)}"
-    form.add_argument("--client", choices=sorted(endpoint.CLIENTS), metavar="NAME", help=listed)
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="print one JSON object, with every client's text")
+    client_help = f"print its text: {', '.join(endpoint.CLIENTS)}"
+    formats.add_argument("--client", choices=sorted(endpoint.CLIENTS), metavar="NAME", help=client_help)
     parser.set_defaults(run=show_endpoint)
 
 
@@ -36,19 +36,19 @@ def show_endpoint(args: argparse.Namespace) -> None:
             print(f"# the key, from {key_file or AT_HEAD}: export {KEY_VARIABLE}=...")
         print(endpoint.snippet(args.client, offer), end="")
     elif args.json:
-        fields = {**offer._asdict(), "answer_tokens": offer.answer_tokens, "prompt_tokens": offer.prompt_tokens}
+        offer_fields = {**offer._asdict(), "answer_tokens": offer.answer_tokens, "prompt_tokens": offer.prompt_tokens}
         own = {"serving": state.serving, "state": state.text, "note": note, "key_file": key_file, "recipe": plan.recipe}
         texts = {name: endpoint.snippet(name, offer) for name in endpoint.CLIENTS}
-        console.show_json(**own, **fields, clients=texts)
+        console.show_json(**own, **offer_fields, clients=texts)
     else:
         console.show([Table(_rows(offer, state, note, key_file))])
 
 
 def _rows(offer: endpoint.Offer, state: endpoint.State, note: str, key_file: str) -> list[tuple[str, str]]:
-    whole, prompt, answer = offer.context_tokens, offer.prompt_tokens, offer.answer_tokens
+    tokens, prompt, answer = offer.context_tokens, offer.prompt_tokens, offer.answer_tokens
     context = "not known: the engine takes it from the model"
-    if whole:
-        context = f"{whole:,} tokens, prompt and answer together: beside an answer of {answer:,} (max_tokens) at most "
+    if tokens:
+        context = f"{tokens:,} tokens, prompt and answer together: beside an answer of {answer:,} (max_tokens) at most "
         context += f"{prompt:,} of prompt; where that is longer, the answer is cut, by older vLLM refused (HTTP 400)"
     first_try, *more = endpoint.request_lines(offer.url, key_file) if key_file or not offer.keyed else (AT_HEAD,)
     clients = endpoint.CLIENTS.items()

@@ -1,4 +1,4 @@
-"""Reads a container of this machine's docker, by what docker says of it (Docker Engine API, ContainerInspect)."""
+"""Reads a container of this machine's docker, as ContainerInspect of the Docker Engine API describes it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ _NAMES = {
 
 def read_container(docker: DockerReader, name: str) -> Launch | None:
     """None where docker has none of this name. Raises DockerError."""
-    found = docker.container(name)
-    match found:
-        case {"Config": {"Image": str(image), **config}, "HostConfig": {**host}, "Image": str(image_id)}:
-            own = docker.image(image_id)
+    match docker.container(name):
+        case {"Config": {"Image": str(image), **config}, "HostConfig": {**host_config}, "Image": str(image_id)}:
+            description = docker.image(image_id)
         case _:
             return None
-    default = as_mapping(as_mapping(own).get("Config"))
+    image_config = as_mapping(as_mapping(description).get("Config"))
     launch = Launch(1, image, words=_texts(config.get("Cmd")), entrypoint=_texts(config.get("Entrypoint")))
     for text in _texts(config.get("Env")):
         variable, _, value = text.partition("=")
-        if text not in _texts(default.get("Env")):
+        if text not in _texts(image_config.get("Env")):
             launch.env[variable] = Option(variable, value, 1)
-    launch.options = [Option(key, value, 1) for key, value in _options(host)]
-    if (user := str(config.get("User") or "")) not in ("", default.get("User")):
+    launch.options = [Option(key, value, 1) for key, value in _options(host_config)]
+    if (user := str(config.get("User") or "")) not in ("", image_config.get("User")):
         launch.options.append(Option("user", user, 1))
     if as_mapping(docker.image(image)).get("Id") != image_id:
         short = image_id.removeprefix("sha256:")[:12]
@@ -40,28 +39,29 @@ def read_container(docker: DockerReader, name: str) -> Launch | None:
 
 
 def _texts(value: object) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else []
+    return [str(text) for text in value] if isinstance(value, list) else []
 
 
-def _options(host: Mapping[object, object]) -> Iterator[tuple[str, str]]:
-    """As `docker run` has them; what docker adds by itself is left out."""
-    if host.get("IpcMode") in ("host", "shareable"):
-        yield "ipc", str(host["IpcMode"])
-    elif host.get("ShmSize") not in (None, 64 << 20):
-        yield "shm-size", str(host["ShmSize"])
-    if host.get("NetworkMode") == "host":
+def _options(host_config: Mapping[object, object]) -> Iterator[tuple[str, str]]:
+    """Options of `docker run` that lead to this HostConfig, without values that docker sets by itself."""
+    if host_config.get("IpcMode") in ("host", "shareable"):
+        yield "ipc", str(host_config["IpcMode"])
+    elif host_config.get("ShmSize") not in (None, 64 << 20):
+        yield "shm-size", str(host_config["ShmSize"])
+    if host_config.get("NetworkMode") == "host":
         yield "network", "host"
-    if host.get("DeviceRequests") or host.get("Runtime") == "nvidia":
+    if host_config.get("DeviceRequests") or host_config.get("Runtime") == "nvidia":
         yield "gpus", "all"
     for key, name in _NAMES.items():
-        value = host.get(key)
-        given = _texts(value) or [str(value).lower()] * bool(value)
-        yield from ((name, text) for text in given)
-    yield from (("tmpfs", f"{target}:{how}".rstrip(":")) for target, how in as_mapping(host.get("Tmpfs")).items())
+        value = host_config.get(key)
+        texts = _texts(value) or [str(value).lower()] * bool(value)
+        yield from ((name, text) for text in texts)
+    for target, mount_options in as_mapping(host_config.get("Tmpfs")).items():
+        yield "tmpfs", f"{target}:{mount_options}".rstrip(":")
     for key in ("Mounts", "Devices", "Ulimits"):
-        listed = host.get(key)
-        yield from filter(None, map(_entry, listed if isinstance(listed, list) else ()))
-    yield from _ports(host)
+        entries = host_config.get(key)
+        yield from filter(None, map(_entry, entries if isinstance(entries, list) else ()))
+    yield from _ports(host_config)
 
 
 def _entry(entry: object) -> tuple[str, str] | None:
@@ -75,8 +75,8 @@ def _entry(entry: object) -> tuple[str, str] | None:
     return None
 
 
-def _ports(host: Mapping[object, object]) -> Iterator[tuple[str, str]]:
-    for inner, bindings in as_mapping(host.get("PortBindings")).items():
+def _ports(host_config: Mapping[object, object]) -> Iterator[tuple[str, str]]:
+    for inner, bindings in as_mapping(host_config.get("PortBindings")).items():
         match bindings:
             case [{"HostPort": outer, **rest}, *_]:
                 address = str(rest.get("HostIp") or "")

@@ -25,8 +25,9 @@ from sparkd.base.vllm.releases import name_release
 from sparkd.tools.importers import mods
 from sparkd.tools.importers.bundle import Bundle, Place, is_published
 from sparkd.tools.importers.options import redact
-from sparkd.tools.importers.source import NAMED, Source, as_mapping, cut
+from sparkd.tools.importers.source import Source, as_mapping, cut
 from sparkd.tools.importers.sparkrun import TABLES
+from sparkd.tools.importers.templates import NAMED
 
 MODELS = RESERVED_TARGETS[0]
 DRAFT = "speculative-config"

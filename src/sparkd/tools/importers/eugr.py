@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.shell import commands_in_container
-from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, format_template, whole_number
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, whole_number
 from sparkd.tools.importers.sparkrun import TABLES
+from sparkd.tools.importers.templates import Values, format_template
 from sparkd.tools.importers.variables import CommandError, unknown
 
 _WHOLE = ("port", "tensor_parallel", "max_model_len")

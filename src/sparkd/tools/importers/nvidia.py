@@ -23,8 +23,9 @@ from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.launch import find_differences, read_inner_engine
 from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, redact, secret_file
 from sparkd.tools.importers.shell import Script
-from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, as_mapping
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, as_mapping
 from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
+from sparkd.tools.importers.templates import Values
 from sparkd.tools.importers.variables import CommandError, Variables, shown
 
 _OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")

@@ -1,38 +1,22 @@
-"""Typed access to a foreign recipe, its overrides, and the template rules of both tools.
-
-They interpret the same braces differently.
-"""
+"""Typed access to a foreign recipe, and its overrides."""
 
 from __future__ import annotations
 
 import json
-import re
-import string
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct, field
 
 from sparkd.base.lib.errors import UsageError
-from sparkd.base.lib.text import did_you_mean, format_key
+from sparkd.base.lib.text import format_key
 from sparkd.base.recipes.yaml import Document, Key
-from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
 from sparkd.base.vllm.args import parse_count
-from sparkd.tools.importers.variables import CommandError, mark
 
 Overrides = Mapping[str, str]
 """Values of `-o key=value`, as text."""
 
 _LONGEST_NUMBER = 300
-_LONGEST_SPEC = 32
-_SPEC = re.compile(r"[^\d{}]*\d{0,3}(?:[^\d{}]+\d{0,3})?[^\d{}]*")
-"""Format specifications with widths below 1000, so that the result stays small."""
-_CLOSED = re.compile(r"^.*\}", re.MULTILINE)
-_PLACEHOLDER = re.compile(r"\{([^}\n]*)\}")
-_BRACES = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
-NAMED = re.compile(r"(?<!\$)\{[A-Za-z_]\w*\}")
-"""A placeholder; ${NAME} is the shell's."""
-_MASKED = {"{": "\0", "}": "\1"}
 
 
 class Unusable(Exception):  # noqa: N818  # describes the recipe
@@ -45,43 +29,44 @@ class Unusable(Exception):  # noqa: N818  # describes the recipe
 
 
 class Note(Struct, frozen=True):
-    """A part left out, or a step left to the user; `line` of the imported file."""
+    """A part that the import leaves out, or a step that it leaves to the user. `line`: in the imported file."""
 
     line: int
     text: str
     is_missing: bool = False
     """Whether the recipe leads to no endpoint without it."""
     file: str = ""
-    """That the line is of, where several are imported."""
+    """The file of the line, where several are imported."""
 
 
 def cut(step: object) -> str:
-    """On one line."""
+    """The step as text on one line, of at most 200 characters."""
     text = " ".join((step if isinstance(step, str) else json.dumps(step, default=str)).split())
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def as_mapping(value: object) -> Mapping[str, object]:
-    """Empty where it is none."""
+    """The value itself, or an empty mapping where it is no mapping."""
     return value if isinstance(value, dict) else {}
 
 
 class Source(Struct):
     document: Document
     beside: Path | None = None
-    """The file itself, where it is one: what was published with it lies beside it."""
+    """The document's path, where it is a file: what was published with it lies beside it."""
     notes: list[Note] = field(default_factory=list)
     file: str = ""
-    """That the document is of, where several are imported."""
+    """The document's file, where several are imported."""
     container: str = ""
-    """Of this machine, that it was read off, as a shell's word; it may still run."""
+    """The container of this machine that it was read from, quoted for a shell. It may still run."""
     is_running_here: bool = False
-    """Read off a container of this machine, which has its image."""
+    """Whether it was read from a container of this machine, so that its image is here."""
 
     def note(self, key: Key, text: str, *, is_missing: bool = False) -> None:
         self.notes.append(Note(self.document.line(key), text, is_missing, self.file))
 
     def miss(self, key: Key, text: str) -> None:
+        """Note a part without which the recipe leads to no endpoint."""
         self.note(key, text, is_missing=True)
 
     def has(self, key: str) -> bool:
@@ -139,33 +124,15 @@ class Foreign(Struct, frozen=True):
     nodes: tuple[int, int | None]
     """Fewest and most nodes."""
     revision: str = ""
-    """Of the model on Hugging Face."""
+    """The model's revision on Hugging Face."""
     vllm: str = ""
-    """Release that the image has, where its name does not say it."""
+    """The image's release of vLLM, where its name does not say it."""
     secrets: Mapping[str, str] = {}
-    """File by variable."""
+    """The file of each secret, by its variable."""
     executor: str = "mp"
     caches: Mapping[str, str] = {}
     expect: Mapping[str, object] = {}
     """What its publisher measured."""
-
-
-class Values(Struct):
-    """Values of placeholders; records which were used."""
-
-    values: Mapping[str, object]
-    used: set[str] = field(default_factory=set)
-
-    def get(self, name: str) -> object:
-        self.used.add(name)
-        return self.values.get(name)
-
-    def check_overrides(self, overrides: Overrides, command: str) -> None:
-        """Raises Unusable for an override that changes nothing, nor is a shell's variable or a blank in the command."""
-        for name in overrides:
-            if name not in self.used and not re.search(rf"(?:\$\{{?|<){re.escape(name)}\b", command):
-                known = did_you_mean(name, sorted(self.used))
-                raise Unusable((), f"-o {name}: nothing in its command is filled in by that name{known}")
 
 
 def parse_overrides(words: list[str]) -> Overrides:
@@ -184,77 +151,3 @@ def whole_number(text: str) -> int:
     if len(text) > _LONGEST_NUMBER:
         raise ValueError("too long")
     return int(text)
-
-
-def format_template(template: str, values: Values) -> str:
-    """Python's `str.format`, as in eugr's run-recipe.py: {{ and }} are braces, an unknown name is a fault."""
-    formatter, text = string.Formatter(), ""
-    try:
-        for literal, name, spec, conversion in formatter.parse(_bounded(template)):
-            text += literal
-            if name is not None:
-                text += _field(formatter, name, spec or "", conversion, values)
-            _bounded(text, " once it is filled in")
-    except ValueError as error:
-        raise CommandError(f"{error}: a brace that is meant as one is written twice") from None
-    return text
-
-
-def _field(formatter: string.Formatter, name: str, spec: str, conversion: str | None, values: Values) -> str:
-    shown = "{" + name[:60] + "}"
-    if name not in values.values:
-        values.used.add(name)
-        raise CommandError(f"{shown} is given no value; a brace that is meant as one is written twice")
-    # c is the character of a number, which may be none that can be written.
-    if len(spec) > _LONGEST_SPEC or not _SPEC.fullmatch(spec) or spec.endswith("c"):
-        raise CommandError(f"{shown} has a format that is not taken: {spec[:60]}")
-    value = formatter.convert_field(values.get(name), conversion)
-    try:
-        return format(value, spec)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise CommandError(f"{shown}: {error}") from None
-
-
-def _bounded(text: str, when: str = "") -> str:
-    if len(text) > LONGEST:
-        raise CommandError(f"is longer than {LONGEST} characters{when}")
-    return text
-
-
-def substitute(template: str, values: Values) -> str:
-    """sparkrun's rule: replaces {name} by its value until nothing changes. A name without a value gets a mark.
-
-    Braces of the template that enclose braces are text. {{ makes all doubled braces of the template single ones.
-    """
-    times = 1 if "{{" in template else 2
-
-    def mask(match: re.Match[str]) -> str:
-        found = match[0]
-        doubled = found in ("{{", "}}")
-        return _MASKED[found[0]] * (times if doubled else 1) if doubled or len(found) == 1 else found
-
-    text = _BRACES.sub(mask, _bounded(template))
-    for _ in range(10):
-        before, text = text, _substitute_once(text, values)
-        if text == before:
-            break
-    else:
-        raise CommandError("a placeholder stands for itself: filling in has no end")
-    text = NAMED.sub(lambda left: mark(left[0]), text)
-    return text.replace(_MASKED["{"], "{").replace(_MASKED["}"], "}")
-
-
-def _substitute_once(text: str, values: Values) -> str:
-    size = len(text)
-
-    def value(match: re.Match[str]) -> str:
-        nonlocal size
-        found = values.get(match[1].strip("{"))
-        new = match[0] if found is None else str(found)
-        size += len(new) - len(match[0])
-        if size > LONGEST:
-            raise CommandError(f"is longer than {LONGEST} characters once it is filled in")
-        return new
-
-    # Limited to the part of each line up to its last brace, because many unclosed braces would take minutes.
-    return _CLOSED.sub(lambda line: _PLACEHOLDER.sub(value, line[0]), text)

@@ -17,7 +17,8 @@ from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import is_below
-from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, cut, substitute, whole_number
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut, whole_number
+from sparkd.tools.importers.templates import Values, substitute
 
 EXECUTOR = "executor_config"
 _SPACE_BEHIND_BACKSLASH = re.compile(r"\\[ \t]+\n")

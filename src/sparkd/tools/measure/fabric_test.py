@@ -1,4 +1,4 @@
-"""The test of the fabric on one node: who measures, how the other node is awaited, and what both know of the result."""
+"""The test of the fabric on one node: the head measures and sends the result, a worker waits for it."""
 
 from __future__ import annotations
 
@@ -72,25 +72,27 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float 
 
 def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Result:
     """Measure with one other node, which has the result then too. Raises BlockedError."""
-    own, to = facts.ports[0].address, peer.address
-    theirs = greet(Measurer(own, to, port, keys))
+    address = facts.ports[0].address
+    peer_facts = await_ports(Measurer(address, peer.address, port, keys))
     try:
         ceiling = measure_ceiling()
     except TrafficError as error:
         raise BlockedError(f"iperf3 does not work on this node: {error}", "iperf3 --version") from None
     pairs = list[Pair]()
-    for own_port, other_port in pair_ports(facts, theirs, to, partial(network.interfaces_of, host.files)):
+    interfaces_of = partial(network.interfaces_of, host.files)
+    for own_port, other_port in pair_ports(facts, peer_facts, peer.address, interfaces_of):
         report_progress(f"measures {own_port.address} to {sanitize(other_port.address, 40)}")
         pairs.append(measure_pair(own_port, other_port, port, keys))
-    measured = Result(facts, theirs, ceiling, tuple(pairs))
+    measurement = Result(facts, peer_facts, ceiling, tuple(pairs))
     try:
-        Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(measured))
+        Measurer(address, peer.address, port, keys).request(RESULT, msgspec.json.encode(measurement))
     except (UnsignedError, TrafficError) as error:
-        report_progress(f"{to} did not take the result: {error}")
-    return measured
+        report_progress(f"{peer.address} did not take the result: {error}")
+    return measurement
 
 
 def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
+    """Figures of one pair of ports; the reason in it where a measurement fails."""
     figures, measurer = None, Measurer(own.address, other.address, port, keys)
     try:
         figures = measurer.measure()
@@ -100,7 +102,7 @@ def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
         return Pair(own, other, figures, sanitize(reason or str(error)))
 
 
-def greet(measurer: Measurer, seconds: float = WAIT_SECONDS) -> Facts:
+def await_ports(measurer: Measurer, seconds: float = WAIT_SECONDS) -> Facts:
     """The other node's ports, as soon as it listens. Raises BlockedError after `seconds`, or where it refuses."""
     deadline, is_announced = time.monotonic() + seconds, False
     while isinstance(answer := _request_ports(measurer), str):

@@ -31,10 +31,15 @@ NOT_FOUND = 127
 
 _PACKAGES = {"ssh": "openssh-client", "rsync": "rsync"}
 _JOIN = 'test "$(id -u)" = 0 || set -- sudo -n; exec "$@" sparkd init --yes --join'
+"""Runs as root, or by sudo without a password."""
 _ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d"'
+"""df of the path, or of the nearest folder above it that exists."""
 _OWNERS = 'test "$(id -u)" != 0 || LC_ALL=C namei -l -- "$1"'
+"""Each part of the path with its owner; nothing where the login is not root."""
 _DF = re.compile(r"\s\d{1,18}\s+\d{1,18}\s+(-?\d{1,18})\s+\S{1,9}\s+(/.*)$")
+"""Free KiB and mount, of the last line of `df -Pk`."""
 _OWNER = re.compile(r"^ *([a-z-])([rwxsStT-]{9})\S? +(\S+) +\S+ +(.*)$", re.MULTILINE)
+"""Kind, modes, owner and name, of a line of namei."""
 LOGIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _WRITER = re.compile(r"runuser -u (\S+)")
 _UNWRITABLE = re.compile(
@@ -43,7 +48,7 @@ _UNWRITABLE = re.compile(
 """A folder in messages of rsync's other side."""
 _TO_SEND = re.compile(r"^Total transferred file size: (\d{1,18}) bytes$", re.MULTILINE)
 
-_KNOWN = (
+_KNOWN_FAILURES = (
     ("Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
     (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
     ("Connection (reset|closed) by|kex_exchange", "its sshd hung up", "refused logins make it: try again in a minute"),
@@ -57,9 +62,12 @@ _KNOWN = (
     ("symlink has no referent", "a link in it leads to nothing here", "find it by -xtype l, and fix or remove it"),
     (r"Permission denied \(13\)", "this user may not write there", "--user root, or give the user the folder"),
 )
+"""Pattern in stderr, reason, hint with {} for the login: the first one that matches counts."""
 
 
 class Ended(NamedTuple):
+    """The end of a program there."""
+
     code: int
     answer: str
     """Its stdout; empty where that was shown instead."""
@@ -73,7 +81,7 @@ class PeerRoom(NamedTuple):
 
 
 class SshHost(Struct, frozen=True):
-    """`user` is empty for ssh's own choice."""
+    """A node that ssh reaches. `user` is empty for ssh's own choice."""
 
     address: str
     user: str = ""
@@ -83,22 +91,25 @@ class SshHost(Struct, frozen=True):
         command = ["ssh", *SSH, *(("-l", self.user) if self.user else ()), "--", self.address, shlex.join(words)]
         ended = _run(command, seconds, text=given)
         if ended.code == 255:  # of ssh itself
-            raise self.failed(ended)
+            raise self.failure(ended)
         return ended
 
     def run_checked(self, *words: str, seconds: float = COMMAND_SECONDS, given: str = "") -> str:
         """stdout of a program there. Raises BlockedError where it fails."""
         ended = self.run(*words, seconds=seconds, given=given)
         if ended.code:
-            raise self.failed(ended)
+            raise self.failure(ended)
         return ended.answer
 
     def join(self, code: str) -> str:
-        """Have sparkd there join by this code; what it printed. No list of processes shows the code."""
+        """Let sparkd there join the cluster by this code, and return what it printed.
+
+        The code goes to its stdin, so that no list of processes shows it.
+        """
         return self.run_checked("sh", "-c", _JOIN, seconds=300.0, given=f"{code}\n")  # it examines the node first
 
     def read_room(self, path: str) -> PeerRoom:
-        """The room of the file system that holds a path there, which need not exist yet."""
+        """Free space of the file system that holds, or will hold, a path there. Raises BlockedError."""
         answer = self.run_checked("sh", "-c", _ROOM, "sh", path)
         if not (match := _DF.search(answer.rstrip())):
             raise BlockedError(f"{self.address}: df says nothing of {path}")
@@ -110,19 +121,19 @@ class SshHost(Struct, frozen=True):
         return int(answer) if answer.isdecimal() and len(answer) < 19 else 0
 
     def choose_writer(self, folder: str) -> tuple[str, ...]:
-        """Options for rsync, where root logs in there: a user who may write to the folder, or to what leads to it, is
-        the one who writes.
+        """Options by which rsync writes there as the owner of the folder, or of a folder above it, instead of as root.
 
-        So a link that they plant leads to nothing of root's. Raises BlockedError where that may be several.
+        A link that this user puts there then leads to nothing that only root may change. No options where the login is
+        not root, or root alone may write to the whole path. Raises BlockedError where several users may.
         """
         ended = self.run("sh", "-c", _OWNERS, "sh", folder)
         entries = _OWNER.findall(ended.answer)
         if (ended.answer and not entries) or ended.code == NOT_FOUND:
-            raise self.failed(ended)
+            raise self.failure(ended)
         for number, (kind, modes, owner, name) in enumerate(entries, 1):
             if owner != "root" and LOGIN.fullmatch(owner):
                 return (f"--rsync-path=runuser -u {owner} -- rsync",)
-            is_sticky = modes[-1] in "tT"  # what leads on from there is replaced by its owner alone
+            is_sticky = modes[-1] in "tT"  # only the owner of the next part of the path may replace it
             is_open = "w" in (modes[4], modes[7]) and kind != "l" and (not is_sticky or number == len(entries))
             if owner != "root" or is_open:
                 reason = f"nothing is written there as root: others may write to {sanitize(name)}, of {folder}"
@@ -144,7 +155,7 @@ class SshHost(Struct, frozen=True):
                 raise DockerError(f"GET /images/{ref}/json: not JSON") from None
         if any(words in ended.trouble.lower() for words in ("no such image", "no such object")):
             return None
-        raise self.failed(ended)
+        raise self.failure(ended)
 
     def count_to_send(self, source: str, target: str, *options: str) -> int:
         """Bytes of the files that `send` would send, each in its full size."""
@@ -163,8 +174,8 @@ class SshHost(Struct, frozen=True):
     def _rsync(self, source: str, target: str, *options: str, shown: bool = False) -> Ended:
         host = f"[{self.address}]" if ":" in self.address else self.address
         where = f"{self.user}@{host}:{target}" if self.user else f"{host}:{target}"
-        # -s: no shell of the other side reads the names. -L: a folder of links becomes one of files. It waits long, for
-        # both sides may read some GB without sending a byte.
+        # -s: no shell of the other side reads the names. -L: a folder of links becomes one of files. The timeout is
+        # long, because both sides may read some GB without sending a byte.
         flags = ("-s", "-rtpL", "--mkpath", "--timeout=300", "-e", shlex.join(("ssh", *SSH)))
         progress = ("--info=progress2", "--no-inc-recursive") if shown else ()
         ended = _run(["rsync", *flags, *progress, *options, "--", source, where], None, shown=shown)
@@ -174,19 +185,19 @@ class SshHost(Struct, frozen=True):
             reason = f"{writer[1]} may not write all of {folder}: an earlier sync left files of root's there"
             raise BlockedError(f"{self.address}: {reason}", f"there: sudo chown -hR {writer[1]}: {shlex.quote(folder)}")
         if ended.code:
-            raise self.failed(ended)
+            raise self.failure(ended)
         return ended
 
-    def failed(self, ended: Ended) -> BlockedError:
+    def failure(self, ended: Ended) -> BlockedError:
         """The error for a program there that failed."""
         reason, hint = diagnose(ended, f"{self.user}@{self.address}" if self.user else self.address)
         return BlockedError(f"{self.address}: {reason}", hint)
 
 
 def diagnose(ended: Ended, login: str) -> tuple[str, str]:
-    """Reason and hint for a failure."""
+    """Reason and hint for a program that failed. `login`: as ssh takes it, for the hint."""
     again = "is it on, and reachable? The same command resumes"
-    for pattern, reason, hint in _KNOWN:
+    for pattern, reason, hint in _KNOWN_FAILURES:
         if re.search(pattern, ended.trouble):
             return reason, hint.format(login)
     if ended.code == -SIGKILL:
@@ -205,7 +216,7 @@ def read_error(printed: str) -> tuple[str, str] | None:
 
 
 def _run(command: list[str], seconds: float | None, *, shown: bool = False, text: str = "") -> Ended:
-    """Run a program here. Without `seconds` it has limits of its own."""
+    """Run a program here. `seconds` None: it has a time limit of its own. `shown`: its stdout goes to this terminal."""
     with TemporaryFile() as errors:
         try:
             out, env = None if shown else subprocess.PIPE, {**os.environ, "LC_ALL": "C"}

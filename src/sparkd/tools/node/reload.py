@@ -1,4 +1,4 @@
-"""What `systemctl reload` of an agent runs: first whether this program could take the rank over, then the reload."""
+"""What `systemctl reload` of an agent runs: checks that this program can take the rank over, then reloads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sparkd import __version__
 from sparkd.agent.daemon.taking_over import LeftRank, find_left
@@ -20,8 +21,15 @@ from sparkd.base.status.model import IN_SERVICE, PATH, NodeReport, read_living_r
 
 WAIT_SECONDS = 30.0
 LEAST_SECONDS = 10
-"""Seconds that the other nodes must wait for an agent: a reload takes less than one, on a machine at its limit some."""
+"""Seconds that the other nodes must wait for an agent: a reload takes less than one, on a busy machine some."""
 UNCHANGED = "nothing has changed: the agent continues as it is"
+
+
+class _Written(NamedTuple):
+    """When each file was written, in nanoseconds since the epoch: a new program writes the account first."""
+
+    account_ns: int
+    report_ns: int
 
 
 def reload(host: Host, show: Callable[[str], None]) -> None:
@@ -32,22 +40,21 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
     owner, report = read_account(host.files), read_living_report(host.files)
     if owner is None or report is None or owner.pid != report.pid or report.phase not in IN_SERVICE:
         raise BlockedError(f"no agent that serves runs here; {UNCHANGED}", "sudo systemctl restart ends a load, too")
-    left = _find_rank(host, owner, report)
+    rank = _find_rank(host, owner, report)
     try:
         pidfd = os.pidfd_open(owner.pid)
     except ProcessLookupError:
         raise BlockedError(f"the agent has just ended; {UNCHANGED}", "sparkd status") from None
     try:
-        again = read_account(host.files)
-        if again is None or (again.pid, again.start_time) != (owner.pid, owner.start_time):
+        current, before = read_account(host.files), _read_written(host)
+        if current is None or (current.pid, current.start_time) != (owner.pid, owner.start_time) or before is None:
             raise BlockedError(f"another agent has just begun; {UNCHANGED}", "try it again")
-        before = _written(host)
         signal.pidfd_send_signal(pidfd, signal.SIGHUP)
         _await(host, owner, pidfd, before)
     finally:
         os.close(pidfd)
     show(f"sparkd {report.version} became sparkd {__version__}; the engine served on")
-    if left.kept.service != units.digest_service(report.role, left.kept.configured):
+    if rank.kept.service != units.digest_service(report.role, rank.kept.configured):
         next_start = f"sudo systemctl restart sparkd-{report.role}"
         show(f"[Service] of its unit has changed, which counts at the next: {next_start}")
     else:
@@ -56,10 +63,10 @@ def reload(host: Host, show: Callable[[str], None]) -> None:
 
 def _find_rank(host: Host, owner: NodeOwner, report: NodeReport) -> LeftRank:
     """The rank that the new program is to take over. Raises BlockedError where a reload would lose it."""
-    restart, refused = f"sudo systemctl restart sparkd-{report.role}", list[str]()
-    left = find_left(host, report.role, owner.invocation, refused.append)
-    if left is None:
-        reason = refused[0] if refused else "no guard would end its rank if this went wrong"
+    restart, refusals = f"sudo systemctl restart sparkd-{report.role}", list[str]()
+    rank = find_left(host, report.role, owner.invocation, refusals.append)
+    if rank is None:
+        reason = refusals[0] if refusals else "no guard would end its rank if this went wrong"
         raise BlockedError(f"{reason}; {UNCHANGED}", restart)
     for peer in report.peers:
         if peer.living is None:
@@ -67,26 +74,27 @@ def _find_rank(host: Host, owner: NodeOwner, report: NodeReport) -> LeftRank:
         if (seconds := peer.living.awaits_agents_seconds) < LEAST_SECONDS:
             reason = f"{peer.name} awaits another node's agent for {seconds} s, of {LEAST_SECONDS} that are needed"
             raise BlockedError(f"{reason}; {UNCHANGED}", f"its sparkd is {peer.living.version}; {restart}")
-    return left
+    return rank
 
 
-def _await(host: Host, owner: NodeOwner, pidfd: int, before: tuple[int, ...]) -> None:
-    ended, deadline = select.poll(), time.monotonic() + WAIT_SECONDS
-    ended.register(pidfd, select.POLLIN)
+def _await(host: Host, owner: NodeOwner, pidfd: int, before: _Written) -> None:
+    """Wait until the process serves again, as the new program. Raises NotReadyError."""
+    poll, deadline = select.poll(), time.monotonic() + WAIT_SECONDS
+    poll.register(pidfd, select.POLLIN)
     reason = f"the agent has not taken its rank over within {WAIT_SECONDS:.0f} s"
     while time.monotonic() < deadline:
-        report, now = read_living_report(host.files), _written(host)
+        report, now = read_living_report(host.files), _read_written(host)
         serves = report is not None and report.pid == owner.pid and report.phase in IN_SERVICE
-        if now and now[0] != before[0] and now[1] >= now[0] and serves:
+        if now and now.account_ns != before.account_ns and now.report_ns >= now.account_ns and serves:
             return
-        if ended.poll(100):  # systemd starts the next one once this command has ended
+        if poll.poll(100):  # systemd starts the next one once this command has ended
             reason = "the agent ended, and the next one takes its rank over, or starts another"
             break
     raise NotReadyError(reason, "sparkd status; journalctl -u 'sparkd-*' -n 50")
 
 
-def _written(host: Host) -> tuple[int, ...]:
-    """When the account of the node's owner and the report were written: a new program writes the account first."""
+def _read_written(host: Host) -> _Written | None:
+    """None where one of the files is missing."""
     with suppress(FileNotFoundError):
-        return tuple(Path(host.files.real(path)).stat().st_mtime_ns for path in (OWNER_FILE, PATH))
-    return ()
+        return _Written(*(Path(host.files.real(path)).stat().st_mtime_ns for path in (OWNER_FILE, PATH)))
+    return None

@@ -6,10 +6,7 @@ from tests.tree import Tree
 from tests.unit.known_good_entries import known_good_entry
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.docker import (
-    EngineImage,
-    ImageFacts,
-)
+from sparkd.agent.preflight.checks.docker import EngineImage, ImageFacts
 from sparkd.base.host import Host, docker_image
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.state import known_good
@@ -31,7 +28,7 @@ IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "2026-05-20T03:11:52Z", 3 <<
         (ImageFacts(REF, (), "HTTP 500"), Level.UNKNOWN, "HTTP 500"),
     ],
 )
-def test_image(facts: ImageFacts, level: Level, says: str) -> None:
+def test_an_image_must_be_here_and_for_this_machine(facts: ImageFacts, level: Level, says: str) -> None:
     verdict = EngineImage(REF).judge(facts)
     assert verdict.level is level
     assert says in verdict.reason
@@ -117,7 +114,8 @@ def test_of_a_missing_image_the_one_that_served_is_named_and_none_where_a_digest
         tree.docker(f"/images/sha256:{ID}/json", {"Id": f"sha256:{ID}", "Architecture": "", "Os": "", "Config": {}})
     verdict = EngineImage(ref).run(Host(tree.root))[1]
     assert verdict.level is Level.BLOCK
-    assert verdict.hint == hint if ref == DIGEST else verdict.hint.startswith(hint)
+    assert verdict.hint.startswith(hint)
+    assert ref != DIGEST or verdict.hint == hint
 
 
 @pytest.mark.parametrize(

@@ -48,39 +48,42 @@ _CREDENTIALS = struct.Struct("3i")
 class Killer:
     """Watches one rank, for one agent at a time: the last that came."""
 
-    def __init__(self, proc: str, lease_seconds: float, kept: str) -> None:
-        """`proc`: the folder of meminfo. `kept`: a file by which the next process finds the rank; empty for none."""
-        self._proc, self._lease_seconds, self._kept = proc, lease_seconds, kept
+    def __init__(self, proc: str, lease_seconds: float, record_file: str) -> None:
+        """`proc`: the folder of meminfo. `record_file`: by it the next process finds the rank; empty for none."""
+        self._proc, self._lease_seconds, self._record_file = proc, lease_seconds, record_file
         self._meter: Meter | None = None
-        self._samples, self._lock = Samples(), ""
+        self._samples, self._lock_message = Samples(), ""
         self._poller = select.poll()
-        self._door: socket.socket | None = None
+        self._listener: socket.socket | None = None
         self._agent: socket.socket | None = None
         self._rank = self._owner = -1
-        """Descriptors of processes. The owner is the agent that has named the rank; -1 once it has ended."""
-        self._floor_bytes, self._until = 0, math.inf
-        self._pid, self._account = -1, ""
-        """The rank's pid, also once it was killed, and the account of that."""
+        """Their pidfds; -1 for none. The owner is the agent that has named the rank, as long as it runs."""
+        self._floor_bytes, self._lease_ends = 0, math.inf
+        self._rank_pid, self._account = -1, ""
+        """The rank's pid, kept after a kill, and the account of that kill."""
 
     def run(self, connection: socket.socket) -> None:
-        """Watch until nothing is left to. Raises OSError, ValueError where memory can't be read."""
+        """Watch until the agent has gone; as the unit, until rank and owner have ended, too.
+
+        Raises OSError, ValueError where memory can't be read.
+        """
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            self._door = connection
+            self._listener = connection
             self._poller.register(connection, select.POLLIN)
             self._resume()
             if self._rank < 0:
-                self._turn(FIRST_SECONDS)
+                self._handle_events(FIRST_SECONDS)
         else:
-            self._kept = ""
+            self._record_file = ""
             self._take_agent(connection)
-        while self._agent is not None or (max(self._rank, self._owner) >= 0 and self._door is not None):
-            self._turn(self._look())
-        if self._kept:
+        while self._agent is not None or (max(self._rank, self._owner) >= 0 and self._listener is not None):
+            self._handle_events(self._check_memory())
+        if self._record_file:
             with suppress(OSError):
-                _write(self._kept, "")
+                _write(self._record_file, "")
 
     def send(self, line: str) -> None:
-        """Send it to the agent; where there is none, and what it has killed, to the journal."""
+        """Send the line to the agent. Without an agent, and always for a kill, it goes to the journal by stderr."""
         with suppress(OSError):
             if self._agent is None or line.startswith(KILLED):
                 os.write(2, f"{line}\n".encode())
@@ -88,26 +91,26 @@ class Killer:
             if self._agent is not None:
                 self._agent.send(line.encode(), socket.MSG_DONTWAIT)
 
-    def _turn(self, seconds: float) -> None:
+    def _handle_events(self, seconds: float) -> None:
         for descriptor, _ in self._poller.poll(seconds * 1000):
             if descriptor == self._rank:
                 self._forget_rank()
             elif descriptor == self._owner:
-                self._own(-1)
+                self._set_owner(-1)
             elif self._agent is not None and descriptor == self._agent.fileno():
-                self._hear(self._agent)
-            elif self._door is not None and descriptor == self._door.fileno():
-                self._take_agent(self._door.accept()[0])
+                self._read_request(self._agent)
+            elif self._listener is not None and descriptor == self._listener.fileno():
+                self._take_agent(self._listener.accept()[0])
 
-    def _look(self) -> float:
-        """Kill the rank where that is due. Returns the seconds until the next look."""
+    def _check_memory(self) -> float:
+        """Kill the rank where memory is short or the lease has ended. Returns the seconds until the next check."""
         if (meter := self._meter) is None or self._rank < 0:
             return LONGEST_SECONDS
         available, pressure, now = meter.available_bytes(), meter.full_avg10(), time.monotonic()
         self._samples.put(now, available, pressure)
         if is_short(available, pressure, self._floor_bytes):
             self._kill(describe_kill(self._samples.kept(), self._floor_bytes))
-        elif now >= self._until:
+        elif now >= self._lease_ends:
             self._kill(f"the rank was killed: its agent has been away for {self._lease_seconds:.0f} s")
         return pause_seconds(available, self._floor_bytes)
 
@@ -123,7 +126,7 @@ class Killer:
         self._rank = self._close(self._rank)
 
     def _forget_rank(self) -> None:
-        """Which has ended by itself."""
+        """The rank has ended by itself."""
         self.send(ENDED)
         self._rank, self._owner = self._close(self._rank), self._close(self._owner)
 
@@ -134,74 +137,80 @@ class Killer:
         return -1
 
     def _take_agent(self, agent: socket.socket) -> None:
-        self._leave()
+        self._drop_agent()
         self._agent = agent
         self._poller.register(agent, select.POLLIN)
 
-    def _leave(self) -> None:
-        """The connection's end is none of the agent's, which may have a guard of its own."""
+    def _drop_agent(self) -> None:
+        """Close the connection. The agent may run on without it, with a guard of its own."""
         if self._agent is not None:
             self._poller.unregister(self._agent)
             self._agent.close()
             self._agent = None
 
-    def _hear(self, agent: socket.socket) -> None:
+    def _read_request(self, agent: socket.socket) -> None:
+        """Read which rank to watch, and its floor. An agent that has closed, or sent something else, is dropped."""
         try:
-            said, descriptors, _, _ = socket.recv_fds(agent, 64, 2, socket.MSG_DONTWAIT)
+            message, descriptors, _, _ = socket.recv_fds(agent, 64, 2, socket.MSG_DONTWAIT)
         except OSError:
-            said, descriptors = b"", []
-        if not said.isdigit() or len(descriptors) != 1:
+            message, descriptors = b"", []
+        if not message.isdigit() or len(descriptors) != 1:
             for descriptor in descriptors:
                 os.close(descriptor)
-            self._leave()
+            self._drop_agent()
             return
-        self._close(self._rank)  # the same one, where an agent that was away has come back
-        pid = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
-        self._watch(descriptors[0], int(said))
-        again = pid == _find_pid(self._owner)
-        self._own(_open_process(pid))
-        rank = _find_pid(self._rank)
-        if self._account and again and rank in (self._pid, -1):  # of an agent that has become another program
-            self._rank = self._close(self._rank)
-            with suppress(OSError):
-                agent.send(self._account.encode(), socket.MSG_DONTWAIT)
+        self._close(self._rank)  # the same rank, where an agent that was away has come back
+        agent_pid = _CREDENTIALS.unpack(agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+        self._watch(descriptors[0], int(message))
+        is_same_agent = agent_pid == _find_pid(self._owner)
+        self._set_owner(_open_process(agent_pid))
+        rank_pid = _find_pid(self._rank)
+        if self._account and is_same_agent and rank_pid in (self._rank_pid, -1):
+            self._repeat_account(agent)
             return
-        self._pid, self._account = rank, ""
-        if self._kept:
+        self._rank_pid, self._account = rank_pid, ""
+        if self._record_file:
             with suppress(OSError, ValueError, IndexError):
-                self._keep(rank, _start_time(rank), pid, _start_time(pid))
-        self.send(self._lock)
+                self._write_record(rank_pid, _start_time(rank_pid), agent_pid, _start_time(agent_pid))
+        self.send(self._lock_message)
 
-    def _keep(self, *processes: int) -> None:
-        _write(self._kept, " ".join(map(str, (self._floor_bytes, *processes, os.getpid()))))
+    def _repeat_account(self, agent: socket.socket) -> None:
+        """The rank was killed, and its agent has become another program, which has not read the account."""
+        self._rank = self._close(self._rank)
+        with suppress(OSError):
+            agent.send(self._account.encode(), socket.MSG_DONTWAIT)
+
+    def _write_record(self, *processes: int) -> None:
+        """`processes`: pid and start time of the rank, then of its agent."""
+        _write(self._record_file, " ".join(map(str, (self._floor_bytes, *processes, os.getpid()))))
 
     def _watch(self, rank: int, floor_bytes: int) -> None:
         if self._meter is None:
             self._meter = Meter(self._proc)
-            _try_a_kill(self._meter)
-            self._lock = _lock()
+            _rehearse_kill(self._meter)
+            self._lock_message = _lock()
         self._rank, self._floor_bytes = rank, floor_bytes
         self._poller.register(rank, select.POLLIN)
 
-    def _own(self, owner: int) -> None:
-        """`owner` -1: it has ended, and the lease begins."""
+    def _set_owner(self, owner: int) -> None:
+        """`owner`: its pidfd, or -1 where it has ended: then the lease begins."""
         self._close(self._owner)
-        self._owner, self._until = owner, math.inf if owner >= 0 else time.monotonic() + self._lease_seconds
+        self._owner, self._lease_ends = owner, math.inf if owner >= 0 else time.monotonic() + self._lease_seconds
         if owner >= 0:
             self._poller.register(owner, select.POLLIN)
 
     def _resume(self) -> None:
-        """Watch the rank of the process before this one, which was killed. Raises OSError, ValueError."""
+        """Watch the rank that an earlier killer watched until it was killed itself. Raises OSError, ValueError."""
         try:
-            floor_bytes, rank, rank_began, owner, owner_began, _ = map(int, _read(self._kept).split())
+            floor_bytes, rank, rank_began, owner, owner_began, _ = map(int, _read(self._record_file).split())
         except (OSError, ValueError):  # nothing was watched
             return
         if (descriptor := _open_process(rank, rank_began)) >= 0:
             self._watch(descriptor, floor_bytes)
-            self._pid = rank
-            self._own(_open_process(owner, owner_began))
+            self._rank_pid = rank
+            self._set_owner(_open_process(owner, owner_began))
             with suppress(OSError):
-                self._keep(rank, rank_began, owner, owner_began)
+                self._write_record(rank, rank_began, owner, owner_began)
 
 
 def _open_process(pid: int, start_time: int | None = None) -> int:
@@ -210,7 +219,7 @@ def _open_process(pid: int, start_time: int | None = None) -> int:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return -1
-    # Looked at second: a pid that is held by a descriptor is not used again.
+    # Read second: a process that has its pid now had it when the descriptor was opened, which thus is its own.
     with suppress(OSError, ValueError, IndexError):
         if start_time is None or _start_time(pid) == start_time:
             return descriptor
@@ -246,12 +255,12 @@ def _write(path: str, text: str) -> None:
         os.close(descriptor)
 
 
-def _try_a_kill(meter: Meter) -> None:
+def _rehearse_kill(meter: Meter) -> None:
     """Run all code of a kill once, so that it is in memory before the lock."""
-    tried = Samples()
-    for when in (0.0, max(AGES)):
-        tried.put(when, meter.available_bytes(), meter.full_avg10())
-    describe_kill(tried.kept(), MIB)
+    samples = Samples()
+    for at in (0.0, max(AGES)):
+        samples.put(at, meter.available_bytes(), meter.full_avg10())
+    describe_kill(samples.kept(), MIB)
 
 
 def _lock() -> str:

@@ -60,7 +60,7 @@ class LastBoot(Check[LastBootFacts], frozen=True):
             changes = f"since the last good start {describe_change(good, tried)}"
         before = tuple(
             Launch(sanitize(boot.phase, PHASE_LENGTH), boot.digest == self.digest, not boot.open)
-            for boot in known.before(boot_id)
+            for boot in known.boots_before(boot_id)
         )
         end = str(known.machine_end) if known.machine_end and known.machine_end.boot_id == boot_id else ""
         return LastBootFacts(before, changes, end)

@@ -39,7 +39,7 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
         if self.own_bytes is not None:
             return ShmSizeFacts(self.own_bytes, self.own_bytes, "the container's own /dev/shm")
         memory = host.meminfo().total_bytes
-        mount = disks.mount_at(host.files, "/dev/shm")  # noqa: S108 - read only
+        mount = disks.find_mount(host.files, "/dev/shm")  # noqa: S108 - read only
         total = memory // 2 if mount is None else mount.size_bytes(memory)
         return ShmSizeFacts(total, max(0, total - host.shm_used_bytes()), "the machine's /dev/shm")
 

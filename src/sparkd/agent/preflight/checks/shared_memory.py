@@ -41,8 +41,8 @@ class ShmFacts(Struct, frozen=True):
 class SharedMemory(Check[ShmFacts], frozen=True):
     """Orphans are a WARN: they take memory, and no launch fails by them alone.
 
-    Root's are known by name, age and use. A person may keep such a segment without a process that uses it: of other
-    users it is a rank's only where sparkd has recorded that.
+    Root's orphans are known by name, age and use. Another user may keep such a segment on purpose, without a process
+    that uses it: it counts as a rank's only where sparkd has recorded it.
     """
 
     owners: tuple[int, ...] = (0,)
@@ -76,16 +76,16 @@ class SharedMemory(Check[ShmFacts], frozen=True):
             return ok(f"no orphaned segments, {used} in use" if used else "no orphaned segments")
         names = ", ".join(segment.name for segment in orphans[:3])
         more = f" and {len(orphans) - 3} more" if len(orphans) > 3 else ""
-        held = size(sum(segment.allocated_bytes for segment in orphans))
+        total = size(sum(segment.allocated_bytes for segment in orphans))
         if facts.unreadable_pids:
             pids = ", ".join(map(str, facts.unreadable_pids[:3]))
             unread = f"what {len(facts.unreadable_pids)} processes use can't be read (pid {pids})"
-            reason = f"{names}{more} ({held}) may be orphaned, but {unread}: kept"
+            reason = f"{names}{more} ({total}) may be orphaned, but {unread}: kept"
             return warn(reason, "run as root, outside a container; end processes with very many mappings")
         fixes = tuple(
             UnlinkSegment(orphan.path, orphan.device, orphan.inode, orphan.allocated_bytes) for orphan in orphans
         )
-        return warn(f"{names}{more} hold {held} and belong to no process", "unlink them", fixes)
+        return warn(f"{names}{more} hold {total} and belong to no process", "unlink them", fixes)
 
     def _orphaned(self, segment: SegmentFacts, facts: ShmFacts) -> bool:
         old = YOUNGEST_SECONDS < segment.age_seconds <= facts.uptime_seconds

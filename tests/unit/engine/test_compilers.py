@@ -68,8 +68,8 @@ class Compilers:
         (self.stopped.discard if resume else self.stopped.add)(key)
         return True
 
-    def watch(self) -> CompilerWatch:
-        return CompilerWatch(LIMIT, threading.Event(), self.list, lambda: SHORT, self.signal, self.events)
+    def watch(self, short_bytes: int = LIMIT) -> CompilerWatch:
+        return CompilerWatch(short_bytes, threading.Event(), self.list, lambda: SHORT, self.signal, self.events)
 
 
 @pytest.mark.parametrize(("failing", "stopped"), [(0, {B, C}), (3, {B}), (2, set())])
@@ -84,6 +84,19 @@ def test_what_was_stopped_continues_at_the_end_also_after_errors(failing: int, s
     watch.ended.set()
     thread.join()
     assert (compilers.stopped, watch.count) == (set(), 0)
+
+
+def test_what_an_earlier_agent_has_stopped_continues_where_memory_is_no_longer_watched() -> None:
+    compilers = Compilers()
+    compilers.stopped = {B, C}
+    watch = compilers.watch(short_bytes=0)
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    try:
+        until(lambda: not compilers.stopped)
+    finally:
+        watch.ended.set()
+        thread.join()
 
 
 def test_the_engines_own_processes_stay_known_after_their_end_and_compilers_do_not() -> None:

@@ -436,6 +436,12 @@ volumes: {{hub: {{}}}}
     ]  # fmt: skip
 
 
+def test_a_port_of_an_ipv6_address_is_the_engines(tmp_path: Path) -> None:
+    ports = "    ports: [{target: 8000, published: 9000, host_ip: '::1'}]\n"
+    recipe, notes, _ = imported(tmp_path, COMPOSE + ports)
+    assert (recipe.args["host"], recipe.args["port"], notes) == ("::1", 9000, [])
+
+
 def test_an_anchor_of_a_compose_file_may_be_defined_again(tmp_path: Path) -> None:
     text = COMPOSE + "    environment: {A: &x 1, B: *x, C: &x 2, D: *x}\n"
     assert imported(tmp_path, text)[0].env == {"A": "1", "B": "1", "C": "2", "D": "2"}
@@ -719,7 +725,8 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
                        "DeviceRequests": [{"Driver": "nvidia"}], "CapAdd": None, "SecurityOpt": ["label=disable"],
                        "Tmpfs": {"/tmp": "size=1g", "/t": ""}, "CapDrop": ["ALL"], "ReadonlyRootfs": True,
                        "GroupAdd": ["video"], "PidMode": "host", "ExtraHosts": ["a:1.2.3.4"], "CpusetCpus": "",
-                       "PortBindings": {"8000/tcp": [{"HostIp": "", "HostPort": "9000"}]}},
+                       "PortBindings": {"8000/tcp": [{"HostIp": "", "HostPort": "9000"},
+                                                     {"HostIp": "::1", "HostPort": "9001"}], "7/tcp": None}},
     }  # fmt: skip
     tree.dockerd()
     tree.docker("/containers/vllm/json", detail)
@@ -734,7 +741,7 @@ def test_a_container(tree) -> None:  # type: ignore[no-untyped-def]  # a fixture
     assert [one.target for one in recipe.container.volumes] == ["/x"]
     assert {note.removeprefix("vllm: line 1: ").partition(": left out")[0] for note in result.notes} == {
         "--volume /:/host", "--user 1000:1000", "--tmpfs /tmp:size=1g", "--tmpfs /t", "--cap-drop ALL",
-        "--read-only true", "--group-add video", "--pid host", "--add-host a:1.2.3.4",
+        "--read-only true", "--group-add video", "--pid host", "--add-host a:1.2.3.4", "--publish [::1]:9001:8000",
         "HF_TOKEN: its value is not taken: put it into /etc/sparkd/hf_token",
     }  # fmt: skip
     stop = result.steps.index("sudo docker update --restart no vllm && sudo docker stop vllm")

@@ -106,7 +106,9 @@ class CompilerWatch(Struct):
         self.held = {key: since for key, since in self.held.items() if key in compilers}
         if compilers:
             self._compiled_at = now
-        if self.short_bytes and compilers:
+        if not self.short_bytes:
+            self._resume(tuple(self.held))  # of an earlier agent, whose settings had a floor
+        elif compilers:
             self._hold(compilers, now)
 
     def _find(self) -> list[Key]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from sparkd.base.recipes.yaml import Document, YamlError, parse_as_pyyaml
-from sparkd.tools.importers.options import Launch, LaunchError, Option
+from sparkd.tools.importers.options import Launch, LaunchError, Option, port_text
 from sparkd.tools.importers.source import as_mapping
 from sparkd.tools.importers.variables import CommandError, Variables
 
@@ -157,8 +157,8 @@ class _Service(Struct):
             return _LISTS[name], home + text[1:] if name == "volumes" and text.startswith("~/") else text
         parts = {key: self._text(part, *steps) for key, part in option.items() if not isinstance(part, dict | list)}
         if name == "ports":
-            address = f"{parts['host_ip']}:" if "host_ip" in parts else ""
-            return "publish", f"{address}{parts.get('published', '')}:{parts.get('target', '')}"
+            port = port_text(parts.get("host_ip", ""), parts.get("published", ""), parts.get("target", ""))
+            return "publish", port
         is_read_only = ",readonly" if parts.get("read_only") == "true" else ""
         return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + is_read_only
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sparkd.base.lib.dockerd.reader import DockerReader
-from sparkd.tools.importers.options import Launch, Option
+from sparkd.tools.importers.options import Launch, Option, port_text
 from sparkd.tools.importers.source import as_mapping
 
 _NAMES = {
@@ -77,7 +77,7 @@ def _entry(entry: object) -> tuple[str, str] | None:
 
 def _ports(host_config: Mapping[object, object]) -> Iterator[tuple[str, str]]:
     for inner, bindings in as_mapping(host_config.get("PortBindings")).items():
-        match bindings:
-            case [{"HostPort": outer, **rest}, *_]:
-                address = str(rest.get("HostIp") or "")
-                yield "publish", (f"{address}:" if address else "") + f"{outer}:{str(inner).removesuffix('/tcp')}"
+        for binding in bindings if isinstance(bindings, list) else ():
+            match binding:
+                case {"HostPort": str(outer), **rest}:
+                    yield "publish", port_text(str(rest.get("HostIp") or ""), outer, str(inner).removesuffix("/tcp"))

@@ -228,6 +228,12 @@ def is_secret(name: str, value: str) -> bool:
     return redact.document(value, name.removeprefix("TIKTOKEN_")) != value  # whose name has TOKEN in it
 
 
+def port_text(address: str, published: str, target: str) -> str:
+    """The value of --publish. `address`: of the node, or empty; IPv6 stands in brackets there."""
+    where = f"[{address}]:" if ":" in address else f"{address}:" if address else ""
+    return f"{where}{published}:{target}"
+
+
 def split_volume(option: Option) -> tuple[str, str, str]:
     """Source, target and mode of --volume and --mount; a source that is no path is docker's own volume."""
     if option.name == "volume":

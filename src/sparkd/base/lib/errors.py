@@ -123,9 +123,11 @@ class SparkdError(Exception):
 
     @property
     def lines(self) -> str:
-        """For a terminal: what to do stands on lines of its own."""
+        """For a terminal: what to do stands on lines of its own. What others wrote, such as a name, is escaped."""
+        from sparkd.base.lib.text import printable
+
         marked = (("sparkd", self.reason), ("hint", self.hint))
-        return "\n".join(f"{mark}: {line}" for mark, text in marked for line in text.splitlines())
+        return "\n".join(f"{mark}: {printable(line)}" for mark, text in marked for line in text.splitlines())
 
 
 class UsageError(SparkdError):

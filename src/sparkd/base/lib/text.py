@@ -157,10 +157,7 @@ def validator_message(message: str) -> str:
 def read_file(path: Path) -> str:
     """The UTF-8 text of a regular file. Raises FileNotFoundError, or ConfigError for any other fault."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ConfigError(f"{path}: is no regular file")
-        with path.open("rb") as stream:
-            content = stream.read(LIMIT_BYTES + 1)
+        content = _read_regular(path)
     except FileNotFoundError:
         if path.is_symlink():
             raise ConfigError(f"{path}: is a link to a file that does not exist") from None
@@ -175,6 +172,18 @@ def read_file(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}: line {line}: is no UTF-8 text") from None
+
+
+def _read_regular(path: Path) -> bytes:
+    """At most LIMIT_BYTES and one more. What was judged is what is opened: a user may put a device in its place."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ConfigError(f"{path}: is no regular file")
+        with Path(f"/proc/self/fd/{fd}").open("rb") as stream:
+            return stream.read(LIMIT_BYTES + 1)
+    finally:
+        os.close(fd)
 
 
 def _escape(text: str) -> str:

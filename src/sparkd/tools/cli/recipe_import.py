@@ -22,7 +22,7 @@ from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
-from sparkd.base.lib.text import LIMIT_BYTES, read_file, sanitize
+from sparkd.base.lib.text import LIMIT_BYTES, printable, read_file, sanitize
 from sparkd.base.recipes.loader import SUFFIX
 from sparkd.tools.cli import console
 from sparkd.tools.importers import convert
@@ -186,7 +186,7 @@ def write(place: Place, conversion: convert.Result, force: bool) -> None:
         raise ConfigError(f"{where}: cannot be written: {(error.strerror or str(error)).lower()}") from None
     for old in sorted(folder.glob(f"{conversion.name}.mods-*")):
         if not any(name.startswith(f"{old.name}/") for name in conversion.files):
-            print(f"{old}: of an earlier import, and no longer used", file=sys.stderr)
+            print(f"{printable(str(old))}: of an earlier import, and no longer used", file=sys.stderr)
     _print_next(conversion, folder / recipe_file)
 
 

@@ -156,8 +156,13 @@ def validator_message(message: str) -> str:
 
 def read_file(path: Path) -> str:
     """The UTF-8 text of a regular file. Raises FileNotFoundError, or ConfigError for any other fault."""
+    return read_owned_file(path)[0]
+
+
+def read_owned_file(path: Path) -> tuple[str, int]:
+    """As `read_file`, with the uid of the file's owner."""
     try:
-        content = _read_regular(path)
+        content, owner = _read_regular(path)
     except FileNotFoundError:
         if path.is_symlink():
             raise ConfigError(f"{path}: is a link to a file that does not exist") from None
@@ -168,20 +173,21 @@ def read_file(path: Path) -> str:
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{path}: is larger than {LIMIT_BYTES} bytes")
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig"), owner
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}: line {line}: is no UTF-8 text") from None
 
 
-def _read_regular(path: Path) -> bytes:
-    """At most LIMIT_BYTES and one more. What was judged is what is opened: a user may put a device in its place."""
+def _read_regular(path: Path) -> tuple[bytes, int]:
+    """At most LIMIT_BYTES and one more, and the owner. What is judged is read: a user may put a device there."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path}: is no regular file")
         with Path(f"/proc/self/fd/{fd}").open("rb") as stream:
-            return stream.read(LIMIT_BYTES + 1)
+            return stream.read(LIMIT_BYTES + 1), status.st_uid
     finally:
         os.close(fd)
 

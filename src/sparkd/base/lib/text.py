@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from unicodedata import combining, east_asian_width
 
-from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.lib.errors import AwaitedError, ConfigError, UsageError, unreadable
 
 UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
@@ -165,11 +165,12 @@ def read_owned_file(path: Path) -> tuple[str, int]:
         content, owner = _read_regular(path)
     except FileNotFoundError:
         if path.is_symlink():
-            raise ConfigError(f"{path}: is a link to a file that does not exist") from None
+            hint = "correct the link, or mount what holds the file"
+            raise AwaitedError(f"{path}: is a link to a file that does not exist", hint) from None
         raise
     except OSError as error:
         reason = f"{path}: cannot be read: {(error.strerror or str(error)).lower()}"
-        raise ConfigError(reason + "; try sudo" * (error.errno == errno.EACCES and os.geteuid() != 0)) from None
+        raise unreadable(error)(reason + "; try sudo" * (error.errno == errno.EACCES and os.geteuid() != 0)) from None
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{path}: is larger than {LIMIT_BYTES} bytes")
     try:

@@ -28,16 +28,16 @@ SHARE = 0.1
 """Largest share of time for compaction, which takes a core for as long as pages move: some 5 s for 10 GiB."""
 
 
-class Pace(Struct, frozen=True):
+class CompactionPace(Struct, frozen=True):
     """When memory is looked at again. Times are monotonic."""
 
     due_at: float = 0.0
     pause_seconds: float = PAUSE_SECONDS
 
-    def after(self, gained_bytes: int, began: float, now: float) -> Pace:
+    def after(self, gained_bytes: int, began: float, now: float) -> CompactionPace:
         """The pace after an attempt. The pause doubles where too little was gained, in bytes of large blocks. Pure."""
         pause = PAUSE_SECONDS if gained_bytes >= WORTH_BYTES else min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
-        return Pace(now + max(pause, (now - began) / SHARE), pause)
+        return CompactionPace(now + max(pause, (now - began) / SHARE), pause)
 
 
 class ContiguousMemory(Struct):
@@ -48,7 +48,7 @@ class ContiguousMemory(Struct):
     """Free memory that is wanted in large blocks; 0: nothing is done."""
     compact: Callable[[CompactMemory], Applied]
     events: Events
-    _pace: Pace = Pace()
+    _pace: CompactionPace = CompactionPace()
 
     def keep(self, drop_finished: Callable[[], None]) -> None:
         """Drop the page cache of finished shards, then compact memory, where too little is free in large blocks.

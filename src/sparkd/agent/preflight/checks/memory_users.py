@@ -20,7 +20,7 @@ LEAST_BYTES = GIB
 SHOWN = 5
 
 
-class Held(Struct, frozen=True):
+class HeldMemory(Struct, frozen=True):
     """Memory that one user holds."""
 
     name: str
@@ -33,7 +33,7 @@ class TenantFacts(Struct, frozen=True):
     total_bytes: int
     available_bytes: int
     gpu_total_bytes: int | None
-    held: tuple[Held, ...]
+    held: tuple[HeldMemory, ...]
     """The largest holders, at most five, the largest first."""
     held_bytes: int
     """Memory of all holders of more than 1 GiB."""
@@ -84,21 +84,23 @@ def find_consumers(host: Host, gpu: GpuFacts) -> tuple[Consumer, ...]:
     return read_consumers(host.files, host.processes(), driver_bytes)
 
 
-def _describe_consumer(consumer: Consumer, names: dict[str, str]) -> Held:
+def _describe_consumer(consumer: Consumer, names: dict[str, str]) -> HeldMemory:
     if consumer.kind == "container":
         name = names.get(consumer.name) or consumer.name[:12]
-        return Held(f"container {name}", consumer.bytes, f"sudo docker stop {shlex.quote(name)}")
+        return HeldMemory(f"container {name}", consumer.bytes, f"sudo docker stop {shlex.quote(name)}")
     if consumer.kind == "user-unit":
         user = consumer.user.removeprefix("uid ")
         stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
-        return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, stop)
+        return HeldMemory(f"{consumer.name} of {consumer.user}", consumer.bytes, stop)
     if consumer.kind == "small":
         command = f"ps -u {shlex.quote(consumer.user.removeprefix('uid '))}"
-        return Held(f"{consumer.processes} {consumer.name} of {consumer.user}", consumer.bytes, command)
+        return HeldMemory(f"{consumer.processes} {consumer.name} of {consumer.user}", consumer.bytes, command)
     if consumer.kind == "unit":
         owner = "" if consumer.name.endswith(".service") else f" of {consumer.user}"
-        return Held(f"{consumer.name}{owner}", consumer.bytes, f"sudo systemctl stop {shlex.quote(consumer.name)}")
-    return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, f"sudo kill {consumer.pid}")
+        return HeldMemory(
+            f"{consumer.name}{owner}", consumer.bytes, f"sudo systemctl stop {shlex.quote(consumer.name)}"
+        )
+    return HeldMemory(f"{consumer.name} of {consumer.user}", consumer.bytes, f"sudo kill {consumer.pid}")
 
 
 UNEXPLAINED_BYTES = 4 * GIB

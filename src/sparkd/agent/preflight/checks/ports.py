@@ -39,7 +39,7 @@ class Wanted(Struct, frozen=True):
     """Whether a launch fails without it."""
 
 
-class Held(Struct, frozen=True):
+class HeldPort(Struct, frozen=True):
     """A wanted port that is in use."""
 
     wanted: Wanted
@@ -70,7 +70,7 @@ def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[Wanted, ...]:
 
 
 class PortsFacts(Struct, frozen=True):
-    held: tuple[Held, ...]
+    held: tuple[HeldPort, ...]
     owner_pid: int | None
 
 
@@ -104,7 +104,7 @@ class Ports(Check[PortsFacts], frozen=True):
             end_processes = tuple(
                 EndProcess(child.pid, child.start_time, child.comm) for child in descendants if not child.dead
             )
-            held.append(Held(wanted, use, container_name, named_by_strays, end_processes))
+            held.append(HeldPort(wanted, use, container_name, named_by_strays, end_processes))
         return PortsFacts(tuple(held), owner_pid)
 
     def judge(self, facts: PortsFacts) -> Verdict:
@@ -143,7 +143,7 @@ def _normalize(address: str) -> str:
         return ""
 
 
-def _judge_held(held: Held) -> Verdict:
+def _judge_held(held: HeldPort) -> Verdict:
     wanted, use = held.wanted, held.use
     conflict = f"port {wanted.port} of {wanted.what} is held on {use.address} by"
     refuse = block if wanted.vital else warn
@@ -158,7 +158,7 @@ def _judge_held(held: Held) -> Verdict:
     return refuse(reason, f"stop it if it may go: {command}; {alternative}", offers=offers)
 
 
-def _stop_command(held: Held) -> str:
+def _stop_command(held: HeldPort) -> str:
     """The command that stops a holder other than by ending its process; empty where there is none."""
     use = held.use
     if held.container:

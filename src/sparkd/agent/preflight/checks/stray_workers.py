@@ -35,7 +35,7 @@ MOST_ZOMBIES, MOST_USERS = 16, 3
 """How many zombies, and users, are named: a user can have thousands of processes."""
 
 
-class Container(Struct, frozen=True):
+class EngineContainer(Struct, frozen=True):
     """A container that has processes of engines in it, or sparkd's label."""
 
     id: str
@@ -48,7 +48,7 @@ class Container(Struct, frozen=True):
 
 class StrayFacts(Struct, frozen=True):
     engines: tuple[Engine, ...]
-    containers: tuple[Container, ...]
+    containers: tuple[EngineContainer, ...]
     docker_known: bool
     docker_error: str
     """Why a running dockerd could not be read; empty where it could, or where none runs."""
@@ -85,7 +85,9 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         container_ids = {engine.container_id for engine in engines}
         docker, owner, record = host.docker(), host.owner(), read_rank(host)
         containers = (
-            Container(facts.id, facts.name, facts.ours, facts.invocation, facts.running, whose(facts, owner, record))
+            EngineContainer(
+                facts.id, facts.name, facts.ours, facts.invocation, facts.running, whose(facts, owner, record)
+            )
             for facts in docker.containers
             if facts.ours or facts.id in container_ids
         )
@@ -115,7 +117,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         docker_note = "" if facts.docker_known else "; docker is away, so containers were not checked"
         return verdict(problems, f"none among {facts.scanned} processes{docker_note}")
 
-    def _judge_container(self, facts: StrayFacts, container: Container) -> Verdict:
+    def _judge_container(self, facts: StrayFacts, container: EngineContainer) -> Verdict:
         engines = [engine for engine in facts.engines if engine.container_id == container.id]
         held_bytes = sum(member.frees_bytes for engine in engines for member in engine.members)
         description = f"container {container.name} ({container.id[:12]})"

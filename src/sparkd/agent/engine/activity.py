@@ -32,7 +32,7 @@ MOST_REQUESTS, MOST_SECONDS = 1e6, 1e6
 
 class Reading(NamedTuple):
     at: float
-    """Monotonic."""
+    """Monotonic seconds."""
     counters: Counters
 
 
@@ -55,8 +55,8 @@ class ActivityMeter:
             if readings:
                 earlier, seconds = readings[-1].counters, at - readings[-1].at
                 self._rates = (
-                    _rate(counters.prompt_tokens - earlier.prompt_tokens, seconds),
-                    _rate(counters.generation_tokens - earlier.generation_tokens, seconds),
+                    _compute_rate(counters.prompt_tokens - earlier.prompt_tokens, seconds),
+                    _compute_rate(counters.generation_tokens - earlier.generation_tokens, seconds),
                 )
             readings.append(Reading(at, counters))
         while at - readings[0].at > WINDOW_SECONDS:
@@ -71,21 +71,21 @@ class ActivityMeter:
             input_tokens_per_second=self._rates[0],
             output_tokens_per_second=self._rates[1],
             kv_cache_use=round(min(counters.kv_usage, 1.0), 4),  # so fine that one request shows in a large cache
-            prefix_hit_rate=_share(
+            prefix_hit_rate=_compute_share(
                 counters.prefix_hits - oldest.prefix_hits, counters.prefix_queries - oldest.prefix_queries
             ),
-            draft_acceptance=_share(counters.accepted - oldest.accepted, counters.drafted - oldest.drafted),
+            draft_acceptance=_compute_share(counters.accepted - oldest.accepted, counters.drafted - oldest.drafted),
             first_token_seconds=round(min(max(0.0, waited_seconds / answers), MOST_SECONDS), 3)
             if answers > 0
             else None,
         )
 
 
-def _rate(tokens: float, seconds: float) -> float:
+def _compute_rate(tokens: float, seconds: float) -> float:
     return round(min(max(0.0, tokens / seconds), MOST_TOKENS), 1)
 
 
-def _share(part: float, whole: float) -> float | None:
+def _compute_share(part: float, whole: float) -> float | None:
     return round(min(max(0.0, part / whole), 1.0), 3) if whole > 0 else None
 
 
@@ -141,7 +141,10 @@ def decide_throttle(state: ThrottleState, gpus: Clocks, now: float) -> ThrottleS
 
 
 class GpuThrottleMonitor(Struct):
-    """Used by the main thread. `start` makes the thread of each reading: a hanging driver blocks nothing else."""
+    """Watches the clocks of the GPUs, for the main thread.
+
+    `start` makes the thread of each reading: a hanging driver blocks nothing else.
+    """
 
     start: Callable[[Callable[[], Clocks]], Outcome[Clocks]]
     events: Events
@@ -184,8 +187,8 @@ class GpuThrottleMonitor(Struct):
                 self.events.warning("gpu.throttle.detected", reason=self._state.warning, hint=THROTTLE_HINT)
             elif earlier_warning and not self._state.warning:
                 self.events.info("gpu.throttle.ended")
-        pause = HURRIED_SECONDS if self._is_hurried else CLOCKS_SECONDS
-        if self._reading is None and now - self._started_at >= pause:
+        pause_seconds = HURRIED_SECONDS if self._is_hurried else CLOCKS_SECONDS
+        if self._reading is None and now - self._started_at >= pause_seconds:
             self._started_at, self._is_hurried = now, False
             self._reading = self.start(self.read)
         return self._state.warning

@@ -2,7 +2,7 @@
 
 On two Sparks the driver no longer failed once page cache was dropped and memory compacted whenever less than 8 GiB was
 free (docs/GB10-UNIFIED-MEMORY-FIELD-REPORT.md of tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark). There, too,
-it ends when the engine serves: with the model pinned, only some 600 MiB are left in blocks of 2 MiB. The report also
+both end when the engine serves: with the model pinned, only some 600 MiB are left in blocks of 2 MiB. The report also
 warns of a raised vm.min_free_kbytes: vLLM's check at its start reads MemAvailable, which falls with it.
 """
 
@@ -59,8 +59,8 @@ class ContiguousMemory(Struct):
         if not self.wanted_bytes or began < self._pace.due_at:
             return
         try:
-            before = self.host.free_memory()
-            if before.large_bytes >= self.wanted_bytes or not before.is_listed:
+            free_before = self.host.free_memory()
+            if free_before.large_bytes >= self.wanted_bytes or not free_before.is_listed:
                 return
             drop_finished()
             free = self.host.free_memory()
@@ -71,20 +71,20 @@ class ContiguousMemory(Struct):
             self.events.warning("memory.compaction.failed", reason=str(error), hint=hint)
             self.wanted_bytes = 0
         else:
-            self._pace = self._pace.after(free.large_bytes - before.large_bytes, began, monotonic())
+            self._pace = self._pace.after(free.large_bytes - free_before.large_bytes, began, monotonic())
 
-    def _compact(self, before: FreeMemory) -> FreeMemory:
+    def _compact(self, free_before: FreeMemory) -> FreeMemory:
         """Compact memory once, and return what is free then. Raises OSError where the kernel refuses it."""
         began = monotonic()
         applied = self.compact(CompactMemory(self.wanted_bytes))
         if applied.state == "failed":
             raise OSError(applied.note)
-        after = self.host.free_memory()
+        free_after = self.host.free_memory()
         self.events.info(
             "memory.compaction.finished",
-            free_bytes=after.bytes,
-            large_bytes=after.large_bytes,
-            gained_bytes=after.large_bytes - before.large_bytes,
+            free_bytes=free_after.bytes,
+            large_bytes=free_after.large_bytes,
+            gained_bytes=free_after.large_bytes - free_before.large_bytes,
             seconds=round(monotonic() - began, 1),
         )
-        return after
+        return free_after

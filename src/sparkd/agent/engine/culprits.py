@@ -83,7 +83,7 @@ def find_culprit(
         return Culprit(text, hint)
     lines = read_lines(("_SYSTEMD_UNIT=dgx-anti-oom.service",))
     if any(container_name in line.text or container_id[:12] in line.text for line in lines):
-        return culprit._replace(text=f"{culprit.text}: dgx-anti-oom", hint=_turn_off("dgx-anti-oom"))
+        return culprit._replace(text=f"{culprit.text}: dgx-anti-oom", hint=_format_hint("dgx-anti-oom"))
     return culprit
 
 
@@ -99,7 +99,7 @@ def _find_program(lines: Iterable[Line], container_id: str, pids: Collection[int
             if names_container(groups.get("group", ""), container_id) or not named_pids.isdisjoint(pids):
                 text, killer = report.format(at=format_clock(line.at_us / 1e6), **groups), report.partition(" ")[0]
                 cause = Cause.KILLED_FROM_OUTSIDE if "hex" not in groups else None
-                culprit = Culprit(text, _turn_off(killer) if "oom" in killer else "", cause)
+                culprit = Culprit(text, _format_hint(killer) if "oom" in killer else "", cause)
             forged_until = line.at_us + FORGED_US * report.startswith("earlyoom")
     return culprit
 
@@ -117,5 +117,5 @@ def find_client(events: object) -> Culprit | None:
     return None
 
 
-def _turn_off(name: str) -> str:
+def _format_hint(name: str) -> str:
     return f"sudo systemctl disable --now {name}; the guard of sparkd watches memory too"

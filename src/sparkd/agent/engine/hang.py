@@ -63,17 +63,17 @@ class HangState(Struct, frozen=True):
     """What is halted, and since when."""
 
 
-def advance(before: HangState | None, look: Look) -> HangState:
+def advance(state: HangState | None, look: Look) -> HangState:
     """The state after one more look. Pure."""
-    if before is None:
+    if state is None:
         return HangState(look, look.at, dict.fromkeys(look.halted, look.at))
-    last, elapsed_seconds = before.last, look.at - before.last.at
+    last, elapsed_seconds = state.last, look.at - state.last.at
     others_work = look.other_seconds - last.other_seconds > OTHERS_SHARE * elapsed_seconds
     is_still = (look.pids, look.engine_seconds) == (last.pids, last.engine_seconds) and not (others_work or look.unread)
     # After a longer pause a process may have run meanwhile.
-    halted_before = before.halted if elapsed_seconds <= STALE_SECONDS else {}
+    halted_before = state.halted if elapsed_seconds <= STALE_SECONDS else {}
     halted = {halt: halted_before.get(halt, look.at) for halt in look.halted}
-    return HangState(look, before.still_since if is_still else look.at, halted)
+    return HangState(look, state.still_since if is_still else look.at, halted)
 
 
 def describe_halt(state: HangState) -> str:
@@ -116,7 +116,10 @@ def _find_stopped(processes: Iterable[Process]) -> list[str]:
 
 
 class HangWatch(Struct):
-    """Used by the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
+    """Watches one rank that serves, for the main thread.
+
+    `start` makes the thread of each look: /proc of a process that hangs may hang too.
+    """
 
     rank: str
     """The rank in words."""
@@ -135,7 +138,10 @@ class HangWatch(Struct):
     _queried_at: float = float("-inf")
 
     def check(self) -> None:
-        """Raises StalledError (exit 15) where the rank is stopped or frozen. What is unreadable is not judged."""
+        """Judge the last look, and begin the next when it is due. A look that fails is not judged.
+
+        Raises StalledError (exit 15) where the rank is stopped or frozen.
+        """
         now = self.clock()
         if self._looking is not None and self._looking.done():
             finished, self._looking = self._looking, None

@@ -106,6 +106,8 @@ def healthy(now: float) -> HealthState:
 
 
 class Continue(Struct, frozen=True):
+    """The decision to keep the engine."""
+
     state: HealthState
     degraded: str = ""
     """The current problem while the engine still has time; empty where there is none."""
@@ -117,14 +119,14 @@ Failure = EngineDeadError | StalledError
 """The engine has ended, or makes no tokens."""
 
 
-def decide(before: HealthState, probe: Observation, limits: Supervise) -> Continue | Failure:
+def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue | Failure:
     """Judge one probe, by the state before it. Pure."""
     if probe.health == DEAD_STATUS:
         return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
-    state = _excuse_compile(_update(before, probe), probe)
+    state = _excuse_compile(_update(last, probe), probe)
     wants_canary = False
     if limits.canary_seconds and not state.canary_pending and probe.health is not None:
-        state, wants_canary = _consider_canary(before, state, probe, limits.canary_seconds)
+        state, wants_canary = _consider_canary(last, state, probe, limits.canary_seconds)
     silent_seconds = probe.at - state.answered_at
     still_seconds = probe.at - state.moved_at
     no_answer = f"the API server has not answered for {silent_seconds:.0f} s"
@@ -154,20 +156,20 @@ def _find_trouble(state: HealthState, probe: Observation, limits: Supervise, no_
 
 def _update(last: HealthState, probe: Observation) -> HealthState:
     """The state after the probe, by its answers, the counters, and the canary's end."""
-    work, busy = (last.work, False) if probe.counters is None else (probe.counters.work, probe.counters.busy)
-    moved, state = work != last.work, replace(last, probed_at=probe.at, work=work)
+    work, is_busy = (last.work, False) if probe.counters is None else (probe.counters.work, probe.counters.busy)
+    has_moved, state = work != last.work, replace(last, probed_at=probe.at, work=work)
     if probe.health is not None:
         state = replace(state, answered_at=probe.at)
     if probe.computes:
         state = replace(state, computed_at=probe.at)
-    if moved and last.work is not None:
+    if has_moved and last.work is not None:
         state = replace(state, proven_at=probe.at, excused_at=max(last.probed_at, last.excused_at), canary_failed="")
     # Without statistics only a failed canary shows that the engine hangs.
-    has_requests = (last.canary_pending and last.work is not None) or busy
+    has_requests = (last.canary_pending and last.work is not None) or is_busy
     if probe.canary is not None:
-        state = _end_canary(state, probe.canary, probe.at, moved=moved)
-        moved = moved or probe.canary.token
-    return replace(state, moved_at=probe.at) if moved or not (has_requests or state.canary_failed) else state
+        state = _end_canary(state, probe.canary, probe.at, moved=has_moved)
+        has_moved = has_moved or probe.canary.token
+    return replace(state, moved_at=probe.at) if has_moved or not (has_requests or state.canary_failed) else state
 
 
 def _excuse_compile(state: HealthState, probe: Observation) -> HealthState:
@@ -193,7 +195,7 @@ def _end_canary(state: HealthState, answer: Completion, at: float, *, moved: boo
 
 
 def _consider_canary(
-    before: HealthState, state: HealthState, probe: Observation, canary_seconds: int
+    last: HealthState, state: HealthState, probe: Observation, canary_seconds: int
 ) -> tuple[HealthState, bool]:
     """The state with the canary, and whether it is to be sent.
 
@@ -210,7 +212,7 @@ def _consider_canary(
         ]
         late_since = min((since for since in waiting_since if since > state.excused_at), default=None)
         is_due = late_since is not None or probe.at - state.proven_at >= canary_seconds
-        moved_at = probe.at if late_since is None else max(late_since, before.moved_at)
+        moved_at = probe.at if late_since is None else max(late_since, last.moved_at)
     if not is_due:
         return state, False
     return replace(state, canary_sent_at=probe.at, canary_pending=True, moved_at=moved_at), True
@@ -261,9 +263,10 @@ class HealthMonitor(Struct):
                 decision = self._decide(now, *self._probing.result())
                 if not isinstance(decision, Continue):
                     return decision
-            self.loop.wait(self._pause(now))
+            self.loop.wait(self._plan_pause(now))
 
-    def _pause(self, now: float) -> float:
+    def _plan_pause(self, now: float) -> float:
+        """Seconds until the next turn. After an error in the log the next probe comes soon."""
         failing_since = self.progress().failing_since
         if failing_since is not None and now - failing_since < ALARM_SECONDS:
             self._probe_at = min(self._probe_at, now + 0.2)

@@ -66,24 +66,24 @@ class LoadState(Struct, frozen=True):
         return len(self.halts) == HALTED_LOOKS and bool(frozenset.intersection(*self.halts))
 
 
-def advance(before: LoadState | None, look: Look) -> LoadState:
+def advance(load: LoadState | None, look: Look) -> LoadState:
     """The state after one more look. Pure."""
-    if before is None:
+    if load is None:
         return LoadState(look, halts=(look.halted,))
-    activity_before, activity = before.last.activity, look.activity
-    elapsed_seconds = look.at - before.last.at
+    activity_before, activity = load.last.activity, look.activity
+    elapsed_seconds = look.at - load.last.at
     disk_bytes = activity.disk_bytes - activity_before.disk_bytes
     cpu_seconds = activity.cpu_seconds - activity_before.cpu_seconds
     is_busy = cpu_seconds > BUSY_CORES * elapsed_seconds
     works = (
-        look.progress != before.last.progress
+        look.progress != load.last.progress
         or disk_bytes > DISK_BYTES_PER_SECOND * elapsed_seconds
         or (is_busy and activity.faults - activity_before.faults > FAULTS_PER_SECOND * elapsed_seconds)
         or min(disk_bytes, cpu_seconds) < 0  # a process has ended, and its parent has not waited for it
     )
     moves = works or is_busy or look.gpu_busy
-    still_seconds, idle_seconds = before.still_seconds + elapsed_seconds, before.idle_seconds + elapsed_seconds
-    halts = (*before.halts, look.halted)[-HALTED_LOOKS:]
+    still_seconds, idle_seconds = load.still_seconds + elapsed_seconds, load.idle_seconds + elapsed_seconds
+    halts = (*load.halts, look.halted)[-HALTED_LOOKS:]
     return LoadState(look, 0.0 if moves else still_seconds, 0.0 if works else idle_seconds, halts)
 
 

@@ -240,7 +240,7 @@ def _advance(progress: LoadProgress, source: str, text: str, now: float) -> Load
     if _belongs_to_cause(progress, source, text, now):
         return replace(progress, cause=f"{progress.cause.rstrip(': ')}: {text.strip()}"[:SEARCHED])
     if _reports_gone_process(progress, text, now):
-        return replace(progress, cause=_last_real_cause(progress) or GONE, failing_since=now, worker_died=True)
+        return replace(progress, cause=_find_real_cause(progress) or GONE, failing_since=now, worker_died=True)
     return progress if not is_notable or _NO_CAUSE.search(text) else _note_error(progress, source, text, now)
 
 
@@ -252,7 +252,7 @@ def _reports_gone_process(progress: LoadProgress, text: str, now: float) -> bool
     return not cause or bool(report["worker"] and cause.startswith("[shutdown] Executor: "))
 
 
-def _last_real_cause(progress: LoadProgress) -> str:
+def _find_real_cause(progress: LoadProgress) -> str:
     """The last cause that is more than a shutdown, by a signal or after the end of another process."""
     return progress.blamed if not progress.cause or _STOPPED.match(progress.cause) else progress.cause
 
@@ -275,45 +275,45 @@ def _belongs_to_cause(progress: LoadProgress, source: str, text: str, now: float
     return explain(text) is not None and explain(cause) is None
 
 
-def _note_error(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
+def _note_error(progress: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
     """Note an error: the first of a burst that is a cause counts, and others are symptoms at most."""
-    after = before
-    if not before.is_failing(now) or (before.serving and not before.cause):
-        symptom = before.symptom if before.serving and before.is_failing(now) else ""
-        after = replace(before, cause="", symptom=symptom, failing_since=now, blamed=_last_real_cause(before))
+    noted = progress
+    if not progress.is_failing(now) or (progress.serving and not progress.cause):
+        symptom = progress.symptom if progress.serving and progress.is_failing(now) else ""
+        noted = replace(progress, cause="", symptom=symptom, failing_since=now, blamed=_find_real_cause(progress))
     if _WORKER_DIED.match(text):
-        after = replace(after, worker_died=True)
-        text = _find_own_error(before, text, now) or text
-    if not after.cause and _is_cause(text):
-        return replace(after, cause=text, cause_source=source, failing_since=now)
-    is_known = after.symptom or (after.cause and not _NCCL_WARNING.match(text))
-    return after if is_known else replace(after, symptom=text)
+        noted = replace(noted, worker_died=True)
+        text = _find_own_error(progress, text, now) or text
+    if not noted.cause and _is_cause(text):
+        return replace(noted, cause=text, cause_source=source, failing_since=now)
+    keeps_symptom = noted.symptom or (noted.cause and not _NCCL_WARNING.match(text))
+    return noted if keeps_symptom else replace(noted, symptom=text)
 
 
 def _is_cause(text: str) -> bool:
     return not _SECOND_HAND.search(text) and ((warns := _NCCL_WARNING.match(text)) is None or warns["rdma"] is not None)
 
 
-def _find_own_error(before: LoadProgress, text: str, now: float) -> str:
+def _find_own_error(progress: LoadProgress, text: str, now: float) -> str:
     """The error that a process logged just before it died with an unread exit code; the load survived older ones."""
-    is_recent = now - before.blamed_at <= BURST_SECONDS and not before.serving
-    return before.blamed if is_recent and "(exit code: None)" in text else ""
+    is_recent = now - progress.blamed_at <= BURST_SECONDS and not progress.serving
+    return progress.blamed if is_recent and "(exit code: None)" in text else ""
 
 
-def _enter_step(before: LoadProgress, step: str, counts: dict[str, str | None], now: float) -> LoadProgress:
+def _enter_step(last: LoadProgress, step: str, counts: dict[str, str | None], now: float) -> LoadProgress:
     # The engine continued after any earlier error: only errors after its last step count.
     if percent := counts.get("percent"):
         counts = {"done": percent, "total": "100"}
-    done, total, kv = (int((counts.get(name) or "0").replace(",", "")) for name in ("done", "total", "kv"))
+    done, total, kv_tokens = (int((counts.get(name) or "0").replace(",", "")) for name in ("done", "total", "kv"))
     return LoadProgress(
         step,
         done,
         total,
-        before.step_since if step == before.step else now,
-        kv or before.kv_cache_tokens,
-        before.took if step == before.step else (*before.took, (before.step, now - before.step_since))[-MOST_STEPS:],
+        last.step_since if step == last.step else now,
+        kv_tokens or last.kv_cache_tokens,
+        last.took if step == last.step else (*last.took, (last.step, now - last.step_since))[-MOST_STEPS:],
         serving=step == LAST_STEP,
-        sources=before.sources,
-        blamed=_last_real_cause(before),
-        blamed_at=before.blamed_at if before.failing_since is None else before.failing_since,
+        sources=last.sources,
+        blamed=_find_real_cause(last),
+        blamed_at=last.blamed_at if last.failing_since is None else last.failing_since,
     )

@@ -35,14 +35,14 @@ class ShardUse(Struct, frozen=True):
     """Finished shards that are not in use again: a draft model loads the same shards a second time."""
 
 
-def find_finished(before: ShardUse, used: frozenset[int]) -> tuple[ShardUse, tuple[int, ...]]:
+def find_finished(last_use: ShardUse, used: frozenset[int]) -> tuple[ShardUse, tuple[int, ...]]:
     """The next state, and the newly finished shards. Pure.
 
     A shard is finished when it is no longer used, or when a later one is: a small shard may load between two scans.
     """
-    started = before.used | frozenset(range(max(used, default=0)))
-    newly_finished = started - used - before.finished
-    return ShardUse(used, (before.finished | newly_finished) - used), tuple(sorted(newly_finished))
+    started = last_use.used | frozenset(range(max(used, default=0)))
+    newly_finished = started - used - last_use.finished
+    return ShardUse(used, (last_use.finished | newly_finished) - used), tuple(sorted(newly_finished))
 
 
 class PageCacheRelease(Struct):

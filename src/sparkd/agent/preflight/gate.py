@@ -156,8 +156,7 @@ class Gate(Struct):
         checks = without_skipped(self.build_checks(self.memory), self.policy.skip)
         # A stray that survived its fix is judged differently from one that was just found.
         checks = tuple(
-            replace(check, tried=self._tried_identities()) if isinstance(check, StrayWorkers) else check
-            for check in checks
+            replace(check, tried=self._list_tried()) if isinstance(check, StrayWorkers) else check for check in checks
         )
         return downgrade(examine(checks, self.host), self.policy.downgrade)
 
@@ -169,7 +168,7 @@ class Gate(Struct):
             return None
         return self.memory if self.memory is not None and self.memory.still_has(sample.available_bytes) else sample
 
-    def _tried_identities(self) -> frozenset[Identity]:
+    def _list_tried(self) -> frozenset[Identity]:
         return frozenset(identity(state.fix) for state in self.fixes)
 
     def _wait_if_useful(self, findings: tuple[Finding, ...]) -> bool:
@@ -205,10 +204,8 @@ class Gate(Struct):
     def _find_untried_fixes(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
         if self.rounds >= MAX_ROUNDS:
             return ()
-        tried_identities = self._tried_identities()
-        return tuple(
-            fix for fix in fixes_to_apply(findings, self.policy.allow_fixes) if identity(fix) not in tried_identities
-        )
+        tried = self._list_tried()
+        return tuple(fix for fix in fixes_to_apply(findings, self.policy.allow_fixes) if identity(fix) not in tried)
 
     def _apply(self, fix: Fix) -> FixState:
         try:

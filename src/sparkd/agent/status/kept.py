@@ -86,7 +86,7 @@ class PageHistory:
         if self._samples % SAMPLES == 0:
             for rank in self._minutes.keys() | self.curves.keys():
                 points = self.curves.setdefault(rank, deque(maxlen=POINTS))
-                points.append(Point(*map(_mean_of_known, zip(*self._minutes.pop(rank, [Point()]), strict=True))))
+                points.append(Point(*map(_average_known, zip(*self._minutes.pop(rank, [Point()]), strict=True))))
 
 
 def _make_point(report: NodeReport) -> Point:
@@ -98,7 +98,7 @@ def _make_point(report: NodeReport) -> Point:
     )
 
 
-def _mean_of_known(values: Sequence[float | None]) -> float | None:
+def _average_known(values: Sequence[float | None]) -> float | None:
     """The mean of the known values, each limited to what a figure can be; None where none is known."""
     known_values = [min(max(0.0, value), MOST) for value in values if value is not None]
     return fmean(known_values) if known_values else None

@@ -61,67 +61,71 @@ def make_families(report: NodeReport, now: datetime) -> Iterator[Family]:
     """All metrics, also those of which the report has no sample."""
     names = {"version": report.version, "node": report.node, "role": report.role, "rank": str(report.rank)}
     info = {**names, "address": report.address, "plan_digest": report.plan_digest}
-    yield _gauge("info", "What runs on this node; always 1.", [(info, 1)])
-    yield _single_gauge("start_time_seconds", "Start of the agent, since 1970.", _compute_start(report.start_time))
-    yield from _phase_metrics(report, now)
-    yield from _declared_metrics("memory", report.memory)
-    yield from _declared_metrics("engine", report.engine)
-    yield from _declared_metrics("activity", report.activity)
+    yield _make_gauge("info", "What runs on this node; always 1.", [(info, 1)])
+    yield _make_single_gauge("start_time_seconds", "Start of the agent, since 1970.", _compute_start(report.start_time))
+    yield from _make_phase_metrics(report, now)
+    yield from _make_declared_metrics("memory", report.memory)
+    yield from _make_declared_metrics("engine", report.engine)
+    yield from _make_declared_metrics("activity", report.activity)
     documentation = "Whether the answers of this launch made sense in its smoke test."
-    yield _single_gauge("smoke_passed", documentation, report.smoke_passed)
-    yield from _declared_metrics("health", report.health)
-    yield from _declared_metrics("gpu", report.gpu)
+    yield _make_single_gauge("smoke_passed", documentation, report.smoke_passed)
+    yield from _make_declared_metrics("health", report.health)
+    yield from _make_declared_metrics("gpu", report.gpu)
     documentation = "Findings of preflight and of the watch since then, by id, level and action."
-    yield _gauge("findings", documentation, _count_findings(report))
-    yield _gauge(
+    yield _make_gauge("findings", documentation, _count_findings(report))
+    yield _make_gauge(
         "restarts_last_day",
         "Ends that nobody requested, in the day before this agent.",
         _count_recent_ends(report, now),
     )
     documentation = "Launches of the engine on this node before this agent."
-    yield _counter("launches", documentation, [({}, report.launches)])
-    yield _counter(
+    yield _make_counter("launches", documentation, [({}, report.launches)])
+    yield _make_counter(
         "ends", "Ends of those launches by cause.", _count_ends(report) if report.launches is not None else ()
     )
     documentation = "Messages of the kernel's log that matter, since the agent began."
-    yield _counter("kernel_messages", documentation, _count_kernel_messages(report))
-    yield from _peer_metrics(report)
+    yield _make_counter("kernel_messages", documentation, _count_kernel_messages(report))
+    yield from _make_peer_metrics(report)
 
 
 def _count_findings(report: NodeReport) -> Samples:
     counts = Counter[tuple[str, str, str]]()
     for finding in report.findings[:ITEMS_LIMIT]:
-        counts[finding.id, finding.level if finding.level in LEVELS else OTHER, _known_action(finding.action)] += 1
+        counts[finding.id, finding.level if finding.level in LEVELS else OTHER, _bound_action(finding.action)] += 1
     return (({"id": id_, "level": level, "action": action}, count) for (id_, level, action), count in counts.items())
 
 
-def _phase_metrics(report: NodeReport, now: datetime) -> Iterator[Family]:
-    yield _gauge("phase", "1 for the phase that the node is in.", _state_samples("phase", PHASES, report.phase.value))
+def _make_phase_metrics(report: NodeReport, now: datetime) -> Iterator[Family]:
+    yield _make_gauge(
+        "phase", "1 for the phase that the node is in.", _make_state_samples("phase", PHASES, report.phase.value)
+    )
     phase_seconds = seconds_since(report.since, now)
-    yield _single_gauge("phase_seconds", "Time in this phase.", phase_seconds)
+    yield _make_single_gauge("phase_seconds", "Time in this phase.", phase_seconds)
     seconds_by_phase = {**report.phase_seconds, report.phase.value: report.phase_seconds.get(report.phase.value, 0)}
     seconds_by_phase[report.phase.value] += phase_seconds or 0
     times = (({"phase": phase}, max(0.0, seconds)) for phase, seconds in seconds_by_phase.items() if phase in PHASES)
-    yield _counter("phase_time_seconds", "Time in each phase, of this agent.", times)
+    yield _make_counter("phase_time_seconds", "Time in each phase, of this agent.", times)
     failure = (
-        [({"cause": _known_cause(report.cause), "action": _known_action(report.action)}, 1)] if report.cause else []
+        [({"cause": _bound_cause(report.cause), "action": _bound_action(report.action)}, 1)] if report.cause else []
     )
-    yield _gauge("failed", "1 for the cause of the end that the agent is about to come to, and its action.", failure)
-    blocked = [({"action": _known_action(report.action)}, 1)] if report.phase is Phase.BLOCKED else []
-    yield _gauge("blocked", "1 for the action that is required where the node is blocked.", blocked)
+    yield _make_gauge(
+        "failed", "1 for the cause of the end that the agent is about to come to, and its action.", failure
+    )
+    blocked = [({"action": _bound_action(report.action)}, 1)] if report.phase is Phase.BLOCKED else []
+    yield _make_gauge("blocked", "1 for the action that is required where the node is blocked.", blocked)
 
 
-def _declared_metrics(part: str, figures: object) -> Iterator[Family]:
+def _make_declared_metrics(part: str, figures: object) -> Iterator[Family]:
     """The metrics that metrics.toml declares for a part of the report; without samples where the part is None."""
     for field, metric in METRICS[part].items():
         value = None if figures is None else getattr(figures, field)
         if metric.states:
-            states = _state_samples("state", metric.states, value) if value in metric.states else ()
-            yield _gauge(metric.name, metric.help, states)
+            states = _make_state_samples("state", metric.states, value) if value in metric.states else ()
+            yield _make_gauge(metric.name, metric.help, states)
         elif metric.counter:
-            yield _counter(metric.name, metric.help, [({}, None if value is None else max(0, value))])
+            yield _make_counter(metric.name, metric.help, [({}, None if value is None else max(0, value))])
         else:
-            yield _single_gauge(
+            yield _make_single_gauge(
                 metric.name, metric.help, None if value is None else value * metric.multiply / metric.divide
             )
 
@@ -131,7 +135,7 @@ def _count_recent_ends(report: NodeReport, now: datetime) -> Samples:
     counts: Counter[str] = Counter()
     for restarts in report.restarts:
         if (age := seconds_since(restarts.last, now)) is not None and age < DAY_SECONDS:
-            counts[_known_cause(restarts.cause)] += restarts.count
+            counts[_bound_cause(restarts.cause)] += restarts.count
     return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
 
 
@@ -139,7 +143,7 @@ def _count_ends(report: NodeReport) -> Samples:
     """Ends by cause. Every cause has a sample from the start: Prometheus counts no series that appears later."""
     counts = dict.fromkeys((*map(str, Cause), OTHER), 0)
     for cause, count in report.ends.items():
-        counts[_known_cause(cause)] += max(0, count)
+        counts[_bound_cause(cause)] += max(0, count)
     return (({"cause": cause, "action": find_action(cause)}, count) for cause, count in counts.items())
 
 
@@ -148,43 +152,47 @@ def _count_kernel_messages(report: NodeReport) -> Samples:
     return (({"kind": kind, "action": action}, max(0, counts.get(f"{kind} {action}", 0))) for kind, action in COUNTED)
 
 
-def _peer_metrics(report: NodeReport) -> Iterator[Family]:
+def _make_peer_metrics(report: NodeReport) -> Iterator[Family]:
     peers = [(peer, {"address": peer.address, "rank": str(peer.rank)}) for peer in report.peers]
     reports = [(peer.report, labels) for peer, labels in peers if peer.report]
     answers = ((labels, peer.contact is Contact.ANSWERS) for peer, labels in peers)
-    yield _gauge("peer_up", "Whether the agent of another node answers.", answers)
+    yield _make_gauge("peer_up", "Whether the agent of another node answers.", answers)
     contacts = (
-        state for peer, labels in peers for state in _state_samples("contact", CONTACTS, peer.contact.value, labels)
+        state
+        for peer, labels in peers
+        for state in _make_state_samples("contact", CONTACTS, peer.contact.value, labels)
     )
-    yield _gauge("peer_contact", "1 for the contact with another node.", contacts)
+    yield _make_gauge("peer_contact", "1 for the contact with another node.", contacts)
     clocks = ((labels, peer.clock_ahead_seconds) for peer, labels in peers)
-    yield _gauge("peer_clock_ahead_seconds", "How far the clock of another node is ahead of this one's.", clocks)
+    yield _make_gauge("peer_clock_ahead_seconds", "How far the clock of another node is ahead of this one's.", clocks)
     phases = (
         state
         for peer_report, labels in reports
-        for state in _state_samples("phase", PHASES, peer_report.phase.value, labels)
+        for state in _make_state_samples("phase", PHASES, peer_report.phase.value, labels)
     )
-    yield _gauge("peer_phase", "1 for the last known phase of another node.", phases)
+    yield _make_gauge("peer_phase", "1 for the last known phase of another node.", phases)
     failures = (
-        ({**labels, "cause": _known_cause(peer_report.cause), "action": _known_action(peer_report.action)}, 1)
+        ({**labels, "cause": _bound_cause(peer_report.cause), "action": _bound_action(peer_report.action)}, 1)
         for peer_report, labels in reports
         if peer_report.cause
     )
-    yield _gauge(
+    yield _make_gauge(
         "peer_failed", "1 for the cause of the end in the last report of another node, and its action.", failures
     )
 
 
-def _state_samples(label: str, states: Iterable[str], current: str, labels: Mapping[str, str] | None = None) -> Samples:
+def _make_state_samples(
+    label: str, states: Iterable[str], current: str, labels: Mapping[str, str] | None = None
+) -> Samples:
     """One sample for each state, 1 for the current one: format 0.0.4 has no state sets."""
     return (({**(labels or {}), label: state}, state == current) for state in states)
 
 
-def _known_cause(text: str) -> str:
+def _bound_cause(text: str) -> str:
     return text if text in CAUSES else OTHER
 
 
-def _known_action(text: str) -> str:
+def _bound_action(text: str) -> str:
     """The action, if this version knows it. It may be empty, as in a report of an earlier version."""
     return text if text in ACTIONS else OTHER
 
@@ -201,15 +209,15 @@ def _compute_start(ticks: int) -> float | None:
     return round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot, 1)
 
 
-def _single_gauge(name: str, documentation: str, value: float | None) -> Family:
-    return _gauge(name, documentation, [({}, value)])
+def _make_single_gauge(name: str, documentation: str, value: float | None) -> Family:
+    return _make_gauge(name, documentation, [({}, value)])
 
 
-def _gauge(name: str, documentation: str, samples: Samples) -> Family:
+def _make_gauge(name: str, documentation: str, samples: Samples) -> Family:
     return _fill(GaugeMetricFamily(f"sparkd_{name}", documentation), "", samples)
 
 
-def _counter(name: str, documentation: str, samples: Samples) -> Family:
+def _make_counter(name: str, documentation: str, samples: Samples) -> Family:
     """A counter. The format adds `_total` to its name."""
     return _fill(CounterMetricFamily(f"sparkd_{name}", documentation), "_total", samples)
 

@@ -102,16 +102,16 @@ class Page:
         """The answer to a browser, where `path` is /; else to its script, once the digest is no longer `known`."""
         deadline = time.monotonic() + HOLD_SECONDS
         await self._refresh()
-        rendered = self._current()
+        rendered = self._render_if_due()
         if path == "/":
             headers = (*_HEADERS, ("Content-Security-Policy", read_template().policy))
             return Response(200, rendered.document, "text/html; charset=utf-8", headers)
         while rendered.digest == known and time.monotonic() < deadline:
             await asyncio.sleep(PACE_SECONDS)
-            rendered = self._current()
+            rendered = self._render_if_due()
         return Response(200, rendered.news, headers=_HEADERS)
 
-    def _current(self) -> RenderedPage:
+    def _render_if_due(self) -> RenderedPage:
         now = time.monotonic()
         if self._rendered is None or now >= self._rendered.due:
             self._rendered = _render(*self._make(), due=now + PACE_SECONDS)

@@ -103,23 +103,25 @@ class Samples:
 
 def describe_kill(samples: list[tuple[float, int, float]], floor_bytes: int) -> str:
     """One line: the memory left, the floor, and the last samples."""
-    at, available, pressure = samples[-1]
+    killed_at, available, pressure = samples[-1]
     floor = f"the floor of {floor_bytes // MIB:,} MiB"
     description = f"{available // MIB:,} MiB available"
     if available >= floor_bytes:
         description += f" of twice {floor}, and all work stood still for memory"
     else:
         description += f", below {floor}"
-    samples_by_age = ([sample for sample in samples if at - sample[0] >= age] for age in AGES)
+    older_samples = ([sample for sample in samples if killed_at - sample[0] >= age] for age in AGES)
     # The youngest sample that has each age, each sample once.
-    quoted = dict.fromkeys(old_samples[-1] for old_samples in samples_by_age if old_samples)
-    history = ", ".join(f"{earlier // MIB:,} MiB {at - when:.1f} s before" for when, earlier, _ in quoted)
+    quoted = dict.fromkeys(older[-1] for older in older_samples if older)
+    history = ", ".join(f"{earlier // MIB:,} MiB {killed_at - when:.1f} s before" for when, earlier, _ in quoted)
     # The rate of loss is that of the last tenth of a second or more.
-    began, available_before, _ = next(
-        (sample for sample in reversed(samples) if at - sample[0] >= SAMPLE_SECONDS), samples[0]
+    earlier_at, available_before, _ = next(
+        (sample for sample in reversed(samples) if killed_at - sample[0] >= SAMPLE_SECONDS), samples[0]
     )
-    rate = max(0.0, (available_before - available) / (at - began)) if at > began else 0.0
+    bytes_per_second = (
+        max(0.0, (available_before - available) / (killed_at - earlier_at)) if killed_at > earlier_at else 0.0
+    )
     return (
         f"memory ran out: {description}; the engine was killed ({history}{'; ' if history else ''}"
-        f"it fell by {rate / MIB:,.0f} MiB/s, memory pressure {pressure:.0f} %)"
+        f"it fell by {bytes_per_second / MIB:,.0f} MiB/s, memory pressure {pressure:.0f} %)"
     )

@@ -56,16 +56,18 @@ class Growth(NamedTuple):
     """Whether others took more than the plan left at the launch."""
 
 
-def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> Growth:
-    """Compare the launch (`before`) with the time when nothing of the engine is left (`now`).
+def describe_growth(at_launch: Tenants, at_end: Tenants, spare_bytes: int) -> Growth:
+    """Compare the memory at the launch with that at the end, when nothing of the engine is left.
 
     `spare_bytes` were left beside the plan. Where others took no more, the engine was larger than its plan.
     """
-    both_known = bool(before.named and now.named)
-    taken_bytes = now.held_bytes - before.held_bytes + (now.gpu_bytes - before.gpu_bytes if both_known else 0)
-    bytes_before = {_identity(consumer): consumer.bytes for consumer in before.named}
+    both_known = bool(at_launch.named and at_end.named)
+    taken_bytes = (
+        at_end.held_bytes - at_launch.held_bytes + (at_end.gpu_bytes - at_launch.gpu_bytes if both_known else 0)
+    )
+    bytes_before = {_identify(consumer): consumer.bytes for consumer in at_launch.named}
     growths = [
-        (consumer.bytes - bytes_before.get(_identity(consumer), 0), consumer) for consumer in now.named if both_known
+        (consumer.bytes - bytes_before.get(_identify(consumer), 0), consumer) for consumer in at_end.named if both_known
     ]
     # A mapped file of /dev/shm counts twice: for the process and as a file of its user. The process comes first.
     growths.sort(key=lambda growth: (-growth[0], growth[1].kind == "files"))
@@ -80,7 +82,7 @@ def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> Growth:
     return Growth(f"{reason} ({names})" if names else reason, False)
 
 
-def _identity(consumer: Consumer) -> tuple[str, str, str]:
+def _identify(consumer: Consumer) -> tuple[str, str, str]:
     return consumer.kind, consumer.name, consumer.user
 
 

@@ -110,8 +110,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
         if image is None:
             return CacheFacts(identity or "missing")
         history = launch_history.read_history(host.files)
-        good_facts = history.good
-        same_image = good_facts.get("image.identity") == identity
+        same_image = history.good.get("image.identity") == identity
         paths = (caches.path(image.id, cache.name) for cache in self.caches)
         folders = {path: caches.folder(host.files, path) for path in paths}
         other_caches = caches.others(host.files, image.id)
@@ -124,11 +123,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
             others=len(other_caches),
             others_bytes=sum(other.bytes for other in other_caches),
             others_whole=all(other.whole for other in other_caches),
-            # A sparkd that kept fewer caches recorded fewer.
-            compiled_before=same_image
-            and all(
-                good_facts.get(key, text if key.startswith("caches.") else None) == text for key, text in self.compiled
-            ),
+            compiled_before=same_image and self._compiles_as(history.good),
         )
         if self.need is None:
             return facts
@@ -137,14 +132,20 @@ class CompileCache(Check[CacheFacts], frozen=True):
             facts,
             custom_ops=tuple(
                 folders.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
-                for path in self._custom_ops_paths(image.id)
+                for path in self._list_custom_ops_paths(image.id)
             ),
             total_bytes=memory.total_bytes,
             available_bytes=memory.available_bytes,
             gpu_total_bytes=host.gpu().total_bytes,
         )
 
-    def _custom_ops_paths(self, image_id: str) -> Iterator[str]:
+    def _compiles_as(self, good: Mapping[str, str]) -> bool:
+        """Whether the plan compiles what that good start did. A cache without a record counts as the same: an earlier
+        sparkd kept fewer caches.
+        """
+        return all(good.get(key, text if key.startswith("caches.") else None) == text for key, text in self.compiled)
+
+    def _list_custom_ops_paths(self, image_id: str) -> Iterator[str]:
         """Paths on the node of CUSTOM_OPS_CACHES, in their order; an empty one where no mount keeps the cache."""
         mounts = {volume.target: volume.source for volume in self.volumes if not volume.read_only}
         mounts |= {cache.target: caches.path(image_id, cache.name) for cache in self.caches}
@@ -164,7 +165,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
         if facts.others:
             images = "1 other image has" if facts.others == 1 else f"{facts.others} other images have"
             good += f"; {images} {_format_size(facts.others_bytes, facts.others_whole)}"
-        problems = [*_judge_shared(facts.shared), *self._problems(facts)]
+        problems = [*_judge_shared(facts.shared), *self._find_problems(facts)]
         compilation = self._judge_compilation(facts)
         if compilation is None or any(problem.level.blocks for problem in problems):
             return verdict([*problems, *([compilation] if compilation else [])], good)
@@ -177,8 +178,8 @@ class CompileCache(Check[CacheFacts], frozen=True):
             return None
         folders = zip(CUSTOM_OPS_CACHES, facts.custom_ops, strict=True)
         empty = [(name, folder) for name, folder in folders if folder.kind != "folder" or folder.empty]
-        # A cache that the last good start of the same left empty is one that this model does not use. One that no mount
-        # keeps proves nothing: it was compiled then, too.
+        # If the last good start compiled the same, a cache that is empty still is not used by this model. One that no
+        # mount keeps proves nothing: it was compiled then, too.
         are_unused = facts.compiled_before and NOT_KEPT not in facts.custom_ops and len(empty) < len(facts.custom_ops)
         if are_unused or not empty:
             return None
@@ -195,7 +196,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
         hint = f"lower gpu-memory-utilization to {share:g} for the first start, on all nodes; or take custom_ops out"
         return block(reason, hint, shortage_bytes=engine + COMPILE_BYTES - available)
 
-    def _problems(self, facts: CacheFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: CacheFacts) -> Iterator[Verdict]:
         for folder in facts.caches:
             if folder.kind not in ("folder", "missing"):
                 yield block(

@@ -76,15 +76,15 @@ class DiskRoom(Check[DiskFacts], frozen=True):
 
 
 def _find_problem(place: Place, room: Room) -> Verdict | None:
-    where, mount = f"{place.path} ({place.what})", quote(room.mount)
+    place_text, mount = f"{place.path} ({place.what})", quote(room.mount)
     if room.read_only:
-        reason = f"{room.mount} is mounted read-only, and {where} must be written to"
+        reason = f"{room.mount} is mounted read-only, and {place_text} must be written to"
         return (block if place.vital else warn)(reason, f"look at: sudo dmesg; then: sudo mount -o remount,rw {mount}")
     if room.free_inodes is not None and room.free_inodes < FEW_INODES:
-        reason = f"{room.free_inodes} inodes free on {room.mount}, for {where}"
+        reason = f"{room.free_inodes} inodes free on {room.mount}, for {place_text}"
         return (block if place.block_bytes else warn)(reason, f"df -i {mount}")
     if room.free_bytes >= place.warn_bytes:
         return None
     level, needed = (warn, place.warn_bytes) if room.free_bytes >= place.block_bytes else (block, place.block_bytes)
-    reason = f"{size(room.free_bytes)} free on {room.mount}, {size(needed)} needed for {where}"
+    reason = f"{size(room.free_bytes)} free on {room.mount}, {size(needed)} needed for {place_text}"
     return level(reason, f"make room: df -h {mount}; sudo docker system df")

@@ -209,9 +209,9 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
             return skipped("docker is away, so containers were not checked")
         if facts.docker != "known":
             return docker_unknown(f"docker can't list its containers: {facts.docker}")
-        return verdict(self._problems(facts), f"the name {self.name} is free for a new container")
+        return verdict(self._find_problems(facts), f"the name {self.name} is free for a new container")
 
-    def _problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
         for container in facts.containers:
             if container.name == self.name and not container.ours:
                 state = "running" if container.running else "stopped"

@@ -64,9 +64,9 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
             return block(reason, "look at: ip -brief address", awaits=awaits)
         link = facts.link
         place = f"on {link.name}, {link.operstate}" if link else f"is here; its interface is {self.interface}"
-        return verdict(self._problems(facts), f"{self.address} {place}")
+        return verdict(self._find_problems(facts), f"{self.address} {place}")
 
-    def _problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
         setting, carriers, link = self.interface, facts.carriers, facts.link
         if facts.interfaces:
             reason = f"fabric.interface is {setting}, which this node does not have"
@@ -151,7 +151,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
         if not facts.links:
             what = f"{self.interface} is not there" if self.interface else "its interface is not known"
             return warn(f"the fabric's link can't be judged: {what}", "set fabric.interface")
-        return verdict(self._problems(facts), self._describe_good(facts))
+        return verdict(self._find_problems(facts), self._describe_good(facts))
 
     def _describe_good(self, facts: FabricLinkFacts) -> str:
         if self.interface is None:
@@ -164,7 +164,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
         state = f"{fabric_link.name} {fabric_link.operstate}{speed}, MTU {fabric_link.mtu}"
         return f"{state}{reach if facts.paths else ''}{silent_note}"
 
-    def _problems(self, facts: FabricLinkFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: FabricLinkFacts) -> Iterator[Verdict]:
         for link in facts.links:
             if not link.up:
                 yield warn(f"{link.name} is not set up ({link.operstate})", f"sudo ip link set {link.name} up")

@@ -90,11 +90,11 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
 
     def judge(self, facts: ForeignFacts) -> Verdict:
         away = "" if facts.docker_known else "; docker's containers were not checked"
-        return verdict(_problems(facts), f"none of {facts.looked_at} enabled services starts vLLM{away}")
+        return verdict(_find_problems(facts), f"none of {facts.looked_at} enabled services starts vLLM{away}")
 
 
 def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
-    """Find them among what runs, since their arguments may come from anywhere: each unit, and whom it ends.
+    """Find them among the running processes, since their arguments may come from anywhere: each unit, and whom it ends.
 
     A program of this name that is not in its unit is a user's, who can't end the engine.
     """
@@ -170,7 +170,7 @@ def _restarts_vllm(container: ContainerFacts) -> bool:
     return restarts and (VLLM.search(container.image) is not None or _launches(container.command))
 
 
-def _problems(facts: ForeignFacts) -> Iterator[Verdict]:
+def _find_problems(facts: ForeignFacts) -> Iterator[Verdict]:
     for unit in facts.units:
         reason = f"{unit.name} starts vLLM too, wanted by {unit.wanted_by} ({unit.key} in {unit.source})"
         verb = "mask" if unit.shipped else "disable"

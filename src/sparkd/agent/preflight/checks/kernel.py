@@ -135,10 +135,10 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
 
     def judge(self, facts: SettingsFacts) -> Verdict:
         wanted = f"the {len(facts.wanted)} that the recipe wants are set" if facts.wanted else "the recipe wants none"
-        return verdict(_problems(facts), f"{wanted}, nothing harmful; {facts.recovery.text}")
+        return verdict(_find_problems(facts), f"{wanted}, nothing harmful; {facts.recovery.text}")
 
 
-def _problems(facts: SettingsFacts) -> Iterator[Verdict]:
+def _find_problems(facts: SettingsFacts) -> Iterator[Verdict]:
     # What `tune apply` would refuse comes first.
     for setting in sorted(facts.wanted, key=lambda setting: setting.found is not None):
         if setting.found is None:

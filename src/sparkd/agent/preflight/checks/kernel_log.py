@@ -79,9 +79,9 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
         if facts.error:
             hint = "run as root; in a container it can't be, look on its host: sudo dmesg"
             return warn(f"the kernel's log can't be read: {facts.error}", hint)
-        return verdict(self._problems(facts), _describe_good(facts))
+        return verdict(self._find_problems(facts), _describe_good(facts))
 
-    def _problems(self, facts: KernelLogFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: KernelLogFacts) -> Iterator[Verdict]:
         loaded_at = max((event.last_seconds for event in facts.events if event.kind == DRIVER_LOADED), default=0.0)
         resets = (event for event in facts.events if event.kind == RECOVERY and event.code == 0)
         recovered_at = {event.device: event.last_seconds for event in resets}

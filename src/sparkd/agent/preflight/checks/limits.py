@@ -75,7 +75,7 @@ class Memlock(Check[MemlockFacts], frozen=True):
     levels = (Level.WARN,)
 
     def probe(self, host: Host) -> MemlockFacts:  # noqa: ARG002  # nothing of the machine matters
-        if reason := _why_irrelevant(self.plan):
+        if reason := _explain_irrelevance(self.plan):
             return MemlockFacts(reason)
         limit = self.plan.container.limits.get("memlock")
         if limit is None:
@@ -94,7 +94,7 @@ class Memlock(Check[MemlockFacts], frozen=True):
         return warn(reason, "take container.ulimits.memlock out of the recipe")
 
 
-def _why_irrelevant(plan: LaunchPlan) -> str:
+def _explain_irrelevance(plan: LaunchPlan) -> str:
     if plan.node.cluster_size > 1 and plan.container.gpus == "all" and plan.container.privileged:
         return "the container is privileged"
     return why_no_rdma(plan) or ("" if reaches_verbs(plan.container) else "the container has no RDMA device")

@@ -67,13 +67,13 @@ class OtherTenants(Check[TenantFacts], frozen=True):
         if not facts.held:
             return ok(f"nobody holds more than {size(LEAST_BYTES)}")
         names = ", ".join(f"{held.name} {size(held.bytes)}" for held in facts.held)
-        more = f", and {facts.others} more" if facts.others else ""
+        rest = f", and {facts.others} more" if facts.others else ""
         needed_bytes = self.need.all_bytes(facts.total_bytes, facts.gpu_total_bytes)
         need = f", {size(needed_bytes)} needed" if self.need.is_known else ""
         available = f"{size(facts.available_bytes)} available{need}"
         if facts.available_bytes >= needed_bytes or not self.need.is_known:
-            return ok(f"{names}{more}; {available}")
-        reason = f"others hold {size(facts.held_bytes)} of what the plan needs: {names}{more}; {available}"
+            return ok(f"{names}{rest}; {available}")
+        reason = f"others hold {size(facts.held_bytes)} of what the plan needs: {names}{rest}; {available}"
         return warn(reason, f"stop what you can spare: {facts.held[0].stop}")
 
 

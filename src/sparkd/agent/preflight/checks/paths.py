@@ -127,9 +127,9 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
         )
 
     def judge(self, facts: ScriptFacts) -> Verdict:
-        return verdict(self._problems(facts), f"{len(facts.paths)} paths, all there")
+        return verdict(self._find_problems(facts), f"{len(facts.paths)} paths, all there")
 
-    def _problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
         for path in facts.paths:
             if path.fault:
                 needed = path.needed

@@ -152,13 +152,13 @@ def _judge_held(held: HeldPort) -> Verdict:
         return refuse(f"{conflict} an unknown process", f"look at: sudo ss -ltnp sport = :{wanted.port}; {alternative}")
     inside = f" in container {held.container}" if held.container else ""
     reason = f"{conflict} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
-    command = _stop_command(held)
+    command = _find_stop_command(held)
     offers = () if command else ((EndProcess(use.pid, use.start_time, use.comm), *held.descendants),)
     command = command or stop_by_hand(use.pid, use.service_stop)
     return refuse(reason, f"stop it if it may go: {command}; {alternative}", offers=offers)
 
 
-def _stop_command(held: HeldPort) -> str:
+def _find_stop_command(held: HeldPort) -> str:
     """The command that stops a holder other than by ending its process; empty where there is none."""
     use = held.use
     if held.container:

@@ -77,6 +77,7 @@ def select_ports(selection: Selection, hcas: Iterable[Hca]) -> tuple[tuple[Hca, 
 class RdmaFacts(Struct, frozen=True):
     hcas: tuple[Hca, ...]
     no_carrier: tuple[str, ...]
+    """The devices' interfaces that have no carrier."""
     on_fabric: bool = True
     """Whether the fabric's interface has an RDMA device; true where that does not matter."""
     has_card: bool = True

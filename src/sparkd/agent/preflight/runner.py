@@ -109,7 +109,7 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
     facts: object = None
     try:
         facts, verdict = check.run(host)
-    except Exception as error:  # the only place that does: a check that raises anything could not look, and that blocks
+    except Exception as error:  # whatever a check raises: it could not look, and that blocks
         reason = f"could not look: {type(error).__name__}: {error}"
         hint = "run as root; if it stays, report it"
         if isinstance(error, OvergrownError):
@@ -149,10 +149,10 @@ def downgrade(findings: Sequence[Finding], ids: Sequence[str]) -> tuple[Finding,
 
 
 def _downgrade_finding(finding: Finding) -> Finding:
-    if not (before := finding.verdict).level.blocks:
+    if not (verdict := finding.verdict).level.blocks:
         return finding
     # A warning's fixes are applied. Fixes that can't clear their finding must not be, and so are left out.
-    return replace(finding, verdict=warn(before.reason, before.hint, before.fixes if before.clears else ()))
+    return replace(finding, verdict=warn(verdict.reason, verdict.hint, verdict.fixes if verdict.clears else ()))
 
 
 def overall(findings: Iterable[Finding]) -> Level:

@@ -80,7 +80,8 @@ class ImageFacts(Struct, frozen=True):
     asserts: tuple[str, ...]
     docker: str
     """"known", "away", or why a running docker did not answer."""
-    machine: str = ""  # its architecture
+    machine: str = ""
+    """The machine's architecture; empty where unknown."""
     image: Image | None = None
     checked: AssertResult | None = None
     """The result of the asserts; None where they were not checked yet."""
@@ -107,7 +108,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
     def probe(self, host: Host) -> ImageFacts:
         def read_facts(reader: DockerReader) -> tuple[str, Image | None, AssertResult | None, str]:
             machine, image = docker_image.read_architecture(reader), docker_image.read_image(reader, self.ref)
-            # NAME@sha256:... names one image alone, and docker can tag no other so.
+            # NAME@sha256:... names one image alone, and no other can be tagged by that name.
             return machine, image, None, "" if image or "@" in self.ref else self._describe_return(host, reader)
 
         try:
@@ -121,7 +122,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
         return replace(facts, checked=launches.assert_result(facts.image.id, self.program))
 
     def _describe_return(self, host: Host, reader: DockerReader) -> str:
-        """Commands that bring back the image of the last start by this name or id; empty where there was none."""
+        """Beginning of a hint: how to get back the image that served by this name or id; empty where none did."""
         starts: tuple[known_good.Entry, ...] = ()
         with suppress(UsageError, OSError):  # users other than root may not read the file
             starts = known_good.read_known_good(host.files)

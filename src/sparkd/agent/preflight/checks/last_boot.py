@@ -33,7 +33,7 @@ class Launch(Struct, frozen=True):
 
 class LastBootFacts(Struct, frozen=True):
     before: tuple[Launch, ...]
-    """The launches of the boots before this one since the last good start, oldest first."""
+    """The last launch of each boot before this one, since the last good start, oldest first."""
     changes: str
     """Differences of the last launch from the last good start."""
     end: str = ""

@@ -44,7 +44,7 @@ class Culprit(NamedTuple):
     """What it did, and when."""
     hint: str
     cause: Cause | None = None
-    """None where it is not known who it was."""
+    """The cause of the rank's end; None where it is not known who it was."""
 
 
 def find_culprit(

@@ -124,7 +124,7 @@ class HangWatch(Struct):
     rank: str
     """The rank in words."""
     look: Callable[[float], Look]
-    """Raises OSError, ValueError."""
+    """Looks at the rank, at this time of the clock. Raises OSError, ValueError."""
     start: Callable[[Callable[[], Look]], Outcome[Look]]
     gpu_idle: Callable[[], bool]
     """Whether the GPU is known to be idle just now; true of a plan without one."""

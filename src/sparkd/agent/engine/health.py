@@ -51,22 +51,22 @@ LONGEST_COMPILE_SECONDS = 1800.0
 
 
 class Observation(Struct, frozen=True):
-    """One probe. `health`: the status of /health, None without an answer. `counters`: None where /metrics has none.
-
-    `canary`: the answer to a canary since the last probe, None where none came. `computes`: the GPU is known to be at
-    work.
-    """
+    """One probe."""
 
     at: float
     health: int | None
+    """Status of /health; None without an answer."""
     counters: Counters | None = None
+    """Counters of /metrics; None where it has none."""
     canary: Completion | None = None
+    """Answer to a canary since the last probe; None where none came."""
     unanswered: tuple[Unanswered, ...] = ()
     computes: bool = False
+    """Whether the GPU is known to be at work."""
     compiles: bool = False
-    """A compiler of a rank runs, or kernels have come into a cache."""
+    """Whether a compiler of a rank runs, or kernels have come into a cache."""
     idle: bool = False
-    """No rank's processes nor its GPU have done anything for IDLE_SECONDS."""
+    """Whether no rank's processes nor its GPU have done anything for IDLE_SECONDS."""
 
 
 class HealthState(Struct, frozen=True):
@@ -84,7 +84,7 @@ class HealthState(Struct, frozen=True):
     canary_sent_at: float = float("-inf")
     """When the last canary was sent."""
     canary_pending: bool = False
-    """It has no answer yet."""
+    """Whether it has no answer yet."""
     work: tuple[float, ...] | None = None
     """The counters of work at the last probe that read them."""
     canary_failed: str = ""
@@ -112,7 +112,7 @@ class Continue(Struct, frozen=True):
     degraded: str = ""
     """The current problem while the engine still has time; empty where there is none."""
     wants_canary: bool = False
-    """A canary is to be sent now."""
+    """Whether a canary is to be sent now."""
 
 
 Failure = EngineDeadError | StalledError

@@ -50,7 +50,7 @@ _WORKER_DIED = re.compile(r"^Worker proc \S{1,64} died unexpectedly \(exit code:
 _SECOND_HAND = re.compile(r"Executor failed\.|^[\w.]+$|/ray/session_[\w.-]{1,64}/logs/raylet\.")
 """Errors that only report another one (Ray's agent quotes the log of a dead raylet), and bare names."""
 _NCCL_WARNING = re.compile(r"[\s\S]{0,250} NCCL WARN (?P<rdma>Call to ibv_)?")
-"""May be harmless where it is not about RDMA: then it is only quoted beside an error of NCCL's. That error may come
+"""A warning that is not about RDMA may be harmless: it is only quoted beside an error of NCCL's. That error may come
 first, since what NCCL prints lies in a buffer until its process ends (seen)."""
 _NCCL_ERROR = re.compile(r"NCCL error|RPC call to \w{1,40} timed out")
 _NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")

@@ -84,13 +84,13 @@ class Running:
         self.log = log
         self.record = record
         self.guard: MemoryGuard | None = None
-        """None where memory is not watched."""
+        """The memory guard; None where memory is not watched."""
         self.tenants: Tenants | None = None
         """Who else held memory at its start; None where that is unknown."""
         self.compilers: CompilerWatch | None = None
-        """None before it is watched."""
+        """The watch of its compilers; None before it is watched."""
         self.hang: HangWatch | None = None
-        """None until clients are served."""
+        """The watch for hangs; None until clients are served."""
         self.objects = (0, 0)
         """Files of its builds under way: how many are compiled, and how many there are."""
         self.taken_over = False
@@ -106,7 +106,7 @@ class Running:
         self._loop = loop
         self._started_at = time.monotonic() - age_seconds
         self.page_cache: PageCacheRelease | None = None
-        """None where nothing is released."""
+        """The release of page cache during the load; None where nothing is released."""
         self._api_owner: ApiOwner | None = None
         """Proves that the API is the rank's; on the head, once the endpoint was probed."""
         self._scans: Counter[tuple[int, int]] = Counter()
@@ -126,7 +126,7 @@ class Running:
 
     @property
     def guard_state(self) -> str:
-        """One of GUARD_STATES."""
+        """State of the memory guard, one of GUARD_STATES."""
         return self.guard.state if self.guard is not None else "off"
 
     @property

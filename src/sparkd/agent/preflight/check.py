@@ -58,7 +58,7 @@ class Verdict(Struct, frozen=True):
     action: Action | None = None
     """What a person has to do; None: as `required` derives it from the level."""
     unsure: bool = False
-    """One of its problems is UNKNOWN, also where another one blocks by proof."""
+    """Whether one of its problems is UNKNOWN, also where another one blocks by proof."""
     awaits: str = ""
     """What may come by itself and clear this, such as "docker": preflight waits for it. Empty where nothing may."""
     offers: tuple[tuple[EndProcess, ...], ...] = ()
@@ -131,7 +131,7 @@ class Check(AnyCheck, Generic[F], frozen=True):
     """One concern; subclass it. `F` is a frozen Struct of facts; its public fields become the finding's evidence."""
 
     def probe(self, host: Host) -> F:
-        """Read the machine. May raise: that is UNKNOWN."""
+        """Read the machine. Whatever it raises makes the check UNKNOWN."""
         raise NotImplementedError
 
     def judge(self, facts: F) -> Verdict:

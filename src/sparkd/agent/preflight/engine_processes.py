@@ -222,7 +222,7 @@ class PortUse(Struct, frozen=True):
     container_id: str = ""
     start_time: int = 0
     service_stop: str = ""
-    """As in `Engine`."""
+    """The command that stops the holder's service, as in `Engine`."""
 
 
 def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tuple[PortUse, ...]:

@@ -98,9 +98,9 @@ class Gate(Struct):
     memory: MemorySample | None = None
     """The first sample of the memory in its present state."""
     hook_findings: tuple[Finding, ...] | None = None
-    """None before the hooks were run."""
+    """Findings of the hooks; None before these were run."""
     before: tuple[Finding, ...] = ()
-    """As in `Admission`."""
+    """The findings before the first fix."""
     waited_seconds: float = 0.0
     since: str = ""
     """Time of day at which the wait began."""
@@ -112,7 +112,7 @@ class Gate(Struct):
     """What warnings awaited until the time was over: it is not awaited again."""
 
     def admit(self) -> Admission:
-        """Raises BlockedError (10) or NeedsPersonError (17) where the launch may not begin."""
+        """Decide, after all waits and fixes. Raises BlockedError (10) or NeedsPersonError (17) for a refusal."""
         admission = self.fix_and_recheck()
         if (refusal := admission.refusal()) is not None:
             raise refusal

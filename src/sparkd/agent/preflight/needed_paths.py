@@ -33,7 +33,7 @@ class NeededPath(Struct, frozen=True):
 class PathFacts(Struct, frozen=True):
     needed: NeededPath
     kind: Kind | None
-    """None where it does not exist."""
+    """What it is; None where it does not exist."""
     executable: bool = False
     empty: bool = False
 

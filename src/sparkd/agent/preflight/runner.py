@@ -127,7 +127,7 @@ def evidence(facts: object) -> dict[str, object]:
 
 
 def check_ids(policy: Preflight) -> None:
-    """Raises ConfigError with all ids that no check has."""
+    """Judge the ids in the settings. Raises ConfigError with all those that no check has."""
     errors = [
         f"{key} names {name}, which is no check{did_you_mean(name, IDS)}"
         for key, names in (("preflight.skip", policy.skip), ("preflight.downgrade", policy.downgrade))

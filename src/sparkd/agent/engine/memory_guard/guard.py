@@ -63,7 +63,7 @@ class MemoryGuard:
         self._unit = unit
         self._boot, self._answer_seconds = boot, answer_seconds
         self._uses_unit = True
-        """False once the unit gave no answer."""
+        """Whether the unit is tried: not any more, once it gave no answer."""
         self._killer: socket.socket | None = None
         self._closing = threading.Event()
         self._over = threading.Event()

@@ -25,9 +25,9 @@ class Place(Struct, frozen=True):
     block_bytes: int
     warn_bytes: int
     optional: bool = False
-    """It is judged only where it exists."""
+    """Whether it is judged only where it exists."""
     vital: bool = True
-    """A launch fails where it can't be written to."""
+    """Whether a launch fails where it can't be written to."""
 
 
 STATE = Place("/var/lib/sparkd", "sparkd's own files, such as the count of failed launches", 64 * MIB, 256 * MIB)

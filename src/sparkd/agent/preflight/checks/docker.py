@@ -38,7 +38,7 @@ class DockerEngineFacts(Struct, frozen=True):
     runtimes: tuple[str, ...] = ()
     gpu_ways: tuple[str, ...] = ()
     may_keep: bool = False
-    """As in `docker_config.Engine`."""
+    """Whether live-restore would keep containers at a restart, and is off: as in `docker_config.Engine`."""
 
 
 class Docker(Check[DockerEngineFacts], frozen=True):

@@ -117,12 +117,12 @@ class FabricLinkFacts(Struct, frozen=True):
 
 class FabricLink(Check[FabricLinkFacts], frozen=True):
     interface: str | None
-    """None without a plan: then the RDMA interfaces that have a cable are judged, and no path to other nodes."""
+    """The fabric's; empty where it is not known. None without a plan: then RDMA interfaces with a cable are judged."""
     peers: tuple[str, ...]
     port: int
     mtu: int
     uses_gpu: bool = True
-    """False: the machine may be no DGX Spark, and no speed is expected."""
+    """Whether the plan uses a GPU; else the machine may be no DGX Spark, and no speed is expected."""
     id = "fabric-link"
     levels = (Level.WARN,)
 

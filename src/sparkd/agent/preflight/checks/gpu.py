@@ -24,7 +24,7 @@ _REMEDIES = {
 
 class GpuCheckFacts(Struct, frozen=True):
     asked: bool  # words: keep - a key of the report
-    """False: the plan uses no GPU, and the driver was not queried."""
+    """Whether the driver was queried: not where the plan uses no GPU."""
     names: tuple[str, ...] = ()
     driver: str = ""
     module: str = ""

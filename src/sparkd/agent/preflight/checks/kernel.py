@@ -95,7 +95,7 @@ class Setting(Struct, frozen=True):
     name: str
     wanted: str
     found: str | None
-    """None: this kernel has no such setting."""
+    """The present value; None where this kernel has no such setting."""
 
 
 class SettingsFacts(Struct, frozen=True):

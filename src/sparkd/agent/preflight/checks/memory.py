@@ -149,7 +149,7 @@ class GpuUser(Struct, frozen=True):
     pid: int
     comm: str
     bytes: int | None
-    """None where the driver does not say."""
+    """GPU memory that it holds; None where the driver does not say."""
 
     @property
     def label(self) -> str:
@@ -282,7 +282,7 @@ class ModelMemoryFacts(Struct, frozen=True):
     compile_jobs: int | None = None
     """How many compilers at once fit into the memory beside the weights."""
     _sum: MemorySum | None = None
-    """None where engine.script starts the engine, or the plan uses no GPU."""
+    """The sum; None where engine.script starts the engine, or the plan uses no GPU."""
     _excess: str = ""
     """What is wrong with the plan's own number of compilers; empty where nothing is."""
 

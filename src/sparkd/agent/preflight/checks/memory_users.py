@@ -114,7 +114,7 @@ class HeldFacts(Struct, frozen=True):
     """Whether there is a GPU that shares this machine's memory."""
     total_bytes: int = 0
     unexplained_bytes: int = 0
-    """As `meminfo.unexplained_bytes`."""
+    """Memory in use that no counter of the kernel explains, as `meminfo.unexplained_bytes`."""
     holders: tuple[GpuUser, ...] | None = ()
     """Users of the GPU; empty where there are none, or were not searched; None where unknown."""
     gpu_error: str = ""

@@ -82,7 +82,7 @@ def _is_mod_file(name: str) -> bool:
 class ScriptFacts(Struct, frozen=True):
     unit: str
     unit_sources: tuple[str, ...]
-    """Empty where the unit is not installed."""
+    """Files of the units; empty where none is installed."""
     masked: bool
     paths: tuple[PathFacts, ...]
     unknown_words: tuple[str, ...]

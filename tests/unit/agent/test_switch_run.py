@@ -51,11 +51,13 @@ def switched(model: Model) -> Iterator[World]:
         yield world
 
 
-def choose_new(world: World) -> None:
+def choose_new(world: World, min_nodes: int = 1) -> None:
     """Choose the recipe `new`, as `sparkd use` does."""
     host = Host(world.tree.root)
     config = load_settings({}, world.tree.root)
-    recipe = membership.make_context(config, host).recipe.model_copy(update={"name": "new"})
+    recipe = membership.make_context(config, host).recipe
+    nodes = recipe.nodes.model_copy(update={"min": min_nodes, "max": min_nodes})
+    recipe = recipe.model_copy(update={"name": "new", "nodes": nodes})
     switch = Switch(
         membership.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
     )
@@ -96,6 +98,16 @@ def test_a_serving_agent_drains_for_a_chosen_plan_which_the_next_one_puts_in_for
     assert "switch.plan.tried" in journal
     assert "switch.plan.applied" in journal
     assert "recipe=new" in journal
+
+
+def test_a_chosen_plan_that_can_no_longer_be_made_is_left_for_the_configured_one(switched: World) -> None:
+    """As for two nodes, where cluster.nodes has only one meanwhile."""
+    choose_new(switched, min_nodes=2)
+    thread = switched.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    code, journal = run_agent(switched)
+    thread.join()
+    assert (code, stage(switched)) == (ExitCode.GOOD, "none"), journal
+    assert "switch.plan.returned" in journal
 
 
 def test_a_chosen_plan_that_writes_garbage_never_serves_and_is_left(switched: World, model: Model) -> None:

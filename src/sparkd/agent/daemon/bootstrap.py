@@ -43,6 +43,7 @@ from sparkd.base.lib.errors import (
     AddressAwaitedError,
     AwaitedError,
     BlockedError,
+    ChoiceError,
     ConfigError,
     HeadAwaitedError,
     HeadRefusedError,
@@ -96,7 +97,8 @@ def build_agent(
     config = loaded.settings
     log.configure(as_json=config.log.format == "json", level=config.log.level)
     place = None
-    with suppress(AwaitedError):  # before the lock: a unit of the wrong role changes nothing
+    # Before the lock: a unit of the wrong role changes nothing. `begin_switch` leaves a choice that can't be made.
+    with suppress(AwaitedError, ChoiceError):
         place = _resolve(config, role, host, loop)
     actions = Actions.acquire(host, loop, owner, handed)
     for reason in refused:  # by a unit of this node's role alone, which has the lock

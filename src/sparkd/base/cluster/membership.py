@@ -16,7 +16,14 @@ from sparkd.base.host import Host, infiniband, network
 from sparkd.base.host.files import Files
 from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, UsageError
+from sparkd.base.lib.errors import (
+    AddressAwaitedError,
+    AwaitedError,
+    ChoiceError,
+    ConfigError,
+    HeadAwaitedError,
+    UsageError,
+)
 from sparkd.base.plan.model import LaunchPlan, Node
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.args import API_KEY, LOOPBACK
@@ -81,7 +88,8 @@ def check_inputs(node: NodeContext) -> CheckInputs:
 def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeContext:
     """This node as configured, or with the plan that was chosen in its place.
 
-    Raises ConfigError (78), also where the node's role is not `role`, and as `find_place`.
+    Raises ConfigError (78), also where the node's role is not `role`, and as `find_place`; ChoiceError where the plan
+    that was chosen can't be made.
     """
     from sparkd.base.state.known_good import read_known_good
 
@@ -101,7 +109,8 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
         with suppress(UsageError, OSError):  # users other than root may not read the file
             if chosen is None and read_known_good(host.files):
                 hints.append("back to the last good plan: sudo sparkd rollback")
-        raise type(error)(error.reason, "; ".join(hints)) from None
+        kind = ChoiceError if chosen is not None and not isinstance(error, AwaitedError) else type(error)
+        raise kind(error.reason, "; ".join(hints)) from None
 
 
 def make_context(

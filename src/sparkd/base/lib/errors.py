@@ -151,6 +151,10 @@ class UnreadableError(AwaitedError):
     """A file is there and can't be read now, as while the server of its share is away."""
 
 
+class ChoiceError(ConfigError):
+    """The chosen plan can't be made any more: what is configured may do."""
+
+
 NOT_NOW = frozenset(
     {errno.EIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 )
@@ -158,7 +162,7 @@ NOT_NOW = frozenset(
 
 
 def unreadable(error: OSError) -> type[ConfigError]:
-    """The class of the error for a file that can't be read: the agent waits for what may be read later."""
+    """The class of the error where a file can't be read: the agent waits if it may be readable later."""
     if error.errno in NOT_NOW:
         return UnreadableError
     return AwaitedError if isinstance(error, FileNotFoundError) else ConfigError

@@ -204,12 +204,12 @@ class _Stream(httpcore.AsyncNetworkStream):
         await self._stream.write(buffer, timeout)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = await self._stream.read(max_bytes, timeout)
+        received = await self._stream.read(max_bytes, timeout)
         if len(self._begin) < len(_INFORMATIONAL):
-            self._begin = (self._begin + data)[: len(_INFORMATIONAL)]
+            self._begin = (self._begin + received)[: len(_INFORMATIONAL)]
             if self._begin.replace(b"1.0", b"1.1") == _INFORMATIONAL:
                 raise httpcore.RemoteProtocolError("it answers with 1xx, which nothing has requested")
-        return data
+        return received
 
 
 _KINDS = {errno.ECONNREFUSED: ConnectRefused, errno.EADDRNOTAVAIL: LocalAddressGone}

@@ -140,7 +140,7 @@ def _with_help(error: SparkdError, words: list[str]) -> SparkdError:
     """What was typed wrongly, and has no hint of its own, is explained by the command's help."""
     if error.code is not ExitCode.USAGE or error.hint:
         return error
-    return UsageError(error.reason, f"sparkd {words[0]} --help")
+    return UsageError(error.reason, " ".join(("sparkd", *words[:1], "--help")))
 
 
 def _fail(error: SparkdError, words: list[str]) -> int:

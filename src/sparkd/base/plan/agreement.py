@@ -39,7 +39,7 @@ ABSENT = "-"
 
 _Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 _ESCAPED_LIMIT = 10 * LONGEST_TEXT
-"""The longest escape is \\UXXXXXXXX."""
+"""Characters of a text whose characters all are escaped: the longest escape is \\UXXXXXXXX."""
 TEXT_LIMIT = 2000
 """Characters of a name or a value; a longer one is cut, with its hash appended."""
 HIDDEN = "set, not compared"
@@ -97,7 +97,7 @@ def container_values(spec: Container) -> dict[str, JsonValue]:
     """A container's options. A mount counts by its target, because its source may differ between nodes."""
     values: dict[str, JsonValue] = spec.model_dump(exclude={"ulimits", "devices", "volumes"})
     values["shm_bytes"] = spec.shm_size_bytes
-    # As versions before null was possible: nodes of both serve together, whatever the one adds on its own.
+    # Null counts as false, as in versions that had no null: their nodes and newer ones may serve together.
     values["no_new_privileges"] = bool(spec.no_new_privileges)
     values["devices"] = [*sorted(spec.devices)]
     mounts = (f"{mount.target} {'read-only' if mount.read_only else 'writable'}" for mount in spec.volumes)
@@ -127,7 +127,7 @@ def _without_secrets(value: JsonValue) -> JsonValue:
 
 
 def _is_secret(name: str, value: JsonValue) -> bool:
-    """Whether the name (HF_TOKEN) or the text (a password in a URL) marks it. `max-num-batched-tokens` is none."""
+    """Whether the name (HF_TOKEN) or the text (a password in a URL) marks a secret. A count of tokens is none."""
     if value is None or isinstance(value, bool):
         return False
     if isinstance(value, str) and _WITH_SECRET.search(value):
@@ -138,7 +138,7 @@ def _is_secret(name: str, value: JsonValue) -> bool:
 
 
 def bound_text(line: str) -> str:
-    """The text within the peer's limits; characters that cannot be encoded become escapes."""
+    """The text, cut to the limits of peers; characters that cannot be encoded become escapes."""
     line = line.encode("utf-8", "backslashreplace").decode()
     if len(line) <= TEXT_LIMIT:
         return line
@@ -173,6 +173,7 @@ def find_differences(own: Mapping[str, str], theirs: Mapping[str, str]) -> tuple
 
 
 def _quote_empty(values: Mapping[str, str], name: str) -> str:
+    """The value, with an empty one as two quotes; empty where there is none."""
     return (values[name] or '""') if name in values else ""
 
 
@@ -184,7 +185,7 @@ def format_table(differences: Sequence[Difference], own_name: str, peer_name: st
     for difference in differences[:MOST_ROWS]:
         own, theirs = diff_excerpt(difference, VALUE_WIDTH)
         rows.append((_shorten(difference.name, NAME_WIDTH), own or ABSENT, theirs or ABSENT))
-    return (*str(Table(rows)).split("\n"), *_more(len(differences) - MOST_ROWS, "and "))
+    return (*str(Table(rows)).split("\n"), *_format_rest(len(differences) - MOST_ROWS, "and "))
 
 
 def format_summary(differences: Sequence[Difference]) -> str:
@@ -194,11 +195,11 @@ def format_summary(differences: Sequence[Difference]) -> str:
     first, *others = differences
     own, theirs = diff_excerpt(first, VALUE_WIDTH)
     sentence = f"{_shorten(first.name, NAME_WIDTH)} is {own or 'not set'} here and {theirs or 'not set'} there"
-    return "; and ".join((sentence, *_more(len(others), "")))
+    return "; and ".join((sentence, *_format_rest(len(others), "")))
 
 
-def _more(count: int, before: str) -> tuple[str, ...]:
-    return (f"{before}{count} more",) if count > 0 else ()
+def _format_rest(count: int, prefix: str) -> tuple[str, ...]:
+    return (f"{prefix}{count} more",) if count > 0 else ()
 
 
 def _shorten(text: str, width: int) -> str:
@@ -211,11 +212,11 @@ def _shorten(text: str, width: int) -> str:
 def diff_excerpt(difference: Difference, width: int) -> tuple[str, str]:
     """Both values, cut to the part around their first difference."""
     own, theirs = sanitize(difference.own, _ESCAPED_LIMIT), sanitize(difference.theirs, _ESCAPED_LIMIT)
-    same = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
-    return _excerpt(own, same, width), _excerpt(theirs, same, width)
+    start = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
+    return _cut_around(own, start, width), _cut_around(theirs, start, width)
 
 
-def _excerpt(line: str, place: int, width: int) -> str:
+def _cut_around(line: str, place: int, width: int) -> str:
     """The part of the line around position `place`, at most `width` characters."""
     if len(line) <= width:
         return line

@@ -67,8 +67,8 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
             # As in the launch script: only trailing line ends are dropped.
             secrets[secret.name] = Files().head(secret.file, 64 << 10).decode().rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
-            wrong = AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
-            raise wrong(
+            error_type = AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
+            raise error_type(
                 f"secret {secret.name} can't be read from {secret.file}: {error}",
                 "write it there, readable by root alone",
             ) from None

@@ -23,15 +23,15 @@ class EngineReport(Struct, frozen=True):
     """Time from `started` to the first completion, by the plan's `last load` on this node or by the `recipe`."""
     expected_by: str = ""
     works: bool = False
-    """A load that is watched and works."""
+    """Whether the load is watched, and works."""
     url: str = ""
-    """Where clients reach the API, with /v1: of a head that serves, as are `model` and `keyed`."""
+    """Where clients reach the API, with /v1. Only a head that serves has it, as it has `model` and `keyed`."""
     model: str = ""
-    """Its name for clients."""
+    """The model's name for clients."""
     keyed: bool = False
     """Whether requests need a key."""
     compilers: int = 0
-    """Compilers of kernels below the rank: they run or are held back."""
+    """Compilers of kernels among the rank's processes, running or stopped."""
     kernels_compiled: int = 0
     """Kernels compiled inside requests since the start. vLLM's monitor may also count those loaded from a cache."""
     warmth: str = ""
@@ -39,7 +39,7 @@ class EngineReport(Struct, frozen=True):
 
 
 class ActivityReport(Struct, frozen=True):
-    """What a head's engine does with its requests, by its own counters. Shares are 0 to 1, None where unknown."""
+    """Requests of a head's engine, by its own counters. Shares are 0 to 1, None where unknown."""
 
     running: int
     waiting: int
@@ -56,7 +56,7 @@ class HealthReport(Struct, frozen=True):
     """How a head's engine answers the agent itself."""
 
     probe_seconds: float | None = None
-    """Seconds of the last look at its health and counters, to a tenth, so that a report does not change for nothing."""
+    """Seconds that the last reading of health and counters took, to a tenth, so that noise changes no report."""
     canary_seconds: float | None = None
     """Seconds of the last canary, with or without a token. There are none while requests move."""
     canary_at: float | None = None

@@ -30,6 +30,7 @@ PLAN_PATH = "/plan"
 UNCHECKED = "unchecked."
 """Prefix of the name of a value that may differ: it is listed, and left out of the digest."""
 IMAGE = ("image", "image.identity")
+"""Names of the values that may differ where cluster.allow_image_difference is set."""
 MOST_VALUES = 20_000
 LONGEST_TEXT = 4096
 MOST_ROWS = 40
@@ -85,7 +86,7 @@ def make_agreement(
 def flatten(
     plain: Mapping[str, JsonValue], tables: Mapping[str, Mapping[str, JsonValue]]
 ) -> tuple[tuple[str, str], ...]:
-    """Sorted names and texts; an entry of a table is `table.key`. None and empty lists are left out."""
+    """Names and texts, sorted; an entry of a table is `table.key`. None and empty lists are left out."""
     values = dict(plain)
     for table, entries in tables.items():
         values |= {f"{table}.{key}": value for key, value in entries.items()}
@@ -106,7 +107,7 @@ def container_values(spec: Container) -> dict[str, JsonValue]:
 
 
 def format_value(name: str, value: JsonValue) -> str:
-    """The same text for equal values, never empty, with secrets hidden."""
+    """A text that is the same for equal values, and never empty. Secrets are hidden."""
     if _is_secret(name, value):
         return HIDDEN
     if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -155,7 +156,7 @@ def dump_values(values: Mapping[str, str]) -> bytes:
 
 
 def parse_values(body: bytes) -> Mapping[str, str] | None:
-    """What `dump_values` wrote; None for anything else, and for values out of bounds."""
+    """The values that `dump_values` wrote; None for any other text, and for values out of bounds."""
     if len(body) > (8 << 20):
         return None
     try:
@@ -166,7 +167,7 @@ def parse_values(body: bytes) -> Mapping[str, str] | None:
 
 
 def find_differences(own: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[Difference, ...]:
-    """Sorted by name, the allowed ones last."""
+    """Values that differ, sorted by name, the allowed ones last."""
     names = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
     differences = (Difference(name, _quote_empty(own, name), _quote_empty(theirs, name)) for name in names)
     return tuple(sorted(differences, key=lambda difference: difference.allowed))
@@ -178,7 +179,7 @@ def _quote_empty(values: Mapping[str, str], name: str) -> str:
 
 
 def format_table(differences: Sequence[Difference], own_name: str, peer_name: str) -> tuple[str, ...]:
-    """Aligned lines, the nodes' names first. Each value is cut so that its first difference is visible."""
+    """A table in aligned lines, the nodes' names first. Each value is cut so that its first difference is visible."""
     if not differences:
         return ()
     rows = [("", _shorten(own_name, VALUE_WIDTH), _shorten(peer_name, VALUE_WIDTH))]

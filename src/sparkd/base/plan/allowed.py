@@ -33,8 +33,8 @@ def find_refusals(
 ) -> Iterator[str]:
     """What the plan wants beyond `cluster.allow` of `settings`, each with the key and what that permits.
 
-    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_changeable` finds the folder in
-    which others than root may change where a path leads: docker follows it again, some time after this.
+    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_changeable` returns the folder in
+    which others than root may change where a path leads, or nothing: docker follows the path again, some time later.
     """
     allow, spec = settings.cluster.allow, plan.container
     if not any(is_permitted(plan.image, prefix) for prefix in images):

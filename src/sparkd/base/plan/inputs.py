@@ -1,4 +1,4 @@
-"""What checks are built from: the node's plan and settings, and what the plan needs of the memory."""
+"""Inputs from which checks are built: the node's plan and settings, and the memory that the plan needs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PlanNeededError(Exception):
 
 class CheckInputs(Struct, frozen=True):
     made_plan: LaunchPlan | None
-    """None where the configuration is wrong."""
+    """The plan; None where the configuration is wrong."""
     settings: Settings
     role: str = ""
     peers: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ else:
     Assert = Any  # msgspec reads no such union
 
 PLAN_SCHEMA = 5
-"""Part of the digest, so that sparkd versions that plan differently never agree."""
+"""A value of the digest, so that versions of sparkd that plan differently never agree."""
 
 
 class Node(Struct, frozen=True):
@@ -97,7 +97,7 @@ class LaunchPlan(Struct, frozen=True):
     asserts: tuple[Assert, ...] = ()
     """Requirements on the image, checked in a container of its own."""
     image_build: str = ""
-    """How the recipe says that its image is built. Empty for another image, and for one that a registry has."""
+    """Command or text by which the recipe's image is built. Empty for another image, and for one from a registry."""
     extra_flags: tuple[str, ...] = ()
     """Flags of a fork of vLLM, missing in the table of base/vllm/flag.py."""
     on_ray: bool = False

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sparkd.base.recipes.image import Lines
 
 SCRIPT_FILE = "/run/sparkd/private/launch.sh"
-"""In a folder of root's, so that only the user in the container may read it, who has it mounted."""
+"""The file is in a folder of root's. Besides root only the container's user can read it, by the mount."""
 SCRIPT_TARGET = "/run/sparkd-launch.sh"
 USER_SCRIPT_TARGET = "/run/sparkd-user-script"
 SECRETS_TARGET = "/run/sparkd-secrets"

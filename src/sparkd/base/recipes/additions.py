@@ -1,4 +1,4 @@
-"""What sparkd adds to an engine's environment where recipe and settings have no entry; null keeps a name out.
+"""Variables that sparkd adds to an engine's environment where recipe and settings have no entry; null keeps a name out.
 
 Launchers of other tools set the same on each node (sparkrun 0.4.2; eugr/spark-vllm-docker, launch-cluster.sh), so that
 recipes in public have none of it.

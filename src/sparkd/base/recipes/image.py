@@ -1,4 +1,4 @@
-"""What a recipe asserts of its image, and the steps that make it from another one, as lines of a Dockerfile."""
+"""Assertions of a recipe about its image, and the steps that make it from another one, as lines of a Dockerfile."""
 
 from __future__ import annotations
 

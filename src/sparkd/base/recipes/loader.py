@@ -144,7 +144,7 @@ def _describe_mapping(key: str) -> str:
 
 
 def _depth(chain: Sequence[_File], origins: Mapping[str, str], key: str) -> int:
-    """How many bases below the recipe's own file a value comes from."""
+    """Number of files from the recipe's own to the one that gives a value; that of all files where none does."""
     path = origins.get(key, "").rpartition(": line ")[0]
     return next((depth for depth, file in enumerate(chain) if str(file.path) == path), len(chain))
 

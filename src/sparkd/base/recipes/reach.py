@@ -1,4 +1,4 @@
-"""What a recipe may do beyond its container: warnings, since a person may mean it."""
+"""Files and devices of the node that a recipe's container reaches: warnings, since a person may want that."""
 
 from __future__ import annotations
 

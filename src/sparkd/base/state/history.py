@@ -59,7 +59,7 @@ class Launch(Struct, frozen=True, tag="launch", tag_field="kind"):
     draft_acceptance: float | None = None
     served_seconds: float | None = None
     end: End | None = None
-    """None while it runs, and, where its agent was killed, until the next start."""
+    """The launch's end; None while it runs and, where its agent was killed, until the next start."""
 
 
 class Smoke(Struct, frozen=True, tag="smoke", tag_field="kind"):
@@ -142,9 +142,9 @@ def find_usual(values: Sequence[float], start: int) -> float:
     return median(values[max(0, start - MOST_EARLIER) : start])
 
 
-def describe_change(then: Facts, now: Facts) -> str:
+def describe_change(earlier: Facts, current: Facts) -> str:
     """Known differences between two launches in one line, the likeliest cause first."""
-    changes = group_files(find_differences(then, now))
+    changes = group_files(find_differences(earlier, current))
     if not changes:
         return "nothing that sparkd knows of has changed"
     named_changes = changes[:MOST_CHANGES]
@@ -155,12 +155,12 @@ def describe_change(then: Facts, now: Facts) -> str:
 
 def describe_slower_load(launches: Sequence[Launch]) -> str:
     """A warning where loads have become slower, else empty. `launches`: of one recipe and rank, oldest first."""
-    known = [(launch, launch.load_seconds) for launch in launches if launch.load_seconds is not None]
-    start = find_decline([seconds for _, seconds in known], more_is_better=False)
+    loads = [(launch, launch.load_seconds) for launch in launches if launch.load_seconds is not None]
+    start = find_decline([seconds for _, seconds in loads], more_is_better=False)
     if start is None:
         return ""
-    (before_decline, _), (first_slow, _), (newest, seconds) = known[start - 1], known[start], known[-1]
-    usual = find_usual([seconds for _, seconds in known], start)
+    (before_decline, _), (first_slow, _), (newest, seconds) = loads[start - 1], loads[start], loads[-1]
+    usual = find_usual([seconds for _, seconds in loads], start)
     return (
         f"loads are slower since {format_utc(first_slow.at)}: {seconds:.0f} s, {usual:.0f} s before; "
         f"{describe_change(before_decline.facts, newest.facts)}"

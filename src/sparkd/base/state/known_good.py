@@ -43,7 +43,7 @@ class Facts(Struct, frozen=True):
     """Facts of one start. `unseen`: names, or their parts before the first dot, that were not read, with the reason."""
 
     values: Texts
-    """Shared by all ranks, and this node's own; without secrets."""
+    """Values that all ranks share, and this node's own; without secrets."""
     versions: Texts
     boot: Texts
     unseen: Texts = field(default_factory=dict)
@@ -137,15 +137,17 @@ def node_values(plan: LaunchPlan) -> dict[str, str]:
     return {name: text for name, text in values.items() if text}
 
 
-def find_differences(then: Facts, now: Facts) -> tuple[Difference, ...]:
+def find_differences(earlier: Facts, current: Facts) -> tuple[Difference, ...]:
     """Differences, each with the earlier value as `own` and the current one as `theirs`."""
-    before, after = _normalize(then), _normalize(now)
+    earlier_values, current_values = _normalize(earlier), _normalize(current)
     differences = []
-    for name in before.keys() | after.keys():
-        (value_then, text_then), (value_now, text_now) = (values.get(name, (None, "")) for values in (before, after))
-        if value_then != value_now and not then.unseen_for(name) and not now.unseen_for(name):
-            differences.append(Difference(name, text_then, text_now))
-    for old, new in ((then.versions, now.versions), (then.boot, now.boot)):
+    for name in earlier_values.keys() | current_values.keys():
+        (earlier_value, earlier_text), (current_value, current_text) = (
+            values.get(name, (None, "")) for values in (earlier_values, current_values)
+        )
+        if earlier_value != current_value and not earlier.unseen_for(name) and not current.unseen_for(name):
+            differences.append(Difference(name, earlier_text, current_text))
+    for old, new in ((earlier.versions, current.versions), (earlier.boot, current.boot)):
         # A value that only one of them has is not known to differ.
         differences += [
             Difference(name, old[name], new[name]) for name in old.keys() & new.keys() if old[name] != new[name]
@@ -154,7 +156,7 @@ def find_differences(then: Facts, now: Facts) -> tuple[Difference, ...]:
 
 
 def _normalize(facts: Facts) -> dict[str, tuple[str, str]]:
-    """By name of comparison: the normalized value, and its text for people."""
+    """Pairs by the name that is compared: the normalized value, and its text for people."""
     values: dict[str, tuple[str, str]] = {}
     for raw, text in facts.values.items():
         name = raw.removeprefix(UNCHECKED)
@@ -188,5 +190,5 @@ def group_files(differences: Sequence[Difference]) -> tuple[Difference, ...]:
 
 def excerpt_values(difference: Difference) -> tuple[str, str]:
     """Both values, bounded, from shortly before the first differing character."""
-    then, now = agreement.diff_excerpt(difference, VALUE_WIDTH)
-    return then or "not set", now or "not set"
+    earlier, current = agreement.diff_excerpt(difference, VALUE_WIDTH)
+    return earlier or "not set", current or "not set"

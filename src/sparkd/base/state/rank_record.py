@@ -25,9 +25,9 @@ from sparkd.base.state.file import StateFile
 class RankStage(Enum):
     STARTING = "starting"
     READY = "ready"
-    """It serves, and what the next agent needs to take it over is written."""
+    """The rank serves, and what the next agent needs to take it over is written."""
     ENDING = "ending"
-    """Its process is ending it. Written before the first signal."""
+    """The process that has the rank is ending it. Written before the first signal."""
 
 
 class RankRecord(Struct, frozen=True):
@@ -53,14 +53,14 @@ class RankRecord(Struct, frozen=True):
     oom_kills: int | None = None
     """The kernel's count of OOM kills at the start; None where it has none."""
     held_bytes: int | None = None
-    """What others held of the memory at the start; None where that is unknown."""
+    """Memory that others held at the start; None where that is unknown."""
     dockerd_pid: str = ""
     """pid of dockerd at the start; empty where containers outlive their dockerd."""
     segments: Mapping[str, Identity] = field(default_factory=dict)
-    """Its shared memory by path, and segments that earlier ranks of this boot have left."""
+    """Shared memory by path: the rank's own, and segments that earlier ranks of this boot have left."""
     role: str = ""
     taken_over: tuple[float, ...] = ()
-    """When an agent took it over from a crashed one, in seconds since boot."""
+    """Times when an agent took the rank over from a crashed one, in seconds since boot."""
 
 
 FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
@@ -78,15 +78,15 @@ class KnownRank(Struct, frozen=True):
 
     record: RankRecord | None = None
     alive: bool = False
-    """Whether its process lives."""
+    """Whether the rank's process lives."""
     error: str = ""
-    """Why it can't be read."""
+    """Why the record can't be read."""
     guarded: bool = False
-    """Whether a guard outside of the agent ends it where no agent comes back."""
+    """Whether a guard outside of the agent ends the rank where no agent comes back."""
 
     @property
     def stays(self) -> bool:
-        """Whether it may outlive its agent: it serves, and ends by itself where no other agent takes it over."""
+        """Whether the rank may outlive its agent: it serves, and ends by itself where no other agent takes it over."""
         return self.record is not None and self.record.stage is RankStage.READY and self.alive and self.guarded
 
     def of(self, container: ContainerFacts) -> RankRecord | None:
@@ -126,7 +126,7 @@ def read_rank(host: Host) -> KnownRank:
 
 
 def load_rank(host: Host) -> KnownRank:
-    """As `read_rank`. Raises OSError where it can't be read now."""
+    """The record, as by `read_rank`. Raises OSError where it can't be read now."""
     errors: list[str] = []
     record = FILE.load(host.files, errors.append)
     if record is None or record.boot_id != read_boot_id(host.files):

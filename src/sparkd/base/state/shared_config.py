@@ -27,7 +27,7 @@ from sparkd.base.state.known_good import ImageId
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES, check_variable_name
 
 PATH = "/config"
-"""Where a head serves it to its workers."""
+"""The path at which a head serves the document to its workers."""
 FILE_BYTES = 1 << 20
 ALL_FILES_BYTES = 4 << 20
 MOST_FILES = 64
@@ -100,7 +100,7 @@ class SharedConfig(Struct, frozen=True):
         return self.recipe.model_copy(update=changed)
 
     def _kept_path(self, path: str) -> str:
-        """Where a file of the head is kept on this node. Raises ValueError where it has not come."""
+        """Path of a head's file on this node. Raises ValueError where the head has not sent the file."""
         if path not in self.files:
             raise ValueError(f"the head names {path}, and has not sent it")
         return join(HEAD_FILES, digest_of(self.files[path]))

@@ -41,7 +41,7 @@ class Chosen(Struct, frozen=True):
     recipe: Recipe
     engine: Engine
     image_id: ImageId = ""
-    """Empty: run the image that has the name now."""
+    """The image to run; empty: the one that has the name now."""
     plan: Plain = ""
     """Digest of the plan when it was proven."""
     proven: str = ""
@@ -93,7 +93,7 @@ class Switch(Struct, frozen=True):
     """Fingerprint of what is configured."""
     stage: Stage
     to: Chosen | None
-    """None: what is configured."""
+    """The plan to which is switched; None: what is configured."""
     back: Annotated[tuple[Chosen, ...], Meta(max_length=MOST_BACK)] = ()
     """The plans before, the last one first; below them is what is configured. All but the lowest one have an end."""
     tries: int = 0
@@ -104,7 +104,7 @@ class Switch(Struct, frozen=True):
 
     @property
     def chosen(self) -> Chosen | None:
-        """What the next process launches; None: what is configured."""
+        """The plan that the next process launches; None: what is configured."""
         return self.before if self.stage is Stage.RETURNING else self.to
 
     @property
@@ -114,7 +114,7 @@ class Switch(Struct, frozen=True):
 
     @property
     def plans(self) -> tuple[Chosen, ...]:
-        """What a switch from here may go back to: the plan in force, if it is a chosen one, and those before it."""
+        """Plans to which a switch from here may go back: the plan in force, if it is a chosen one, and earlier ones."""
         return (self.to, *self.back) if self.stage is Stage.IN_FORCE and self.to is not None else self.back
 
     @property

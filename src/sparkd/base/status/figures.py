@@ -1,4 +1,4 @@
-"""What the report has of the engine and its GPU. data/metrics.toml has the metrics of each part of the report."""
+"""Parts of the report about the engine and its GPU. data/metrics.toml has the metrics of each part of the report."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class EngineReport(Struct, frozen=True):
     """Seconds without work: of a load, or of a worker's rank while its head's requests wait. None while it works, and
     where it is not watched."""
     started: str = ""
-    """When its container was started; empty before."""
+    """Stamp of the container's start; empty before."""
     expected_seconds: float | None = None
     """Time from `started` to the first completion, by the plan's `last load` on this node or by the `recipe`."""
     expected_by: str = ""
     works: bool = False
     """Whether the load is watched, and works."""
     url: str = ""
-    """Where clients reach the API, with /v1. Only a head that serves has it, as it has `model` and `keyed`."""
+    """URL of the API for clients, with /v1. Only a head that serves has it, as it has `model` and `keyed`."""
     model: str = ""
     """The model's name for clients."""
     keyed: bool = False

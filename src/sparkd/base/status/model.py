@@ -103,13 +103,13 @@ class PeerStatus(Struct, frozen=True):
     contact: Contact
     since: str
     report: NodeReport | None = None
-    """Its last correctly signed report, without its peers."""
+    """The last correctly signed report of that node, without its peers."""
     said: str = ""
     """Why it does not answer, or why its answer proves nothing."""
     own_address_gone: bool = False
     """The node that writes this has lost its own address, and so can't reach the other one."""
     clock_ahead_seconds: float | None = None
-    """How far its clock is ahead of this node's; None before its first date."""
+    """Seconds that its clock is ahead of this node's; None before its first date."""
 
     @property
     def name(self) -> str:
@@ -166,7 +166,7 @@ class NodeReport(Struct, frozen=True):
     engine: EngineReport = EngineReport()
     memory: MemoryReport | None = None
     activity: ActivityReport | None = None
-    """None unless it serves and its engine has answered."""
+    """Figures of the requests; None unless the node serves and its engine has answered."""
     health: HealthReport | None = None
     smoke_passed: bool | None = None
     """The test of this launch's answers; None where there was none."""
@@ -180,7 +180,7 @@ class NodeReport(Struct, frozen=True):
     rank_id: str = ""
     """Id of the rank that it launches; empty until it is placed."""
     awaits_agents_seconds: int = 0
-    """How long this node waits for the agent of another rank that serves; 0 of an earlier version, which does not."""
+    """Seconds that this node waits for the agent of another rank that serves; 0: an earlier version, which does not."""
     launches: int | None = None
     """Launches on this node, by all agents before this one; None where the history is not readable."""
     ends: Mapping[str, int] = field(default_factory=dict)

@@ -23,10 +23,10 @@ MEMORY = (Cause.MEMORY_GUARD, Cause.MEMORY_TAKEN)
 PATIENCE_SECONDS = {Phase.BLOCKED: 300.0, Phase.AWAITING_DOCKER: 300.0, Phase.AWAITING_PEERS: 900.0}
 """Seconds after which a phase needs a person: before, it may end by itself. Another node may just be booting."""
 FAILED_STARTS = 2
-"""Failed starts of one node in a row that are a message; five need a person."""
+"""Number of failed starts of one node in a row that is a message; five need a person."""
 FAILED_KEPT = 32
 FLAP_CHANGES, FLAP_SECONDS = 3, 600.0
-"""More changes in this time are held back."""
+"""Changes beyond this number in this time are held back."""
 SUMMARY_SECONDS = 900.0
 """Time between two summaries."""
 TEXT_LIMIT = 800
@@ -59,7 +59,7 @@ class Queued(Struct, frozen=True):
 
 
 class NotifyState(Struct, frozen=True):
-    """What has been reported, and what is still to be sent. `incarnation`: of the agent that was last observed."""
+    """Events that were reported, and messages that are still to be sent."""
 
     serving: bool = False
     recipe: str = ""
@@ -67,6 +67,7 @@ class NotifyState(Struct, frozen=True):
     lost_at: float | None = None
     """Since when it does not serve, though nobody requested that."""
     incarnation: str = ""
+    """Incarnation of the agent that was last observed."""
     before: str = ""
     """The incarnation before this one."""
     guarded: str = ""
@@ -74,16 +75,16 @@ class NotifyState(Struct, frozen=True):
     failed: tuple[str, ...] = ()
     """Rank and incarnation of each agent that waited after a failed start, since the last service."""
     failing: tuple[str, ...] = ()
-    """Their causes that were reported."""
+    """Causes of failed starts that were reported."""
     degraded_at: float | None = None
     degraded_reported: bool = False
     waits_at: float | None = None
     waits_reported: tuple[str, ...] = ()
     """Phases, each reported once until the node has come further."""
     down: str = ""
-    """Why a unit stays down, as reported."""
+    """The reported text about a unit that stays down."""
     changes: tuple[float, ...] = ()
-    """When the last messages of changes were queued."""
+    """Times at which the last messages of changes were queued."""
     held: tuple[Notice, ...] = ()
     """Changes for the next summary."""
     queue: tuple[Queued, ...] = ()
@@ -256,11 +257,11 @@ def enqueue(state: NotifyState, notices: tuple[Notice, ...], ways: tuple[str, ..
     if len(state.held) == QUEUE_LIMIT or (state.held and not 0 <= now - state.held[0].at < SUMMARY_SECONDS):
         # The next change is held back, too, unless FLAP_SECONDS have been quiet.
         state = replace(_add_to_queue(state, _summarize(state.held, now), ways), held=(), changes=(now,) * FLAP_CHANGES)
-    kept = tuple(
+    unsent = tuple(
         queued for queued in state.queue if now - queued.notice.at < QUEUE_SECONDS and {*queued.ways} & {*ways}
     )
-    kept = kept[-QUEUE_LIMIT:]
-    return replace(state, queue=kept, dropped=state.dropped + len(state.queue) - len(kept))
+    unsent = unsent[-QUEUE_LIMIT:]
+    return replace(state, queue=unsent, dropped=state.dropped + len(state.queue) - len(unsent))
 
 
 def _add_to_queue(state: NotifyState, notice: Notice, ways: tuple[str, ...]) -> NotifyState:

@@ -1,4 +1,4 @@
-"""What a person sees of the nodes, made from one report and the time: for tables, the live screen and the page. Pure.
+"""The nodes as a person sees them, made from one report and the time: for tables, the live screen and the page. Pure.
 
 Texts are one line without control characters, and figures are within their bounds, whatever another node has written.
 """
@@ -94,13 +94,13 @@ class NodeView(Struct, frozen=True):
     cause: str
     """The present message and the last cause, each only where it is news."""
     why: str
-    """What is wrong with it by its findings."""
+    """The fault that its findings show."""
     advice: str
     """What to do there, by all that is known."""
     report: NodeReport | None
     """The node's last report."""
     living: NodeReport | None = None
-    """The same, only where the node answers: else its figures are out of date."""
+    """`report` of a node that answers; None for another, whose figures are out of date."""
     left: str = ""
     """Time left of the load, by earlier loads."""
 
@@ -169,7 +169,7 @@ def _describe_trouble(report: NodeReport, head: NodeView, node: NodeView) -> Hea
 
 
 def _find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:
-    """What is wrong with a node by its findings, and what to do there by all that is known; each may be empty."""
+    """The fault that a node's findings show, and what to do there by all that is known; each may be empty."""
     blocking = [finding for finding in report.findings if finding.level in ("block", "unknown")] if report else []
     # A node that serves no longer needs the last hint; one that failed has another one, in its message.
     last_hint = report.last_hint if report and report.phase not in (*IN_SERVICE, Phase.FAILED) else ""

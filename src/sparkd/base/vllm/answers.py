@@ -1,4 +1,4 @@
-"""What is wrong with an engine's answer: judgements of texts, pure. Neither style nor well-formed nonsense is a fault.
+"""Faults of an engine's answer: judgements of texts, pure. Neither style nor well-formed nonsense is a fault.
 
 Repetition is judged only where tokens were drawn at temperature 1: at 0 a small model repeats itself without a fault.
 """
@@ -36,7 +36,7 @@ _LOOP = re.compile(r"([^\W\d_][^\n]{0,11}?)\1{11,}|([^\W\d_][^\n]{12,40}?)\2{3,}
 
 
 def find_fault(answer: Answer, wanted: int, *, chat: bool = False, thinks: bool = False, tool: str = "") -> str:
-    """What is wrong with an answer drawn at temperature 1 for an English prompt; empty where nothing is.
+    """The fault of an answer that was drawn at temperature 1 for an English prompt; empty without one.
 
     `wanted`: the most tokens that were requested. `thinks`: the engine has a parser for reasoning. `tool`: the function
     that was offered.

@@ -43,7 +43,7 @@ OTHER_HOMES = {
 """Flags that are refused, each with the reason or its own place."""
 
 SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size")
-"""Their product is the number of ranks of one engine; the default of each is 1 (vLLM, ParallelConfig.world_size)."""
+"""Flags whose product is the number of ranks of one engine; each is 1 by default (vLLM, ParallelConfig.world_size)."""
 DATA_SIZE = "data-parallel-size"
 STARTED_APART = ("data-parallel-rank", "data-parallel-start-rank", "data-parallel-address")
 """Flags of data-parallel ranks whose others are on other nodes than the plan's."""
@@ -239,7 +239,7 @@ def rank_flags(args: Mapping[str, JsonValue]) -> tuple[str, ...]:
 
 
 def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: int) -> None:
-    """Raises ConfigError unless the flags (placeholders filled) give one rank for each of the nodes' `gpus`.
+    """Raise ConfigError unless the flags (placeholders filled) give one rank for each of the nodes' `gpus`.
 
     Without GPUs, 0, a single node may run any number, and each of several nodes one.
     """

@@ -46,7 +46,7 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def cache_folders(env: Mapping[str, str], *, gpu: bool = True) -> dict[str, str]:
-    """Where each compiler keeps its work, by the name of the cache, as the programs themselves find it; normalized.
+    """The folder of each compiler's cache, by the cache's name, found as the programs themselves find it; normalized.
 
     Sources: vllm/envs.py; torch/_inductor/runtime/cache_dir_utils.py; flashinfer/jit/env.py; triton/knobs.py;
     tilelang/env.py; DeepGEMM's README, whose cache vLLM moves into its own; CUDA's programming guide.
@@ -73,12 +73,12 @@ def kept_caches(
     None in `wanted` leaves a cache out. Folders that no mount may cover are left out, too, and those whose place
     differs between nodes, since ranks must agree on it.
     """
-    kept = {name: target for name, target in wanted.items() if target is not None}
+    targets = {name: target for name, target in wanted.items() if target is not None}
     for name, folder in cache_folders(env, gpu=gpu).items():
         if name in wanted or "{" in folder:
             continue
         with suppress(ValueError):
             target = check_target(folder)
-            if target not in _SHARED and not any(is_below(target, mount) for mount in (*mounted, *kept.values())):
-                kept[name] = target
-    return kept
+            if target not in _SHARED and not any(is_below(target, mount) for mount in (*mounted, *targets.values())):
+                targets[name] = target
+    return targets

@@ -135,14 +135,14 @@ def misprint_of(name: str, known: Iterable[str]) -> str:
 
 def _differs_by_one(typed: str, known: str) -> bool:
     pairs = enumerate(zip(typed, known, strict=False))
-    start = next((at for at, (a, b) in pairs if a != b), min(len(typed), len(known)))
-    rest, right = typed[start:], known[start:]
-    if any(letter.isdigit() for letter in rest[:1] + right[:1]):  # another size or number is another flag
+    start = next((place for place, (a, b) in pairs if a != b), min(len(typed), len(known)))
+    rest, known_rest = typed[start:], known[start:]
+    if any(letter.isdigit() for letter in rest[:1] + known_rest[:1]):  # another size or number is another flag
         return False
-    if len(typed) == len(known) and rest[1:] == right[1:]:
-        word = _WORD_BREAK.split(known[:start])[-1] + _WORD_BREAK.split(right)[0]
+    if len(typed) == len(known) and rest[1:] == known_rest[1:]:
+        word = _WORD_BREAK.split(known[:start])[-1] + _WORD_BREAK.split(known_rest)[0]
         return len(word) >= SHORTEST_WORD
-    return rest[1:] == right or rest == right[1:] or rest[1::-1] + rest[2:] == right
+    return rest[1:] == known_rest or rest == known_rest[1:] or rest[1::-1] + rest[2:] == known_rest
 
 
 def parse_amount(text: str) -> int | None:

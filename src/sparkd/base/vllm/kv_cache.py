@@ -204,7 +204,7 @@ def _read_number(model: Mapping[str, object], *names: str) -> int:
 
 
 def _need(model: Mapping[str, object], *names: str) -> int:
-    """As `_read_number`. Raises LookupError where there is none."""
+    """The first of these numbers. Raises LookupError where there is none."""
     if not (number := _read_number(model, *names)):
         raise LookupError(names[0])
     return number

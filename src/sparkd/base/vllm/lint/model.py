@@ -1,4 +1,4 @@
-"""What a model's config.json, which is untrusted input, says of its limits.
+"""Limits of a model, by its config.json, which is untrusted input.
 
 Lengths, heads and quantization are derived as in vLLM (vllm/config/model.py, transformers_utils).
 """

@@ -1,4 +1,4 @@
-"""What the rules read of an engine to be launched, and their predicates: matching keys, each with the reason."""
+"""The facts that rules read of an engine to be launched, and the predicates: matching keys, each with the reason."""
 
 from __future__ import annotations
 
@@ -265,7 +265,10 @@ def eager_with_graphs(launch: Launch) -> Matches:
 
 
 def many_drafts(launch: Launch) -> Matches:
-    """Measured with DeepSeek V4 Flash: authors of recipes for other models measured more as best."""
+    """A number of drafts beyond the best one that was measured with DeepSeek V4 Flash.
+
+    For other models authors of recipes measured higher numbers as best.
+    """
     if "deepseek" not in (launch.model.kind or dict(launch.texts).get("model.path", "")).lower():
         return
     table = launch.table("speculative-config")

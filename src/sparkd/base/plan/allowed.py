@@ -70,18 +70,18 @@ def _refuse_paths(
 
 def _permitted_folders(key: str, settings: Settings, *, written: bool) -> list[str]:
     """Folders in which a path of the option `key` may lie. VERBS is permitted as a device, never mounted writable."""
-    read_only = () if written else (settings.engine.models_dir, HEAD_FILES, *_mounts(settings, writable=False))
-    return [*_mounts(settings, writable=True), *([VERBS] if key == DEVICES or not written else ()), *read_only]
+    read_only = () if written else (settings.engine.models_dir, HEAD_FILES, *_list_mounts(settings, writable=False))
+    return [*_list_mounts(settings, writable=True), *([VERBS] if key == DEVICES or not written else ()), *read_only]
 
 
-def _mounts(settings: Settings, *, writable: bool) -> list[str]:
+def _list_mounts(settings: Settings, *, writable: bool) -> list[str]:
     mounts = settings.cluster.allow.mounts
     return [mount.removesuffix(WRITABLE) for mount in mounts if mount.endswith(WRITABLE) == writable]
 
 
 def _find_writable_above(plain: str, real: str, settings: Settings, resolve: Callable[[str], str]) -> str:
     """The folder that contains the path and that containers may write to; empty where there is none."""
-    for folder in _mounts(settings, writable=True):
+    for folder in _list_mounts(settings, writable=True):
         if _is_inside(plain, folder) or _is_inside(real, resolve(folder) or folder):
             return folder
     return ""

@@ -109,10 +109,7 @@ def load_recipe(name: str, folders: Sequence[Path]) -> Loaded:
 
 
 def read_recipe(name: str, folders: Sequence[Path]) -> tuple[Loaded | None, list[str]]:
-    """A recipe without its wrong values (None where that is impossible), and every fault.
-
-    Raises ConfigError where a file can't be read.
-    """
+    """A recipe, if possible without its wrong values, and every fault. Raises ConfigError for an unreadable file."""
     chain = _read_chain(name, folders)
     recipe_file = chain[0]
     layers = Layers(Recipe, _TABLES, _describe_mapping, lambda path: (step for step in path if step not in TAGS))
@@ -181,10 +178,7 @@ def _read_file(path: Path) -> _File:
 
 @lru_cache(maxsize=64)
 def parse_document(text: str) -> Document:
-    """Parse a recipe's text, or return the earlier result: nine tenths of the time to load a recipe are YAML's.
-
-    sparkd ships some 20 recipes.
-    """
+    """Parse each text once: nine tenths of the time to load a recipe are YAML's. sparkd ships some 20 recipes."""
     return parse_yaml(text, keeps_text=_is_passed_on)
 
 

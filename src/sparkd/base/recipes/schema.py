@@ -90,8 +90,7 @@ SysctlName = Annotated[
         "a setting of memory or network, such as vm.swappiness, or kernel.numa_balancing, .pid_max or .threads-max",
     ),
 ]
-"""Recipes come from third parties, and values are shown. So no setting matches that runs a program, such as
-kernel.core_pattern, and none that is a secret."""
+"""Recipes come from third parties. So no setting matches that runs a program (kernel.core_pattern) or is a secret."""
 SysctlValue = Annotated[
     str,
     BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw, json_schema_input_type=int | str),

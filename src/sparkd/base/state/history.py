@@ -89,9 +89,9 @@ class Past(Struct, frozen=True):
     """The history that a new process reads."""
 
     launches: tuple[Launch, ...] = ()
-    """Launches of its recipe and rank, oldest first."""
+    """Launches of that process's recipe and rank, oldest first."""
     totals: Mapping[str, int] = field(default_factory=dict)
-    """Over all launches on this node, also those whose rows are gone."""
+    """Totals of all launches on this node, also those whose rows are gone."""
 
 
 def decode(body: bytes) -> Row:
@@ -124,7 +124,7 @@ def count_short_loads(launches: Iterable[Launch], plan: str) -> int:
 
 
 def find_decline(values: Sequence[float], *, more_is_better: bool) -> int | None:
-    """Index from which on all values, oldest first, are worse than those before it; None without such a decline."""
+    """First index from which on all values, oldest first, are a decline against those before it; None without one."""
     sign = 1 if more_is_better else -1
     for start in range(FEWEST, len(values)):
         earlier = values[max(0, start - MOST_EARLIER) : start]

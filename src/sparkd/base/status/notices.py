@@ -131,11 +131,11 @@ def _make_notice(event: str, report: NodeReport, text: str, now: float, cause: s
 def _note_service(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
     if report.phase in IN_SERVICE:
         return (state, None) if state.serving else _begin_service(state, report, now)
-    failed = report.phase is Phase.FAILED
-    if not state.serving or (failed and not report.cause):  # the agent still looks for the cause
+    has_failed = report.phase is Phase.FAILED
+    if not state.serving or (has_failed and not report.cause):  # the agent still looks for the cause
         return state, None
     state = replace(state, serving=False)
-    reason, cause = (report.message, report.cause) if failed else (report.last_cause, report.last_cause_code)
+    reason, cause = (report.message, report.cause) if has_failed else (report.last_cause, report.last_cause_code)
     if report.phase in (Phase.STOPPING, Phase.STOPPED) or not reason:
         return state, None  # on request
     state = replace(state, lost_at=now)
@@ -168,12 +168,12 @@ def _note_memory_guard(state: NotifyState, report: NodeReport, now: float, _: fl
     """
     if report.phase is Phase.FAILED:
         others = (peer.report for peer in report.peers if peer.report is not None)
-        killed = any(node.phase is Phase.FAILED and node.cause in MEMORY for node in (report, *others))
+        was_killed = any(node.phase is Phase.FAILED and node.cause in MEMORY for node in (report, *others))
         text, cause = report.message, report.cause
     else:
-        killed, text, cause = report.last_cause_code in MEMORY, report.last_cause, report.last_cause_code
+        was_killed, text, cause = report.last_cause_code in MEMORY, report.last_cause, report.last_cause_code
     ended = _find_ended(state, report)
-    if not killed or ended in ("", state.guarded):
+    if not was_killed or ended in ("", state.guarded):
         return state, None
     return replace(state, guarded=ended), _make_notice(MEMORY_GUARD, report, text, now, cause)
 

@@ -124,7 +124,7 @@ class Overview(Struct, frozen=True):
 
     @property
     def activity(self) -> ActivityReport | None:
-        """The engine's, by its head."""
+        """Figures of the engine's requests, as its head reports them."""
         return next((node.living.activity for node in self.nodes if node.living and node.living.activity), None)
 
 
@@ -214,6 +214,7 @@ def _name_node(node: str, address: str) -> str:
 
 
 def cause(report: NodeReport) -> str:
+    """The present message with its action, and the last cause; the message only where it is news."""
     message = "" if report.phase in (Phase.LOADING, Phase.SERVING) else sanitize(report.message, TEXT_LIMIT)
     message = "; ".join(filter(None, (message, report.action and f"action: {shorten(report.action)}")))
     return _join_causes(message, sanitize(report.last_cause, TEXT_LIMIT))

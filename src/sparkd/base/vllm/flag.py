@@ -134,6 +134,7 @@ def misprint_of(name: str, known: Iterable[str]) -> str:
 
 
 def _differs_by_one(typed: str, known: str) -> bool:
+    """Compare what follows the common beginning. A letter that replaces another must be in a word of some length."""
     pairs = enumerate(zip(typed, known, strict=False))
     start = next((place for place, (a, b) in pairs if a != b), min(len(typed), len(known)))
     rest, known_rest = typed[start:], known[start:]
@@ -169,7 +170,7 @@ def expand_amounts(text: str) -> str:
 
 
 def _read_amount(text: str) -> int:
-    """1k is 1000, 25.6k is 25600, 1K is 1024, 1.5K is invalid."""
+    """A count with its unit: 1k is 1000, 25.6k is 25600, 1K is 1024, 1.5K is invalid."""
     text = text.strip()
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", text)
     if match is None:

@@ -62,6 +62,7 @@ class KvCache(Struct, frozen=True):
     @property
     def _page_bytes(self) -> float:
         """Bytes of a block in one layer: BLOCK_TOKENS tokens of the largest kind, as often as a whole state needs."""
+        # -(-a // b), here and below, is a / b rounded up.
         unit = BLOCK_TOKENS * max(layers.page_bytes for layers in self.layers if not layers.is_state)
         state = max((layers.page_bytes for layers in self.layers if layers.is_state), default=0)
         return unit * max(1, -(-state // unit))
@@ -74,6 +75,7 @@ class KvCache(Struct, frozen=True):
 
     @property
     def block_bytes(self) -> float:
+        """Bytes of a block in all layers of a group."""
         return self._group_layers * self._page_bytes
 
     def request_blocks(self, length: int) -> int:
@@ -81,12 +83,13 @@ class KvCache(Struct, frozen=True):
         return sum(-(-kind.count // self._group_layers) * self._count_blocks(kind, length) for kind in self.layers)
 
     def _count_blocks(self, layers: Layers, length: int) -> int:
+        """Blocks that a request takes in one group of such layers."""
         if layers.is_state:
             return 2 + self.drafts
-        tokens = int(self._page_bytes // layers.page_bytes)
+        block_tokens = int(self._page_bytes // layers.page_bytes)
         if layers.window:
-            return -(-min(layers.window - 1 + self.in_flight, length) // tokens) + 1
-        return -(-length // tokens)
+            return -(-min(layers.window - 1 + self.in_flight, length) // block_tokens) + 1
+        return -(-length // block_tokens)
 
     def request_bytes(self, length: int) -> int:
         return round(self.request_blocks(length) * self.block_bytes)

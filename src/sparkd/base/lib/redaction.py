@@ -22,21 +22,23 @@ _TOKENS = (
 )
 """Known by their beginning or form."""
 _SECRETS = r"secret|passw|passphrase|credential|(?<![a-z])(?<!not )(?:pass|pwd|psk)(?![a-z])"
-"""Names whose values are never a count."""
+"""Names whose values are secrets, and never a count."""
 _NAMES = (
     rf"{_SECRETS}|api[_-]?key|access[_-]?key|private[_-]?key|(?:[a-z]_|account|license|encryption|shared)key(?![a-z_])"
     r"|client-key-data|token(?!s|iz)|(?:hf|auth|api|access)_?tokens|auth(?!or|entic)|cookie|webhook|(?<![a-z])sig(?![a-z])"
 )
+"""Names whose values are secrets."""
 _VARIABLE = r"[A-Z\d_]{1,40}_(?:KEY|PASSWORD|SECRET|TOKEN)"
 _PLAIN = (
     r"/(?:etc|home|opt|root|run|srv|var)/[\w./-]*|none|null|true|false|\*+"
     rf"|(?-i:FILE|{_VARIABLE})"
     r"|(?:(?<=: )|(?<=: \[))(?-i:Errno|No|Input|has|is|belongs|must|does|line)"
 )
-"""Paths, names, and how messages on a file or a setting continue behind its name; a value in quotes is no such one."""
+"""Values that are no secrets: paths, names of variables, and words by which a message continues behind the name of a
+file or setting (`token: must be ...`). These words count only without a quote before them."""
 _END = r"(?=[\s\"',;}\]\\`]|:\s|:?\Z)"
 _HARMLESS = rf"(?:{_PLAIN}|[\d.,]{{1,7}}){_END}"
-"""Values: the path of a file, the name of a variable, a count."""
+"""Values that are no secrets, counts among them."""
 _NAME = rf"(?:{_NAMES})[\w.-]{{0,60}}+"
 _NEVER_A_COUNT = rf"(?:{_SECRETS})[\w.-]{{0,60}}+"
 _EQUALS = r"\\?[\"']?[ \t]{0,4}[=:][ \t]{0,4}\[?[ \t]{0,4}\\?[\"']{0,3}"
@@ -49,7 +51,7 @@ _HOOKS = (
 )
 """Hosts and paths whose addresses are secrets: of messages, and of services that wait for a sign of life."""
 _IDS = r"(?:\d{1,10}|(?P=user))(?![^\s\0\"'])"
-"""A group behind a user's name, in docker's notation."""
+"""A group behind a user's name, as in docker's `--user 1000:1000`: it is no password."""
 _METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
 _NAME_MARKS = ("secret", "pass", "credential", "pwd", "psk", "key", "token", "auth", "cookie", "hook", "sig")
 _RULES = tuple(
@@ -86,7 +88,7 @@ _RULES = tuple(
             r"\b(bearer|basic)(\s+)(?!realm\b|(?-i:[a-z]+)\b)[A-Za-z0-9+/_=.~-]{6,}",
             rf"\1\2{HIDDEN}",
         ),
-        # Of several words; of .netrc; and in a sentence, where it has a digit.
+        # Passphrases of several words; passwords of .netrc; and passwords in a sentence, if they have a digit.
         (("passphrase",), r"(passphrase\\?[\"']?[ \t]{0,4}[=:][ \t]{0,4})(?![\"'*])[^\r\n\"',;}]+", rf"\1{HIDDEN}"),
         (("password",), r"(\b(?:login|account|machine)\s{1,9}+\S{1,200}+\s{1,9}+password\s{1,9}+)\S+", rf"\1{HIDDEN}"),
         (
@@ -114,13 +116,14 @@ _RULES = tuple(
             rf"\1{HIDDEN}",
         ),
         (_NAME_MARKS, rf"({_NAME}[ \t]{{1,4}}\\?[\"'])(?![<-]|(?-i:{_VARIABLE})[\"'])[^\"'\n]{{4,}}", rf"\1{HIDDEN}"),
-        # Well-known beginnings of tokens, JSON web tokens, and passwords as files of users have them.
+        # Well-known beginnings of tokens, JSON web tokens, and hashes of passwords, as in /etc/shadow.
         (("",), rf"\b(?:{_TOKENS})", HIDDEN),
         (("eyj",), r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*)?", HIDDEN),
         (("$",), r"\$(?:apr1|argon2id?|2[abxy]|[1567y])\$[^\s:\"']{8,}", HIDDEN),
     )
 )
-"""Rules with words of which each match has one, in small letters: most texts have none, and are not searched."""
+"""Each rule: words in small letters, the pattern, its replacement. Every match contains one of the words. Most texts
+contain none, and are not searched."""
 _CLIENTS = (
     r"prompts?|messages|prompt_token_ids|output_token_ids|input_ids|content|text|inputs?|input_value|outputs?"
     r"|query|arguments"
@@ -129,7 +132,7 @@ _PROMPT = re.compile(
     rf"^([^\n|]{{0,200}}engine\| [^\n]{{0,16384}}?\b(?:{_CLIENTS})\b\\?[\"']?\s?[:=])[^\n]*",
     re.IGNORECASE | re.MULTILINE,
 )
-"""A line of the engine: with request logging on, vLLM writes behind such a word what clients send."""
+"""A line of the engine's log: with request logging on, vLLM writes behind such a word what clients send."""
 _NAMED = re.compile(_NAMES, re.IGNORECASE)
 
 
@@ -137,11 +140,11 @@ class Redaction(Redactor):
     """Replaces known secrets, such as the content of key files, also where they are encoded, and all likely ones."""
 
     def forms(self, secret: str) -> Iterable[str]:
-        """Each encoding, in each notation."""
+        """The secret in each encoding, and each of these in each notation of the base class."""
         return (form for encoded in _encode(secret) for form in super(Redaction, self).forms(encoded))
 
     def __call__(self, text: str) -> str:
-        text = self.hide_known(text)  # and its words by rules of its own
+        text = self.hide_known(text)  # the rules below replace those of the base class
         lower = text.lower()
         for marks, rule, replacement in _RULES:
             if any(mark in lower for mark in marks):
@@ -149,13 +152,13 @@ class Redaction(Redactor):
         return _PROMPT.sub(rf"\1 {HIDDEN}", text)
 
     def document(self, value: object, name: str = "") -> object:
-        """JSON without secrets, which stays JSON. `name`: of what has this value."""
+        """A JSON value without secrets, still valid JSON. `name`: the key of the value, or the flag before it."""
         match value:
             case {**fields}:
                 return {self(str(key)): self.document(inner, str(key)) for key, inner in fields.items()}
             case [*items]:
-                flags = ["", *(word.lstrip("-") if word.startswith("-") else "" for word in map(str, items))]
-                pairs = zip(items, flags, strict=False)
+                flags_before = ["", *(word.lstrip("-") if word.startswith("-") else "" for word in map(str, items))]
+                pairs = zip(items, flags_before, strict=False)
                 return [self.document(inner, name if "=" in flag else flag or name) for inner, flag in pairs]
             case str() | int() | float() if not isinstance(value, bool):
                 if _NAMED.search(name) and not re.fullmatch(_HARMLESS, str(value), re.IGNORECASE) and value != "":
@@ -165,7 +168,7 @@ class Redaction(Redactor):
 
 
 def _encode(secret: str) -> Iterator[str]:
-    """Plain, in URLs, in hexadecimal, and in base64; of a key in hexadecimal, the bytes that it stands for too."""
+    """The secret plain, for URLs, in hexadecimal and in base64. If it is hexadecimal, its bytes are encoded, too."""
     yield secret
     yield quote(secret, safe="")
     contents = [secret.encode("utf-8", "surrogateescape")]
@@ -177,7 +180,7 @@ def _encode(secret: str) -> Iterator[str]:
         yield content.hex()
         yield content.hex().upper()
         # Within a longer text, base64 depends on the place: three forms, without the letters that neighbours share.
-        for before in range(3):
+        for offset in range(3):
             for encode in (base64.b64encode, base64.urlsafe_b64encode):
-                encoded = encode(b"\0" * before + content).decode()
-                yield encoded[(before * 8 + 5) // 6 : (len(content) + before) * 8 // 6]
+                encoded = encode(b"\0" * offset + content).decode()
+                yield encoded[(offset * 8 + 5) // 6 : (len(content) + offset) * 8 // 6]

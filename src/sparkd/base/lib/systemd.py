@@ -49,7 +49,7 @@ class Journal:
             self._changed.notify()
 
     def checkpoint(self) -> Callable[[], bool]:
-        """Returns what says whether all that is queued now is written."""
+        """A function that says whether all lines queued so far are written or given up."""
         with self._changed:
             accepted = self._accepted
         return lambda: self._handled >= accepted
@@ -76,8 +76,8 @@ class Journal:
         self._accepted += 1
         self._queued_bytes += len(line)
 
-    def _batch(self) -> bytes:
-        """Waits for lines; empty once the journal is closed."""
+    def _take_batch(self) -> bytes:
+        """Wait for lines, and take up to some 64 KiB of them; empty once the journal is closed."""
         with self._changed:
             self._handled = self._taken
             while not self._lines and not self._closed:
@@ -90,22 +90,22 @@ class Journal:
             return bytes(batch)
 
     def _write(self) -> None:
-        broken = False
-        while batch := self._batch():
-            left = memoryview(batch)
-            while left and not broken:
+        is_broken = False
+        while batch := self._take_batch():
+            unwritten = memoryview(batch)
+            while unwritten and not is_broken:
                 try:
-                    written_bytes = os.write(self._fd, left)
-                    left = left[written_bytes:]
+                    written_bytes = os.write(self._fd, unwritten)
+                    unwritten = unwritten[written_bytes:]
                     self._written_bytes += written_bytes
                 except BlockingIOError:
                     time.sleep(0.01)
                 except OSError:
-                    broken = True  # journald is gone: continue without it, the rank matters more
+                    is_broken = True  # journald is gone: continue without it, the rank matters more
 
 
 class Notifier:
-    """Its messages are not sent without a NOTIFY_SOCKET."""
+    """Sends sd_notify(3) messages to systemd. Without a NOTIFY_SOCKET nothing is sent."""
 
     def __init__(self) -> None:
         self._socket = sdnotify.SystemdNotifier()

@@ -33,7 +33,7 @@ _NO_SECRET = re.compile(
     r"(?i)(?:\d[\d,.]*|none|null|true|false|\*+"
     r"|(?!.*(?:hf_|sk-|nvapi-))/(?:etc|home|opt|root|run|srv|var)/[\w./-]+)$"
 )
-"""Counts, and the path of the file that has the secret."""
+"""Values that are no secrets: counts, words such as null, and the path of the file that has the secret."""
 SHORTEST_SECRET = 4
 """Shorter secrets are not searched for: their letters are in every line."""
 
@@ -50,7 +50,7 @@ def sanitize(text: str, limit: int = 200) -> str:
 
 
 def cell_width(text: str) -> int:
-    """Columns that it takes on a terminal: two for each wide letter of East Asia, none for a combining mark."""
+    """Columns that the text takes on a terminal: two for each wide letter of East Asia, none for a combining mark."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(letter) else 1 + (east_asian_width(letter) in "WF") for letter in text)
@@ -63,28 +63,29 @@ def pad(text: str, width: int) -> str:
 def reflow(text: str, width: int, filled: int = 120) -> str:
     """Prose that was broken at `filled` columns, broken at `width` instead.
 
-    A line continues the one above, which has no room for its first word, where it begins below that one's text: that is
-    behind a `- ` or a gap of two spaces, as in `  warn   text`. Every other end of a line stays.
+    A line is joined to the one above if that has no room for the line's first word, and if the line is indented to the
+    column where the text above begins. That column is behind a `- ` or behind the last gap of two spaces, as in
+    `  warn   text`. Every other end of a line stays.
     """
     import textwrap
 
-    items: list[tuple[str, int]] = []
-    above, hang = filled + 1, 0
+    paragraphs: list[tuple[str, int]] = []
+    above_length, text_column = filled + 1, 0
     for line in text.splitlines():
         words = line.lstrip()
         indent = len(line) - len(words)
-        if indent == hang and above <= filled < above + 1 + len(words.partition(" ")[0]):
-            items[-1] = f"{items[-1][0]} {words}", hang
+        if indent == text_column and above_length <= filled < above_length + 1 + len(words.partition(" ")[0]):
+            paragraphs[-1] = f"{paragraphs[-1][0]} {words}", text_column
         else:
-            hang = line.rfind("  ") + 2 if "  " in line else indent
-            hang += 2 * line.startswith("- ", hang)
-            items.append((line, hang))
-        above = len(line)
+            text_column = line.rfind("  ") + 2 if "  " in line else indent
+            text_column += 2 * line.startswith("- ", text_column)
+            paragraphs.append((line, text_column))
+        above_length = len(line)
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     lines: list[str] = []
-    for item, hang in items:
-        wrapper.subsequent_indent = " " * min(hang, width // 2)
-        lines += wrapper.wrap(item) or [""]
+    for paragraph, text_column in paragraphs:
+        wrapper.subsequent_indent = " " * min(text_column, width // 2)
+        lines += wrapper.wrap(paragraph) or [""]
     return "\n".join(lines)
 
 
@@ -99,7 +100,7 @@ def natural_order(text: str) -> list[tuple[int, str]]:
 
 
 def format_clock(seconds: float) -> str:
-    """UTC, of seconds since 1970."""
+    """Date and time in UTC. `seconds`: since 1970."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
@@ -112,18 +113,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     words = list(known)
     last = word.rpartition(".")[2]
-    moved = [name for name in words if name.rpartition(".")[2] == last]
-    if len(moved) == 1:
-        return f"; did you mean {moved[0]}?"
-    begun = [name for name in words if len(word) > 2 and name.startswith(word)]
-    if len(begun) == 1:
-        return f"; did you mean {begun[0]}?"
+    in_other_sections = [name for name in words if name.rpartition(".")[2] == last]
+    if len(in_other_sections) == 1:
+        return f"; did you mean {in_other_sections[0]}?"
+    completions = [name for name in words if len(word) > 2 and name.startswith(word)]
+    if len(completions) == 1:
+        return f"; did you mean {completions[0]}?"
     for similar in get_close_matches(word, words, n=1):
-        # Half of the letters may be a common ending: then the beginning must be the same, one letter be replaced, or
-        # two be swapped.
+        # A common ending alone may be half of the letters. So the beginning must be the same too, or the letters be the
+        # same in another order, or only one letter differ.
         replaced = len(similar) == len(word) > 3 and sum(map(str.__ne__, similar, word)) == 1
-        near = replaced or similar[:3] == word[:3] or sorted(similar) == sorted(word)
-        if near or SequenceMatcher(None, similar, word).ratio() >= 0.85:
+        is_near = replaced or similar[:3] == word[:3] or sorted(similar) == sorted(word)
+        if is_near or SequenceMatcher(None, similar, word).ratio() >= 0.85:
             return f"; did you mean {similar}?"
     return ""
 
@@ -138,7 +139,7 @@ def format_key(key: tuple[str, ...], value: object) -> str:
 
 
 def parse_json(text: str | bytes) -> object:
-    """What others wrote, as JSON. Raises ValueError for anything else, also for lists in lists without end."""
+    """Parse JSON that others wrote. Raises ValueError for anything else, also for endless lists in lists."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -146,6 +147,7 @@ def parse_json(text: str | bytes) -> object:
 
 
 def validator_message(message: str) -> str:
+    """A message of pydantic's in plainer words."""
     readable = (
         message.removeprefix("Value error, ")
         .replace("Input should be", "must be")
@@ -202,8 +204,8 @@ def _escape(text: str) -> str:
 class Redactor:
     """Replaces known secrets, also in the forms of repr() and JSON, and likely keys and tokens, by `***`.
 
-    For each line of the engine's log: the forms of `base.lib.redaction` would cost a third more, its rules far more,
-    and they take out some words that people need.
+    It is applied to each line of the engine's log. The forms of `base.lib.redaction` would cost a third more, its rules
+    far more, and they take out some words that people need.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:
@@ -213,7 +215,7 @@ class Redactor:
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
 
     def forms(self, secret: str) -> Iterable[str]:
-        """Plain, in Python's notation (in either kind of quotes) and in JSON."""
+        """The secret plain, in Python's notation (in either kind of quotes) and in JSON."""
         in_single_quotes = repr(f"{secret}'\"")[1:-4]
         in_json = (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
         return secret, repr(secret)[1:-1], in_single_quotes, *in_json
@@ -224,7 +226,7 @@ class Redactor:
     def __call__(self, text: str) -> str:
         text = self.hide_known(text)
         lower = text.lower()
-        # Outside ASCII other letters match these without case: the Kelvin sign is a k.
+        # Other letters than ASCII may match when case is ignored: the Kelvin sign is a k.
         if text.isascii() and not any(mark in lower for mark in _MARKS):
             return text
         return _SECRET_WORDS.sub(_hide, text)
@@ -263,7 +265,7 @@ def plain(parts: Parts) -> str:
 
 
 def parse_time(flag: str, text: str, least: int, most: int) -> int:
-    """Seconds. Raises UsageError."""
+    """Seconds of a duration such as 90s. Raises UsageError, also outside of `least` to `most` seconds."""
     match = re.fullmatch(r"([0-9]{1,7})(s|min|m|h|d)", text, re.ASCII)
     seconds = int(match[1]) * UNITS[match[2]] if match else -1
     if not least <= seconds <= most:

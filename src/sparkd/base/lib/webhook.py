@@ -29,11 +29,11 @@ REFUSED = (400, 413, 422)
 
 
 class RefusedError(LaunchError):
-    """This one message is not taken."""
+    """The receiver does not take this message, now or later."""
 
 
 def check_url(url: str) -> None:
-    """Raises ValueError, without the URL. http is for this machine and private networks alone."""
+    """Raise ValueError, without the URL, where it is unusable. http is for this machine and private networks alone."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # raises ValueError where it is none
@@ -42,11 +42,11 @@ def check_url(url: str) -> None:
         host = ""
     if not host or not url.isascii() or not url.isprintable() or " " in url or parts.scheme not in ("http", "https"):
         raise ValueError("is no URL of https://")
-    if parts.scheme == "http" and not _is_near(host):
+    if parts.scheme == "http" and not _is_private(host):
         raise ValueError("needs https: http is only taken for localhost and private addresses")
 
 
-def _is_near(host: str) -> bool:
+def _is_private(host: str) -> bool:
     try:
         return ip_address(host).is_private
     except ValueError:
@@ -54,7 +54,7 @@ def _is_near(host: str) -> bool:
 
 
 def post(url: str, content: bytes, headers: Mapping[str, str], total_seconds: float = TOTAL_SECONDS) -> None:
-    """Raises LaunchError where it may work later, RefusedError where this message is not taken."""
+    """Post one message. Raises LaunchError where it may work later, RefusedError where this message is not taken."""
     try:
         # asyncio's own loop looks names up in a thread that Python waits for at its exit: it may hang there.
         with asyncio.Runner(loop_factory=EventLoop) as runner:
@@ -73,9 +73,9 @@ def post(url: str, content: bytes, headers: Mapping[str, str], total_seconds: fl
 
 
 async def _post(url: str, content: bytes, headers: Mapping[str, str]) -> int:
-    sent = {"User-Agent": "sparkd", "Accept-Encoding": "identity", **headers}
+    all_headers = {"User-Agent": "sparkd", "Accept-Encoding": "identity", **headers}
     async with (
         httpx.AsyncClient(timeout=None) as client,  # noqa: S113 - the caller has one deadline for all
-        client.stream("POST", url, content=content, headers=sent) as answer,
+        client.stream("POST", url, content=content, headers=all_headers) as answer,
     ):
         return answer.status_code

@@ -30,6 +30,7 @@ PLAN_PATH = "/plan"
 UNCHECKED = "unchecked."
 """Prefix of the name of a value that may differ: it is listed, and left out of the digest."""
 IMAGE = ("image", "image.identity")
+"""Names of the values that may differ where cluster.allow_image_difference is set."""
 MOST_VALUES = 20_000
 LONGEST_TEXT = 4096
 MOST_ROWS = 40
@@ -39,7 +40,7 @@ ABSENT = "-"
 
 _Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 _ESCAPED_LIMIT = 10 * LONGEST_TEXT
-"""The longest escape is \\UXXXXXXXX."""
+"""Characters of a text whose characters all are escaped: the longest escape is \\UXXXXXXXX."""
 TEXT_LIMIT = 2000
 """Characters of a name or a value; a longer one is cut, with its hash appended."""
 HIDDEN = "set, not compared"
@@ -85,7 +86,7 @@ def make_agreement(
 def flatten(
     plain: Mapping[str, JsonValue], tables: Mapping[str, Mapping[str, JsonValue]]
 ) -> tuple[tuple[str, str], ...]:
-    """Sorted names and texts; an entry of a table is `table.key`. None and empty lists are left out."""
+    """Names and texts, sorted; an entry of a table is `table.key`. None and empty lists are left out."""
     values = dict(plain)
     for table, entries in tables.items():
         values |= {f"{table}.{key}": value for key, value in entries.items()}
@@ -97,7 +98,7 @@ def container_values(spec: Container) -> dict[str, JsonValue]:
     """A container's options. A mount counts by its target, because its source may differ between nodes."""
     values: dict[str, JsonValue] = spec.model_dump(exclude={"ulimits", "devices", "volumes"})
     values["shm_bytes"] = spec.shm_size_bytes
-    # As versions before null was possible: nodes of both serve together, whatever the one adds on its own.
+    # Null counts as false, as in versions that had no null: their nodes and newer ones may serve together.
     values["no_new_privileges"] = bool(spec.no_new_privileges)
     values["devices"] = [*sorted(spec.devices)]
     mounts = (f"{mount.target} {'read-only' if mount.read_only else 'writable'}" for mount in spec.volumes)
@@ -106,7 +107,7 @@ def container_values(spec: Container) -> dict[str, JsonValue]:
 
 
 def format_value(name: str, value: JsonValue) -> str:
-    """The same text for equal values, never empty, with secrets hidden."""
+    """A text that is the same for equal values, and never empty. Secrets are hidden."""
     if _is_secret(name, value):
         return HIDDEN
     if isinstance(value, str) and value.lstrip().startswith("{"):
@@ -127,7 +128,7 @@ def _without_secrets(value: JsonValue) -> JsonValue:
 
 
 def _is_secret(name: str, value: JsonValue) -> bool:
-    """Whether the name (HF_TOKEN) or the text (a password in a URL) marks it. `max-num-batched-tokens` is none."""
+    """Whether the name (HF_TOKEN) or the text (a password in a URL) marks a secret. A count of tokens is none."""
     if value is None or isinstance(value, bool):
         return False
     if isinstance(value, str) and _WITH_SECRET.search(value):
@@ -138,7 +139,7 @@ def _is_secret(name: str, value: JsonValue) -> bool:
 
 
 def bound_text(line: str) -> str:
-    """The text within the peer's limits; characters that cannot be encoded become escapes."""
+    """The text, cut to the limits of peers; characters that cannot be encoded become escapes."""
     line = line.encode("utf-8", "backslashreplace").decode()
     if len(line) <= TEXT_LIMIT:
         return line
@@ -155,7 +156,7 @@ def dump_values(values: Mapping[str, str]) -> bytes:
 
 
 def parse_values(body: bytes) -> Mapping[str, str] | None:
-    """What `dump_values` wrote; None for anything else, and for values out of bounds."""
+    """The values that `dump_values` wrote; None for any other text, and for values out of bounds."""
     if len(body) > (8 << 20):
         return None
     try:
@@ -166,25 +167,26 @@ def parse_values(body: bytes) -> Mapping[str, str] | None:
 
 
 def find_differences(own: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[Difference, ...]:
-    """Sorted by name, the allowed ones last."""
+    """Values that differ, sorted by name, the allowed ones last."""
     names = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
     differences = (Difference(name, _quote_empty(own, name), _quote_empty(theirs, name)) for name in names)
     return tuple(sorted(differences, key=lambda difference: difference.allowed))
 
 
 def _quote_empty(values: Mapping[str, str], name: str) -> str:
+    """The value, with an empty one as two quotes; empty where there is none."""
     return (values[name] or '""') if name in values else ""
 
 
 def format_table(differences: Sequence[Difference], own_name: str, peer_name: str) -> tuple[str, ...]:
-    """Aligned lines, the nodes' names first. Each value is cut so that its first difference is visible."""
+    """A table in aligned lines, the nodes' names first. Each value is cut so that its first difference is visible."""
     if not differences:
         return ()
     rows = [("", _shorten(own_name, VALUE_WIDTH), _shorten(peer_name, VALUE_WIDTH))]
     for difference in differences[:MOST_ROWS]:
         own, theirs = diff_excerpt(difference, VALUE_WIDTH)
         rows.append((_shorten(difference.name, NAME_WIDTH), own or ABSENT, theirs or ABSENT))
-    return (*str(Table(rows)).split("\n"), *_more(len(differences) - MOST_ROWS, "and "))
+    return (*str(Table(rows)).split("\n"), *_format_rest(len(differences) - MOST_ROWS, "and "))
 
 
 def format_summary(differences: Sequence[Difference]) -> str:
@@ -194,11 +196,11 @@ def format_summary(differences: Sequence[Difference]) -> str:
     first, *others = differences
     own, theirs = diff_excerpt(first, VALUE_WIDTH)
     sentence = f"{_shorten(first.name, NAME_WIDTH)} is {own or 'not set'} here and {theirs or 'not set'} there"
-    return "; and ".join((sentence, *_more(len(others), "")))
+    return "; and ".join((sentence, *_format_rest(len(others), "")))
 
 
-def _more(count: int, before: str) -> tuple[str, ...]:
-    return (f"{before}{count} more",) if count > 0 else ()
+def _format_rest(count: int, prefix: str) -> tuple[str, ...]:
+    return (f"{prefix}{count} more",) if count > 0 else ()
 
 
 def _shorten(text: str, width: int) -> str:
@@ -211,11 +213,11 @@ def _shorten(text: str, width: int) -> str:
 def diff_excerpt(difference: Difference, width: int) -> tuple[str, str]:
     """Both values, cut to the part around their first difference."""
     own, theirs = sanitize(difference.own, _ESCAPED_LIMIT), sanitize(difference.theirs, _ESCAPED_LIMIT)
-    same = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
-    return _excerpt(own, same, width), _excerpt(theirs, same, width)
+    start = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
+    return _cut_around(own, start, width), _cut_around(theirs, start, width)
 
 
-def _excerpt(line: str, place: int, width: int) -> str:
+def _cut_around(line: str, place: int, width: int) -> str:
     """The part of the line around position `place`, at most `width` characters."""
     if len(line) <= width:
         return line

@@ -33,8 +33,8 @@ def find_refusals(
 ) -> Iterator[str]:
     """What the plan wants beyond `cluster.allow` of `settings`, each with the key and what that permits.
 
-    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_changeable` finds the folder in
-    which others than root may change where a path leads: docker follows it again, some time after this.
+    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_changeable` returns the folder in
+    which others than root may change where a path leads, or nothing: docker follows the path again, some time later.
     """
     allow, spec = settings.cluster.allow, plan.container
     if not any(is_permitted(plan.image, prefix) for prefix in images):
@@ -56,32 +56,32 @@ def _refuse_paths(
 ) -> Iterator[str]:
     models, mounts = settings.engine.models_dir, ", ".join(settings.cluster.allow.mounts) or "none"
     for key, path, written in given_paths(spec):
-        folders = _folders_for(key, settings, written=written)
+        folders = _permitted_folders(key, settings, written=written)
         plain, real = f"/{normpath(path).lstrip('/')}", resolve(path)
         if not (_lies_in(plain, folders) and _lies_in(real, [*filter(None, map(resolve, folders))])):
             mode = "to read and write" if written else "to read"
             yield f"{path} {mode}: cluster.allow.mounts permits {mounts}, beside {models} to read"
-        elif above := _find_writable_above(plain, real, settings, resolve):
-            yield f"{path}: containers may write to {above}, so nothing in it is permitted, only {above} itself"
+        elif outer := _find_writable_above(plain, real, settings, resolve):
+            yield f"{path}: containers may write to {outer}, so nothing in it is permitted, only {outer} itself"
         elif plain not in folders and not is_below(plain, HEAD_FILES) and (folder := find_changeable(plain)):
             reason = f"others than root may change what is in {folder}"
             yield f'{path}: {reason}; to permit it: cluster.allow.mounts = [..., "{path}"] on this node'
 
 
-def _folders_for(key: str, settings: Settings, *, written: bool) -> list[str]:
-    """Folders in which such a path may lie. No container writes to VERBS: as a device it is no mount."""
-    read = () if written else (settings.engine.models_dir, HEAD_FILES, *_mounts(settings, writable=False))
-    return [*_mounts(settings, writable=True), *([VERBS] if key == DEVICES or not written else ()), *read]
+def _permitted_folders(key: str, settings: Settings, *, written: bool) -> list[str]:
+    """Folders in which a path of the option `key` may lie. VERBS is permitted as a device, never mounted writable."""
+    read_only = () if written else (settings.engine.models_dir, HEAD_FILES, *_list_mounts(settings, writable=False))
+    return [*_list_mounts(settings, writable=True), *([VERBS] if key == DEVICES or not written else ()), *read_only]
 
 
-def _mounts(settings: Settings, *, writable: bool) -> list[str]:
+def _list_mounts(settings: Settings, *, writable: bool) -> list[str]:
     mounts = settings.cluster.allow.mounts
     return [mount.removesuffix(WRITABLE) for mount in mounts if mount.endswith(WRITABLE) == writable]
 
 
 def _find_writable_above(plain: str, real: str, settings: Settings, resolve: Callable[[str], str]) -> str:
-    """A folder to which containers may write, with the path in it; empty where there is none."""
-    for folder in _mounts(settings, writable=True):
+    """The folder that contains the path and that containers may write to; empty where there is none."""
+    for folder in _list_mounts(settings, writable=True):
         if _is_inside(plain, folder) or _is_inside(real, resolve(folder) or folder):
             return folder
     return ""

@@ -28,6 +28,7 @@ POOL_SIZE_FLAGS = frozenset(
 _SET_BY = {"node.interface": "set fabric.interface", "node.hcas": "set fabric.hcas"}
 """Placeholders whose values come with the fabric, each with the setting that can give one."""
 BY_TCP = {"NCCL_IB_DISABLE": "1"}
+"""Makes NCCL use TCP."""
 
 
 class _Engine(Struct, frozen=True):
@@ -54,22 +55,22 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     _check_node_count(recipe, node)
     on_ray = _uses_ray(recipe, settings, node)
     engine = _configure_engine(recipe, settings, node.cluster_size)
-    shared = _shared(recipe, settings, node, engine)
+    shared = _collect_shared(recipe, settings, node, engine)
     engine = _fit_env(engine, node, by_tcp=by_tcp)
-    values, name = _placeholder_values(node, engine.model_target), f"recipe {recipe.name}"
+    values, name = _list_placeholders(node, engine.model_target), f"recipe {recipe.name}"
     args = {flag: _fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
     env = tuple((key, _fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
     host, port = api_host(recipe.name, args.get("host")), api_port(recipe.name, args, dict(env), settings)
     share = memory_share(recipe.name, args.get("gpu-memory-utilization"))
     gpus = recipe.nodes.gpus if recipe.container.gpus == "all" else 0
-    check_ranks(recipe.name, args, node.cluster_size, gpus)  # last: the rest holds for any number of ranks
+    check_ranks(recipe.name, args, node.cluster_size, gpus)  # last: the faults above hold for any number of ranks
     command = (
         *recipe.image.entrypoint,
         engine.model_target,
         "--served-model-name",
         engine.served_name,
         *command_line(args),
-        *_rank_flags(node, settings.cluster.master_port, on_ray=on_ray),
+        *_make_rank_flags(node, settings.cluster.master_port, on_ray=on_ray),
     )
     user_script = settings.engine.script
     argv = ("bash", script.USER_SCRIPT_TARGET, *command) if user_script else command
@@ -102,13 +103,13 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         gpus=recipe.nodes.gpus,
         digest=agreement.compute_digest(shared),
         sysctls=tuple(sorted(recipe.host.sysctls.items())),
-        kv_cache_tokens=_expected_tokens(recipe, settings),
+        kv_cache_tokens=_find_expected_tokens(recipe, settings),
         asserts=recipe.image.asserts,
         image_build=recipe.image_build(settings.engine.recipe) if engine.image == recipe.image.ref else "",
         extra_flags=recipe.flags.extra,
         on_ray=on_ray,
         insists_on_hcas=HCAS in str((engine.args, {**recipe.env, **settings.engine.env})),
-        hosts=_hosts(settings.cluster.nodes),
+        hosts=_name_hosts(settings.cluster.nodes),
     )
 
 
@@ -133,7 +134,7 @@ def _uses_ray(recipe: Recipe, settings: Settings, node: Node) -> bool:
     return True
 
 
-def _hosts(addresses: Sequence[str]) -> tuple[tuple[str, str], ...]:
+def _name_hosts(addresses: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Address and name of each of several nodes, without which torch's rendezvous waits 10 s for a silent DNS server.
 
     Its sockets are IPv6, and the C library finds only this form of an IPv4 address for those (measured on torch 2.13).
@@ -147,26 +148,26 @@ def _hosts(addresses: Sequence[str]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _rank_flags(node: Node, master_port: int, *, on_ray: bool) -> tuple[str, ...]:
+def _make_rank_flags(node: Node, master_port: int, *, on_ray: bool) -> tuple[str, ...]:
     """Flags of a rank. A single node gets none, because older forks do not know them."""
     if node.cluster_size == 1:
         return ()
     if on_ray:
         return ("--distributed-executor-backend", RAY)
-    words = (
+    flags = (
         *("--distributed-executor-backend", "mp"),
         *("--nnodes", str(node.cluster_size), "--node-rank", str(node.rank)),
         *("--master-addr", node.head_address, "--master-port", str(master_port)),
     )
     # Without --headless a worker starts an API server, and the head waits forever.
-    return words if node.rank == 0 else (*words, "--headless")
+    return flags if node.rank == 0 else (*flags, "--headless")
 
 
 def _configure_engine(recipe: Recipe, settings: Settings, nodes: int) -> _Engine:
-    own = settings.engine
-    variables = {**added_env(recipe, settings, nodes), **recipe.env, **own.env}
+    chosen = settings.engine
+    variables = {**added_env(recipe, settings, nodes), **recipe.env, **chosen.env}
     env = {name: text for name, text in variables.items() if text is not None}
-    secrets = {**recipe.secrets, **own.secrets}
+    secrets = {**recipe.secrets, **chosen.secrets}
     for name in secrets:
         if name in env:
             raise ConfigError(f"{name} is given both under env and under secrets", "take it out of env")
@@ -174,25 +175,25 @@ def _configure_engine(recipe: Recipe, settings: Settings, nodes: int) -> _Engine
     is_absolute = path.startswith("/")
     if is_absolute and path in (*(volume.target for volume in volumes), *recipe.caches.values()):
         raise ConfigError(f"recipe {recipe.name}: {path} is mounted twice, once as model.path", "take the volume out")
-    source, target, below = (path, path, "") if is_absolute else (own.models_dir, MODELS_TARGET, f"/{path}")
+    source, target, subpath = (path, path, "") if is_absolute else (chosen.models_dir, MODELS_TARGET, f"/{path}")
     # model_construct, because validation reserves this target.
     model_volume = Volume.model_construct(source=source, target=target, read_only=True)
     mounted = (target, *(volume.target for volume in volumes))
     return _Engine(
-        image=own.image or recipe.image.ref,
-        args={**recipe.args, **own.args},
+        image=chosen.image or recipe.image.ref,
+        args={**recipe.args, **chosen.args},
         env=env,
         secrets=tuple(Secret(name, secrets[name]) for name in sorted(secrets)),
-        model_path=source + below,
-        model_target=target + below,
-        served_name=_served_name(recipe),
+        model_path=source + subpath,
+        model_target=target + subpath,
+        served_name=_choose_served_name(recipe),
         container=recipe.container.model_copy(update={"volumes": (model_volume, *volumes)}),
         caches=kept_caches(recipe.caches, env, mounted, gpu=recipe.container.gpus == "all"),
     )
 
 
 def _fit_env(engine: _Engine, node: Node, *, by_tcp: bool) -> _Engine:
-    """Takes out the variables that name RDMA devices where none is used: NCCL takes an empty list for all devices."""
+    """Take out the variables that name RDMA devices where none is used: NCCL takes an empty list for all devices."""
     if node.hcas and not by_tcp:
         return engine
     env = {name: text for name, text in engine.env.items() if HCAS not in text}
@@ -202,7 +203,7 @@ def _fit_env(engine: _Engine, node: Node, *, by_tcp: bool) -> _Engine:
     return replace(engine, env=env | BY_TCP, container=engine.container.model_copy(update={"devices": devices}))
 
 
-def _served_name(recipe: Recipe) -> str:
+def _choose_served_name(recipe: Recipe) -> str:
     name = recipe.model.served_name or recipe.model.path.rstrip("/").rpartition("/")[2]
     if not name or name.startswith("-"):
         raise ConfigError(
@@ -212,7 +213,7 @@ def _served_name(recipe: Recipe) -> str:
     return name
 
 
-def _placeholder_values(node: Node, model_target: str) -> Mapping[str, str]:
+def _list_placeholders(node: Node, model_target: str) -> Mapping[str, str]:
     return {
         "node.address": node.address,
         "node.rank": str(node.rank),
@@ -226,23 +227,25 @@ def _placeholder_values(node: Node, model_target: str) -> Mapping[str, str]:
 
 
 def _fill_text(template: str, values: Mapping[str, str], where: str) -> str:
-    """Raises ConfigError, prefixed with `where`, for a placeholder that is unknown or has no value on this node."""
+    """Replace the placeholders. Raises ConfigError, prefixed with `where`, for one that is unknown or has no value, and
+    AwaitedError where the value may come with the fabric.
+    """
 
-    def value(match: re.Match[str]) -> str:
+    def find_value(match: re.Match[str]) -> str:
         name = match[1]
         if name not in values:
             raise ConfigError(f"{where}: there is no placeholder {{{name}}}{did_you_mean(name, values)}")
         if not values[name]:
-            comes = name in _SET_BY and values["cluster.size"] != "1"
-            missing = AwaitedError if comes else ConfigError
-            raise missing(f"{where}: {{{name}}} is not known on this node", _SET_BY.get(name, ""))
+            may_come = name in _SET_BY and values["cluster.size"] != "1"
+            error_type = AwaitedError if may_come else ConfigError
+            raise error_type(f"{where}: {{{name}}} is not known on this node", _SET_BY.get(name, ""))
         return values[name]
 
-    return PLACEHOLDER.sub(value, template)
+    return PLACEHOLDER.sub(find_value, template)
 
 
 def _fill_value(template: JsonValue, values: Mapping[str, str], where: str) -> JsonValue:
-    """Fills every text of a JSON value except its keys. Raises ConfigError like `_fill_text`."""
+    """Fill every text of a JSON value except its keys. Raises ConfigError like `_fill_text`."""
     if isinstance(template, str):
         return _fill_text(template, values, where)
     if isinstance(template, list):
@@ -252,16 +255,16 @@ def _fill_value(template: JsonValue, values: Mapping[str, str], where: str) -> J
     return template
 
 
-def _expected_tokens(recipe: Recipe, settings: Settings) -> int | None:
+def _find_expected_tokens(recipe: Recipe, settings: Settings) -> int | None:
     """The recipe's figure; None with another image or pool size than those with which it was measured."""
-    own = settings.engine
-    if own.image or any(flag.partition(".")[0] in POOL_SIZE_FLAGS for flag in own.args):
+    chosen = settings.engine
+    if chosen.image or any(flag.partition(".")[0] in POOL_SIZE_FLAGS for flag in chosen.args):
         return None
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
     return tokens if isinstance(tokens, int) else None
 
 
-def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> tuple[tuple[str, str], ...]:
+def _collect_shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> tuple[tuple[str, str], ...]:
     """The values of the digest. Placeholders stay unfilled, because their values differ between nodes.
 
     Contains the settings that change how a node reacts to an event. Settings of one node (folders, fabric names,

@@ -1,7 +1,7 @@
 """How many compilers may run at once beside a rank's weights.
 
 On a cold cache the engine compiles kernels once the weights are in memory and before the KV cache is. FlashInfer and
-torch's extensions do so with ninja, which starts as many jobs as there are cores, and two: on a GB10, whose GPU shares
+torch's extensions do so with ninja, which starts two jobs more than there are cores: on a GB10, whose GPU shares
 the machine's memory, that takes all of it. DeepGEMM, TileLang and CuTe DSL compile one kernel at a time.
 """
 
@@ -22,21 +22,22 @@ from sparkd.base.vllm.args import parse_count
 
 JOBS_GIB = (11, 21, 30, 40, 49, 57, 65, 74, 82, 90, 97)
 """Memory of 1 to 11 of FlashInfer's largest compiles at once: nvcc 13.0 for 12.1a, fused_moe_120 of FlashInfer 0.6.12.
-Its eleven instances for SM120 take 7.3 to 10.4 each; three at once were seen to take 26.3, nine 66.5."""
+Its eleven instances for SM120 take 7.3 to 10.4 GiB each; three at once were measured at 26.3 GiB, nine at 66.5."""
 FURTHER_GIB = 2.2
-"""Memory of each further job, which is none of those."""
+"""Memory of each further job, which compiles none of the largest files."""
 MOST_JOBS = 22
-"""What ninja starts on a GB10."""
+"""Jobs that ninja starts on a GB10."""
 SYSTEM_GIB = 10
-"""Memory of what else runs: an idle GB10 has 110 to 117 of 121.6 GiB available."""
+"""Memory of the system and other programs: an idle GB10 has 110 to 117 of 121.6 GiB available."""
 LOADED = 1.17
-"""Weights in memory by those in the files: 80.7 GiB of 69.4, DeepSeek-V4-Flash on two GB10 (vllm-project/vllm PR
-41834, 5 Aug 2026). Never more than the share."""
+"""Weights in memory, divided by those in the files: 80.7 GiB by 69.4, DeepSeek-V4-Flash on two GB10
+(vllm-project/vllm PR 41834, 5 Aug 2026). They never take more than the share."""
 
 
 def needed_bytes(jobs: int) -> int:
-    of_largest = JOBS_GIB[min(jobs, len(JOBS_GIB)) - 1]
-    return round((of_largest + FURTHER_GIB * max(0, jobs - len(JOBS_GIB))) * GIB)
+    """Memory of so many compilers at once."""
+    largest_gib = JOBS_GIB[min(jobs, len(JOBS_GIB)) - 1]
+    return round((largest_gib + FURTHER_GIB * max(0, jobs - len(JOBS_GIB))) * GIB)
 
 
 class CompileRoom(Struct, frozen=True):
@@ -48,33 +49,35 @@ class CompileRoom(Struct, frozen=True):
     headroom_bytes: int
     weights_known: bool = True
     ranks: int = 1
-    """Of this node, each with so many compilers."""
+    """Ranks of this node. Each starts compilers of its own."""
 
     @property
     def bytes_(self) -> int:
+        """Memory left for the compilers of all ranks."""
         return self.total_bytes - self.rank_bytes - self.headroom_bytes - SYSTEM_GIB * GIB
 
     @property
     def jobs(self) -> int:
-        """The number of a rank that the room holds; 1 where it holds none, for without a compiler nothing starts."""
+        """Compilers of each rank that have room; 1 where none has, because no engine starts without one."""
         return max((jobs for jobs in range(1, MOST_JOBS + 1) if self._needed_bytes(jobs) <= self.bytes_), default=1)
 
     def _needed_bytes(self, jobs: int) -> int:
         return needed_bytes(jobs * self.ranks)
 
     def describe(self) -> str:
-        held = "weights" if self.weights_known else "the rank's share"
-        beside = f"{held} of {size(self.rank_bytes)}, the " if self.rank_bytes else "the "
+        """The number of compilers, their memory, and the room for them."""
+        rank_part = "weights" if self.weights_known else "the rank's share"
+        others = f"{rank_part} of {size(self.rank_bytes)}, the " if self.rank_bytes else "the "
         needed = self._needed_bytes(self.jobs)
-        of = "of" if needed <= self.bytes_ else "more than the"
-        each = f" in each of {self.ranks} ranks" if self.ranks > 1 else ""
+        relation = "of" if needed <= self.bytes_ else "more than the"
+        per_rank = f" in each of {self.ranks} ranks" if self.ranks > 1 else ""
         return (
-            f"{self.jobs} at a time{each}: {size(needed)} at the worst, {of} {size(max(0, self.bytes_))} "
-            f"beside {beside}system ({SYSTEM_GIB} GiB) and headroom"
+            f"{self.jobs} at a time{per_rank}: {size(needed)} at the worst, {relation} {size(max(0, self.bytes_))} "
+            f"beside {others}system ({SYSTEM_GIB} GiB) and headroom"
         )
 
     def describe_excess(self, plan: LaunchPlan) -> str:
-        """What is wrong with the number that recipe or settings name; empty where nothing is."""
+        """A fault of the number of compilers that recipe or settings name; empty where there is none."""
         wanted = parse_count(dict(plan.env).get(MAX_JOBS), 1 << 20) or MOST_JOBS
         needed = self._needed_bytes(wanted)
         if wanted == 1 or needed <= self.bytes_ or plan.container.gpus != "all":

@@ -42,7 +42,7 @@ def read_weights(host: Host, plan: LaunchPlan) -> weights.Manifest:
     try:
         return weights.manifest(host.files, folder)
     except OSError as error:
-        raise _unreadable(f"the model's folder {folder}", error, f"look at: ls -lL {folder}") from None
+        raise _make_error(f"the model's folder {folder}", error, f"look at: ls -lL {folder}") from None
 
 
 def hash_user_script(host: Host, plan: LaunchPlan) -> str:
@@ -52,10 +52,10 @@ def hash_user_script(host: Host, plan: LaunchPlan) -> str:
     try:
         return sha256(host.files.bytes(plan.user_script)).hexdigest()
     except OSError as error:
-        raise _unreadable(f"engine.script {plan.user_script}", error, "fix or unset it") from None
+        raise _make_error(f"engine.script {plan.user_script}", error, "fix or unset it") from None
 
 
-def _unreadable(what: str, error: OSError, hint: str) -> BlockedError:
+def _make_error(what: str, error: OSError, hint: str) -> BlockedError:
     return BlockedError(f"{what} can't be read: {error.strerror or type(error).__name__}", hint)
 
 
@@ -67,8 +67,8 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
             # As in the launch script: only trailing line ends are dropped.
             secrets[secret.name] = Files().head(secret.file, 64 << 10).decode().rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
-            wrong = unreadable(error) if isinstance(error, OSError) else ConfigError
-            raise wrong(
+            error_type = unreadable(error) if isinstance(error, OSError) else ConfigError
+            raise error_type(
                 f"secret {secret.name} can't be read from {secret.file}: {error}",
                 "write it there, readable by root alone",
             ) from None

@@ -1,4 +1,4 @@
-"""What checks are built from: the node's plan and settings, and what the plan needs of the memory."""
+"""Inputs from which checks are built: the node's plan and settings, and the memory that the plan needs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MemoryNeed(Struct, frozen=True):
         return 0 if gpu_bytes is not None else self.of_gpu(total_bytes)
 
     def of_gpu(self, bytes_: int) -> int:
-        """The share of the memory that the GPU uses."""
+        """The rank's share of `bytes_`, the memory that the GPU uses."""
         return ceil(bytes_ * (DEFAULT_SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization))
 
     def all_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
@@ -58,12 +58,13 @@ class PlanNeededError(Exception):
 
 class CheckInputs(Struct, frozen=True):
     made_plan: LaunchPlan | None
-    """None where the configuration is wrong."""
+    """The plan; None where the configuration is wrong."""
     settings: Settings
     role: str = ""
     peers: tuple[str, ...] = ()
     drop_in: DropIn | None = None
     earlier: MemorySample | None = None
+    """Available memory at the last check."""
 
     @property
     def plan(self) -> LaunchPlan:

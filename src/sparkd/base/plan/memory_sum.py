@@ -1,4 +1,4 @@
-"""Whether a plan's model fits: what the share of the memory that a rank takes has to hold, and how much that is."""
+"""Whether a plan's model fits into memory: the rank's share of it, and what that share has to hold."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
 """Parts of the share for activations, CUDA graphs and NCCL: 1.3 to 10.5 % in 20 public logs of vLLM 0.10 to 0.33 on
 GPUs of 24 to 192 GiB, and up to 13 % in logs of refused starts."""
 BY_VERSION = ("max-num-batched-tokens", "max-num-seqs")
+"""Flags whose defaults depend on the version."""
 DEFAULTS, EARLIER_DEFAULTS = (2048, 256), (8192, 1024)
-"""vLLM's, of these flags, on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
+"""vLLM's defaults of BY_VERSION on a GB10, since 0.33 and before (vllm/engine/arg_utils.py)."""
 CHANGES_WEIGHTS = (
     "cpu-offload-gb", "hf-config-path", "hf-overrides", "kv-cache-memory-bytes", "offload-backend",
     "offload-group-size", "offload-num-in-group", "prefill-context-parallel-size", "quantization-config",
 )  # fmt: skip
 CHANGES_CACHE = ("decode-context-parallel-size", "num-gpu-blocks-override", "hf-overrides", "hf-config-path")
-"""Flags whose effect is not computed: what they change is unknown."""
+"""Flags whose effect is not computed: with one of them the size of weights, or of the KV cache, is unknown."""
 _WHOLE = re.compile(
     r"norm|(?:^|\.)(?:gate|router|shared_expert_gate|fc|eh_proj|e_proj|h_proj)\.|e_score_correction|indexer|compressor"
     r"|_a_proj|\bwq_a\b|\bwkv\b|\bhc_|latent_proj"
 )
-"""Parts of the names of tensors that each rank of tensor parallelism holds whole."""
+"""Parts of names of tensors. Each rank of tensor parallelism holds such a tensor whole."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,4})\.")
 _DRAFT = re.compile(r"(?:^|\.)mtp\.")
 
@@ -71,7 +72,7 @@ class MemorySum(Struct, frozen=True):
     """The longest request, in tokens."""
     sequences: int
     defaults: Mapping[str, int] = {}
-    """Of vLLM, which the plan leaves to it, where its image names the release."""
+    """vLLM's defaults of flags that the plan does not set; empty where the image names no release."""
 
     @property
     def request_bytes(self) -> int | None:
@@ -88,8 +89,8 @@ class MemorySum(Struct, frozen=True):
     @property
     def tokens(self) -> int | None:
         """Size of the KV cache, as the engine will count it."""
-        left = self.left_bytes or 0
-        return self.cache.tokens(left, self.length) if self.cache and self.length and left > 0 else None
+        left_bytes = self.left_bytes or 0
+        return self.cache.tokens(left_bytes, self.length) if self.cache and self.length and left_bytes > 0 else None
 
     @property
     def fit(self) -> ModelFit:
@@ -113,12 +114,12 @@ class MemorySum(Struct, frozen=True):
         if self.weights is None or not self.share_bytes:
             return ""
         share, expected, request_bytes = self.share_bytes, self.weights.expected, self.request_bytes or 0
-        held, fits = f"weights of {size(expected)}", "fit" if expected + request_bytes <= share else "may not fit"
-        both = f"{held} and the KV cache of a request of {self.length} tokens, {size(request_bytes)},"
+        amount, fits = f"weights of {size(expected)}", "fit" if expected + request_bytes <= share else "may not fit"
+        both = f"{amount} and the KV cache of a request of {self.length} tokens, {size(request_bytes)},"
         of_share = f"the share of {size(share)}"
         match self.fit:
             case ModelFit.WEIGHTS_TOO_BIG:
-                return f"{held} on each node are {size(expected - share)} more than {of_share}"
+                return f"{amount} on each node are {size(expected - share)} more than {of_share}"
             case ModelFit.REQUEST_TOO_BIG:
                 return f"{both} are {size(expected + request_bytes - share)} more than {of_share}"
             case ModelFit.TIGHT:
@@ -126,7 +127,7 @@ class MemorySum(Struct, frozen=True):
             case ModelFit.FITS:
                 return f"{both} fit {of_share}: about {self.tokens} tokens in all"
             case _:
-                return f"{held} {fits} {of_share}; the KV cache of such a model is not computed"
+                return f"{amount} {fits} {of_share}; the KV cache of such a model is not computed"
 
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Rows of the table for people."""
@@ -134,14 +135,14 @@ class MemorySum(Struct, frozen=True):
         least, most = (size(round(share * part)) for part in (OTHER_SHARE, MOST_OTHER_SHARE))
         length = f"{self.length} tokens" if self.length else "unknown length"
         alone, together = ("unknown",) * 2 if request is None else (size(request), size(request * self.sequences))
-        held = f"{self.tokens} tokens in about {size(self.left_bytes or 0)}" if self.tokens else "unknown"
+        cache_text = f"{self.tokens} tokens in about {size(self.left_bytes or 0)}" if self.tokens else "unknown"
         return (
             ("share of the memory", size(share) if share else "unknown, since no GPU answers"),
             ("weights", size(weights.expected) if weights else "unknown"),
             ("activations, CUDA graphs", f"about {least}, at most {most}" if share else "unknown"),
             (f"KV cache of a request of {length}", alone),
             (f"the same of {self.sequences} at once", together),
-            ("KV cache", held),
+            ("KV cache", cache_text),
             *((f"{flag}, not set", f"{value}, by vLLM's default") for flag, value in self.defaults.items()),
         )
 
@@ -164,39 +165,39 @@ def read_sum(
     memory = add_up(plan, config, tensors, need.engine_bytes(total_bytes))
     if gpu is not None and (gpu.error or not gpu.names):
         memory = replace(memory, share_bytes=0)
-    if tensors or not isinstance(known_gb, int | float) or not 1 < known_gb < 1e6:  # true is 1
+    if tensors or not isinstance(known_gb, int | float) or not 1 < known_gb < 1e6:  # a bool is an int
         return memory
-    return replace(memory, weights=RankWeights(round(known_gb * 1e9), round(known_gb * GIB)))  # sources mix the two
+    return replace(memory, weights=RankWeights(round(known_gb * 1e9), round(known_gb * GIB)))  # sources mix GB and GiB
 
 
 def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str, int], share_bytes: int) -> MemorySum:
     """The sum of a plan, by the model's `config` and the bytes of its `tensors`. Pure."""
     launch = Launch(flags=first_values(plan.argv), env=dict(plan.env), model=parse_limits(config))
-    flags, drafts = launch.flags, _own_drafts(launch)
+    flags, drafts = launch.flags, _count_own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*SIZES[:2], DATA_SIZE))
     release = known_release(plan.image)
-    defaults = _defaults(release)
-    left = {flag: value for flag, value in defaults.items() if release and flag not in flags}
+    defaults = _find_defaults(release)
+    unset = {flag: value for flag, value in defaults.items() if release and flag not in flags}
     batched, sequences = (launch.amount(flag) or value for flag, value in defaults.items())
-    cache = held = None
+    cache = rank_weights = None
     if flags.keys().isdisjoint(CHANGES_CACHE):
-        dtype = (flags.get("kv-cache-dtype") or "auto").lower()
-        cache = read_kv_cache(config, dtype, ranks, stages, 2 * batched, drafts)
+        cache_type = (flags.get("kv-cache-dtype") or "auto").lower()
+        cache = read_kv_cache(config, cache_type, ranks, stages, 2 * batched, drafts)
     if tensors and _loads_as_stored(launch, config):
         nested = config.get("text_config")
         layers = parse_count((nested if isinstance(nested, Mapping) else config).get("num_hidden_layers"), MOST_LAYERS)
-        held = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
+        rank_weights = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
     length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
-    return MemorySum(share_bytes, held, cache, length, sequences, left)
+    return MemorySum(share_bytes, rank_weights, cache, length, sequences, unset)
 
 
-def _defaults(release: FlagTable | None) -> dict[str, int]:
+def _find_defaults(release: FlagTable | None) -> dict[str, int]:
     values = EARLIER_DEFAULTS if release and is_before(release, 33) else DEFAULTS
     return dict(zip(BY_VERSION, values, strict=True))
 
 
-def _own_drafts(launch: Launch) -> int:
-    """Tokens that layers of the model itself draft."""
+def _count_own_drafts(launch: Launch) -> int:
+    """Tokens that layers of the model itself draft (multi-token prediction)."""
     drafts = launch.table("speculative-config")
     wanted = parse_count(drafts.get("num_speculative_tokens"), 1000) or 0
     return wanted if "mtp" in str(drafts.get("method")) else 0
@@ -215,8 +216,8 @@ def divide_weights(
 ) -> RankWeights:
     """The weights of a rank, by the names and bytes of a model's tensors.
 
-    vLLM divides most matrices over the ranks of tensor parallelism, whole experts or parts of each alike; what it holds
-    whole on each is in its layers' classes (ReplicatedLinear, norms, routers; vllm/model_executor/layers of 0.33).
+    vLLM divides most matrices over the ranks of tensor parallelism, and experts too, as wholes or in parts. The classes
+    of its layers show what each rank holds whole (ReplicatedLinear, norms, routers; vllm/model_executor/layers, 0.33).
     `layers`: the model's, 0 where unknown; layers beyond these draft. `ranks` are those of tensor parallelism, `stages`
     those of pipeline parallelism, and `copies` those of data parallelism, over which experts are divided too.
     """
@@ -233,7 +234,7 @@ def divide_weights(
             divided += count
         else:
             outside += count  # embeddings and head, at the first and the last stage
-    even = (divided + experts + whole + outside) // (ranks * stages * copies)
-    ends = outside // ranks if stages == 1 else outside // (2 * ranks)
-    of_layers = divided // (ranks * stages) + experts // (ranks * stages * copies) + whole // stages
-    return RankWeights(even, max(even, of_layers + ends))
+    even_bytes = (divided + experts + whole + outside) // (ranks * stages * copies)
+    end_bytes = outside // ranks if stages == 1 else outside // (2 * ranks)
+    layer_bytes = divided // (ranks * stages) + experts // (ranks * stages * copies) + whole // stages
+    return RankWeights(even_bytes, max(even_bytes, layer_bytes + end_bytes))

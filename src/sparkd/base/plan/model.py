@@ -23,7 +23,7 @@ else:
     Assert = Any  # msgspec reads no such union
 
 PLAN_SCHEMA = 5
-"""Part of the digest, so that sparkd versions that plan differently never agree."""
+"""A value of the digest, so that versions of sparkd that plan differently never agree."""
 
 
 class Node(Struct, frozen=True):
@@ -35,14 +35,14 @@ class Node(Struct, frozen=True):
     interface: str = ""
     hcas: tuple[str, ...] = ()
     compile_jobs: str = "1"
-    """The number of compilers at once that its memory holds; 1 until that has been read."""
+    """Number of compilers at once for which its memory has room; 1 until that has been read."""
 
 
 class Secret(Struct, frozen=True):
-    """Environment variable `name` holds the content of `file`. The container reads it at launch; while that serves, a
-    copy for the next agent is in a folder of root's below /run.
+    """Environment variable `name` holds the content of `file`, which the container reads at launch.
 
-    Without a file it counts in the agreement alone: it is one that only another node needs.
+    While the container serves, a copy for the next agent is in a folder of root's below /run. A secret without a file
+    only counts in the agreement: another node needs it.
     """
 
     name: str
@@ -97,7 +97,7 @@ class LaunchPlan(Struct, frozen=True):
     asserts: tuple[Assert, ...] = ()
     """Requirements on the image, checked in a container of its own."""
     image_build: str = ""
-    """How the recipe says that its image is built. Empty for another image, and for one that a registry has."""
+    """Command or text by which the recipe's image is built. Empty for another image, and for one from a registry."""
     extra_flags: tuple[str, ...] = ()
     """Flags of a fork of vLLM, missing in the table of base/vllm/flag.py."""
     on_ray: bool = False
@@ -113,11 +113,12 @@ class LaunchPlan(Struct, frozen=True):
 
     @property
     def names_hcas(self) -> bool:
+        """Whether a shared value contains the placeholder of the RDMA devices."""
         return any(HCAS in text for _, text in self.shared)
 
     @property
     def named_files(self) -> tuple[tuple[str, str], ...]:
-        """What a file of the node is to this plan, and its path: the user's script, and secrets."""
+        """Files of the node that the plan names, each with its use before its path: the user's script, and secrets."""
         script = (("engine.script", self.user_script),) if self.user_script else ()
         return (*script, *((f"secret {secret.name} in", secret.file) for secret in self.secrets))
 
@@ -127,7 +128,7 @@ class LaunchPlan(Struct, frozen=True):
 
     @property
     def counted_as(self) -> str:
-        """Key by which the launch history counts its launches; those with a rollback's image are counted separately."""
+        """Key by which the launch history counts this plan's launches, those with a rollback's image separately."""
         return f"{self.digest} {self.image_id}".rstrip()
 
 
@@ -135,11 +136,11 @@ API_PORT = 8000
 """vLLM's own (vllm/entrypoints/openai/cli_args.py)."""
 HIGHEST_PORT = 65535
 _VARIABLE = re.compile(r"VLLM_\w+_PORT")
-"""VLLM_PORT is not among them: vLLM looks for a free one from there on."""
+"""Variables with a port. VLLM_PORT does not match: from that port on, vLLM looks for a free one."""
 
 
 def api_port(recipe: str, args: Mapping[str, JsonValue], env: Mapping[str, str], settings: Settings) -> int:
-    """The port of the API. Raises ConfigError where it is none, or where any port is given twice.
+    """The port of the API. Raises ConfigError where that is no port, or where any port is given twice.
 
     `args` and `env` have no placeholders left.
     """
@@ -148,15 +149,15 @@ def api_port(recipe: str, args: Mapping[str, JsonValue], env: Mapping[str, str],
     if not port:
         raise ConfigError(f"recipe {recipe}: args.port is {text!r}: a number from 1 to {HIGHEST_PORT} is needed")
     taken = {number: key for key, number in settings.ports.items()}
-    for key, value in [("args.port", port), *_ports(args, env)]:
+    for key, value in [("args.port", port), *_further_ports(args, env)]:
         number = parse_count(value, HIGHEST_PORT)
         if number and (other := taken.setdefault(number, key)) != key:
             raise ConfigError(f"recipe {recipe}: {key} is {number}, the port of {other}", "change one")
     return port
 
 
-def _ports(args: Mapping[str, JsonValue], env: Mapping[str, str]) -> Iterator[tuple[str, JsonValue]]:
-    """Further ports by key. Those of data parallelism are used only where there is any."""
+def _further_ports(args: Mapping[str, JsonValue], env: Mapping[str, str]) -> Iterator[tuple[str, JsonValue]]:
+    """Keys and values of further ports. Those of data parallelism count only with more than one of its ranks."""
     parallel = (parse_count(args.get(DATA_SIZE), HIGHEST_PORT) or 1) > 1
     for flag, value in args.items():
         if flag.endswith("-port") and (parallel or not flag.startswith("data-parallel-")):

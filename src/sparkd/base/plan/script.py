@@ -20,20 +20,21 @@ if TYPE_CHECKING:
     from sparkd.base.recipes.image import Lines
 
 SCRIPT_FILE = "/run/sparkd/private/launch.sh"
-"""The file is in a folder of root's: the image's user has it mounted and may read it, and no other."""
+"""The file is in a folder of root's. Besides root only the container's user can read it, by the mount."""
 SCRIPT_TARGET = "/run/sparkd-launch.sh"
 USER_SCRIPT_TARGET = "/run/sparkd-user-script"
 SECRETS_TARGET = "/run/sparkd-secrets"
 HOSTS_FILE, HOSTS_TARGET = "hosts", "/etc/hosts"
 RAY_TOKEN_FILE = "ray-token"  # noqa: S105  # beside the script, for root alone
 ASSERT_FAILED = 64
-"""Exit code of both programs when the image fails an assertion."""
+"""Exit code of the launch script and of the assertions' program, when the image fails an assertion."""
 NOT_AS_NEEDED = "the image is not what the recipe needs"
-"""Prefix of its log line."""
+"""Prefix of the log line of a failed assertion."""
 SHOWN_COMMAND = 120
+"""Characters of an assertion in that line."""
 OBJECT_STORE_BYTES = 256 << 20
 """Ray's shared memory. vLLM does not pass tensors through it, and Ray's default is 30 % of the memory."""
-_COUNT = (
+_COUNT_LINES = (
     # grep exits with 1 without a match, and with 2 on an unreadable file.
     'found=$(grep -c -e "$1" -- "$2") || test $? = 1 || found=unread; test "$found" = "$3" || '
     f'{{ echo "{NOT_AS_NEEDED}: lines of $2 that match $1: $found, and $3 needed" >&2; exit 1; }}'
@@ -89,28 +90,31 @@ def render_asserts(asserts: Iterable[str | Lines]) -> str:
 
     Where all hold it prints which packages of FlashInfer the image has.
     """
-    lines = [*map(_assert_line, asserts)]
+    lines = [*map(_render_assert, asserts)]
     return "\n".join([*lines, _LIST_PACKAGES] if lines else [])
 
 
-def _assert_line(wanted: str | Lines) -> str:
-    if isinstance(wanted, str):
-        message = quote(f"{NOT_AS_NEEDED}: {' '.join(wanted.split())[:SHOWN_COMMAND]}")
-        # A command that was killed, such as for want of memory, has shown nothing of the image.
+def _render_assert(assertion: str | Lines) -> str:
+    if isinstance(assertion, str):
+        message = quote(f"{NOT_AS_NEEDED}: {' '.join(assertion.split())[:SHOWN_COMMAND]}")
+        # A command that was killed, such as by a lack of memory, says nothing about the image.
         failure = f"{{ code=$?; test $code -lt 128 || exit $code; echo {message} >&2; exit {ASSERT_FAILED}; }}"
-        return f"bash -c -- {quote(wanted)} >/dev/null || {failure}"
-    words = " ".join(quote(word) for word in (wanted.pattern, wanted.file, str(wanted.times)))
-    return f"bash -c {quote(_COUNT)} count {words} || exit {ASSERT_FAILED}"
+        return f"bash -c -- {quote(assertion)} >/dev/null || {failure}"
+    words = " ".join(quote(word) for word in (assertion.pattern, assertion.file, str(assertion.times)))
+    return f"bash -c {quote(_COUNT_LINES)} count {words} || exit {ASSERT_FAILED}"
 
 
 def find_fault(log: str) -> str:
-    """The fault that the program of `render_asserts` found, by the end of its log."""
+    """The fault that the program of `render_asserts` found, by the end of its log.
+
+    The line above a failed assertion is the last output of its command.
+    """
     lines = [line for line in log.splitlines() if line.strip()]
-    at = max((number for number, line in enumerate(lines) if line.startswith(f"{NOT_AS_NEEDED}: ")), default=None)
-    if at is None:
+    fault = max((number for number, line in enumerate(lines) if line.startswith(f"{NOT_AS_NEEDED}: ")), default=None)
+    if fault is None:
         return lines[-1] if lines else "it said nothing"
-    wanted = lines[at].removeprefix(f"{NOT_AS_NEEDED}: ")
-    return f"{lines[at - 1]} ({wanted})" if at else wanted
+    assertion = lines[fault].removeprefix(f"{NOT_AS_NEEDED}: ")
+    return f"{lines[fault - 1]} ({assertion})" if fault else assertion
 
 
 def find_unbuilt(log: str) -> str:
@@ -123,7 +127,7 @@ def find_unbuilt(log: str) -> str:
 
 
 def ray_token(cluster_key: bytes, epoch: str) -> str:
-    """Valid for one epoch: a node of an earlier epoch cannot join."""
+    """A token for one epoch: a node of an earlier epoch cannot join."""
     return hmac.new(cluster_key, f"sparkd ray token 1 {epoch}".encode(), "sha256").hexdigest()
 
 
@@ -140,12 +144,12 @@ def ray_lines(node: Node, gpus: int, port: int, env: Mapping[str, str], engine: 
         )
     )
     if node.rank == 0:
-        own = sorted(name for name, text in env.items() if "{node." in text)
+        names = sorted(name for name, text in env.items() if "{node." in text)
         # vLLM copies the head's variables to all ranks, except those named in this file.
         names_file = f"{_CONFIG}/ray_non_carry_over_env_vars.json"
-        kept = [f"mkdir -p {_CONFIG}", f"echo {quote(json.dumps(own))} >{names_file}"] if own else []
+        write_names = [f"mkdir -p {_CONFIG}", f"echo {quote(json.dumps(names))} >{names_file}"] if names else []
         start = f"ray start --head --port={port} --include-dashboard=false{options}"
-        return [_HAS_RAY, *kept, start, f"export RAY_ADDRESS={address}", *engine]
+        return [_HAS_RAY, *write_names, start, f"export RAY_ADDRESS={address}", *engine]
     # The agent bounds this wait. The rank's output goes to the worker's log, not to the head's.
     return [
         _HAS_RAY,

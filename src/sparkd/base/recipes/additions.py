@@ -1,4 +1,4 @@
-"""What sparkd adds to an engine's environment where recipe and settings have no entry; null keeps a name out.
+"""Variables that sparkd adds to an engine's environment where recipe and settings have no entry; null keeps a name out.
 
 Launchers of other tools set the same on each node (sparkrun 0.4.2; eugr/spark-vllm-docker, launch-cluster.sh), so that
 recipes in public have none of it.
@@ -23,11 +23,11 @@ VERBS = "/dev/infiniband"
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 """How long vLLM's API server waits for its engine. A cold load takes longer than its default, 600 s."""
 ENGINE_READY_SECONDS = 86_400
-"""A day: sparkd gives a load up, by readiness.timeout_seconds and by whether it works."""
+"""A day, because sparkd itself ends a load: after readiness.timeout_seconds, unless the load still works."""
 EXECUTE_TIMEOUT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
 """How long vLLM waits for one step of its ranks, 300 s by default: a kernel that is compiled in one takes longer."""
 EXECUTE_SECONDS = 1800
-"""12 minutes were seen (MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 65). A hang is found by sparkd itself."""
+"""12 minutes were needed (MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 65). sparkd itself finds a hang."""
 RAY = "ray"
 RAY_TOKEN_TARGET = "/run/sparkd-ray-token"  # noqa: S105  # a path
 RAY_ENV: Mapping[str, str] = {
@@ -43,25 +43,26 @@ RAY_ENV: Mapping[str, str] = {
     "RAY_AUTH_TOKEN_PATH": RAY_TOKEN_TARGET,
 }
 BETWEEN_NODES: Mapping[str, str] = {
-    # By themselves they take the address of the host's name, which may be 127.0.1.1, or that of the default route.
+    # Without these, vLLM, Gloo and TensorPipe take the address of the host's name, which may be 127.0.1.1, or that of
+    # the default route.
     "VLLM_HOST_IP": "{node.address}",
     "GLOO_SOCKET_IFNAME": INTERFACE,
     "TP_SOCKET_IFNAME": INTERFACE,
 }
 BETWEEN_GPUS: Mapping[str, str] = {"NCCL_SOCKET_IFNAME": f"={INTERFACE}", "NCCL_IB_HCA": HCAS}
-"""Without `=`, NCCL takes the name for a beginning, also of a VLAN's."""
+"""Without `=`, NCCL takes the name for a prefix, and a VLAN's name may begin with it."""
 ALLOCATOR, NEWER_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 """PyTorch ignores the newer name where it has the older one."""
 ADDED_LIMITS = {"nofile": 1 << 20, "memlock": -1}
-"""Soft and hard. nofile: the kernel's own highest (fs.nr_open); docker's soft limit is 1024 where systemd says nothing
-else. memlock: unlimited, since RDMA locks all that it sends from; docker's is 8 MiB as a rule.
+"""Soft and hard limits. nofile: the kernel's own highest (fs.nr_open); docker's soft limit is 1024 unless systemd sets
+another. memlock: unlimited, since RDMA locks all memory that it sends from; docker's is 8 MiB as a rule.
 """
 ADDED_SHM_BYTES = 32 << 30
 """Size of a container's own /dev/shm, as sparkrun makes it. A bound and no reservation; docker's is 64 MiB."""
 OWN_POOLS = ("enable-sleep-mode", "enable-cumem-allocator")
 """Flags whose memory pools older builds of vLLM refuse beside expandable segments."""
 CONNECTORS = ("kv-transfer-config", "kv-offloading-size", "ec-transfer-config")
-"""Flags that have memory registered with devices. vLLM 0.32 refuses KV connectors beside expandable segments."""
+"""Flags with which memory is registered with devices. vLLM 0.32 refuses KV connectors beside expandable segments."""
 _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,32})|(0[0-7]{0,32})|([1-9][0-9]{0,32}))")
 
 
@@ -97,14 +98,15 @@ def added_env(recipe: Recipe, settings: Settings, nodes: int) -> dict[str, str]:
     added = {READY_TIMEOUT: str(ENGINE_READY_SECONDS), EXECUTE_TIMEOUT: str(EXECUTE_SECONDS)}
     if on_gpu:
         added |= {MAX_JOBS: COMPILE_JOBS, NVCC_THREADS: "1"}
-        fixed = any(value for flag, value in args.items() if flag.partition(".")[0] in (*OWN_POOLS, *CONNECTORS))
-        shared = recipe.nodes.gpus > 1  # its ranks' custom all-reduce can't share them: vllm-project/vllm#42609
-        if NEWER_ALLOCATOR not in env and not fixed and not shared:
+        is_refused = any(value for flag, value in args.items() if flag.partition(".")[0] in (*OWN_POOLS, *CONNECTORS))
+        # The custom all-reduce of a node's ranks can't share expandable segments: vllm-project/vllm#42609
+        has_several_ranks = recipe.nodes.gpus > 1
+        if NEWER_ALLOCATOR not in env and not is_refused and not has_several_ranks:
             added[ALLOCATOR] = "expandable_segments:True"
     if nodes > 1:
         added |= {**(RAY_ENV if recipe.executor == RAY else {}), **BETWEEN_NODES}
         added |= {**BETWEEN_GPUS, "NCCL_DEBUG": "WARN"} if on_gpu else {}  # without WARN its errors have no reason
     if why_tcp(env):
-        added.pop("NCCL_IB_HCA", None)  # TCP is meant, and no device is awaited
-    own = {*env, *recipe.secrets, *engine.secrets}
-    return {name: text for name, text in added.items() if name not in own}
+        added.pop("NCCL_IB_HCA", None)  # the recipe wants TCP: a missing device must not delay it
+    set_names = {*env, *recipe.secrets, *engine.secrets}
+    return {name: text for name, text in added.items() if name not in set_names}

@@ -1,4 +1,4 @@
-"""What a recipe asserts of its image, and the steps that make it from another one, as lines of a Dockerfile."""
+"""Assertions of a recipe about its image, and the steps that make it from another one, as lines of a Dockerfile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHECK_OUT = (
 """Bash program: $1 is the folder, $2 the repository, $3 the commit."""
 
 
-def _program(raw: str) -> str:
+def _check_program(raw: str) -> str:
     if len(check_text(raw)) > LONGEST_RUN or not raw.strip():
         raise ValueError(f"must be commands for bash, of at most {LONGEST_RUN} letters")
     return raw
@@ -75,7 +75,7 @@ Assertion = Annotated[Annotated[Text, Tag(TEXT)] | Annotated[Lines, Tag(MAPPING)
 class Step(Section):
     """One of run, copy, git and env."""
 
-    run: Annotated[str, AfterValidator(_program)] | None = Field(
+    run: Annotated[str, AfterValidator(_check_program)] | None = Field(
         None, description="Commands for bash, which ends at the first one that fails."
     )
     file: FileName | None = Field(
@@ -87,7 +87,7 @@ class Step(Section):
     env: Mapping[Variable, Value] | None = Field(None, description="Variables; $NAME is one that the image has.")
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Step:
+    def _check_kind(self) -> Step:
         if self.model_fields_set not in ({"run"}, {"file", "to"}, {"git", "commit", "to"}, {"env"}) or self.env == {}:
             raise ValueError("must be one of: run; copy and to; git, commit and to; env")
         if len(self.instruction()) > LONGEST_LINE:
@@ -95,7 +95,7 @@ class Step(Section):
         return self
 
     @model_serializer(mode="wrap")
-    def _given(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _drop_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {key: value for key, value in handler(self).items() if value is not None}
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Step(Section):
         return f"run {self.run}" if self.run else f"copy {self.file} to {self.to}"
 
     def instruction(self) -> str:
-        """A line of a Dockerfile. As JSON no step can begin a line of its own, nor end with a backslash."""
+        """One line of a Dockerfile. JSON escapes line ends and a last backslash, so no step can begin a second one."""
         if self.env:
             escaped = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in self.env.items()}
             return "ENV " + " ".join(f'{name}="{value}"' for name, value in escaped.items())
@@ -128,7 +128,7 @@ class Build(Section):
     )
 
     def dockerfile(self, base: str) -> str:
-        """`base`: the image by its id, so that a name that moves meanwhile changes nothing."""
+        """The whole Dockerfile. `base`: the image's id, so that a name that moves meanwhile changes nothing."""
         return "\n".join([f"FROM {base}", *(step.instruction() for step in self.steps)]) + "\n"
 
 

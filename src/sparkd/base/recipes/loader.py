@@ -97,7 +97,7 @@ def _find_file(name: str, folders: Sequence[Path]) -> Path:
 
 
 STAND_IN: Mapping[Key, object] = {("schema",): 1, ("name",): "x", ("model", "path"): "x", ("image", "ref"): "x"}
-"""What a recipe must have."""
+"""Values for the required keys, in place of wrong or missing ones: so the other values are checked, too."""
 
 
 def load_recipe(name: str, folders: Sequence[Path]) -> Loaded:
@@ -109,28 +109,28 @@ def load_recipe(name: str, folders: Sequence[Path]) -> Loaded:
 
 
 def read_recipe(name: str, folders: Sequence[Path]) -> tuple[Loaded | None, list[str]]:
-    """A recipe without its wrong values, and every fault. Raises ConfigError where a file can't be read."""
+    """A recipe, if possible without its wrong values, and every fault. Raises ConfigError for an unreadable file."""
     chain = _read_chain(name, folders)
-    own = chain[0]
+    recipe_file = chain[0]
     layers = Layers(Recipe, _TABLES, _describe_mapping, lambda path: (step for step in path if step not in TAGS))
     for file in reversed(chain):
-        left_out = () if file is own else OWN
+        left_out = () if file is recipe_file else OWN
         values = {
             key: {} if value is None and layers.is_merged((key,)) else value
             for key, value in file.document.data.items()
             if key not in left_out
         }
         layers.add(values, file.at)
-    recipe = layers.validate(own.at, STAND_IN)
-    written = own.document.data.get("name")
-    if recipe and written == recipe.name != own.path.stem and own.path.parent in folders:
+    recipe = layers.validate(recipe_file.at, STAND_IN)
+    written_name = recipe_file.document.data.get("name")
+    if recipe and written_name == recipe.name != recipe_file.path.stem and recipe_file.path.parent in folders:
         name = format_key(("name",), recipe.name)
-        layers.problems.append(f"{own.at(('name',))}: {name}: must be the file's name")
+        layers.problems.append(f"{recipe_file.at(('name',))}: {name}: must be the file's name")
     if recipe is None:
         return None, layers.problems
     origins = layers.origins()
-    nearer = _depth(chain, origins, "image.ref") < _depth(chain, origins, "image.build")
-    if nearer and origins.pop("image.build", ""):
+    has_nearer_image = _depth(chain, origins, "image.ref") < _depth(chain, origins, "image.build")
+    if has_nearer_image and origins.pop("image.build", ""):
         # A base says how its own image is built, not the one that this recipe names instead.
         recipe = recipe.model_copy(update={"image": recipe.image.model_copy(update={"build": ""})})
     return Loaded(recipe, tuple(file.path for file in chain), origins), layers.problems
@@ -141,7 +141,7 @@ def _describe_mapping(key: str) -> str:
 
 
 def _depth(chain: Sequence[_File], origins: Mapping[str, str], key: str) -> int:
-    """How far below the recipe's own file a value comes from."""
+    """Number of files from the recipe's own to the one that gives a value; that of all files where none does."""
     path = origins.get(key, "").rpartition(": line ")[0]
     return next((depth for depth, file in enumerate(chain) if str(file.path) == path), len(chain))
 
@@ -160,9 +160,9 @@ def _read_chain(name: str, folders: Sequence[Path]) -> list[_File]:
             return chain
         if not isinstance(base, str) or "/" in base:
             raise ConfigError(f"{where}: {format_key(('extends',), base)}: must be a recipe's name")
-        hidden_by_this = base == path.stem and path.parent in folders
+        hides_base = base == path.stem and path.parent in folders
         try:
-            path = _find_file(base, folders[list(folders).index(path.parent) + 1 :] if hidden_by_this else folders)
+            path = _find_file(base, folders[list(folders).index(path.parent) + 1 :] if hides_base else folders)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error.reason}", error.hint) from None
 
@@ -178,7 +178,7 @@ def _read_file(path: Path) -> _File:
 
 @lru_cache(maxsize=64)
 def parse_document(text: str) -> Document:
-    """Once a text, not once a use: of the time to load a recipe, nine tenths are YAML's. sparkd ships some 20."""
+    """Parse each text once: nine tenths of the time to load a recipe are YAML's. sparkd ships some 20 recipes."""
     return parse_yaml(text, keeps_text=_is_passed_on)
 
 
@@ -200,14 +200,14 @@ class Explained(Struct, frozen=True):
 
 def explain(loaded: Loaded, configured: config.Loaded | None) -> tuple[Explained, ...]:
     """The values that are set, in the order of the format."""
-    own = _from_recipe(loaded)
-    values = own if configured is None else {**own, **_from_settings(configured, own)}
-    values = {**values, **_from_sparkd(loaded.recipe, configured.settings if configured else config.Settings())}
-    sections = [*(key.partition(".")[0] for key in own), *TABLES, "container"]
+    from_recipe = _explain_recipe(loaded)
+    values = from_recipe if configured is None else {**from_recipe, **_explain_settings(configured, from_recipe)}
+    values = {**values, **_explain_additions(loaded.recipe, configured.settings if configured else config.Settings())}
+    sections = [*(key.partition(".")[0] for key in from_recipe), *TABLES, "container"]
     return tuple(sorted(values.values(), key=lambda value: sections.index(value.key.partition(".")[0])))
 
 
-def _from_recipe(loaded: Loaded) -> dict[str, Explained]:
+def _explain_recipe(loaded: Loaded) -> dict[str, Explained]:
     explained: dict[str, Explained] = {}
     for section, content in loaded.recipe.model_dump(mode="json", by_alias=True).items():
         inner = {f"{section}.{name}": value for name, value in content.items()} if isinstance(content, dict) else {}
@@ -218,7 +218,7 @@ def _from_recipe(loaded: Loaded) -> dict[str, Explained]:
     return explained
 
 
-def _from_sparkd(recipe: Recipe, settings: config.Settings) -> dict[str, Explained]:
+def _explain_additions(recipe: Recipe, settings: config.Settings) -> dict[str, Explained]:
     nodes = min(max(recipe.nodes.min, len(settings.cluster.nodes)), recipe.nodes.max)
     limits = {f"container.ulimits.{key}": ADDED_LIMITS[key] for key in ADDED_LIMITS.keys() - recipe.container.ulimits}
     values = {f"env.{name}": text for name, text in added_env(recipe, settings, nodes).items()} | limits
@@ -229,7 +229,7 @@ def _from_sparkd(recipe: Recipe, settings: config.Settings) -> dict[str, Explain
     return added
 
 
-def _from_settings(configured: config.Loaded, own: Mapping[str, Explained]) -> dict[str, Explained]:
+def _explain_settings(configured: config.Loaded, from_recipe: Mapping[str, Explained]) -> dict[str, Explained]:
     engine, explained = configured.settings.engine, dict[str, Explained]()
     values: dict[str, JsonValue] = {"image.ref": engine.image} if engine.image else {}
     for table in TABLES:
@@ -237,12 +237,12 @@ def _from_settings(configured: config.Loaded, own: Mapping[str, Explained]) -> d
     for key, value in values.items():
         where = configured.origins["engine.image" if key == "image.ref" else f"engine.{key}"]
         by = "environment" if where.startswith(PREFIX) else "settings"
-        explained[key] = Explained(key, value, by, where, own[key].value if key in own else None)
+        explained[key] = Explained(key, value, by, where, from_recipe[key].value if key in from_recipe else None)
     return explained
 
 
 class Difference(Struct, frozen=True):
-    """Both values as JSON; empty for a missing one."""
+    """A value that differs between two recipes: both as JSON, empty for a missing one."""
 
     key: str
     left: str

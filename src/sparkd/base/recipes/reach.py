@@ -1,4 +1,4 @@
-"""What a recipe may do beyond its container: warnings, since a person may mean it."""
+"""Files and devices of the node that a recipe's container reaches: warnings, since a person may want that."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkd.base.recipes.schema import Container
 
 READ, WRITTEN = False, True
+"""What a container may do with a path; in REACHES, the least that is dangerous."""
 REACHES: tuple[tuple[bool, str, str], ...] = (
     (READ, "who reaches docker's socket, or one as strong, is root on the node",
      ("/run/docker.sock /run/docker /run/containerd /run/podman /run/crio /run/libvirt /run/snapd.socket /run/dbus "
@@ -40,16 +41,16 @@ REACHES: tuple[tuple[bool, str, str], ...] = (
      "/home/*/.profile /home/*/.bashrc /home/*/.config/systemd"),
     (WRITTEN, "what is written there changes the node's kernel and devices", "/sys"),
 )  # fmt: skip
-"""A path counts if it is one of these, lies in one or holds one. `*` is any part of one name."""
+"""Access, danger, and places. A path counts if it is a place, lies in one or holds one. `*` is any part of one name."""
 DEVICES = "container.devices"
 HEAD_FILES = "/var/lib/sparkd/head-files"
-"""Folder of the files that the head of a cluster has sent with its recipe: nothing of this node is in it."""
+"""Folder of files that the head of a cluster has sent with its recipe. It holds none of this node's own."""
 _ALIASES = {"/var/run": "/run", **{f"/{name}": f"/usr/{name}" for name in ("bin", "lib", "sbin")}}
 """Folders that are symlinks on each node."""
 
 
 def find_reach(container: Container, read: Mapping[str, str], resolve: Callable[[str], str] = str) -> Iterator[Issue]:
-    """What the container reaches. `read`: further paths that it gets, by their keys. `resolve` follows symlinks."""
+    """Warn of what the container reaches. `read`: further paths that it gets, by key. `resolve` follows symlinks."""
     if container.privileged:
         reason = "the container is privileged: root in it is root on the node, with every device"
         hint = "RDMA needs no more than devices: [/dev/infiniband]"
@@ -58,8 +59,8 @@ def find_reach(container: Container, read: Mapping[str, str], resolve: Callable[
     for key, path, written in dict.fromkeys((*paths, *given_paths(container))):
         if path.startswith(f"{HEAD_FILES}/"):
             continue
-        if why := _why(path, written) or _why(resolve(path), written):
-            reason = f"the container gets {path} of the node: {why}"
+        if danger := _find_danger(path, written) or _find_danger(resolve(path), written):
+            reason = f"the container gets {path} of the node: {danger}"
             yield Issue("reach", False, key, reason, "give it no more than the engine needs")
 
 
@@ -71,18 +72,19 @@ def given_paths(container: Container) -> Iterator[tuple[str, str, bool]]:
         yield DEVICES, path, WRITTEN
 
 
-def _why(path: str, written: bool) -> str:
+def _find_danger(path: str, written: bool) -> str:
     path = f"/{normpath(path).lstrip('/')}"
     if path == "/":
         return "it is all of its files"
     for alias, folder in _ALIASES.items():
         if is_below(path, alias):
             path = folder + path.removeprefix(alias)
-    for only, why, places in REACHES:
-        if written >= only and any(_meet(path, place) for place in places.split()):
-            return why
+    for access, danger, places in REACHES:
+        if written >= access and any(_meet(path, place) for place in places.split()):
+            return danger
     return ""
 
 
 def _meet(path: str, place: str) -> bool:
+    """Whether both are the same, or one lies in the other: only as many parts are compared as the shorter one has."""
     return all(map(fnmatchcase, path.split("/"), place.split("/")))

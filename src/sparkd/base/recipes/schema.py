@@ -34,7 +34,7 @@ def has_placeholder(text: str) -> bool:
     return PLACEHOLDER.search(text) is not None
 
 
-def _model_path(raw: str) -> str:
+def _check_model_path(raw: str) -> str:
     if raw.startswith("~"):
         raise ValueError("must be the whole path, such as /home/NAME/models: nothing expands ~")
     if raw.startswith("/"):
@@ -49,7 +49,7 @@ def _model_path(raw: str) -> str:
     return raw
 
 
-def _served_name(raw: str) -> str:
+def _check_served_name(raw: str) -> str:
     name = check_text(raw)
     if name.startswith("-"):
         raise ValueError("must not begin with a dash: the engine would read it as a flag")
@@ -58,14 +58,14 @@ def _served_name(raw: str) -> str:
     return name
 
 
-def _program(raw: tuple[str, ...]) -> tuple[str, ...]:
+def _check_program(raw: tuple[str, ...]) -> tuple[str, ...]:
     if not raw or not raw[0]:
         raise ValueError("must name a program")
     return tuple(check_text(word) for word in raw)
 
 
-ModelPath = Annotated[str, AfterValidator(_model_path)]
-ServedName = Annotated[str, AfterValidator(_served_name)]
+ModelPath = Annotated[str, AfterValidator(_check_model_path)]
+ServedName = Annotated[str, AfterValidator(_check_served_name)]
 Target = Annotated[str, AfterValidator(check_target)]
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 RepoName = Annotated[str, t.matching(f"({REPO.pattern})?", "ORGANISATION/NAME, as on Hugging Face")]
@@ -75,13 +75,13 @@ Words = Annotated[tuple[Text, ...], Strict(False)]
 CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in small letters, such as vllm")]
 
 
-def _bytes(raw: object) -> object:
+def _refuse_unit(raw: object) -> object:
     if isinstance(raw, str) and (match := re.fullmatch(r"(\d{1,9})([kmgt])(?:i?b)?", raw.strip().lower())):
         raise ValueError(f"must be a number of bytes: {int(match[1]) << 10 * ('kmgt'.index(match[2]) + 1)}")
     return raw
 
 
-Bytes = Annotated[int, Field(ge=1, le=2**50), BeforeValidator(_bytes, json_schema_input_type=int)]
+Bytes = Annotated[int, Field(ge=1, le=2**50), BeforeValidator(_refuse_unit, json_schema_input_type=int)]
 RecipeName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a name in small letters, digits, dots and dashes")]
 SysctlName = Annotated[
     str,
@@ -90,7 +90,7 @@ SysctlName = Annotated[
         "a setting of memory or network, such as vm.swappiness, or kernel.numa_balancing, .pid_max or .threads-max",
     ),
 ]
-"""Recipes come from third parties: none that runs a program, as kernel.core_pattern, nor a secret, to be shown."""
+"""Recipes come from third parties. So no setting matches that runs a program (kernel.core_pattern) or is a secret."""
 SysctlValue = Annotated[
     str,
     BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw, json_schema_input_type=int | str),
@@ -113,13 +113,13 @@ class Volume(Section):
     read_only: bool = Field(description="Whether the container may only read it.")
 
 
-def _limit(raw: object) -> object:
+def _parse_limit(raw: object) -> object:
     if isinstance(raw, str):
         raise ValueError("must be a number, or soft and hard; -1 is unlimited")
     return {"soft": raw, "hard": raw} if isinstance(raw, int) and not isinstance(raw, bool) else raw
 
 
-def _volume(raw: object) -> object:
+def _parse_volume(raw: object) -> object:
     """Parses docker's short form; `ro` or `rw` is required."""
     if not isinstance(raw, str):
         return raw
@@ -146,7 +146,7 @@ class Image(Section):
     vllm: Annotated[str, t.matching(r"(0\.\d{1,3}(\.\d{1,3})?)?", 'a release in quotes, such as "0.29"')] = Field(
         "", description="Release of vLLM whose flags judge where the image is away. Empty: its tag's, or the newest."
     )
-    entrypoint: Annotated[Words, AfterValidator(_program)] = Field(
+    entrypoint: Annotated[Words, AfterValidator(_check_program)] = Field(
         ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."
     )
     asserts: Annotated[tuple[Assertion, ...], Strict(False)] = Field(
@@ -162,7 +162,7 @@ class Image(Section):
     )
 
     @model_validator(mode="after")
-    def _is_apart(self) -> Image:
+    def _check_image_name(self) -> Image:
         if isinstance(self.build, Build) and ("@" in self.ref or self.ref == self.build.base):
             raise t.fault("image.ref", self.ref, "must be a name of its own for the image that image.build makes")
         return self
@@ -176,7 +176,7 @@ class Nodes(Section):
     gpus: int = Field(1, ge=1, le=16, description="GPUs of each node, with a rank on each. A Spark has one.")
 
     @model_validator(mode="after")
-    def _in_order(self) -> Nodes:
+    def _check_order(self) -> Nodes:
         if self.min > self.max:
             raise t.fault("nodes.min", self.min, f"must be at most nodes.max, {self.max}")
         return self
@@ -198,7 +198,7 @@ class Container(Section):
     shm_bytes: Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: 32 GiB.")
     memory_limit_bytes: Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")
     ulimits: Mapping[
-        _ULIMITS, Annotated[Limit | None, BeforeValidator(_limit, json_schema_input_type=int | Limit | None)]
+        _ULIMITS, Annotated[Limit | None, BeforeValidator(_parse_limit, json_schema_input_type=int | Limit | None)]
     ] = Field(
         default_factory=dict,
         description="Limits by name: a number, or soft and hard; -1 is unlimited. nofile is 1048576 and memlock is "
@@ -208,15 +208,16 @@ class Container(Section):
         (), description="Devices of the node, such as /dev/infiniband."
     )
     volumes: Annotated[
-        tuple[Annotated[Volume, BeforeValidator(_volume, json_schema_input_type=str | Volume)], ...], Strict(False)
+        tuple[Annotated[Volume, BeforeValidator(_parse_volume, json_schema_input_type=str | Volume)], ...],
+        Strict(False),
     ] = Field((), description="Further files and folders: SOURCE:TARGET:ro or SOURCE:TARGET:rw.")
 
     @property
     def limits(self) -> dict[str, Limit]:
         """Limits to set: those of ADDED_LIMITS, changed by `ulimits`."""
         added = {name: Limit(soft=value, hard=value) for name, value in ADDED_LIMITS.items()}
-        own = dict[str, Limit | None](self.ulimits.items())
-        return {name: limit for name, limit in (added | own).items() if limit is not None}
+        chosen = dict[str, Limit | None](self.ulimits.items())
+        return {name: limit for name, limit in (added | chosen).items() if limit is not None}
 
     @property
     def keeps_rights(self) -> bool:
@@ -225,7 +226,7 @@ class Container(Section):
 
     @property
     def shm_size_bytes(self) -> int | None:
-        """The size for docker, which takes one only where /dev/shm is not the node's; None: none is to be set."""
+        """The size for docker, which takes one only where /dev/shm is not the node's; None: docker gets no size."""
         return ADDED_SHM_BYTES if self.shm_bytes is None and self.ipc != "host" else self.shm_bytes
 
 
@@ -286,7 +287,7 @@ class Recipe(Section):
     )
 
     @model_validator(mode="after")
-    def _whole(self) -> Recipe:
+    def _check_whole(self) -> Recipe:
         if not self.model.path:
             raise t.fault("model.path", "", "must name the model's folder")
         if not self.image.ref:
@@ -307,8 +308,8 @@ class Recipe(Section):
 
     def image_build(self, chosen: str = "") -> str:
         """A command, or what a person is to do; empty where a registry has the image. `chosen`: its name or path."""
-        build, word = self.image.build, chosen if chosen.endswith(f"/{self.name}.yaml") else self.name
-        return build if isinstance(build, str) else f"sudo sparkd image build {quote(word)}"
+        build, name_or_path = self.image.build, chosen if chosen.endswith(f"/{self.name}.yaml") else self.name
+        return build if isinstance(build, str) else f"sudo sparkd image build {quote(name_or_path)}"
 
 
 def json_schema() -> str:

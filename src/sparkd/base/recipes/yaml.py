@@ -29,7 +29,7 @@ _SCALAR = re.compile(
     r"|(?P<timestamp>[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[Tt]|[ \t]+)[0-9]{1,2}"
     r":[0-9]{2}:[0-9]{2}(?:\.[0-9]*)?(?:[ \t]*(?:Z|[-+][0-9]{1,2}(?::[0-9]{2})?))?)"
 )
-"""Plain scalars by YAML 1.2, with the dates of 1.1: to write one is a mistake."""
+"""Plain scalars of YAML 1.2, and dates of YAML 1.1, which are refused."""
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
 _NUMBER = re.compile(r"-?[1-9][0-9]{0,17}|0|0\.[0-9]{0,3}[1-9]")
 _WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
@@ -61,18 +61,18 @@ class Document(Struct, frozen=True):
 
 def parse_yaml(text: str, keeps_text: Callable[[Key], bool]) -> Document:
     """Parse a mapping. Where `keeps_text(path)`, numbers in unusual notation stay text. Raises YamlError."""
-    return _parse(text, _NewReader, lambda node, path, _: _scalar(node, keeps_text(path)))
+    return _parse(text, _NewReader, lambda node, path, _: _convert_scalar(node, keeps_text(path)))
 
 
 def parse_as_pyyaml(text: str, *, aliases: bool = False) -> Document:
     """Parse a mapping as PyYAML does, except that a date stays text. Raises YamlError.
 
-    `aliases`: as compose files are read: *NAME and << are followed, for 20,000 values in all, and yes, no, on and off
-    are text (README of yaml.v3, docker's library).
+    `aliases`: read it as docker reads a compose file: *NAME and << are followed, for 20,000 values in all, and yes, no,
+    on and off are text (README of yaml.v3, docker's library).
     """
     words = ("yes", "no", "on", "off") if aliases else ()
-    read = _AliasReader if aliases else _Reader
-    return _parse(text, read, lambda node, _, reader: _old_scalar(node, reader, words), aliases)
+    reader_class = _AliasReader if aliases else _Reader
+    return _parse(text, reader_class, lambda node, _, reader: _convert_old_scalar(node, reader, words), aliases)
 
 
 class _Reader(CSafeLoader):
@@ -108,6 +108,8 @@ class _AliasReader(Composer, _Reader):
 
 
 class _NewReader(_Reader):
+    """YAML 1.2: `_SCALAR` gives the type of a plain scalar."""
+
     def resolve(self, kind: type[Node], value: str, implicit: tuple[bool, bool]) -> str:
         if kind is not ScalarNode or not implicit[0]:
             return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]  # its stub has no types
@@ -116,14 +118,14 @@ class _NewReader(_Reader):
 
 
 def _parse(
-    text: str, read: type[_Reader], scalar: Callable[[ScalarNode, Key, _Reader], object], aliases: bool = False
+    text: str, reader_class: type[_Reader], convert: Callable[[ScalarNode, Key, _Reader], object], aliases: bool = False
 ) -> Document:
-    """`scalar` converts a scalar, given its path."""
+    """Parse a mapping. `convert` makes the value of a scalar, by its node, its path and the reader."""
     for number, row in enumerate(text.lstrip("\ufeff").splitlines(), 1):
-        if row.startswith("%TAG"):  # compared with all before it, and its prefix is written out in each tag
+        if row.startswith("%TAG"):  # slow: each is compared with all before it, and its prefix is repeated in each tag
             raise YamlError(number, "%TAG is not known")
     try:
-        reader = read(text)
+        reader = reader_class(text)
         root = reader.get_single_node()
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -132,32 +134,34 @@ def _parse(
         reason = reason.replace("; first occurrence second occurrence", ": give each &name once")
         raise YamlError(line + 1, reason or "is no YAML") from None
     except (YAMLError, UnicodeError) as error:
-        before = text.encode(errors="replace")[: getattr(error, "position", 0)]
-        raise YamlError(before.count(b"\n") + 1, str(error).splitlines()[0]) from None
+        text_before = text.encode(errors="replace")[: getattr(error, "position", 0)]
+        raise YamlError(text_before.count(b"\n") + 1, str(error).splitlines()[0]) from None
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
     builder = _Builder(
-        lambda node, path: scalar(node, path, reader), read is not _NewReader, _MOST_VALUES if aliases else 0
+        lambda node, path: convert(node, path, reader), reader_class is not _NewReader, _MOST_VALUES if aliases else 0
     )
-    return Document(builder.mapping(root, ()), builder.lines)
+    return Document(builder.build_mapping(root, ()), builder.lines)
 
 
 class _Builder(Struct):
-    scalar: Callable[[ScalarNode, Key], object]
+    """Makes plain data of the nodes of YAML, and notes the lines."""
+
+    convert: Callable[[ScalarNode, Key], object]
     last_wins: bool
     """Whether a key may occur twice."""
-    most: int = 0
-    """Values that there may be where aliases are followed; 0 where none is. Aliases of aliases double themselves."""
-    count: int = 0
+    most_values: int = 0
+    """Most values where aliases are followed, since aliases of aliases double themselves; 0: no alias is followed."""
+    values_count: int = 0
     lines: dict[Key, int] = field(default_factory=dict)
-    seen: set[int] = field(default_factory=set)
+    seen_nodes: set[int] = field(default_factory=set)
 
-    def mapping(self, node: MappingNode, path: Key) -> dict[str, object]:
+    def build_mapping(self, node: MappingNode, path: Key) -> dict[str, object]:
         values: dict[str, object] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
-            if key.tag == f"{_TAG}merge" and self.most:
-                values = {**self._merged(value, (*path, "<<")), **values}
+            if key.tag == f"{_TAG}merge" and self.most_values:
+                values = {**self._build_merged(value, (*path, "<<")), **values}
                 continue
             if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
                 raise YamlError(line, "a key must be text; `extends:` of a recipe does what << would")
@@ -166,11 +170,12 @@ class _Builder(Struct):
             if name in values and not self.last_wins:
                 raise YamlError(line, f"{'.'.join(inner)} is given twice")
             self.lines[inner] = line
-            values[name] = self.value(value, inner)
+            values[name] = self.build_value(value, inner)
         return values
 
-    def _merged(self, node: Node, path: Key) -> dict[str, object]:
-        value = self.value(node, path)
+    def _build_merged(self, node: Node, path: Key) -> dict[str, object]:
+        """The values that `<<` brings, from a mapping or a list of them. Their lines count for the merged keys, too."""
+        value = self.build_value(node, path)
         parts = value if isinstance(value, list) else [value]
         merged: dict[str, object] = {}
         for part in reversed(parts):
@@ -181,28 +186,29 @@ class _Builder(Struct):
             self.lines.setdefault((*path[:-1], *key[len(path) + isinstance(value, list) :]), self.lines[key])
         return merged
 
-    def value(self, node: Node, path: Key) -> object:
+    def build_value(self, node: Node, path: Key) -> object:
         line = node.start_mark.line + 1
-        self.count += 1 + len(node.value) // 256
-        if self.most and self.count > self.most:
-            raise YamlError(line, f"its aliases make more than {self.most} values")
-        if id(node) in self.seen and not self.most:
+        self.values_count += 1 + len(node.value) // 256
+        if self.most_values and self.values_count > self.most_values:
+            raise YamlError(line, f"its aliases make more than {self.most_values} values")
+        if id(node) in self.seen_nodes and not self.most_values:
             raise YamlError(line, "an alias (*name) is not followed: write the value out")
-        self.seen.add(id(node))
+        self.seen_nodes.add(id(node))
         if len(path) > _DEEPEST:
             raise YamlError(line, "is nested too deep")
         if isinstance(node, ScalarNode):
-            return self.scalar(node, path)
+            return self.convert(node, path)
         if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
             children = [((*path, f"[{index}]"), child) for index, child in enumerate(node.value)]
             self.lines.update({inner: child.start_mark.line + 1 for inner, child in children})
-            return [self.value(child, inner) for inner, child in children]
+            return [self.build_value(child, inner) for inner, child in children]
         if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
-            return self.mapping(node, path)
+            return self.build_mapping(node, path)
         raise YamlError(line, f"the tag {node.tag} is not known")
 
 
-def _scalar(node: ScalarNode, keeps_text: bool = False) -> object:
+def _convert_scalar(node: ScalarNode, keeps_text: bool = False) -> object:
+    """The scalar's value, by its tag."""
     raw, tag, line = str(node.value), str(node.tag).removeprefix(_TAG), node.start_mark.line + 1
     if tag in ("str", "value"):
         return raw
@@ -211,13 +217,13 @@ def _scalar(node: ScalarNode, keeps_text: bool = False) -> object:
     if tag == "bool":
         return raw.lower() == "true"
     if tag in ("int", "float"):
-        return raw if len(raw) > _LONGEST_NUMBER else _number(raw, tag, keeps_text)
+        return raw if len(raw) > _LONGEST_NUMBER else _convert_number(raw, tag, keeps_text)
     if tag == "timestamp":
         raise YamlError(line, f"{raw} would be a date: put it in quotes")
     raise YamlError(line, f"the tag {node.tag} is not known")
 
 
-def _old_scalar(node: ScalarNode, reader: _Reader, words: tuple[str, ...]) -> object:
+def _convert_old_scalar(node: ScalarNode, reader: _Reader, words: tuple[str, ...]) -> object:
     """YAML 1.1 as PyYAML reads it; dates and `words` are text."""
     raw, tag = node.value, node.tag.removeprefix(_TAG)
     if tag == "timestamp" or (tag == "bool" and raw.lower() in words):
@@ -228,10 +234,10 @@ def _old_scalar(node: ScalarNode, reader: _Reader, words: tuple[str, ...]) -> ob
         except (ValueError, LookupError):  # 018, a sign alone, !!bool maybe
             return raw
         return value
-    return _scalar(node)
+    return _convert_scalar(node)
 
 
-def _number(raw: str, tag: str, keeps_text: bool) -> object:
+def _convert_number(raw: str, tag: str, keeps_text: bool) -> object:
     if _DECIMAL.match(raw):
         return int(raw)
     try:

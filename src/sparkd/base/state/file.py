@@ -23,7 +23,7 @@ PRIVATE, PUBLIC = 0o600, 0o644
 VERSION = 1
 LIMIT_BYTES = 16 << 20
 _NEVER_WRITTEN = (errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EFBIG)
-"""Errors of a symlink, a socket, a device, and of too large a file: sparkd replaces these."""
+"""Errors of a symlink, a socket, a device, and of too large a file. sparkd writes no such file, so it replaces them."""
 
 Content = TypeVar("Content", bound=msgspec.Struct)
 Report = Callable[[str], None]
@@ -48,17 +48,17 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
     mode: int = PRIVATE
     folder: str = FOLDER
     notice: str = ""
-    """A path in /run, written after each exchange unless that is full: a wait for one looks at no disk."""
+    """A path in /run that each exchange writes, unless /run is full: a process that waits for one reads no disk."""
 
     @property
     def path(self) -> str:
         return f"{self.folder}/{self.name}"
 
     def load(self, files: Files, report: Report) -> Content | None:
-        """None where there is no file, or none of sparkd's, which is reported. Follows no symlink.
+        """The content; None where there is no file, or one that sparkd did not write, which is reported.
 
-        Raises OSError, with a text for people, where the content is unknown: it must not be written over. Raises
-        UsageError for a user who may not read the file.
+        Follows no symlink. Raises OSError, with a text for people, where the content is unknown: it must not be written
+        over. Raises UsageError for a user who may not read the file.
         """
         try:
             return self.decode(files.itself(self.path, LIMIT_BYTES).content)
@@ -78,7 +78,7 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
         return None
 
     def read(self, files: Files, report: Report = ignore_report) -> Content | None:
-        """The same as `load`, with every OSError reported: for a reader after whom nothing is written."""
+        """As `load`, but an OSError is reported, not raised: only for callers that do not write the file afterwards."""
         try:
             return self.load(files, report)
         except OSError as error:
@@ -86,7 +86,7 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
             return None
 
     def decode(self, content: bytes) -> Content:
-        """Raises ValueError."""
+        """The content of a file's bytes. Raises ValueError."""
         document = parse_json(content)
         if not isinstance(document, dict) or document.get("schema") != VERSION:
             raise ValueError(f"it is no object of schema {VERSION}")
@@ -96,8 +96,8 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
             raise ValueError("it is nested too deep") from None
 
     def convert(self, fields: dict[str, object]) -> Content:
-        """Raises ValueError."""
-        return msgspec.convert(fields, prepared(self.kind), dec_hook=_model)
+        """The content of JSON fields. Raises ValueError."""
+        return msgspec.convert(fields, prepared(self.kind), dec_hook=_convert_model)
 
     def encode(self, value: Content) -> str:
         fields: dict[str, object] = msgspec.to_builtins(
@@ -106,8 +106,8 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
         return json.dumps({"schema": VERSION, **fields}, indent=1) + "\n"
 
 
-def _model(kind: type, fields: object) -> object:
-    """A recipe, a section of the settings, or any JSON. Pydantic's own errors would quote values, maybe secret ones."""
+def _convert_model(kind: type, fields: object) -> object:
+    """Convert a recipe or a section of the settings; other JSON stays. Pydantic's own errors might quote secrets."""
     from pydantic import BaseModel, ValidationError
 
     if not issubclass(kind, BaseModel):

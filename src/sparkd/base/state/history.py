@@ -25,33 +25,33 @@ MOST_CHANGES, NAME_LIMIT = 3, 60
 LAUNCHES, ENDS = "launches", "ends."
 """Names of totals: of all launches, and the prefix of a `Cause` for those that ended by it."""
 FEWEST, MOST_EARLIER = 3, 10
-"""Values that show what is usual: with fewer there is no judgement, and the last ones count."""
+"""Earlier values that show what is usual: with fewer there is no judgement, and of more the last ones count."""
 TIMES_SPREAD, LEAST_SHARE = 3.0, 0.1
-"""What is a decline: beyond three standard deviations, taken from the median deviation, and a tenth of the median."""
+"""A decline is more than three standard deviations, estimated by the median deviation, and a tenth of the median."""
 _COMPILER_ENDED = re.compile(r"[Nn]inja build failed|ninja: build stopped")
-"""Words of FlashInfer, and of ninja itself: most often a compiler was killed."""
+"""Messages of FlashInfer and of ninja. Most often they mean that a compiler was killed."""
 DEVIATIONS = 1.4826
-"""Standard deviations in a median absolute deviation, of a normal distribution."""
+"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
 
 
 class Launch(Struct, frozen=True, tag="launch", tag_field="kind"):
     """One start of this node's rank. Texts are redacted."""
 
     id: str
-    """The rank's."""
+    """The rank's id."""
     at: str
     """UTC, ISO 8601, as all stamps."""
     rank: int
     plan: str
-    """Digest of what all ranks share: the agreement's, which knows the image and the weights."""
+    """Digest of the agreement: of all that ranks share, also the image and the weights."""
     recipe: str
     facts: Facts
     image: str = ""
-    """Its id; empty before the container has started."""
+    """The image's id; empty before the container has started."""
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds in each step of the load."""
     load_seconds: float | None = None
-    """Time from the container's start to the first completion; None where it did not come so far."""
+    """Time from the container's start to the first completion; None where none came."""
     kv_cache_tokens: int | None = None
     first_tokens_per_second: float | None = None
     """Measured while requests ran, as is `last_tokens_per_second`."""
@@ -59,7 +59,7 @@ class Launch(Struct, frozen=True, tag="launch", tag_field="kind"):
     draft_acceptance: float | None = None
     served_seconds: float | None = None
     end: End | None = None
-    """None while it runs, and until the next start after one that was killed."""
+    """The launch's end; None while it runs and, where its agent was killed, until the next start."""
 
 
 class Smoke(Struct, frozen=True, tag="smoke", tag_field="kind"):
@@ -68,7 +68,7 @@ class Smoke(Struct, frozen=True, tag="smoke", tag_field="kind"):
     launch: str
     recipe: str
     bad: int
-    """Answers that make no sense; of the test at a start, kinds of them."""
+    """Number of answers that make no sense; of the test at a start, of kinds of such answers."""
     faults: tuple[str, ...] = ()
 
 
@@ -82,20 +82,20 @@ class Bench(Struct, frozen=True, tag="bench", tag_field="kind"):
 
 
 Row: TypeAlias = Launch | Smoke | Bench
-"""`launch`: the id of the launch that it is of."""
+"""`launch` of a test is the id of the launch that was tested."""
 
 
 class Past(Struct, frozen=True):
-    """What a new process finds."""
+    """The history that a new process reads."""
 
     launches: tuple[Launch, ...] = ()
-    """Launches of its recipe and rank, oldest first."""
+    """Launches of that process's recipe and rank, oldest first."""
     totals: Mapping[str, int] = field(default_factory=dict)
-    """Over all launches on this node, also those whose rows are gone."""
+    """Totals of all launches on this node, also those whose rows are gone."""
 
 
 def decode(body: bytes) -> Row:
-    """Raises ValueError."""
+    """A row of its JSON. Raises ValueError."""
     row: Row = msgspec.json.decode(body, type=prepared(Row))  # type: ignore[arg-type]  # a union
     return row
 
@@ -103,7 +103,7 @@ def decode(body: bytes) -> Row:
 def last_load(rows: Iterable[Row], fits: Callable[[Launch], bool] = lambda _: True) -> float | None:
     """Seconds of the newest load of a launch that fits; rows are oldest first. None where none is known.
 
-    For estimates, which are shown: nothing is decided by them, so that a history that can't be read costs no start.
+    Only for estimates that are shown. Nothing is decided by them, so an unreadable history prevents no start.
     """
     launches = (row for row in rows if isinstance(row, Launch) and fits(row))
     loads = [launch.load_seconds for launch in launches if launch.load_seconds is not None]
@@ -111,7 +111,7 @@ def last_load(rows: Iterable[Row], fits: Callable[[Launch], bool] = lambda _: Tr
 
 
 def count_short_loads(launches: Iterable[Launch], plan: str) -> int:
-    """The last loads of that plan that ended for want of memory, one after another. `launches`: oldest first."""
+    """Number of the plan's last loads, without a gap, that ended by a lack of memory. `launches`: oldest first."""
     count = 0
     for launch in reversed([launch for launch in launches if launch.plan == plan]):
         end = launch.end
@@ -124,13 +124,13 @@ def count_short_loads(launches: Iterable[Launch], plan: str) -> int:
 
 
 def find_decline(values: Sequence[float], *, more_is_better: bool) -> int | None:
-    """Where the values, oldest first, became worse than all of those before and stayed so; None where they did not."""
+    """First index from which on all values, oldest first, are a decline against those before it; None without one."""
     sign = 1 if more_is_better else -1
     for start in range(FEWEST, len(values)):
         earlier = values[max(0, start - MOST_EARLIER) : start]
         usual = find_usual(values, start)
         spread = DEVIATIONS * median(abs(value - usual) for value in earlier)
-        worst = min(sign * value for value in earlier)  # it has been so before: as each first load after a boot
+        worst = min(sign * value for value in earlier)  # as bad is usual, such as the first load after a boot
         limit = min(worst, sign * usual - max(TIMES_SPREAD * spread, LEAST_SHARE * usual))
         if all(sign * value < limit for value in values[start:]):
             return start
@@ -138,30 +138,30 @@ def find_decline(values: Sequence[float], *, more_is_better: bool) -> int | None
 
 
 def find_usual(values: Sequence[float], start: int) -> float:
-    """What the values at `start` and behind it were compared with."""
+    """The median with which the values from `start` on are compared."""
     return median(values[max(0, start - MOST_EARLIER) : start])
 
 
-def describe_change(then: Facts, now: Facts) -> str:
-    """What sparkd knows to differ between two launches, in one line, the likeliest cause first."""
-    changes = group_files(find_differences(then, now))
+def describe_change(earlier: Facts, current: Facts) -> str:
+    """Known differences between two launches in one line, the likeliest cause first."""
+    changes = group_files(find_differences(earlier, current))
     if not changes:
         return "nothing that sparkd knows of has changed"
-    named = changes[:MOST_CHANGES]
-    texts = (f"{sanitize(change.name, NAME_LIMIT)} {' -> '.join(excerpt_values(change))}" for change in named)
+    named_changes = changes[:MOST_CHANGES]
+    texts = (f"{sanitize(change.name, NAME_LIMIT)} {' -> '.join(excerpt_values(change))}" for change in named_changes)
     more = f", and {len(changes) - MOST_CHANGES} more" if len(changes) > MOST_CHANGES else ""
     return f"changed: {', '.join(texts)}{more}"
 
 
 def describe_slower_load(launches: Sequence[Launch]) -> str:
-    """Why the last of these loads, oldest first, is a warning; empty where it is none. Of one recipe and rank."""
-    known = [(launch, launch.load_seconds) for launch in launches if launch.load_seconds is not None]
-    start = find_decline([seconds for _, seconds in known], more_is_better=False)
+    """A warning where loads have become slower, else empty. `launches`: of one recipe and rank, oldest first."""
+    loads = [(launch, launch.load_seconds) for launch in launches if launch.load_seconds is not None]
+    start = find_decline([seconds for _, seconds in loads], more_is_better=False)
     if start is None:
         return ""
-    (before, _), (since, _), (last, seconds) = known[start - 1], known[start], known[-1]
-    usual = find_usual([seconds for _, seconds in known], start)
+    (before_decline, _), (first_slow, _), (newest, seconds) = loads[start - 1], loads[start], loads[-1]
+    usual = find_usual([seconds for _, seconds in loads], start)
     return (
-        f"loads are slower since {format_utc(since.at)}: {seconds:.0f} s, {usual:.0f} s before; "
-        f"{describe_change(before.facts, last.facts)}"
+        f"loads are slower since {format_utc(first_slow.at)}: {seconds:.0f} s, {usual:.0f} s before; "
+        f"{describe_change(before_decline.facts, newest.facts)}"
     )

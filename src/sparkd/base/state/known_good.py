@@ -30,6 +30,7 @@ LOOKED_AT = ("image.identity", "weights", "script")
 MOST_FILES = 3
 """Differing weight files get a line each up to this number; more share one line."""
 KEPT = 8
+"""Plans in the file."""
 Plain = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A[ -~]*\Z")]
 ImageId = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9]+:[a-z0-9]+)?\Z")]
 """An image id that may go into a request to docker; empty is none."""
@@ -42,7 +43,7 @@ class Facts(Struct, frozen=True):
     """Facts of one start. `unseen`: names, or their parts before the first dot, that were not read, with the reason."""
 
     values: Texts
-    """Shared by all ranks, and this node's own; without secrets."""
+    """Values that all ranks share, and this node's own; without secrets."""
     versions: Texts
     boot: Texts
     unseen: Texts = field(default_factory=dict)
@@ -68,10 +69,11 @@ class Entry(Struct, frozen=True):
     """The recipe as JSON. With `engine`, the section of the settings, it makes the plan again."""
     engine: dict[str, object]
     image_digest: str = ""
-    """DIGEST, for a shell: by which a registry gives this very image again. Empty where none is known to."""
+    """Of the form DIGEST, safe in a shell: a registry gives this very image by it. Empty where none is known to."""
 
     def __post_init__(self) -> None:
-        # Docker also takes a registry's name with capitals, and [::1]: such a one is left out, and costs no history.
+        # Docker also takes a registry's name with capitals, and [::1]. Such a digest is left out: as an error it would
+        # make the whole file unusable.
         if not DIGEST.fullmatch(self.image_digest):
             force_setattr(self, "image_digest", "")
 
@@ -94,17 +96,20 @@ FILE = StateFile("known-good.json", History)
 
 
 def format_utc(stamp: str) -> str:
-    """Minutes are enough for people."""
+    """The stamp for people, to the minute."""
     return f"{sanitize(stamp[:16]).replace('T', ' ')} UTC"
 
 
 def read_known_good(files: Files, report: Report = ignore_report) -> tuple[Entry, ...]:
-    """Empty where there is no usable file. Raises OSError."""
+    """The entries; none where there is no usable file. Raises OSError."""
     return (FILE.load(files, report) or History()).known_good
 
 
 def add_proven(known: Sequence[Entry], proven: Entry) -> History:
-    """The history with `proven` as its newest, perhaps again; without the oldest, or as it was, where too large."""
+    """The history with `proven` as its newest entry, also where the plan was proven before.
+
+    Where the file would be too large, the oldest entries are left out; if `proven` alone is, nothing changes.
+    """
     same = [plan for plan in known if (plan.agreement, plan.image_id) == (proven.agreement, proven.image_id)]
     others = [plan for plan in known if plan not in same]
     if same:
@@ -115,13 +120,13 @@ def add_proven(known: Sequence[Entry], proven: Entry) -> History:
 
 
 def images_to_keep(known: Sequence[Entry]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Ids of images that keep a name of sparkd's; those that a container keeps too: in force, and the one before it."""
+    """Ids of images that keep a name of sparkd's, and those of them that a container keeps too: the last two."""
     images = tuple(dict.fromkeys(entry.image_id for entry in known if entry.image_id))
     return images, images[:2]
 
 
 def node_values(plan: LaunchPlan) -> dict[str, str]:
-    """Values of this node alone: ranks may differ in them, one node should not from day to day."""
+    """Values of this node alone. Ranks may differ in them; on one node they should stay."""
     values = {
         "node.model_folder": plan.model_path,
         "node.script": plan.user_script,
@@ -132,27 +137,31 @@ def node_values(plan: LaunchPlan) -> dict[str, str]:
     return {name: text for name, text in values.items() if text}
 
 
-def find_differences(then: Facts, now: Facts) -> tuple[Difference, ...]:
+def find_differences(earlier: Facts, current: Facts) -> tuple[Difference, ...]:
     """Differences, each with the earlier value as `own` and the current one as `theirs`."""
-    before, after = _normalize(then), _normalize(now)
-    unlike = []
-    for name in before.keys() | after.keys():
-        (value_then, text_then), (value_now, text_now) = (values.get(name, (None, "")) for values in (before, after))
-        if value_then != value_now and not then.unseen_for(name) and not now.unseen_for(name):
-            unlike.append(Difference(name, text_then, text_now))
-    for old, new in ((then.versions, now.versions), (then.boot, now.boot)):
+    earlier_values, current_values = _normalize(earlier), _normalize(current)
+    differences = []
+    for name in earlier_values.keys() | current_values.keys():
+        (earlier_value, earlier_text), (current_value, current_text) = (
+            values.get(name, (None, "")) for values in (earlier_values, current_values)
+        )
+        if earlier_value != current_value and not earlier.unseen_for(name) and not current.unseen_for(name):
+            differences.append(Difference(name, earlier_text, current_text))
+    for old, new in ((earlier.versions, current.versions), (earlier.boot, current.boot)):
         # A value that only one of them has is not known to differ.
-        unlike += [Difference(name, old[name], new[name]) for name in old.keys() & new.keys() if old[name] != new[name]]
-    return tuple(sorted(unlike, key=lambda difference: (_place(difference.name), difference.name)))
+        differences += [
+            Difference(name, old[name], new[name]) for name in old.keys() & new.keys() if old[name] != new[name]
+        ]
+    return tuple(sorted(differences, key=lambda difference: (_find_place(difference.name), difference.name)))
 
 
 def _normalize(facts: Facts) -> dict[str, tuple[str, str]]:
-    """The normalized value and its text, by compared name."""
+    """Pairs by the name that is compared: the normalized value, and its text for people."""
     values: dict[str, tuple[str, str]] = {}
     for raw, text in facts.values.items():
         name = raw.removeprefix(UNCHECKED)
-        head, _, flag = name.partition(".")
-        if head != "args" or not flag:
+        section, _, flag = name.partition(".")
+        if section != "args" or not flag:
             values[name] = text, text or '""'
             continue
         parsed: JsonValue = {"true": True, "false": False}.get(text, text)
@@ -162,7 +171,8 @@ def _normalize(facts: Facts) -> dict[str, tuple[str, str]]:
     return values
 
 
-def _place(name: str) -> int:
+def _find_place(name: str) -> int:
+    """Position in ORDER."""
     return next((ORDER.index(known) for known in (name, name.partition(".")[0]) if known in ORDER), len(ORDER))
 
 
@@ -173,12 +183,12 @@ def group_files(differences: Sequence[Difference]) -> tuple[Difference, ...]:
         return tuple(differences)
     names = ", ".join(file.name.removeprefix("weights.") for file in files[:MOST_FILES])
     text = f"{len(files)} files differ: {names} and {len(files) - MOST_FILES} more"
-    at = differences.index(files[0])
+    first = differences.index(files[0])
     grouped = Difference("weights", "as they were", text)
-    return *differences[:at], grouped, *(other for other in differences[at:] if other not in files)
+    return *differences[:first], grouped, *(other for other in differences[first:] if other not in files)
 
 
 def excerpt_values(difference: Difference) -> tuple[str, str]:
     """Both values, bounded, from shortly before the first differing character."""
-    then, now = agreement.diff_excerpt(difference, VALUE_WIDTH)
-    return then or "not set", now or "not set"
+    earlier, current = agreement.diff_excerpt(difference, VALUE_WIDTH)
+    return earlier or "not set", current or "not set"

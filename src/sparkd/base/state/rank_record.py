@@ -1,7 +1,7 @@
 """rank.json: this node's rank and the process that has it, as long as its container exists; and whose a container is.
 
 A container's labels can't change. They name its rank, and the process that made it; the record names the process that
-has the rank now. A container whose record is lost goes by its labels, as one of a version without records does.
+has the rank now. A container without a record, lost or of a version that had none, is judged by its labels.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sparkd.base.state.file import StateFile
 class RankStage(Enum):
     STARTING = "starting"
     READY = "ready"
-    """It serves, and what the next agent needs to take it over is written."""
+    """The rank serves, and what the next agent needs to take it over is written."""
     ENDING = "ending"
-    """Its process ends it: since before the first signal."""
+    """The process that has the rank is ending it. Written before the first signal."""
 
 
 class RankRecord(Struct, frozen=True):
-    """Written before the container is created, and completed once it has started: until then, that part is empty."""
+    """Written before the container is created. What only a started container has is empty until it has started."""
 
     rank_id: str
     invocation: str
-    """The process that has it."""
+    """Invocation id of the process that has the rank."""
     boot_id: str
     plan: str
     """Digest of the launch plan."""
@@ -45,48 +45,48 @@ class RankRecord(Struct, frozen=True):
     stage: RankStage = RankStage.STARTING
     container_id: str = ""
     started_at: str = ""
-    """Docker's stamp of it."""
+    """Docker's stamp of the container's start."""
     pid: int = 0
     """The container's first process, in the host's namespace."""
     start_time: int = 0
-    """That process's, in clock ticks since boot."""
+    """Start of that process, in clock ticks since boot."""
     oom_kills: int | None = None
     """The kernel's count of OOM kills at the start; None where it has none."""
     held_bytes: int | None = None
-    """What others held of the memory at the start; None where that is unknown."""
+    """Memory that others held at the start; None where that is unknown."""
     dockerd_pid: str = ""
     """pid of dockerd at the start; empty where containers outlive their dockerd."""
     segments: Mapping[str, Identity] = field(default_factory=dict)
-    """Shared memory of its own, by path, and what is left of ranks before it in this boot."""
+    """Shared memory by path: the rank's own, and segments that earlier ranks of this boot have left."""
     role: str = ""
     taken_over: tuple[float, ...] = ()
-    """When agents took it over whose predecessor had crashed, in seconds since boot."""
+    """Times when an agent took the rank over from a crashed one, in seconds since boot."""
 
 
 FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
 LOG_POSITION = f"{FILE.folder}/log-position"
-"""How far its log is in the journal, as docker is given it."""
+"""File that says how far its log is in the journal, in docker's notation."""
 
 GUARD = "/run/sparkd-guard/rank"
-"""Where a killer finds the rank of the one before it: floor, rank, agent and itself; a process as pid and start."""
+"""File by which a killer finds the rank of the killer before it: floor; pid and start of rank and agent; own pid."""
 GUARD_COMM = "sparkd-guard"
 RECORD_HINT = "the next start of the agent sets that file aside"
 
 
 class KnownRank(Struct, frozen=True):
-    """The record as it was read. That of another boot counts as none."""
+    """The record as it was read. A record of another boot counts as none."""
 
     record: RankRecord | None = None
     alive: bool = False
-    """Whether its process lives."""
+    """Whether the rank's process lives."""
     error: str = ""
-    """Why it can't be read."""
+    """Why the record can't be read."""
     guarded: bool = False
-    """Whether a guard outside of the agent ends it where no agent comes back."""
+    """Whether a guard outside of the agent ends the rank where no agent comes back."""
 
     @property
     def stays(self) -> bool:
-        """Whether it may outlive its agent: it serves, and ends by itself where no other agent takes it over."""
+        """Whether the rank may outlive its agent: it serves, and ends by itself where no other agent takes it over."""
         return self.record is not None and self.record.stage is RankStage.READY and self.alive and self.guarded
 
     def of(self, container: ContainerFacts) -> RankRecord | None:
@@ -111,14 +111,14 @@ class KnownRank(Struct, frozen=True):
         return container.invocation if record is None else record.invocation
 
     def left_by(self, owner: NodeOwner | None) -> str:
-        """Its container's id, where the process that has it is gone; empty where it may own the node."""
+        """The container's id, where the process that has it is gone; empty where that process may own the node."""
         if self.record is None or (owner is not None and owner.invocation in ("", self.record.invocation)):
             return ""
         return self.record.container_id
 
 
 def read_rank(host: Host) -> KnownRank:
-    """Read it after the containers and the owner that it is compared with."""
+    """The record. It must be read after the containers and the owner with which it is compared."""
     try:
         return load_rank(host)
     except OSError as error:
@@ -126,7 +126,7 @@ def read_rank(host: Host) -> KnownRank:
 
 
 def load_rank(host: Host) -> KnownRank:
-    """As `read_rank`. Raises OSError where it can't be read now."""
+    """The record, as by `read_rank`. Raises OSError where it can't be read now."""
     errors: list[str] = []
     record = FILE.load(host.files, errors.append)
     if record is None or record.boot_id != read_boot_id(host.files):
@@ -137,10 +137,10 @@ def load_rank(host: Host) -> KnownRank:
 
 def _is_guarded(files: Files, record: RankRecord) -> bool:
     with suppress(OSError, ValueError):
-        _, rank, began, _, _, guard = map(int, files.text(GUARD, limit=256).split())
-        process = read_process(files, guard)
-        lives = process is not None and not process.dead and process.comm == GUARD_COMM
-        return lives and (rank, began) == (record.pid, record.start_time)
+        _, rank, rank_start, _, _, killer_pid = map(int, files.text(GUARD, limit=256).split())
+        process = read_process(files, killer_pid)
+        is_killer_alive = process is not None and not process.dead and process.comm == GUARD_COMM
+        return is_killer_alive and (rank, rank_start) == (record.pid, record.start_time)
     return False
 
 
@@ -164,27 +164,27 @@ def read_boot_id(files: Files) -> str:
 
 
 class Whose(Enum):
-    """The owner's: the process that owns the node has it, or has made it. An orphan: no living process has it.
-
-    Left: its agent has crashed, and the next one is to take it over; one that does not says so in the record.
-    """
+    """Who has a container of sparkd's."""
 
     OWNERS = "owners"
+    """The process that owns the node has it, or has made it."""
     ORPHAN = "orphan"
+    """No living process has it."""
     LEFT = "left"
+    """Its agent has crashed, and the next one is to take it over. An agent that does not writes that to the record."""
     UNKNOWN = "unknown"
 
 
 def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) -> Whose:
     """Whose a container of sparkd's is. Only an orphan may be ended by others than its own agent."""
-    held = owner is not None and known.holder(container) == owner.invocation
-    if known.stays and known.proves(container) and not held:
+    is_owners = owner is not None and known.holder(container) == owner.invocation
+    if known.stays and known.proves(container) and not is_owners:
         return Whose.LEFT
     if owner is None:
         return Whose.ORPHAN
     if not owner.invocation:
         return Whose.UNKNOWN  # who holds the lock is not known
-    if not held:
+    if not is_owners:
         return Whose.UNKNOWN if container.rank_id and known.error else Whose.ORPHAN
     if known.contradicts(container):
         return Whose.UNKNOWN
@@ -192,8 +192,9 @@ def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) 
 
 
 def _is_over(container: ContainerFacts, known: KnownRank) -> bool:
-    """Whether it is a check of the image, or a rank, that its own process could not remove: that looks after such a
-    container's end, and not during its life.
+    """Whether it is an ended check of the image, or an ended rank, that its own process could not remove.
+
+    The owner itself judges its container only after the end, never while it runs.
     """
     if container.running:
         return False

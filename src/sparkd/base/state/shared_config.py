@@ -27,7 +27,7 @@ from sparkd.base.state.known_good import ImageId
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES, check_variable_name
 
 PATH = "/config"
-"""Where a head serves it to its workers."""
+"""The path at which a head serves the document to its workers."""
 FILE_BYTES = 1 << 20
 ALL_FILES_BYTES = 4 << 20
 MOST_FILES = 64
@@ -40,7 +40,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "readiness": (),
     "supervise": SUPERVISE_KEYS,
 }
-"""Keys that the head decides, by section; of a section without any, all."""
+"""Keys that the head decides, by section; an empty list means all of its keys."""
 _Path = Annotated[str, Meta(max_length=LONGEST_TEXT_BYTES)]
 
 
@@ -59,11 +59,14 @@ class SharedConfig(Struct, frozen=True):
     """Contents by path on the head: engine.script, and sources of read-only mounts."""
 
     def apply_to(self, settings: Settings) -> Settings:
-        """`settings` with what the head decides. Raises ValueError where they contradict each other."""
+        """`settings` with the values that the head decides. Raises ValueError where they contradict each other."""
         engine = {key: getattr(self.engine, key) for key in ENGINE_KEYS}
-        engine |= {"recipe": self.recipe.name, "script": self._kept(self.engine.script) if self.engine.script else ""}
-        own = settings.engine.secrets
-        secrets = {name: own.get(name, "") for name in self.secrets}
+        engine |= {
+            "recipe": self.recipe.name,
+            "script": self._kept_path(self.engine.script) if self.engine.script else "",
+        }
+        own_files = settings.engine.secrets
+        secrets = {name: own_files.get(name, "") for name in self.secrets}
         sections = {
             **dict(settings),
             "cluster": settings.cluster.model_copy(update={key: getattr(self.cluster, key) for key in CLUSTER_KEYS}),
@@ -76,13 +79,15 @@ class SharedConfig(Struct, frozen=True):
         return type(settings).model_validate(sections)
 
     def recipe_here(self, own: Recipe | None) -> Recipe:
-        """The recipe with files that have come as sources of its mounts.
+        """The recipe, mounting the files that the head has sent.
 
         `own`: this node's recipe of the name. Kernel settings and commands that build an image are this node's alone.
         """
         spec, image = self.recipe.container, self.recipe.image
         volumes = tuple(
-            volume.model_copy(update={"source": self._kept(volume.source)}) if volume.source in self.files else volume
+            volume.model_copy(update={"source": self._kept_path(volume.source)})
+            if volume.source in self.files
+            else volume
             for volume in spec.volumes
         )
         build = own.image.build if own and own.image.ref == image.ref else ""
@@ -94,8 +99,8 @@ class SharedConfig(Struct, frozen=True):
         }
         return self.recipe.model_copy(update=changed)
 
-    def _kept(self, path: str) -> str:
-        """Where a file of the head is kept on this node. Raises ValueError where it has not come."""
+    def _kept_path(self, path: str) -> str:
+        """Path of a head's file on this node. Raises ValueError where the head has not sent the file."""
         if path not in self.files:
             raise ValueError(f"the head names {path}, and has not sent it")
         return join(HEAD_FILES, digest_of(self.files[path]))
@@ -129,21 +134,25 @@ def make_shared(settings: Settings, recipe: Recipe, image_id: str, script: str, 
     cluster = Cluster(**{key: getattr(settings.cluster, key) for key in CLUSTER_KEYS})
     engine = Engine(**{key: getattr(settings.engine, key) for key in ENGINE_KEYS})
     volumes = (volume.source for volume in recipe.container.volumes if volume.read_only)
-    contents, left = dict[str, bytes](), ALL_FILES_BYTES
+    contents, room_bytes = dict[str, bytes](), ALL_FILES_BYTES
     for path in dict.fromkeys((*((script,) if script else ()), *volumes)):
         content = read_shareable(files, path, any_mode=path == script)
-        if content is not None and len(content) <= left and len(contents) < MOST_FILES:
-            contents[path], left = content, left - len(content)
+        if content is not None and len(content) <= room_bytes and len(contents) < MOST_FILES:
+            contents[path], room_bytes = content, room_bytes - len(content)
     secrets = tuple(sorted({**recipe.secrets, **settings.engine.secrets}))
-    whole = recipe.model_copy(update={"secrets": {}, "extends": None})
+    whole_recipe = recipe.model_copy(update={"secrets": {}, "extends": None})
     supervise = Supervise(**{key: getattr(settings.supervise, key) for key in SUPERVISE_KEYS})
-    return SharedConfig(whole, cluster, engine, settings.readiness, supervise, secrets, image_id, contents)
+    return SharedConfig(whole_recipe, cluster, engine, settings.readiness, supervise, secrets, image_id, contents)
 
 
 def read_shareable(files: Files, path: str, *, any_mode: bool) -> bytes | None:
-    """A small regular file that everybody may read, or with `any_mode` any: nothing is encrypted on its way."""
+    """Content of a small regular file, else None. Without `any_mode` everybody must be allowed to read it: it crosses
+    the fabric unencrypted.
+    """
     with suppress(OSError):
-        opened = files.itself(files.resolved(path), FILE_BYTES)  # a user may put another one there meanwhile
+        opened = files.itself(
+            files.resolved(path), FILE_BYTES
+        )  # its facts are the opened file's: the path may be replaced
         if opened.facts.kind is Kind.FILE and (any_mode or opened.facts.permissions & 0o004):
             return opened.content
     return None
@@ -165,7 +174,7 @@ def digest_of(content: bytes) -> str:
 
 
 def dump(config: SharedConfig) -> bytes:
-    """Defaults are left out: a worker of another version may have other keys."""
+    """The document as JSON, without defaults: a worker of another version may have other keys."""
     fields = msgspec.to_builtins(
         config, enc_hook=lambda model: model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     )

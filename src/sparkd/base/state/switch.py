@@ -24,23 +24,24 @@ from sparkd.base.state.known_good import Entry, ImageId, Plain, format_utc
 from sparkd.base.status.model import FindingReport, seconds_since, utc_now
 
 AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
-"""Settings of `engine` that a choice leaves as they are: the unit is made for them, and no plan has them."""
+"""Settings of `engine` that a chosen plan leaves as configured: the unit is made for them, and no plan has them."""
 DESCRIPTION = {"name", "description", "source", "extends", "expect"}
 """Fields of a recipe that do not change the engine."""
 TRIES = 2
-"""Starts of a new plan that may end without a verdict on it: the first power cut is not its fault."""
+"""Starts of a new plan that may end without a verdict on it: the first may be ended by a power cut."""
 MOST_BACK = 8
+"""Plans to which a switch can go back."""
 CONFIGURED = "what is configured"
 NO_REASON = "its starts ended without a reason"
 
 
 class Chosen(Struct, frozen=True):
-    """A plan in place of the configured one: of `sparkd use`, or known good."""
+    """A plan in place of the configured one: chosen by `sparkd use`, or known good."""
 
     recipe: Recipe
     engine: Engine
     image_id: ImageId = ""
-    """Empty: run the image that has the name now."""
+    """The image to run; empty: the one that has the name now."""
     plan: Plain = ""
     """Digest of the plan when it was proven."""
     proven: str = ""
@@ -92,7 +93,7 @@ class Switch(Struct, frozen=True):
     """Fingerprint of what is configured."""
     stage: Stage
     to: Chosen | None
-    """None: what is configured."""
+    """The plan to which is switched; None: what is configured."""
     back: Annotated[tuple[Chosen, ...], Meta(max_length=MOST_BACK)] = ()
     """The plans before, the last one first; below them is what is configured. All but the lowest one have an end."""
     tries: int = 0
@@ -103,7 +104,7 @@ class Switch(Struct, frozen=True):
 
     @property
     def chosen(self) -> Chosen | None:
-        """What the next process launches; None: what is configured."""
+        """The plan that the next process launches; None: what is configured."""
         return self.before if self.stage is Stage.RETURNING else self.to
 
     @property
@@ -113,7 +114,7 @@ class Switch(Struct, frozen=True):
 
     @property
     def plans(self) -> tuple[Chosen, ...]:
-        """What a switch from here may go back to: the plan in force, if it is a chosen one, and those before it."""
+        """Plans to which a switch from here may go back: the plan in force, if it is a chosen one, and earlier ones."""
         return (self.to, *self.back) if self.stage is Stage.IN_FORCE and self.to is not None else self.back
 
     @property
@@ -129,46 +130,46 @@ class Switch(Struct, frozen=True):
 
     def expired(self, now: datetime) -> bool:
         until = self.to.until if self.to is not None and self.stage in (Stage.TRYING, Stage.IN_FORCE) else ""
-        return bool(until) and seconds_since(until, now) != 0.0  # None of what is no time: such a plan is over
+        return bool(until) and seconds_since(until, now) != 0.0  # None: no valid time, and such a plan is over
 
 
 def label(chosen: Chosen | None) -> str:
     return CONFIGURED if chosen is None else chosen.label
 
 
-def step(now: Switch, event: Event) -> Switch | None:
+def step(switch: Switch, event: Event) -> Switch | None:
     """The switch after this event; None: nothing replaces the configuration any more. Pure."""
-    match now.stage, event:
+    match switch.stage, event:
         case Stage.DRAINING, Event.STARTED:
-            return replace(now, stage=Stage.TRYING, tries=1)
+            return replace(switch, stage=Stage.TRYING, tries=1)
         case Stage.TRYING, Event.STARTED:
-            return replace(now, tries=now.tries + 1) if now.tries < TRIES else _go_back(now)
+            return replace(switch, tries=switch.tries + 1) if switch.tries < TRIES else _go_back(switch)
         case Stage.TRYING, Event.WORKS:
-            return _settle(now, now.to, now.back)
+            return _settle(switch, switch.to, switch.back)
         case Stage.TRYING, Event.FAILED | Event.EXPIRED:
-            return _go_back(now)
+            return _go_back(switch)
         case Stage.TRYING, Event.LEFT:
-            return replace(now, tries=max(0, now.tries - 1))
+            return replace(switch, tries=max(0, switch.tries - 1))
         case Stage.IN_FORCE, Event.EXPIRED:
-            return replace(now, stage=Stage.RETURNING)
+            return replace(switch, stage=Stage.RETURNING)
         case Stage.RETURNING, Event.STARTED:
-            return _go_back(now)
+            return _go_back(switch)
         case Stage.DRAINING | Stage.TRYING | Stage.IN_FORCE | Stage.RETURNING, _:
-            return now
+            return switch
         case _:
-            assert_never(now.stage)
+            assert_never(switch.stage)
 
 
-def _go_back(now: Switch) -> Switch | None:
-    return _settle(now, now.before, now.back[1:])
+def _go_back(switch: Switch) -> Switch | None:
+    return _settle(switch, switch.before, switch.back[1:])
 
 
-def _settle(now: Switch, chosen: Chosen | None, back: tuple[Chosen, ...]) -> Switch | None:
-    """`chosen` comes in force; None: what is configured. A way back is kept only from one that ends by itself."""
+def _settle(switch: Switch, chosen: Chosen | None, back: tuple[Chosen, ...]) -> Switch | None:
+    """Put `chosen` in force; None: what is configured. Only a plan that ends by itself keeps a way back."""
     if chosen is None:
         return None
     back = back if chosen.until else ()
-    return Switch(now.replaces, Stage.IN_FORCE, chosen, back, 0, now.drain_seconds, now.chosen_at)
+    return Switch(switch.replaces, Stage.IN_FORCE, chosen, back, 0, switch.drain_seconds, switch.chosen_at)
 
 
 NOTICE = "/run/sparkd/switch.changed"
@@ -176,7 +177,7 @@ FILE = StateFile("switch.json", Switch, notice=NOTICE)
 
 
 def make_rollback(entry: Entry, replaces: str, image_id: str) -> Switch | None:
-    """None where this version of sparkd can't read the entry's recipe or settings."""
+    """The switch to a known good plan; None where this version of sparkd can't read its recipe or settings."""
     plan = {"image_id": image_id, "plan": entry.plan, "proven": entry.until}
     to = {**plan, "recipe": entry.recipe, "engine": entry.engine}
     try:

@@ -19,7 +19,7 @@ from sparkd.base.vllm.flag import FlagTable
 from sparkd.base.vllm.releases import find_release
 
 IMAGES_KEPT = 8
-"""Tables of some 100 KB each; the oldest go first."""
+"""Number of tables in the file, of some 100 KB each; the oldest are dropped."""
 
 
 class VllmTables(Struct, frozen=True):
@@ -41,14 +41,15 @@ FILE = StateFile("vllm-tables.json", VllmTables, PUBLIC)
 
 
 def read_tables(files: Files, report: Report = ignore_report) -> VllmTables:
-    """Empty where there is no usable file. Raises OSError."""
+    """The tables; none where there is no usable file. Raises OSError."""
     return FILE.load(files, report) or VllmTables()
 
 
 def find_table(host: Host, ref: str, version: str = "") -> FlagTable:
-    """The table of the image that has this name here now; that of its release where it is away, or gave no answer.
+    """The table of the image that has this name on this node now.
 
-    `version`: of its vLLM, as a recipe gives it.
+    Where that is away, or has given no answer, it is the table of its release. `version`: the release, where a recipe
+    names it.
     """
     release = find_release(version or ref)
     try:

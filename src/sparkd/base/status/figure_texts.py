@@ -28,7 +28,7 @@ def progress_text(engine: EngineReport) -> str:
 
 
 SLOW_TOKENS = 100
-"""A second; below, a decimal is worth showing: large models write some ten."""
+"""Tokens a second; below this, a decimal is worth showing: large models write some ten."""
 
 
 def activity_figures(activity: ActivityReport) -> dict[str, str]:
@@ -67,7 +67,7 @@ def _gib(count: int) -> str:
 
 
 def bounded_share(value: float | None) -> float | None:
-    """0 to 1, with 0 of what is no number."""
+    """The value within 0 to 1; NaN becomes 0."""
     return None if value is None else min(max(0.0, value), 1.0)
 
 
@@ -76,8 +76,10 @@ def bar(share: float) -> str:
 
 
 def sparkline(used_percent: tuple[int, ...]) -> str:
-    """The newest on the right; each character is the most of six samples."""
-    each = 6
-    parts = [used_percent[max(0, end - each) : end] for end in range(len(used_percent), 0, -each)][:BAR_WIDTH]
-    tops = (min(max(0, *part), 100) for part in reversed(parts))
-    return "".join(SHADES[top * (len(SHADES) - 1) // 100] for top in tops).rjust(BAR_WIDTH)
+    """One line of the last samples, newest on the right. Each character shows the highest of six samples."""
+    samples_each = 6
+    groups = [used_percent[max(0, end - samples_each) : end] for end in range(len(used_percent), 0, -samples_each)][
+        :BAR_WIDTH
+    ]
+    highest = (min(max(0, *group), 100) for group in reversed(groups))
+    return "".join(SHADES[top * (len(SHADES) - 1) // 100] for top in highest).rjust(BAR_WIDTH)

@@ -1,4 +1,4 @@
-"""What the report has of the engine and its GPU. data/metrics.toml has the metrics of each part of the report."""
+"""Parts of the report about the engine and its GPU. data/metrics.toml has the metrics of each part of the report."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class EngineReport(Struct, frozen=True):
     """Seconds without work: of a load, or of a worker's rank while its head's requests wait. None while it works, and
     where it is not watched."""
     started: str = ""
-    """When its container was started; empty before."""
+    """Stamp of the container's start; empty before."""
     expected_seconds: float | None = None
     """Time from `started` to the first completion, by the plan's `last load` on this node or by the `recipe`."""
     expected_by: str = ""
     works: bool = False
-    """A load that is watched and works."""
+    """Whether the load is watched, and works."""
     url: str = ""
-    """Where clients reach the API, with /v1: of a head that serves, as are `model` and `keyed`."""
+    """URL of the API for clients, with /v1. Only a head that serves has it, as it has `model` and `keyed`."""
     model: str = ""
-    """Its name for clients."""
+    """The model's name for clients."""
     keyed: bool = False
     """Whether requests need a key."""
     compilers: int = 0
-    """Compilers of kernels below the rank: they run or are held back."""
+    """Compilers of kernels among the rank's processes, running or stopped."""
     kernels_compiled: int = 0
     """Kernels compiled inside requests since the start. vLLM's monitor may also count those loaded from a cache."""
     warmth: str = ""
@@ -39,7 +39,7 @@ class EngineReport(Struct, frozen=True):
 
 
 class ActivityReport(Struct, frozen=True):
-    """What a head's engine does with its requests, by its own counters. Shares are 0 to 1, None where unknown."""
+    """Requests of a head's engine, by its own counters. Shares are 0 to 1, None where unknown."""
 
     running: int
     waiting: int
@@ -56,7 +56,7 @@ class HealthReport(Struct, frozen=True):
     """How a head's engine answers the agent itself."""
 
     probe_seconds: float | None = None
-    """Seconds of the last look at its health and counters, to a tenth, so that a report does not change for nothing."""
+    """Seconds that the last reading of health and counters took, to a tenth, so that noise changes no report."""
     canary_seconds: float | None = None
     """Seconds of the last canary, with or without a token. There are none while requests move."""
     canary_at: float | None = None

@@ -19,7 +19,7 @@ from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 
 PATH = "/run/sparkd/report.json"
-"""The report's file, for commands and checks beside the agent."""
+"""The report's file, which commands and checks read."""
 LIMIT_BYTES = 1 << 20
 REPORT_SCHEMA = 1
 """New fields are free: a reader skips those that it does not know. A new phase or contact is a new schema."""
@@ -58,7 +58,7 @@ class FindingReport(Struct, frozen=True):
     reason: str
     hint: str
     action: str = ""
-    """An `Action` of sparkd.base.lib.errors: of what blocks, and of what the kernel's log requires."""
+    """An `Action` of sparkd.base.lib.errors, where the finding blocks, or comes from the kernel's log."""
 
 
 class MemoryReport(Struct, frozen=True):
@@ -103,13 +103,13 @@ class PeerStatus(Struct, frozen=True):
     contact: Contact
     since: str
     report: NodeReport | None = None
-    """Its last correctly signed report, without its peers."""
+    """The last correctly signed report of that node, without its peers."""
     said: str = ""
     """Why it does not answer, or why its answer proves nothing."""
     own_address_gone: bool = False
     """The node that writes this has lost its own address, and so can't reach the other one."""
     clock_ahead_seconds: float | None = None
-    """How far its clock is ahead of this node's; None before its first date."""
+    """Seconds that its clock is ahead of this node's; None before its first date."""
 
     @property
     def name(self) -> str:
@@ -139,7 +139,7 @@ class NodeReport(Struct, frozen=True):
     lan_address: str = ""
     """The node's address toward other networks; empty where it has none, or no other nodes."""
     plan_digest: str = ""
-    """Digest of all that the ranks must share. Empty until docker and the model's folder have been looked at."""
+    """Digest of all that the ranks must share. Empty until docker and the model's folder have been read."""
     config_digest: str = ""
     """Digest of the configuration that a head serves to its workers; on a worker, of the one that it follows."""
     transport: str = ""
@@ -150,23 +150,23 @@ class NodeReport(Struct, frozen=True):
     cause: str = ""
     """Why a run failed: a `Cause` of sparkd.base.lib.errors."""
     action: str = ""
-    """What that, or what blocks, requires: an `Action` of sparkd.base.lib.errors."""
+    """What the cause, or a finding that blocks, requires: an `Action` of sparkd.base.lib.errors."""
     draining: bool = False
     """Whether, in the phase `stopping`, the requests that run still get their time."""
     recipe: str = ""
     last_cause: str = ""
     """Why the agent before this one ended."""
     last_cause_code: str = ""
-    """The same as a `Cause` of sparkd.base.lib.errors."""
+    """`last_cause` as a `Cause` of sparkd.base.lib.errors."""
     last_action: str = ""
-    """What it required, as `action`."""
+    """What that cause required, as `action`."""
     last_hint: str = ""
-    """What to do about it."""
+    """What to do about that cause."""
     findings: tuple[FindingReport, ...] = ()
     engine: EngineReport = EngineReport()
     memory: MemoryReport | None = None
     activity: ActivityReport | None = None
-    """None unless it serves and its engine has answered."""
+    """Figures of the requests; None unless the node serves and its engine has answered."""
     health: HealthReport | None = None
     smoke_passed: bool | None = None
     """The test of this launch's answers; None where there was none."""
@@ -174,17 +174,17 @@ class NodeReport(Struct, frozen=True):
     restarts: tuple[RestartReport, ...] = ()
     """Ends known when this agent began, the most recent cause last."""
     pid: int = 0
-    """The agent's: by it a reader without root knows whether that agent still runs."""
+    """The agent's pid: by it a reader without root knows whether that agent still runs."""
     start_time: int = 0
-    """The agent's, in clock ticks since boot: a pid may be reused."""
+    """The agent's start, in clock ticks since boot: a pid may be reused."""
     rank_id: str = ""
     """Id of the rank that it launches; empty until it is placed."""
     awaits_agents_seconds: int = 0
-    """How long this node awaits the agent of another rank that serves; 0 of an earlier version, which does not."""
+    """Seconds that this node waits for the agent of another rank that serves; 0: an earlier version, which does not."""
     launches: int | None = None
     """Launches on this node, by all agents before this one; None where the history is not readable."""
     ends: Mapping[str, int] = field(default_factory=dict)
-    """Ends of those, by `Cause`."""
+    """Ends of these launches, by `Cause`."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     """Time in each phase that this agent has left."""
     kernel_counts: Mapping[str, int] = field(default_factory=dict)
@@ -208,7 +208,10 @@ def utc_now() -> str:
 
 
 def seconds_since(stamp: str, now: datetime) -> float | None:
-    """None where `stamp` is none; without a zone it is UTC. Never negative: another node's clock may be ahead."""
+    """Seconds since a stamp, at least 0: another node's clock may be ahead. None where `stamp` is no time.
+
+    A stamp without a zone is UTC.
+    """
     with suppress(ValueError, OverflowError):
         then = datetime.fromisoformat(stamp)
         return max(0.0, (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds())
@@ -228,7 +231,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def without_figures(report: NodeReport) -> NodeReport:
-    """The report without figures that change all the time, here and of the other nodes: nobody is woken for them."""
+    """The report without figures that change all the time, here and of other nodes. They wake no waiting reader."""
     peers = tuple(replace(peer, report=peer.report and without_figures(peer.report)) for peer in report.peers)
     return replace(report, memory=None, activity=None, health=None, gpu=None, kernel_counts={}, peers=peers)
 
@@ -240,16 +243,20 @@ def load_seconds_left(engine: EngineReport, now: datetime) -> float | None:
 
 
 MOST_SECONDS = 1e9
-"""Longest time that another node may name: more is no time that passes."""
+"""Longest time that a report of another node may name: more can't be right."""
 
 
 def describe_time_left(engine: EngineReport, now: datetime) -> str:
     """`about 6 min left (recipe)`: until the first completion, and who says so; empty without a figure."""
-    left = load_seconds_left(engine, now)
-    if left is None or abs(left) > MOST_SECONDS:
+    seconds_left = load_seconds_left(engine, now)
+    if seconds_left is None or abs(seconds_left) > MOST_SECONDS:
         return ""
-    by = "recipe" if engine.expected_by == "recipe" else "last load"
-    return f"about {format_duration(left)} left ({by})" if left >= 0 else f"{format_duration(-left)} over ({by})"
+    source = "recipe" if engine.expected_by == "recipe" else "last load"
+    return (
+        f"about {format_duration(seconds_left)} left ({source})"
+        if seconds_left >= 0
+        else f"{format_duration(-seconds_left)} over ({source})"
+    )
 
 
 def dump(report: NodeReport) -> str:
@@ -258,7 +265,7 @@ def dump(report: NodeReport) -> str:
 
 
 def fit(report: NodeReport, limit_bytes: int) -> tuple[NodeReport, str]:
-    """The report, shortened until its JSON is within the limit, and that. Its peers stay as they are."""
+    """The report, shortened until its JSON is within the limit, and that JSON. Its peers stay as they are."""
     text = _encode(report)
     for text_limit, items_limit in SHORTER:
         if text and len(text.encode()) <= limit_bytes:
@@ -269,7 +276,7 @@ def fit(report: NodeReport, limit_bytes: int) -> tuple[NodeReport, str]:
 
 
 def _encode(report: NodeReport) -> str:
-    """Empty where a text has half a character, which UTF-8 can't carry."""
+    """The report's JSON; empty where a text has half of a surrogate pair, which UTF-8 can't encode."""
     with suppress(UnicodeEncodeError):
         return fast_json.format(fast_json.encode({"schema": REPORT_SCHEMA, **asdict(report)}), indent=1).decode() + "\n"
     return ""
@@ -299,6 +306,6 @@ def agent_running(files: Files, report: NodeReport) -> bool:
 
 
 def read_living_report(files: Files) -> NodeReport | None:
-    """None where no agent runs: the report of an earlier one is old."""
+    """The report of the agent that runs; None without one, since the report of an earlier agent is old."""
     report = parse(read_report(files))
     return report if report is not None and agent_running(files, report) else None

@@ -21,12 +21,12 @@ TITLES = {NEEDS_PERSON: "needs a person", MEMORY_GUARD: "memory ran out", SUMMAR
 
 MEMORY = (Cause.MEMORY_GUARD, Cause.MEMORY_TAKEN)
 PATIENCE_SECONDS = {Phase.BLOCKED: 300.0, Phase.AWAITING_DOCKER: 300.0, Phase.AWAITING_PEERS: 900.0}
-"""Phases that may end by themselves, and after how long they need a person. Another node may just be booting."""
+"""Seconds after which a phase needs a person: before, it may end by itself. Another node may just be booting."""
 FAILED_STARTS = 2
-"""Failed starts of one node in a row, until that is a message; five need a person."""
+"""Number of failed starts of one node in a row that is a message; five need a person."""
 FAILED_KEPT = 32
 FLAP_CHANGES, FLAP_SECONDS = 3, 600.0
-"""More changes than that in this time are held back."""
+"""Changes beyond this number in this time are held back."""
 SUMMARY_SECONDS = 900.0
 """Time between two summaries."""
 TEXT_LIMIT = 800
@@ -59,14 +59,15 @@ class Queued(Struct, frozen=True):
 
 
 class NotifyState(Struct, frozen=True):
-    """What has been reported, and what is still to be sent. `incarnation`: of the agent that was last observed."""
+    """Events that were reported, and messages that are still to be sent."""
 
     serving: bool = False
     recipe: str = ""
-    """The last service's."""
+    """The recipe that served last."""
     lost_at: float | None = None
-    """Since when it does not serve, unasked."""
+    """Since when it does not serve, though nobody requested that."""
     incarnation: str = ""
+    """Incarnation of the agent that was last observed."""
     before: str = ""
     """The incarnation before this one."""
     guarded: str = ""
@@ -74,16 +75,16 @@ class NotifyState(Struct, frozen=True):
     failed: tuple[str, ...] = ()
     """Rank and incarnation of each agent that waited after a failed start, since the last service."""
     failing: tuple[str, ...] = ()
-    """The causes of these, as reported."""
+    """Causes of failed starts that were reported."""
     degraded_at: float | None = None
     degraded_reported: bool = False
     waits_at: float | None = None
     waits_reported: tuple[str, ...] = ()
     """Phases, each reported once until the node has come further."""
     down: str = ""
-    """Why a unit stays down, as reported."""
+    """The reported text about a unit that stays down."""
     changes: tuple[float, ...] = ()
-    """When the last messages of changes were queued."""
+    """Times at which the last messages of changes were queued."""
     held: tuple[Notice, ...] = ()
     """Changes for the next summary."""
     queue: tuple[Queued, ...] = ()
@@ -93,29 +94,29 @@ class NotifyState(Struct, frozen=True):
 
     @property
     def pending(self) -> bool:
-        """Whether time alone may bring a message."""
+        """Whether a message may become due without a new report."""
         return bool(self.queue or self.held) or self.degraded_at is not None or self.waits_at is not None
 
 
 def observe(
     state: NotifyState, report: NodeReport, now: float, degraded_seconds: float
 ) -> tuple[NotifyState, tuple[Notice, ...]]:
-    """The messages that this report brings; it may be one that was observed before."""
+    """The next state, and the messages that follow from the report. It may have been observed before."""
     if report.incarnation != state.incarnation and report.rank != UNKNOWN_RANK:
-        # A wait and a degraded service end with their agent. Of one without a rank no end is recorded.
+        # A wait and a degraded service end with their agent. No end of an agent without a rank is noted.
         state = replace(state, incarnation=report.incarnation, before=state.incarnation)
         state = replace(state, degraded_at=None, degraded_reported=False, waits_at=None)
-    if not _speaks(report):
+    if not _speaks_for_cluster(report):
         return replace(state, waits_at=None, waits_reported=(), down=""), ()
     notices: list[Notice] = []
-    steps = (_service, _degraded) if report.rank == 0 else ()
-    for step in (_memory_guard, *steps, _waiting, _failing):
+    steps = (_note_service, _note_degraded) if report.rank == 0 else ()
+    for step in (_note_memory_guard, *steps, _note_waiting, _note_failing):
         state, notice = step(state, report, now, degraded_seconds)
         notices += [notice] if notice is not None else []
     return state, tuple(notices)
 
 
-def _speaks(report: NodeReport) -> bool:
+def _speaks_for_cluster(report: NodeReport) -> bool:
     """The head speaks for the cluster, a worker only where its head's machine is silent: else two report one event."""
     return not any(peer.rank == 0 and peer.contact in (Contact.ANSWERS, Contact.REFUSED) for peer in report.peers)
 
@@ -123,24 +124,24 @@ def _speaks(report: NodeReport) -> bool:
 Step = tuple[NotifyState, Notice | None]
 
 
-def _notice(event: str, report: NodeReport, text: str, now: float, cause: str = "") -> Notice:
+def _make_notice(event: str, report: NodeReport, text: str, now: float, cause: str = "") -> Notice:
     return Notice(event, sanitize(report.node, 64), sanitize(text, TEXT_LIMIT), report.recipe, cause, now)
 
 
-def _service(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+def _note_service(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
     if report.phase in IN_SERVICE:
         return (state, None) if state.serving else _begin_service(state, report, now)
-    failed = report.phase is Phase.FAILED
-    if not state.serving or (failed and not report.cause):  # the agent still looks for it
+    has_failed = report.phase is Phase.FAILED
+    if not state.serving or (has_failed and not report.cause):  # the agent still looks for the cause
         return state, None
     state = replace(state, serving=False)
-    reason, cause = (report.message, report.cause) if failed else (report.last_cause, report.last_cause_code)
+    reason, cause = (report.message, report.cause) if has_failed else (report.last_cause, report.last_cause_code)
     if report.phase in (Phase.STOPPING, Phase.STOPPED) or not reason:
         return state, None  # on request
     state = replace(state, lost_at=now)
-    if state.guarded == _ended(state, report):
+    if state.guarded == _find_ended(state, report):
         return state, None
-    return state, _notice(LOST, report, f"{state.recipe} no longer serves: {reason}", now, cause)
+    return state, _make_notice(LOST, report, f"{state.recipe} no longer serves: {reason}", now, cause)
 
 
 def _begin_service(state: NotifyState, report: NodeReport, now: float) -> Step:
@@ -152,45 +153,48 @@ def _begin_service(state: NotifyState, report: NodeReport, now: float) -> Step:
     elif report.last_cause:  # not reported yet: a load that failed, or a switch
         text += f"; before: {report.last_cause}"
     state = replace(state, serving=True, recipe=report.recipe, lost_at=None, down="")
-    return state, _notice(event, report, text, now, report.last_cause_code)
+    return state, _make_notice(event, report, text, now, report.last_cause_code)
 
 
-def _ended(state: NotifyState, report: NodeReport) -> str:
-    """The incarnation that this report shows the end of; empty where it was not observed."""
+def _find_ended(state: NotifyState, report: NodeReport) -> str:
+    """The incarnation whose end this report shows; empty where that agent was not observed."""
     return report.incarnation if report.phase is Phase.FAILED else state.before
 
 
-def _memory_guard(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
-    """In place of `lost`. The head reports a worker's guard, too, and the next agent that of one that could not."""
+def _note_memory_guard(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+    """A message in place of `lost`. The head also reports a worker's guard.
+
+    Where an agent could not report its own guard, the next one does.
+    """
     if report.phase is Phase.FAILED:
         others = (peer.report for peer in report.peers if peer.report is not None)
-        killed = any(node.phase is Phase.FAILED and node.cause in MEMORY for node in (report, *others))
+        was_killed = any(node.phase is Phase.FAILED and node.cause in MEMORY for node in (report, *others))
         text, cause = report.message, report.cause
     else:
-        killed, text, cause = report.last_cause_code in MEMORY, report.last_cause, report.last_cause_code
-    ended = _ended(state, report)
-    if not killed or ended in ("", state.guarded):
+        was_killed, text, cause = report.last_cause_code in MEMORY, report.last_cause, report.last_cause_code
+    ended = _find_ended(state, report)
+    if not was_killed or ended in ("", state.guarded):
         return state, None
-    return replace(state, guarded=ended), _notice(MEMORY_GUARD, report, text, now, cause)
+    return replace(state, guarded=ended), _make_notice(MEMORY_GUARD, report, text, now, cause)
 
 
-def _degraded(state: NotifyState, report: NodeReport, now: float, after_seconds: float) -> Step:
+def _note_degraded(state: NotifyState, report: NodeReport, now: float, after_seconds: float) -> Step:
     since = state.degraded_at if state.degraded_at is not None else now
     lasted = format_duration(max(0.0, now - since))
     if report.phase is not Phase.DEGRADED:
         over = replace(state, degraded_at=None, degraded_reported=False)
         if not state.degraded_reported or report.phase is not Phase.SERVING:
             return over, None
-        return over, _notice(SERVING, report, f"no longer degraded, after {lasted}: {report.message}", now)
+        return over, _make_notice(SERVING, report, f"no longer degraded, after {lasted}: {report.message}", now)
     state = replace(state, degraded_at=since)
     if state.degraded_reported or now - since < after_seconds:
         return state, None
     text = f"degraded for {lasted}: {report.message}"
-    return replace(state, degraded_reported=True), _notice(DEGRADED, report, text, now)
+    return replace(state, degraded_reported=True), _make_notice(DEGRADED, report, text, now)
 
 
-def _waiting(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
-    """A node that a person must help. The head's own message names the other node that it waits for."""
+def _note_waiting(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+    """A message where a person must help. That of a head names the other node that it waits for."""
     if report.phase in (Phase.PREFLIGHT, Phase.FAILED):  # between two tries
         return state, None
     if report.phase not in PATIENCE_SECONDS:
@@ -204,11 +208,11 @@ def _waiting(state: NotifyState, report: NodeReport, now: float, _: float) -> St
         return state, None
     text = f"{report.phase.value} for {format_duration(waited)}: {report.message}"
     state = replace(state, waits_reported=(*state.waits_reported, report.phase.value))
-    return state, _notice(NEEDS_PERSON, report, text, now)
+    return state, _make_notice(NEEDS_PERSON, report, text, now)
 
 
-def _failing(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
-    """Starts that fail in a row: from the second one, once for each cause."""
+def _note_failing(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+    """A message for starts that fail in a row: from the second one on, once for each cause."""
     if report.phase in (*IN_SERVICE, Phase.STOPPED):
         return replace(state, failed=(), failing=()), None
     known = (report, *(peer.living for peer in report.peers if peer.living))
@@ -220,15 +224,20 @@ def _failing(state: NotifyState, report: NodeReport, now: float, _: float) -> St
         if starts >= FAILED_STARTS and node.last_cause_code not in state.failing:
             state = replace(state, failing=(*state.failing, node.last_cause_code)[-FAILED_KEPT:])
             text = f"{report.recipe} fails to start on {node.node}: {node.last_cause}; {node.message}"
-            return state, _notice(LOST, report, text, now, node.last_cause_code)
+            return state, _make_notice(LOST, report, text, now, node.last_cause_code)
     return state, None
 
 
 def unit_down(
-    state: NotifyState, node: str, unit: str, code: str, said: str, now: float
+    state: NotifyState, node: str, unit: str, code: str, status: str, now: float
 ) -> tuple[NotifyState, tuple[Notice, ...]]:
-    """A unit that systemd does not start again; `said`: its last status. Once, until the node has come further."""
-    text = sanitize(f"{unit} ended with exit code {code} and stays down: {said or f'journalctl -u {unit}'}", TEXT_LIMIT)
+    """A message that systemd does not start a unit again, once until the node has come further.
+
+    `status`: the unit's last one.
+    """
+    text = sanitize(
+        f"{unit} ended with exit code {code} and stays down: {status or f'journalctl -u {unit}'}", TEXT_LIMIT
+    )
     if text == state.down:
         return state, ()
     state = replace(state, down=text, serving=False, lost_at=state.lost_at or (now if state.serving else None))
@@ -236,28 +245,30 @@ def unit_down(
 
 
 def enqueue(state: NotifyState, notices: tuple[Notice, ...], ways: tuple[str, ...], now: float) -> NotifyState:
-    """Queue what is to be sent now: all but what flaps, and the summary of that. Bounded: the oldest are dropped."""
+    """Queue what is to be sent now: changes that flap are held for a summary. The oldest of the queue are dropped."""
     for notice in notices:
         recent = tuple(at for at in state.changes if 0 <= now - at < FLAP_SECONDS)
         if notice.event == NEEDS_PERSON:
-            state = _queue(state, notice, ways)
+            state = _add_to_queue(state, notice, ways)
         elif state.held or len(recent) >= FLAP_CHANGES:
             state = replace(state, held=(*state.held, notice)[-QUEUE_LIMIT:])
         else:
-            state = _queue(replace(state, changes=(*recent, now)), notice, ways)
+            state = _add_to_queue(replace(state, changes=(*recent, now)), notice, ways)
     if len(state.held) == QUEUE_LIMIT or (state.held and not 0 <= now - state.held[0].at < SUMMARY_SECONDS):
         # The next change is held back, too, unless FLAP_SECONDS have been quiet.
-        state = replace(_queue(state, _summary(state.held, now), ways), held=(), changes=(now,) * FLAP_CHANGES)
-    fresh = tuple(old for old in state.queue if now - old.notice.at < QUEUE_SECONDS and {*old.ways} & {*ways})
-    fresh = fresh[-QUEUE_LIMIT:]
-    return replace(state, queue=fresh, dropped=state.dropped + len(state.queue) - len(fresh))
+        state = replace(_add_to_queue(state, _summarize(state.held, now), ways), held=(), changes=(now,) * FLAP_CHANGES)
+    unsent = tuple(
+        queued for queued in state.queue if now - queued.notice.at < QUEUE_SECONDS and {*queued.ways} & {*ways}
+    )
+    unsent = unsent[-QUEUE_LIMIT:]
+    return replace(state, queue=unsent, dropped=state.dropped + len(state.queue) - len(unsent))
 
 
-def _queue(state: NotifyState, notice: Notice, ways: tuple[str, ...]) -> NotifyState:
+def _add_to_queue(state: NotifyState, notice: Notice, ways: tuple[str, ...]) -> NotifyState:
     return replace(state, queue=(*state.queue, Queued(notice, ways)))
 
 
-def _summary(held: tuple[Notice, ...], now: float) -> Notice:
+def _summarize(held: tuple[Notice, ...], now: float) -> Notice:
     last = held[-1]
     counts = ", ".join(f"{event} {count} times" for event, count in Counter(notice.event for notice in held).items())
     lasted = format_duration(max(0.0, now - held[0].at))
@@ -266,7 +277,9 @@ def _summary(held: tuple[Notice, ...], now: float) -> Notice:
 
 
 def sent(state: NotifyState, queued: Queued, way: str) -> NotifyState:
-    """This message has gone by this way."""
-    at = state.queue.index(queued)
-    rest = replace(queued, ways=tuple(other for other in queued.ways if other != way))
-    return replace(state, queue=(*state.queue[:at], *([rest] if rest.ways else []), *state.queue[at + 1 :]))
+    """The state after this message was sent by this way."""
+    position = state.queue.index(queued)
+    remaining = replace(queued, ways=tuple(other for other in queued.ways if other != way))
+    return replace(
+        state, queue=(*state.queue[:position], *([remaining] if remaining.ways else []), *state.queue[position + 1 :])
+    )

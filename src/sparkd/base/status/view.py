@@ -1,4 +1,4 @@
-"""What a person sees of the nodes, made from one report and the time: for tables, the live screen and the page. Pure.
+"""The nodes as a person sees them, made from one report and the time: for tables, the live screen and the page. Pure.
 
 Texts are one line without control characters, and figures are within their bounds, whatever another node has written.
 """
@@ -54,11 +54,11 @@ ADVICE = {
 
 
 class View(Struct, frozen=True):
-    """How a report is looked at."""
+    """What a view needs besides the report."""
 
     now: datetime
     alive: bool
-    """Whether the agent that wrote the report still runs: if not, its news of the other nodes is old."""
+    """Whether the agent that wrote the report still runs: if not, what it says of the other nodes is old."""
 
     def age(self, stamp: str) -> str:
         return format_duration(seconds_since(stamp, self.now))
@@ -72,7 +72,7 @@ class Note(Struct, frozen=True):
 
 
 class Headline(Struct, frozen=True):
-    """The state of the whole cluster, which serves where its head does. `level`: as of a node."""
+    """The state of the whole cluster, which serves where its head does. `level`: as in NodeView."""
 
     level: str
     text: str
@@ -81,28 +81,28 @@ class Headline(Struct, frozen=True):
 
 
 class NodeView(Struct, frozen=True):
-    """One node."""
+    """A node, as people see it."""
 
     rank: int
     name: str
     level: str
     """`ok`, `warn`, `block` or `unknown`; empty in every other phase, such as loading."""
     phase: str
-    """Or the contact, where it does not answer."""
+    """The phase; where the node does not answer, the contact."""
     age: str
     """Age of the phase or contact."""
     cause: str
     """The present message and the last cause, each only where it is news."""
     why: str
-    """What is wrong with it by its findings."""
+    """The fault that its findings show."""
     advice: str
     """What to do there, by all that is known."""
     report: NodeReport | None
-    """Its last one."""
+    """The node's last report."""
     living: NodeReport | None = None
-    """The same where it answers: figures of others are worth nothing."""
+    """`report` of a node that answers; None for another, whose figures are out of date."""
     left: str = ""
-    """Time left of the load, by earlier ones."""
+    """Time left of the load, by earlier loads."""
 
     @property
     def loading(self) -> EngineReport | None:
@@ -124,19 +124,19 @@ class Overview(Struct, frozen=True):
 
     @property
     def activity(self) -> ActivityReport | None:
-        """The engine's, by its head."""
+        """Figures of the engine's requests, as its head reports them."""
         return next((node.living.activity for node in self.nodes if node.living and node.living.activity), None)
 
 
 def overview(report: NodeReport, view: View) -> Overview:
     contact = Contact.ANSWERS if view.alive else Contact.REFUSED
-    own = _node(PeerStatus(report.address, report.rank, contact, report.since, report), view)
+    own_node = _make_node(PeerStatus(report.address, report.rank, contact, report.since, report), view)
     if not view.alive:
-        own = replace(own, phase=f"{report.phase.value} (its agent is gone)", age=view.age(report.since))
-    nodes = [own, *(_node(peer, view) for peer in report.peers)]
+        own_node = replace(own_node, phase=f"{report.phase.value} (its agent is gone)", age=view.age(report.since))
+    nodes = [own_node, *(_make_node(peer, view) for peer in report.peers)]
     known = [(report, ""), *((peer.report, f"{shorten(peer.report.node)}: ") for peer in report.peers if peer.report)]
-    restarts = (f"{prefix}{text}" for node, prefix in known for text in _restarts(node.restarts, view))
-    return Overview(tuple(sorted(nodes, key=lambda node: node.rank)), _notes(known), tuple(restarts))
+    restarts = (f"{prefix}{text}" for node, prefix in known for text in _describe_restarts(node.restarts, view))
+    return Overview(tuple(sorted(nodes, key=lambda node: node.rank)), _list_notes(known), tuple(restarts))
 
 
 NOTHING = "nothing is to be done"
@@ -144,11 +144,11 @@ NOTHING = "nothing is to be done"
 
 def headline(report: NodeReport, view: View) -> Headline:
     if not view.alive:
-        return _ended(report)
+        return _describe_ended(report)
     nodes = overview(report, view).nodes
     head, troubled = nodes[0], [node for node in nodes if node.level not in ("", "ok") and not node.is_awaited]
     if troubled:
-        return _troubled(report, head, troubled[0])
+        return _describe_trouble(report, head, troubled[0])
     if head.phase == Phase.SERVING.value:
         return Headline("ok", f"serving for {head.age}", NOTHING)
     doing = (progress_text(head.loading), head.left) if head.loading else (head.phase, head.cause)
@@ -156,9 +156,9 @@ def headline(report: NodeReport, view: View) -> Headline:
     return Headline("", what, f"{NOTHING}; to follow it: sparkd status --watch")
 
 
-def _troubled(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
+def _describe_trouble(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
     """The headline where a node needs attention; `node`: the first of them."""
-    name = node.name if report.peers else ""  # a command for a node alone is there to be pasted
+    name = node.name if report.peers else ""  # without a name, the command of a single node can be pasted
     what = ": ".join(filter(None, (name, node.why or node.cause or node.phase)))
     todo = f"{name and f'on {name}: '}{node.advice}" if node.advice else "sudo sparkd logs --level warning"
     if head is node and head.level == "unknown":
@@ -169,16 +169,16 @@ def _troubled(report: NodeReport, head: NodeView, node: NodeView) -> Headline:
 
 
 def _find_trouble(report: NodeReport | None, contact: Contact) -> tuple[str, str]:
-    """What is wrong with a node by its findings, and what to do there by all that is known; each may be empty."""
+    """The fault that a node's findings show, and what to do there by all that is known; each may be empty."""
     blocking = [finding for finding in report.findings if finding.level in ("block", "unknown")] if report else []
-    # What serves is past the last hint; what failed has another one, in its message.
+    # A node that serves no longer needs the last hint; one that failed has another one, in its message.
     last_hint = report.last_hint if report and report.phase not in (*IN_SERVICE, Phase.FAILED) else ""
     hints = (ADVICE.get(contact), *(finding.hint for finding in blocking), last_hint)
     why = f"{blocking[0].id}: {blocking[0].reason}" if blocking and contact is Contact.ANSWERS else ""
     return sanitize(why, TEXT_LIMIT), sanitize(next(filter(None, hints), ""), TEXT_LIMIT)
 
 
-def _ended(report: NodeReport) -> Headline:
+def _describe_ended(report: NodeReport) -> Headline:
     """The headline where no agent runs."""
     start = f"sudo systemctl start sparkd-{shorten(report.role)}"
     if report.phase not in (Phase.BLOCKED, Phase.FAILED):
@@ -189,63 +189,64 @@ def _ended(report: NodeReport) -> Headline:
     return Headline("block", f"{report.phase.value}: {sanitize(report.message, TEXT_LIMIT)}", todo)
 
 
-def _node(peer: PeerStatus, view: View) -> NodeView:
+def _make_node(peer: PeerStatus, view: View) -> NodeView:
     report = peer.report
     why, advice = _find_trouble(report, peer.contact)
-    place = _place(report.node if report else "", peer.address)
+    place = _name_node(report.node if report else "", peer.address)
     if report is not None and view.alive and peer.contact is Contact.ANSWERS:
         level, age = LEVELS.get(report.phase, ""), view.age(report.since)
-        shown = NodeView(
+        node = NodeView(
             peer.rank, place, level, report.phase.value, age, cause(report), why, advice, report, living=report
         )
-        return replace(shown, left=describe_time_left(report.engine, view.now)) if shown.loading else shown
+        return replace(node, left=describe_time_left(report.engine, view.now)) if node.loading else node
     age = view.age(peer.since)
     last_known = f" ({report.phase.value})" if report else ""
     phase = (CONTACTS[peer.contact].format(age=age) if view.alive else "not known") + last_known
-    # Why there is no answer, and what its last report says of it:
+    # Why there is no answer, then what its last report says:
     reason = sanitize(peer.said, TEXT_LIMIT) if peer.contact in (Contact.SILENT, Contact.UNSIGNED) else ""
-    said = _with_last(reason, cause(report) if report else "")
-    return NodeView(peer.rank, place, "unknown", phase, age if view.alive else "", said, why, advice, report)
+    causes = _join_causes(reason, cause(report) if report else "")
+    return NodeView(peer.rank, place, "unknown", phase, age if view.alive else "", causes, why, advice, report)
 
 
-def _place(node: str, address: str) -> str:
-    known, shown = shorten(node), shorten(address)
-    return f"{known} ({shown})" if known and shown else known or shown
+def _name_node(node: str, address: str) -> str:
+    shown_node, shown_address = shorten(node), shorten(address)
+    return f"{shown_node} ({shown_address})" if shown_node and shown_address else shown_node or shown_address
 
 
 def cause(report: NodeReport) -> str:
+    """The present message with its action, and the last cause; the message only where it is news."""
     message = "" if report.phase in (Phase.LOADING, Phase.SERVING) else sanitize(report.message, TEXT_LIMIT)
     message = "; ".join(filter(None, (message, report.action and f"action: {shorten(report.action)}")))
-    return _with_last(message, sanitize(report.last_cause, TEXT_LIMIT))
+    return _join_causes(message, sanitize(report.last_cause, TEXT_LIMIT))
 
 
-def _with_last(now: str, before: str) -> str:
-    return "; last: ".join(part for part in (now, before) if part)
+def _join_causes(present: str, last: str) -> str:
+    return "; last: ".join(part for part in (present, last) if part)
 
 
-def _notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
-    """Findings that are not good: this node's, then those of the nodes that are known, which are named."""
+def _list_notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
+    """Findings that are not good, and hints of last causes: this node's, then those of named other nodes."""
     notes = (note for node, prefix in known for finding in node.findings for note in _note(finding, prefix, node.node))
-    hints = [(prefix, todo) for node, prefix in known if (todo := _todo(node.last_action, node.last_hint))]
+    hints = [(prefix, todo) for node, prefix in known if (todo := _describe_todo(node.last_action, node.last_hint))]
     return (*notes, *(Note("hint", f"{prefix}last cause: {todo}") for prefix, todo in hints))
 
 
 def _note(finding: FindingReport, prefix: str, node: str) -> Iterator[Note]:
-    """A finding that is not good, and on a line of its own what to do on that node."""
+    """Notes of a finding: none of a good one; else what it says, and what to do on that node."""
     if finding.level == "ok":
         return
     yield Note(shorten(finding.level), f"{prefix}{shorten(finding.id)}: {sanitize(finding.reason, TEXT_LIMIT)}")
-    if todo := _todo(finding.action, finding.hint):
+    if todo := _describe_todo(finding.action, finding.hint):
         yield Note("hint", f"on {shorten(node)}: {todo}")
 
 
-def _todo(action: str, hint: str) -> str:
-    """Empty where neither says that anything is to be done."""
+def _describe_todo(action: str, hint: str) -> str:
+    """What to do; empty where neither action nor hint says that anything is."""
     word = "" if action == Action.NONE else shorten(action)
     return ": ".join(filter(None, (word, sanitize(hint, TEXT_LIMIT))))
 
 
-def _restarts(restarts: tuple[RestartReport, ...], view: View) -> list[str]:
+def _describe_restarts(restarts: tuple[RestartReport, ...], view: View) -> list[str]:
     """A text for each of the five latest causes."""
     texts = []
     for restart in restarts:

@@ -1,4 +1,4 @@
-"""What is wrong with an engine's answer: judgements of texts, pure. Neither style nor well-formed nonsense is a fault.
+"""Faults of an engine's answer: judgements of texts, pure. Neither style nor well-formed nonsense is a fault.
 
 Repetition is judged only where tokens were drawn at temperature 1: at 0 a small model repeats itself without a fault.
 """
@@ -19,7 +19,7 @@ MOST_UNDECODABLE = 0.5
 """Share of replacement characters. A random model over bytes makes some 15 %."""
 LEAST_REPEATS = 4
 LEAST_FOREIGN, MOST_FOREIGN = 8, 0.1
-"""Letters of other scripts, and their share: a quoted name has fewer, a few bytes of a random model too."""
+"""Letters of other scripts, and their share, that are a fault: a quoted name has fewer, and so has a random model."""
 FOREIGN = (
     "CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "CYRILLIC", "ARABIC", "HEBREW", "THAI", "DEVANAGARI",
     "BENGALI", "TAMIL", "TELUGU", "GEORGIAN", "ARMENIAN", "LAO", "KHMER", "MYANMAR", "ETHIOPIC",
@@ -36,24 +36,25 @@ _LOOP = re.compile(r"([^\W\d_][^\n]{0,11}?)\1{11,}|([^\W\d_][^\n]{12,40}?)\2{3,}
 
 
 def find_fault(answer: Answer, wanted: int, *, chat: bool = False, thinks: bool = False, tool: str = "") -> str:
-    """What is wrong with an answer drawn at temperature 1 for an English prompt; empty where nothing is.
+    """The fault of an answer that was drawn at temperature 1 for an English prompt; empty without one.
 
-    `wanted`: its most tokens. `thinks`: the engine has a parser for reasoning. `tool`: the function that was offered.
+    `wanted`: the most tokens that were requested. `thinks`: the engine has a parser for reasoning. `tool`: the function
+    that was offered.
     """
     if fault := find_end_fault(answer, wanted, (*ENDS, "tool_calls") if tool else ENDS):
         return fault
     if answer.calls:
-        return _call_fault(answer, tool)
+        return _find_call_fault(answer, tool)
     text = (answer.text or answer.reasoning)[:LONGEST]
     if not text.strip():
         return f"an empty answer, of {answer.tokens} tokens, ended by {answer.finish}"
     if len(text) >= 2 * LEAST_REPEATS and text.count("\ufffd") > MOST_UNDECODABLE * len(text):
         return f"no text: {quoted(text)}"
-    if _repeats(text.strip()):
+    if _is_repetition(text.strip()):
         return f"repeats one piece of text: {quoted(text)}"
     if loop := _LOOP.search(text):
         return f"repeats itself: {quoted(loop[0])}"
-    return _chat_fault(answer.text[:LONGEST], thinks) if chat else ""
+    return _find_chat_fault(answer.text[:LONGEST], thinks) if chat else ""
 
 
 def find_end_fault(answer: Answer, wanted: int, ends: Sequence[str] = ENDS) -> str:
@@ -75,7 +76,7 @@ def differ(answers: Sequence[Answer]) -> str:
     return ""
 
 
-def _chat_fault(text: str, thinks: bool) -> str:
+def _find_chat_fault(text: str, thinks: bool) -> str:
     if markup := MARKUP.search(text) or (THINKING.search(text) if thinks else None):
         return f"markup of a template or a tool in the answer: {quoted(text[max(0, markup.start() - 10) :])}"
     letters = [letter for letter in text if letter.isalpha()]
@@ -86,7 +87,7 @@ def _chat_fault(text: str, thinks: bool) -> str:
     return ""
 
 
-def _call_fault(answer: Answer, tool: str) -> str:
+def _find_call_fault(answer: Answer, tool: str) -> str:
     for function, arguments in answer.calls:
         if function != tool:
             return f"calls a tool that was not offered: {quoted(function)}"
@@ -99,8 +100,8 @@ def _call_fault(answer: Answer, tool: str) -> str:
     return ""
 
 
-def _repeats(text: str) -> bool:
-    """Whether it is one short piece again and again."""
+def _is_repetition(text: str) -> bool:
+    """Whether the text is one short piece again and again."""
     return any(text[size:] == text[:-size] for size in range(1, len(text) // LEAST_REPEATS + 1))
 
 

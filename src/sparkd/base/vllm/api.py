@@ -32,9 +32,9 @@ _OPTIONAL = {
     "first_tokens": b"vllm:time_to_first_token_seconds_count",
     "first_token_seconds": b"vllm:time_to_first_token_seconds_sum",
 }
-"""0 where a page lacks them: those of drafts need a drafter."""
+"""Counters that are 0 where a page lacks them: those of drafts need a drafter."""
 _KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
-"""The second is its name before vLLM 0.10."""
+"""Names since and before vLLM 0.10."""
 _NAMES = (*_COUNTERS.values(), *_OPTIONAL.values(), *_KV_USAGE)
 _SAMPLE = re.compile(
     rb"\n(" + b"|".join(map(re.escape, _NAMES)) + rb")(?:\{[^}\n]*\})? ([0-9.eE+]+)$",
@@ -67,11 +67,11 @@ class Counters(Struct, frozen=True):
     accepted: float = 0.0
     first_tokens: float = 0.0
     first_token_seconds: float = 0.0
-    """Sum of the times to them."""
+    """Sum of the times to the first tokens."""
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Differs from the last one's if a step has ended in between."""
+        """Counters that move with each step: they differ from earlier ones if a step has ended in between."""
         return self.prompt_tokens, self.generation_tokens, self.iterations, self.kv_usage, self.running, self.waiting
 
     @property
@@ -95,7 +95,7 @@ def parse_counters(metrics: bytes) -> Counters | None:
 
 
 class Drafts(Struct, frozen=True):
-    """How often the drafter proposed tokens, and how often the one at each position, from the first on, was taken."""
+    """Number of proposals of the drafter, and of accepted tokens at each position of a proposal."""
 
     proposed: float
     accepted: tuple[float, ...]
@@ -144,7 +144,7 @@ class KeyRefusedError(Exception):
 
 
 class Endpoint:
-    """Every request may raise HttpError. `more`: further fields of its body."""
+    """The HTTP endpoint of one engine. Every request may raise HttpError. `more`: further fields of its body."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Endpoint:
         return parse_counters(answer.body) if answer.status == 200 else None
 
     async def drafts(self) -> Drafts | None:
-        """None without a drafter."""
+        """Counts of drafts; None without a drafter."""
         answer = await self._http.request("/metrics", HEALTH_TIMEOUT_SECONDS)
         return parse_drafts(answer.body) if answer.status == 200 else None
 
@@ -209,7 +209,7 @@ class Endpoint:
         """A completion of text, or of numbers of tokens. Raises ValueError for another answer."""
         match await self._post("/v1/completions", seconds, {"prompt": prompt, "max_tokens": tokens, **more}):
             case {"choices": [{"text": str(text), "finish_reason": finish}, *_], **rest}:
-                return Answer(text, str(finish), *_usage(rest))
+                return Answer(text, str(finish), *_read_usage(rest))
         raise ValueError("no completion")
 
     async def score(self, prompt: str | Sequence[int], seconds: float, more: Mapping[str, object]) -> Scored:
@@ -229,9 +229,9 @@ class Endpoint:
         messages = [{"role": "user", "content": text}]
         match await self._post("/v1/chat/completions", seconds, {"messages": messages, "max_tokens": tokens, **more}):
             case {"choices": [{"message": {**message}, "finish_reason": finish}, *_], **rest}:
-                content = _text(message.get("content"))
-                reasoning = _text(message.get("reasoning") or message.get("reasoning_content"))
-                return Answer(content, str(finish), *_usage(rest), reasoning, _calls(message))
+                content = _text_or_empty(message.get("content"))
+                reasoning = _text_or_empty(message.get("reasoning") or message.get("reasoning_content"))
+                return Answer(content, str(finish), *_read_usage(rest), reasoning, _read_calls(message))
         raise ValueError("no chat completion")
 
     async def has_chat(self, seconds: float) -> bool:
@@ -263,27 +263,27 @@ class Endpoint:
         return parse_json(answer.body)
 
 
-def _usage(fields: Mapping[object, object]) -> tuple[int | None, int | None]:
+def _read_usage(fields: Mapping[object, object]) -> tuple[int | None, int | None]:
     """Tokens of the answer, and of the prompt."""
     match fields.get("usage"):
-        case {"completion_tokens": int(made), "prompt_tokens": int(read)}:
-            return made, read
-        case {"completion_tokens": int(made)}:
-            return made, None
+        case {"completion_tokens": int(answer_tokens), "prompt_tokens": int(prompt_tokens)}:
+            return answer_tokens, prompt_tokens
+        case {"completion_tokens": int(answer_tokens)}:
+            return answer_tokens, None
     return None, None
 
 
-def _calls(message: Mapping[object, object]) -> tuple[tuple[str, str], ...]:
+def _read_calls(message: Mapping[object, object]) -> tuple[tuple[str, str], ...]:
     match message.get("tool_calls"):
         case [*calls]:
             functions = [call.get("function") for call in calls if isinstance(call, dict)]
             return tuple(
-                (_text(function.get("name")), _text(function.get("arguments")))
+                (_text_or_empty(function.get("name")), _text_or_empty(function.get("arguments")))
                 for function in functions
                 if isinstance(function, dict)
             )
     return ()
 
 
-def _text(value: object) -> str:
+def _text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""

@@ -40,14 +40,15 @@ OTHER_HOMES = {
     "uds": "sparkd connects to the engine over TCP; args.host and args.port say where",
     "config": "a file of flags could set those that belong to sparkd; write its flags under args",
 }
+"""Flags that are refused, each with the reason or its own place."""
 
 SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size")
-"""Their product is the number of ranks of one engine; the default of each is 1 (vLLM, ParallelConfig.world_size)."""
+"""Flags whose product is the number of ranks of one engine; each is 1 by default (vLLM, ParallelConfig.world_size)."""
 DATA_SIZE = "data-parallel-size"
 STARTED_APART = ("data-parallel-rank", "data-parallel-start-rank", "data-parallel-address")
 """Flags of data-parallel ranks whose others are on other nodes than the plan's."""
 FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
-"""Values of --load-format that read a folder's safetensors files, and what they hold; empty: the flag is left out."""
+"""Values of --load-format that load a folder's safetensors files as they are; empty: the flag is left out."""
 HIGHEST_SIZE = 10_000
 LONGEST_TEXT_BYTES = 100_000
 """Linux limits one argument or variable to 128 KiB."""
@@ -120,11 +121,11 @@ def check_value(raw: object, depth: int = 0) -> JsonValue:
     if isinstance(raw, list | tuple):
         return [check_value(value, depth + 1) for value in raw]
     if isinstance(raw, Mapping):
-        return {_key(key): check_value(value, depth + 1) for key, value in raw.items()}
+        return {_check_key(key): check_value(value, depth + 1) for key, value in raw.items()}
     raise ValueError(f"{raw!r} is a {type(raw).__name__}: put it in quotes")
 
 
-def _key(raw: object) -> str:
+def _check_key(raw: object) -> str:
     if not isinstance(raw, str):
         raise ValueError(f"key {raw!r} is not text: put it in quotes")
     return check_text(raw, "a key")
@@ -134,7 +135,7 @@ def parse_flags(raw: Mapping[str, object]) -> dict[str, JsonValue]:
     """Flags by kebab-case name, in their written order."""
     flags: dict[str, JsonValue] = {}
     for key, value in raw.items():
-        name = normalize_flag(_key(key))
+        name = normalize_flag(_check_key(key))
         if name in flags:
             raise ValueError(f"--{name} is given twice, once as {name.replace('-', '_')}")
         try:
@@ -167,7 +168,7 @@ def parse_variables(raw: Mapping[str, object]) -> dict[str, str | None]:
     """Environment by name. Numbers become text; None removes an inherited variable."""
     variables: dict[str, str | None] = {}
     for key, value in raw.items():
-        name = check_variable_name(_key(key))
+        name = check_variable_name(_check_key(key))
         if SECRET_NAME.search(name):
             raise ValueError(f"{name} looks like a secret; give its file under secrets, not its value here")
         checked = check_value(value)
@@ -181,7 +182,7 @@ def parse_secret_files(raw: Mapping[str, object]) -> dict[str, str]:
     """Absolute path of each secret's file, by the name of its variable."""
     files: dict[str, str] = {}
     for key, path in raw.items():
-        name = check_variable_name(_key(key))
+        name = check_variable_name(_check_key(key))
         if not isinstance(path, str):
             raise ValueError(f"{name} is a {type(path).__name__}: the path of a file that holds the secret is needed")
         files[name] = check_path(path, name)
@@ -209,10 +210,10 @@ TABLES: Mapping[str, Callable[[Mapping[str, object]], Mapping[str, object]]] = {
 
 def command_line(args: Mapping[str, JsonValue]) -> list[str]:
     """Flags as words for vLLM's parser, in their order."""
-    return [word for flag, value in args.items() for word in _words(flag, value)]
+    return [word for flag, value in args.items() for word in _make_words(flag, value)]
 
 
-def _words(flag: str, value: JsonValue) -> list[str]:
+def _make_words(flag: str, value: JsonValue) -> list[str]:
     if value is None:
         return []
     if value is True:
@@ -220,13 +221,13 @@ def _words(flag: str, value: JsonValue) -> list[str]:
     if value is False:
         return [f"--no-{flag}"]
     if isinstance(value, list):
-        return [f"--{flag}", *map(_text, value)]
-    text = _text(value)
+        return [f"--{flag}", *map(_format_value, value)]
+    text = _format_value(value)
     # As a separate word, a value that starts with a dash would be read as the next flag.
     return [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
 
 
-def _text(value: JsonValue) -> str:
+def _format_value(value: JsonValue) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
@@ -238,7 +239,7 @@ def rank_flags(args: Mapping[str, JsonValue]) -> tuple[str, ...]:
 
 
 def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: int) -> None:
-    """Raises ConfigError unless the flags (placeholders filled) give one rank for each of the nodes' `gpus`.
+    """Raise ConfigError unless the flags (placeholders filled) give one rank for each of the nodes' `gpus`.
 
     Without GPUs, 0, a single node may run any number, and each of several nodes one.
     """
@@ -247,8 +248,8 @@ def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: in
     if ranks == nodes * (gpus or 1) or (nodes == 1 and gpus == 0):
         return
     product = " x ".join(f"args.{flag} {size}" for flag, size in sizes.items()) or f"no args.{SIZES[0]}"
-    above = [flag for flag, size in sizes.items() if size > 1] or SIZES[:2]
-    flags = " x ".join(f"args.{flag}" for flag in above)
+    larger = [flag for flag, size in sizes.items() if size > 1] or SIZES[:2]
+    flags = " x ".join(f"args.{flag}" for flag in larger)
     if gpus > 1:
         raise ConfigError(
             f"recipe {recipe}: {product} makes {ranks} rank(s), and {nodes} node(s) have {gpus} GPUs each (nodes.gpus)",
@@ -271,8 +272,8 @@ def _parse_size(recipe: str, flag: str, value: JsonValue) -> int:
 def parse_count(value: object, highest: int) -> int | None:
     """A number from 0 to `highest`, also where it is written as text; None for any other value."""
     text = str(value)
-    good = text.isdecimal() and text.isascii() and len(text) <= 9 and int(text) <= highest
-    return int(text) if good else None
+    is_count = text.isdecimal() and text.isascii() and len(text) <= 9 and int(text) <= highest
+    return int(text) if is_count else None
 
 
 def api_host(recipe: str, host: JsonValue) -> str:
@@ -298,6 +299,7 @@ def _is_host(text: str) -> bool:
 
 
 def memory_share(recipe: str, value: JsonValue) -> float | None:
+    """The value of --gpu-memory-utilization; None where it is left out. Raises ConfigError."""
     if value is None:
         return None
     share = 0.0

@@ -19,24 +19,24 @@ FILE_FLAGS = ("chat-template", "reasoning-parser-plugin", "tool-parser-plugin")
 HOME = "/root"
 """The home of the container's user, where the recipe's environment has no HOME. Images of vLLM run as root."""
 CUSTOM_OPS_CACHES = ("vllm", "tilelang")
-"""What custom_ops ["all"] compiles into: vLLM's graphs, and TileLang's kernels, whose compiler froze two machines
+"""Caches of what custom_ops ["all"] compiles: vLLM's graphs, and TileLang's kernels, whose compiler froze two machines
 ("Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 16 TPS", Tobias Weiss)."""
 
 
 def check_target(raw: str) -> str:
-    """The target of a mount, normalized as docker does it: without doubled slashes and dots."""
+    """The target of a mount, normalized as docker does it: without doubled slashes and dots. Raises ValueError."""
     path = check_path(raw, "it")
     plain = _normalize(path)
-    if plain == "/" or any(is_below(plain, taken) for taken in RESERVED_TARGETS):
+    if plain == "/" or any(is_below(plain, reserved) for reserved in RESERVED_TARGETS):
         raise ValueError(f"{path} in the container is sparkd's own: choose another")
-    for taken in SYSTEM_TARGETS:
-        if is_below(plain, taken):
-            raise ValueError(f"{path} in the container is the system's own: choose another outside of {taken}")
+    for reserved in SYSTEM_TARGETS:
+        if is_below(plain, reserved):
+            raise ValueError(f"{path} in the container is the system's own: choose another outside of {reserved}")
     return plain
 
 
 def _normalize(path: str) -> str:
-    """Without doubled slashes and dots; a relative path stays one."""
+    """The path without doubled slashes and dots; a relative path stays one."""
     return "/" * path.startswith("/") + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
@@ -46,7 +46,7 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def cache_folders(env: Mapping[str, str], *, gpu: bool = True) -> dict[str, str]:
-    """Where each compiler keeps its work, by the name of the cache, as the programs themselves find it; normalized.
+    """The folder of each compiler's cache, by the cache's name, found as the programs themselves find it; normalized.
 
     Sources: vllm/envs.py; torch/_inductor/runtime/cache_dir_utils.py; flashinfer/jit/env.py; triton/knobs.py;
     tilelang/env.py; DeepGEMM's README, whose cache vLLM moves into its own; CUDA's programming guide.
@@ -70,15 +70,15 @@ def kept_caches(
 ) -> dict[str, str]:
     """The caches to mount, target by name: those `wanted` by the recipe, and others that no mount keeps already.
 
-    None under `wanted` leaves a cache out. Folders that no mount may cover are left out, too, and those whose place
+    None in `wanted` leaves a cache out. Folders that no mount may cover are left out, too, and those whose place
     differs between nodes, since ranks must agree on it.
     """
-    kept = {name: target for name, target in wanted.items() if target is not None}
+    targets = {name: target for name, target in wanted.items() if target is not None}
     for name, folder in cache_folders(env, gpu=gpu).items():
         if name in wanted or "{" in folder:
             continue
         with suppress(ValueError):
             target = check_target(folder)
-            if target not in _SHARED and not any(is_below(target, mount) for mount in (*mounted, *kept.values())):
-                kept[name] = target
-    return kept
+            if target not in _SHARED and not any(is_below(target, mount) for mount in (*mounted, *targets.values())):
+                targets[name] = target
+    return targets

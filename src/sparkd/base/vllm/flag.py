@@ -1,6 +1,6 @@
 """Flags of `vllm serve`, as its own parser has them, and the fields in their JSON, as its classes read them.
 
-Each has the parser of its values. The flags of a command are read here, too.
+The flags of a command, and their values, are read here, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHORTEST_WORD = 3
 MODULES = ("vllm.entrypoints.openai.api_server",)
 """Python modules that pass all their words to vLLM's parser, as `vllm serve` does."""
 PASSED_ON = 'vllm serve "$@"'
-"""End of an inline script that does the same."""
+"""End of an inline script that passes all its words to vLLM's parser, too."""
 FirstValues = Mapping[str, str | None]
 """The first value of each flag by its kebab-case name; None for a missing or unknown value."""
 
@@ -103,7 +103,7 @@ class Field(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
 
     def wrong_value(self, value: JsonValue) -> str:
         """Why vLLM of this version refuses the value; empty if it takes it. Its numbers and booleans may be text."""
-        if not _kinds(value).isdisjoint(self.takes.split()):
+        if not _list_kinds(value).isdisjoint(self.takes.split()):
             return ""
         if isinstance(value, str) and self.choices:
             if value in self.choices or (self.folds and value.lower() in map(str.lower, self.choices)):
@@ -114,7 +114,8 @@ class Field(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True)
         return f"needs {needed}, and {json.dumps(value)[:60]} is none"
 
 
-def _kinds(value: JsonValue) -> set[str]:
+def _list_kinds(value: JsonValue) -> set[str]:
+    """All kinds as which vLLM may read the value: 1 is a bool, too, and a text may be a number."""
     if isinstance(value, bool) or value in (0, 1):
         return {"bool"} if isinstance(value, bool) else {"bool", "int", "float"}
     if isinstance(value, int | float):
@@ -122,26 +123,27 @@ def _kinds(value: JsonValue) -> set[str]:
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
             parsed = json.loads(value.lower())
-            return {"text"} | (_kinds(parsed) if isinstance(parsed, bool | int | float) else set())
+            return {"text"} | (_list_kinds(parsed) if isinstance(parsed, bool | int | float) else set())
         return {"text"}
     return {"null" if value is None else "list" if isinstance(value, list) else "object"}
 
 
 def misprint_of(name: str, known: Iterable[str]) -> str:
     """The known name that differs by one letter: wrong, missing, extra, or swapped with its neighbour; else empty."""
-    return next((right for right in known if _one_off(name, right)), "") if len(name) >= SHORTEST_TYPO else ""
+    return next((right for right in known if _differs_by_one(name, right)), "") if len(name) >= SHORTEST_TYPO else ""
 
 
-def _one_off(typed: str, known: str) -> bool:
+def _differs_by_one(typed: str, known: str) -> bool:
+    """Compare what follows the common beginning. A letter that replaces another must be in a word of some length."""
     pairs = enumerate(zip(typed, known, strict=False))
-    start = next((at for at, (a, b) in pairs if a != b), min(len(typed), len(known)))
-    rest, right = typed[start:], known[start:]
-    if any(letter.isdigit() for letter in rest[:1] + right[:1]):  # another size or number is another flag
+    start = next((place for place, (a, b) in pairs if a != b), min(len(typed), len(known)))
+    rest, known_rest = typed[start:], known[start:]
+    if any(letter.isdigit() for letter in rest[:1] + known_rest[:1]):  # another size or number is another flag
         return False
-    if len(typed) == len(known) and rest[1:] == right[1:]:
-        word = _WORD_BREAK.split(known[:start])[-1] + _WORD_BREAK.split(right)[0]
+    if len(typed) == len(known) and rest[1:] == known_rest[1:]:
+        word = _WORD_BREAK.split(known[:start])[-1] + _WORD_BREAK.split(known_rest)[0]
         return len(word) >= SHORTEST_WORD
-    return rest[1:] == right or rest == right[1:] or rest[1::-1] + rest[2:] == right
+    return rest[1:] == known_rest or rest == known_rest[1:] or rest[1::-1] + rest[2:] == known_rest
 
 
 def parse_amount(text: str) -> int | None:
@@ -168,7 +170,7 @@ def expand_amounts(text: str) -> str:
 
 
 def _read_amount(text: str) -> int:
-    """1k is 1000, 25.6k is 25600, 1K is 1024, 1.5K is invalid."""
+    """A count with its unit: 1k is 1000, 25.6k is 25600, 1K is 1024, 1.5K is invalid."""
     text = text.strip()
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", text)
     if match is None:
@@ -220,9 +222,9 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
     @cached_property
     def by_name(self) -> dict[str, Flag]:
         """Flags by name, --no- form and other long names."""
-        others = {f"no-{flag.name}": flag for flag in self.flags if flag.negative}
-        long = {name[2:]: flag for flag in self.flags for name in flag.aliases if name.startswith("--")}
-        return {flag.name: flag for flag in self.flags} | others | long
+        negatives = {f"no-{flag.name}": flag for flag in self.flags if flag.negative}
+        long_names = {name[2:]: flag for flag in self.flags for name in flag.aliases if name.startswith("--")}
+        return {flag.name: flag for flag in self.flags} | negatives | long_names
 
     def has(self, name: str) -> bool:
         """Whether it has this flag, this FLAG.FIELD, or this variable."""
@@ -235,7 +237,7 @@ class FlagTable(Struct, frozen=True, forbid_unknown_fields=True, dict=True):  # 
 
     @property
     def vllm(self) -> str:
-        """The vLLM that has these flags, in a sentence."""
+        """The vLLM that has these flags, for use in a sentence."""
         return f"the vLLM in {self.image}" if self.image else f"vLLM {self.version}"
 
     @property
@@ -292,8 +294,9 @@ def _read_flags(words: Iterable[str], filled_later: Callable[[str], bool] = lamb
 
 
 def _find_model(argv: Sequence[str]) -> int:
+    """Index of the word behind the program, where the model stands; the number of words for another program."""
     for position, (program, word) in enumerate(pairwise(argv), 2):
-        own = "vllm" in program.rpartition("/")[2] and word == "serve"
-        if own or (program == "-m" and word in MODULES) or word.rstrip().endswith(PASSED_ON):
+        is_serve = "vllm" in program.rpartition("/")[2] and word == "serve"
+        if is_serve or (program == "-m" and word in MODULES) or word.rstrip().endswith(PASSED_ON):
             return position
     return len(argv)

@@ -21,7 +21,7 @@ PORT_IN_USE = ("EADDRINUSE", "[Errno 98] Address already in use")
 
 Text = Annotated[str, Meta(min_length=1)]
 Pattern = Annotated[str, Meta(min_length=9)]
-"""Shorter ones would fit anything."""
+"""A shorter pattern would fit any line."""
 
 
 class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,19 +38,20 @@ class KnownError(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 TABLE = toml.decode(read_data("known-errors.toml"), type=dict[str, tuple[KnownError, ...]])["engine"]
-"""In the order of the search."""
+"""Known errors in the order of the search."""
 
 
 def explain(line: str) -> KnownError | None:
-    """The first entry that fits."""
+    """The first known error with a pattern that fits the line."""
     line = line[:LINE_LIMIT]
     return next((error for error in TABLE if any(_fits(pattern, line) for pattern in error.patterns)), None)
 
 
 def _fits(pattern: str, line: str) -> bool:
-    at = 0
+    """Whether the line has the parts of the pattern in their order."""
+    position = 0
     for words in pattern.split(GAP):
-        at = line.find(words, at) + len(words)
-        if at < len(words):
+        position = line.find(words, position) + len(words)
+        if position < len(words):
             return False
     return True

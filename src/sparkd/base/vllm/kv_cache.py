@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 BLOCK_TOKENS = 16
 UNEVEN = 1.5
-"""Groups have the size of the smallest kind of layers, unless the largest has less than this times as many."""
+"""Groups have as many layers as the smallest kind; as the largest one, where that has less than this times as many."""
 ELEMENT_BYTES = {
     "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "nvfp4": 0.5625
 }  # fmt: skip
@@ -31,7 +31,7 @@ KINDS = {
     "full_attention": ATTENTION, "attention": ATTENTION, "sliding_attention": WINDOW, "linear_attention": STATE,
     "mamba": STATE, "moe": NONE, "mlp": NONE, "*": ATTENTION, "M": STATE, "E": NONE, "-": NONE,
 }  # fmt: skip
-"""Kinds of layers by their names in config.json; the letters are Nemotron's."""
+"""Kinds of layers by their names in config.json; the letters are those of Nemotron models."""
 OTHER_LAYOUTS = (
     "attention_chunk_size", "attn_layer_period", "attn_type_list", "block_configs", "compress_rates", "compress_ratios",
     "conv_L_cache", "hybrid_layer_ids", "hybrid_layer_pattern", "is_encoder_decoder", "linear_attn_config",
@@ -39,7 +39,7 @@ OTHER_LAYOUTS = (
 )  # fmt: skip
 """Keys of models whose cache is not computed here: chunked, compressed and others."""
 MOST_LAYERS, HIGHEST = 10_000, 1 << 24
-"""Limits of numbers that make sense in config.json, which is a stranger's."""
+"""Limits of numbers that make sense in config.json, which is untrusted input."""
 
 
 class Layers(Struct, frozen=True):
@@ -56,36 +56,40 @@ class Layers(Struct, frozen=True):
 class KvCache(Struct, frozen=True):
     layers: tuple[Layers, ...]
     in_flight: int
-    """Tokens that a step may add, twice: the next step is prepared while one runs."""
+    """Twice the tokens that a step may add: the next step is prepared while one runs."""
     drafts: int = 0
 
     @property
     def _page_bytes(self) -> float:
         """Bytes of a block in one layer: BLOCK_TOKENS tokens of the largest kind, as often as a whole state needs."""
+        # -(-a // b), here and below, is a / b rounded up.
         unit = BLOCK_TOKENS * max(layers.page_bytes for layers in self.layers if not layers.is_state)
         state = max((layers.page_bytes for layers in self.layers if layers.is_state), default=0)
         return unit * max(1, -(-state // unit))
 
     @property
     def _group_layers(self) -> int:
+        """Layers of a group."""
         counts = [layers.count for layers in self.layers]
         return max(counts) if max(counts) < UNEVEN * min(counts) else min(counts)
 
     @property
     def block_bytes(self) -> float:
+        """Bytes of a block in all layers of a group."""
         return self._group_layers * self._page_bytes
 
     def request_blocks(self, length: int) -> int:
         """Blocks that a request of `length` tokens takes, with prefix caching."""
-        return sum(-(-kind.count // self._group_layers) * self._blocks(kind, length) for kind in self.layers)
+        return sum(-(-kind.count // self._group_layers) * self._count_blocks(kind, length) for kind in self.layers)
 
-    def _blocks(self, layers: Layers, length: int) -> int:
+    def _count_blocks(self, layers: Layers, length: int) -> int:
+        """Blocks that a request takes in one group of such layers."""
         if layers.is_state:
             return 2 + self.drafts
-        tokens = int(self._page_bytes // layers.page_bytes)
+        block_tokens = int(self._page_bytes // layers.page_bytes)
         if layers.window:
-            return -(-min(layers.window - 1 + self.in_flight, length) // tokens) + 1
-        return -(-length // tokens)
+            return -(-min(layers.window - 1 + self.in_flight, length) // block_tokens) + 1
+        return -(-length // block_tokens)
 
     def request_bytes(self, length: int) -> int:
         return round(self.request_blocks(length) * self.block_bytes)
@@ -104,89 +108,89 @@ def read_kv_cache(
     itself drafts.
     """
     nested = config.get("text_config")
-    text = {**config, **nested} if isinstance(nested, Mapping) else config
-    element = ELEMENT_BYTES.get(_quantized(text) if dtype == "auto" else dtype)
-    count = Counter(_list_kinds(text))
-    if element is None or not count[ATTENTION] or any(text.get(key) for key in OTHER_LAYOUTS):
+    model = {**config, **nested} if isinstance(nested, Mapping) else config
+    element = ELEMENT_BYTES.get(_read_dtype(model) if dtype == "auto" else dtype)
+    count = Counter(_list_kinds(model))
+    if element is None or not count[ATTENTION] or any(model.get(key) for key in OTHER_LAYOUTS):
         return None
     if drafts:
-        count[ATTENTION] += _read(text, "num_nextn_predict_layers", "mtp_num_hidden_layers") or 1
+        count[ATTENTION] += _read_number(model, "num_nextn_predict_layers", "mtp_num_hidden_layers") or 1
     try:
-        layers = _list_layers(text, count, element, ranks, drafts)
+        layers = _list_layers(model, count, element, ranks, drafts)
     except LookupError:
         return None
     return KvCache(tuple(replace(kind, count=-(-kind.count // stages)) for kind in layers), in_flight, drafts)
 
 
 def _list_layers(
-    text: Mapping[str, object], count: Counter[str], element: float, ranks: int, drafts: int
+    model: Mapping[str, object], count: Counter[str], element: float, ranks: int, drafts: int
 ) -> list[Layers]:
     """Layers by kind. Raises LookupError where config.json does not say what a layer takes."""
-    layers = [Layers(count[ATTENTION], _attention_bytes(text, element, ranks, whole=True))]
+    layers = [Layers(count[ATTENTION], _attention_bytes(model, element, ranks, whole=True))]
     if count[WINDOW]:
-        window = _needed(text, "sliding_window")
-        layers.append(Layers(count[WINDOW], _attention_bytes(text, element, ranks, whole=False), window))
+        window = _need(model, "sliding_window")
+        layers.append(Layers(count[WINDOW], _attention_bytes(model, element, ranks, whole=False), window))
     if count[STATE]:
-        layers.append(Layers(count[STATE], _state_bytes(text, ranks, drafts), is_state=True))
+        layers.append(Layers(count[STATE], _state_bytes(model, ranks, drafts), is_state=True))
     if not all(kind.page_bytes for kind in layers):
         raise LookupError
     return layers
 
 
-def _list_kinds(text: Mapping[str, object]) -> list[str]:
+def _list_kinds(model: Mapping[str, object]) -> list[str]:
     """The kind of each layer that has a cache; empty where one is unknown."""
-    layers = range(1, 1 + min(_read(text, "num_hidden_layers"), MOST_LAYERS))
-    named = text.get("layer_types") or text.get("layers_block_type") or text.get("hybrid_override_pattern")
-    if isinstance(named, str | list):
-        kinds = [KINDS.get(str(name), UNKNOWN) for name in named[:MOST_LAYERS]]
-    elif named is not None:
+    layers = range(1, 1 + min(_read_number(model, "num_hidden_layers"), MOST_LAYERS))
+    layer_names = model.get("layer_types") or model.get("layers_block_type") or model.get("hybrid_override_pattern")
+    if isinstance(layer_names, str | list):
+        kinds = [KINDS.get(str(name), UNKNOWN) for name in layer_names[:MOST_LAYERS]]
+    elif layer_names is not None:
         return []
-    elif every := _read(text, "full_attention_interval"):
-        kinds = [STATE if layer % every else ATTENTION for layer in layers]
-    elif every := _read(text, "sliding_window_pattern"):
-        kinds = [WINDOW if layer % every else ATTENTION for layer in layers]
-    elif any(key in text for key in ("mamba_num_heads", "mamba_n_heads", "ssm_state_size", "linear_num_value_heads")):
+    elif interval := _read_number(model, "full_attention_interval"):
+        kinds = [STATE if layer % interval else ATTENTION for layer in layers]
+    elif interval := _read_number(model, "sliding_window_pattern"):
+        kinds = [WINDOW if layer % interval else ATTENTION for layer in layers]
+    elif any(key in model for key in ("mamba_num_heads", "mamba_n_heads", "ssm_state_size", "linear_num_value_heads")):
         return []
     else:
         kinds = [ATTENTION for _ in layers]
     if UNKNOWN in kinds:
         return []
-    return [kind for kind in kinds[: len(kinds) - _read(text, "num_kv_shared_layers")] if kind]
+    return [kind for kind in kinds[: len(kinds) - _read_number(model, "num_kv_shared_layers")] if kind]
 
 
-def _attention_bytes(text: Mapping[str, object], element: float, ranks: int, *, whole: bool) -> float:
+def _attention_bytes(model: Mapping[str, object], element: float, ranks: int, *, whole: bool) -> float:
     """Bytes of a token in a layer. Raises LookupError where config.json does not say it."""
-    if latent := _read(text, "kv_lora_rank"):
-        sparse = bool(text.get("index_topk"))
-        page = SPARSE_BYTES[element] if sparse else (latent + _needed(text, "qk_rope_head_dim")) * element
+    if latent := _read_number(model, "kv_lora_rank"):
+        sparse = bool(model.get("index_topk"))
+        page = SPARSE_BYTES[element] if sparse else (latent + _need(model, "qk_rope_head_dim")) * element
         return page + INDEX_BYTES * sparse
-    heads = _read(text, "num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_groups")
-    size = _read(text, "head_dim")
-    if whole and (own := _read(text, "global_head_dim")):
-        size, heads = own, _read(text, "num_global_key_value_heads") or heads
-    heads = heads or _needed(text, "num_attention_heads")
-    size = size or _needed(text, "hidden_size") // _needed(text, "num_attention_heads")
-    return max(1, heads // ranks) * (size + (_read(text, "v_head_dim") or size)) * element
+    heads = _read_number(model, "num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_groups")
+    size = _read_number(model, "head_dim")
+    if whole and (global_size := _read_number(model, "global_head_dim")):
+        size, heads = global_size, _read_number(model, "num_global_key_value_heads") or heads
+    heads = heads or _need(model, "num_attention_heads")
+    size = size or _need(model, "hidden_size") // _need(model, "num_attention_heads")
+    return max(1, heads // ranks) * (size + (_read_number(model, "v_head_dim") or size)) * element
 
 
-def _state_bytes(text: Mapping[str, object], ranks: int, drafts: int) -> float:
-    """Bytes of a request in a layer of linear attention, or of Mamba's second kind. Raises LookupError."""
-    if "linear_num_value_heads" in text:
-        heads, size = _needed(text, "linear_num_value_heads"), _needed(text, "linear_value_head_dim")
-        width, kernel = _needed(text, "linear_key_head_dim"), _needed(text, "linear_conv_kernel_dim")
-        groups, dtype = _needed(text, "linear_num_key_heads"), text.get("mamba_ssm_dtype")
+def _state_bytes(model: Mapping[str, object], ranks: int, drafts: int) -> float:
+    """Bytes of a request in a layer of linear attention, or of Mamba 2. Raises LookupError."""
+    if "linear_num_value_heads" in model:
+        heads, size = _need(model, "linear_num_value_heads"), _need(model, "linear_value_head_dim")
+        width, kernel = _need(model, "linear_key_head_dim"), _need(model, "linear_conv_kernel_dim")
+        groups, dtype = _need(model, "linear_num_key_heads"), model.get("mamba_ssm_dtype")
     else:
-        heads, size = _needed(text, "mamba_num_heads", "mamba_n_heads"), _needed(text, "mamba_head_dim", "mamba_d_head")
-        width, kernel = _needed(text, "ssm_state_size", "mamba_d_state"), _needed(text, "conv_kernel", "mamba_d_conv")
-        groups = _needed(text, "n_groups", "mamba_n_groups")
-        dtype = text.get("mamba_ssm_cache_dtype", "float32" if "conv_kernel" in text else "")
+        heads, size = _need(model, "mamba_num_heads", "mamba_n_heads"), _need(model, "mamba_head_dim", "mamba_d_head")
+        width, kernel = _need(model, "ssm_state_size", "mamba_d_state"), _need(model, "conv_kernel", "mamba_d_conv")
+        groups = _need(model, "n_groups", "mamba_n_groups")
+        dtype = model.get("mamba_ssm_cache_dtype", "float32" if "conv_kernel" in model else "")
     columns, element = heads * size + 2 * groups * width, 4 if dtype == "float32" else MODEL_BYTES
     return columns // ranks * (kernel - 1 + drafts) * MODEL_BYTES + heads // ranks * size * width * element
 
 
-def _quantized(text: Mapping[str, object]) -> str:
-    """The dtype that a checkpoint names."""
-    config = text.get("quantization_config")
+def _read_dtype(model: Mapping[str, object]) -> str:
+    """The data type of the cache that a checkpoint names; auto where it names none."""
+    config = model.get("quantization_config")
     config = config if isinstance(config, Mapping) else {}
     nested = config.get("quantization")
     config = {**config, **nested} if isinstance(nested, Mapping) else config
@@ -196,13 +200,14 @@ def _quantized(text: Mapping[str, object]) -> str:
     return {"8": "fp8", "4": "nvfp4"}.get(bits, algorithm if algorithm in ELEMENT_BYTES else "auto")
 
 
-def _read(text: Mapping[str, object], *names: str) -> int:
+def _read_number(model: Mapping[str, object], *names: str) -> int:
     """The first of these numbers; 0 where there is none that makes sense."""
-    numbers = map(text.get, names)
+    numbers = map(model.get, names)
     return next((number for number in numbers if type(number) is int and 0 < number <= HIGHEST), 0)
 
 
-def _needed(text: Mapping[str, object], *names: str) -> int:
-    if not (number := _read(text, *names)):
+def _need(model: Mapping[str, object], *names: str) -> int:
+    """The first of these numbers. Raises LookupError where there is none."""
+    if not (number := _read_number(model, *names)):
         raise LookupError(names[0])
     return number

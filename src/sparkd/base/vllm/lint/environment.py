@@ -15,14 +15,14 @@ from sparkd.base.vllm.lint.predicates import Launch, Matches
 from sparkd.base.vllm.releases import add_history, load_releases
 
 MOST_NAMES = 200
-"""Judged for a misprint, which takes 0.3 ms each; a recipe has 40 variables at most."""
+"""Names that are judged for a misprint, which takes 0.3 ms each; a recipe has 40 variables at most."""
 _OPTION = re.compile(r"([A-Za-z_]{1,40})=([^,=]{1,40})")
-_ELSEWHERE = re.compile(r"[=^]?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
+_OTHER_DEVICE = re.compile(r"[=^]?(mlx5_\d+|ib\d+|eth\d+)\b", re.ASCII)
 """Names that a Spark does not give to its devices: it has rocep1s0f0 and enp1s0f0np0."""
 _ADDRESS = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5})?", re.ASCII)
 
-_OF_ALL = ("NCCL_COMM_ID", "NCCL_IB_ADDR_RANGE")
-"""The address where all ranks meet, and that of a net."""
+_SAME_ON_ALL = ("NCCL_COMM_ID", "NCCL_IB_ADDR_RANGE")
+"""Variables with an address that is right on all nodes: the one where all ranks meet, and that of a net."""
 
 
 class Variables(Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,61 +33,61 @@ class Variables(Struct, frozen=True, forbid_unknown_fields=True):
 
 VARIABLES = toml.decode(read_data("variables.toml"), type=Variables)
 FAMILIES = frozenset(name.partition("_")[0] for name in (*VARIABLES.names, "VLLM_"))
-"""First words of names. Those of others are not judged: a misprint there gives a name that may be somebody's own."""
+"""First words of names that are judged for misprints. A name with another one may be of somebody's own program."""
 
 
 def misprinted(launch: Launch) -> Matches:
     known = dict.fromkeys((*launch.vllm.variables, *VARIABLES.names))
     real = {*known, *(name for table in load_releases() for name in table.variables)}
-    others = (name for name in launch.env if name.partition("_")[0] in FAMILIES and name not in real)
-    for name in islice(others, MOST_NAMES):
-        if right := misprint_of(name, known):
-            yield f"env.{name}", f"{name} is no variable that is known here: {right} is"
+    unknown_names = (name for name in launch.env if name.partition("_")[0] in FAMILIES and name not in real)
+    for name in islice(unknown_names, MOST_NAMES):
+        if correct_name := misprint_of(name, known):
+            yield f"env.{name}", f"{name} is no variable that is known here: {correct_name} is"
 
 
 def removed(launch: Launch) -> Matches:
     if not launch.vllm.variables:  # a build of which only the flags are known
         return
-    instead, gone = VARIABLES.removed, {*VARIABLES.removed}
+    replacements, removed_names = VARIABLES.removed, {*VARIABLES.removed}
     if launch.vllm.image or launch.vllm.version != SHIPPED.version:  # else the release is not known
         releases = [{*table.variables} for table in load_releases()]
         names = {name for variables in releases for name in variables if name.startswith("VLLM_")}
-        gone |= names - (releases[0] & releases[-1])
+        removed_names |= names - (releases[0] & releases[-1])
     for name in launch.env:
-        if name not in gone or name in launch.vllm.variables:
+        if name not in removed_names or name in launch.vllm.variables:
             continue
         reason = f"{name}={launch.env[name][:40]} does nothing in {launch.vllm.vllm}"
-        since = add_history(reason, methodcaller("has", name))
-        yield f"env.{name}", f"{reason}: {instead[name]}" if name in instead else since
+        reason_with_release = add_history(reason, methodcaller("has", name))
+        yield f"env.{name}", f"{reason}: {replacements[name]}" if name in replacements else reason_with_release
 
 
 def wrong_value(launch: Launch) -> Matches:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if match := _OPTION.search(launch.env.get(name, "")):
             yield f"env.{name}", f"{name}={match[0]}: PyTorch reads it with a colon, {match[1]}:{match[2]}"
-    visible, one = launch.env.get("CUDA_VISIBLE_DEVICES", ""), launch.gpus == 1
-    right = visible == "0" if one else visible.count(",") + 1 == launch.gpus
-    if launch.gpu and not right and re.fullmatch(r"\d+(,\d+)*", visible):
-        has = "a Spark has one GPU, 0" if one else f"nodes.gpus of the recipe is {launch.gpus}"
-        yield "env.CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={visible[:40]}: {has}"
+    visible, has_one_gpu = launch.env.get("CUDA_VISIBLE_DEVICES", ""), launch.gpus == 1
+    is_right = visible == "0" if has_one_gpu else visible.count(",") + 1 == launch.gpus
+    if launch.gpu and not is_right and re.fullmatch(r"\d+(,\d+)*", visible):
+        need = "a Spark has one GPU, 0" if has_one_gpu else f"nodes.gpus of the recipe is {launch.gpus}"
+        yield "env.CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={visible[:40]}: {need}"
     for name in ("NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
-        if launch.gpu and (match := _ELSEWHERE.match(launch.env.get(name, ""))):
+        if launch.gpu and (match := _OTHER_DEVICE.match(launch.env.get(name, ""))):
             yield f"env.{name}", f"{name}={match[0]}: no device of a Spark is called {match[1]}"
 
 
 def is_of_a_node(name: str, value: str) -> bool:
-    """Whether it is the address of one node, whose others need another."""
-    is_address = name.startswith(("GLOO_", "NCCL_", "UCX_")) and name not in _OF_ALL and _ADDRESS.fullmatch(value)
+    """Whether the variable has the address of one node, and needs another value on other nodes."""
+    is_address = name.startswith(("GLOO_", "NCCL_", "UCX_")) and name not in _SAME_ON_ALL and _ADDRESS.fullmatch(value)
     return bool(is_address or (value and name in ("VLLM_HOST_IP", "MASTER_ADDR")))
 
 
 def one_address(launch: Launch) -> Matches:
     for name, value in launch.env.items() if launch.nodes > 1 else ():
-        right = launch.addresses[: 1 if name == "VLLM_HOST_IP" else 2]
-        if is_of_a_node(name, value) and not {value, value.partition(":")[0]} & {*right}:
+        known_addresses = launch.addresses[: 1 if name == "VLLM_HOST_IP" else 2]
+        if is_of_a_node(name, value) and not {value, value.partition(":")[0]} & {*known_addresses}:
             why = (
                 "this node is {}, the head {}".format(*launch.addresses)
-                if right
+                if known_addresses
                 else "all nodes get the address of one"
             )
             yield f"env.{name}", f"{name}={value[:60]}: {why}"

@@ -1,4 +1,4 @@
-"""What a model's config.json, which is untrusted input, says of its limits.
+"""Limits of a model, by its config.json, which is untrusted input.
 
 Lengths, heads and quantization are derived as in vLLM (vllm/config/model.py, transformers_utils).
 """
@@ -17,6 +17,7 @@ LENGTHS = (
 UNSCALED = ("default", "su", "longrope", "llama3", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of RoPE without a factor, or whose length already includes it."""
 HIGHEST = 10**12
+"""Largest number that makes sense."""
 KV_HEADS, MOST_HEADS = "num_key_value_heads", 4096
 ELSEWHERE = ("kv_lora_rank", "compress_ratios", "block_configs", "per_layer_config")
 """Keys of models whose layers keep no KV heads, or not all as many."""
@@ -38,41 +39,41 @@ class ModelLimits(Struct, frozen=True):
 
 
 def parse_limits(config: Mapping[str, object]) -> ModelLimits:
-    """The limits in a model's config.json; None for values that cannot be interpreted."""
+    """The limits in a model's config.json. Values that cannot be interpreted count as unknown."""
     kind = config.get("model_type")
     nested = config.get("text_config")
     text = nested if isinstance(nested, Mapping) else config
     if not config:
         return ModelLimits()
-    differ = any(key in ELSEWHERE or (key.endswith(KV_HEADS[4:]) and key != KV_HEADS) for key in text)
+    layers_differ = any(key in ELSEWHERE or (key.endswith(KV_HEADS[4:]) and key != KV_HEADS) for key in text)
     return ModelLimits(
         kind=kind if isinstance(kind, str) else "",
-        max_length=_max_length(text, str(kind)),
-        heads=_count(text.get("num_attention_heads")),
-        kv_heads=0 if differ else _count(text.get(KV_HEADS)),
-        quantization=_quantization(config, text),
+        max_length=_find_max_length(text, str(kind)),
+        heads=_read_count(text.get("num_attention_heads")),
+        kv_heads=0 if layers_differ else _read_count(text.get(KV_HEADS)),
+        quantization=_read_quantization(config, text),
     )
 
 
-def _quantization(*configs: Mapping[str, object]) -> str | None:
-    """As vLLM looks for it; ModelOpt's own files have no quant_method."""
-    own = next((config[key] for config in configs for key in QUANTIZATION_KEYS if config.get(key) is not None), {})
-    if own == {}:
+def _read_quantization(*configs: Mapping[str, object]) -> str | None:
+    """The method, read as vLLM reads it: empty without quantization, None if unknown, as in ModelOpt's own files."""
+    section = next((config[key] for config in configs for key in QUANTIZATION_KEYS if config.get(key) is not None), {})
+    if section == {}:
         return ""
-    method = own.get("quant_method") if isinstance(own, Mapping) else None
+    method = section.get("quant_method") if isinstance(section, Mapping) else None
     if not isinstance(method, str):
         return None
     return method.lower().replace("compressed_tensors", "compressed-tensors") or None
 
 
-def _count(value: object) -> int:
+def _read_count(value: object) -> int:
     return value if type(value) is int and 0 < value <= MOST_HEADS else 0
 
 
-def _max_length(config: Mapping[str, object], kind: str) -> int | None:
+def _find_max_length(config: Mapping[str, object], kind: str) -> int | None:
     """The longest length that any build of vLLM derives: 0.32 treats YaRN's factor as applied, older ones apply it."""
-    own = _number(config.get("model_max_length"))
-    derived = own or min((length for key in LENGTHS if (length := _number(config.get(key)))), default=None)
+    stated = _read_number(config.get("model_max_length"))
+    derived = stated or min((length for key in LENGTHS if (length := _read_number(config.get(key)))), default=None)
     if derived is None:
         return None
     rope = config.get("rope_parameters") or config.get("rope_scaling")
@@ -80,21 +81,21 @@ def _max_length(config: Mapping[str, object], kind: str) -> int | None:
         return int(derived)
     # Newer configurations have one entry for each kind of layer.
     layers = [layer for layer in rope.values() if isinstance(layer, Mapping)] or [rope]
-    scaled = [_scaled(derived, layer) for layer in layers]
-    return None if None in scaled else int(max(derived, *filter(None, scaled)))
+    scaled_lengths = [_scale(derived, layer) for layer in layers]
+    return None if None in scaled_lengths else int(max(derived, *filter(None, scaled_lengths)))
 
 
-def _scaled(length: float, rope: Mapping[str, object]) -> float | None:
-    """None for an invalid configuration."""
+def _scale(length: float, rope: Mapping[str, object]) -> float | None:
+    """The length with RoPE's factor applied; None for an invalid configuration."""
     kind, factor = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
     if kind in UNSCALED or factor is None:
         return length
-    original = _number(rope.get("original_max_position_embeddings")) if kind == "yarn" else length
-    number = _number(factor)
+    original = _read_number(rope.get("original_max_position_embeddings")) if kind == "yarn" else length
+    number = _read_number(factor)
     return original * number if original and number else None
 
 
-def _number(value: object) -> float | None:
+def _read_number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if 0 < value <= HIGHEST else None

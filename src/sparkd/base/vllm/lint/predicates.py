@@ -1,4 +1,4 @@
-"""What the rules read of an engine to be launched, and their predicates: matching keys, each with the reason."""
+"""The facts that rules read of an engine to be launched, and the predicates: matching keys, each with the reason."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ HIGHEST_SHARE = 0.912
 DRAFTS = {"deepseek_mtp": 2, "dspark": 5}
 """Draft tokens that measured best, by method."""
 PUBLISHED_DRAFTS = {"dspark": 7}
-"""More than measured best here, and what authors of recipes in public measured best."""
+"""Draft tokens that authors of public recipes measured best, which are more than those in DRAFTS."""
 MANY_POOLS = 4
-"""A pool of 1.9M tokens served six agents of up to 1M tokens well: 3.3 times."""
+"""Times that full-length requests may exceed the KV cache. One of 1.9M tokens served six agents of up to 1M well: 3.3
+times."""
 REFIT = ("hf-overrides", "hf-config-path", "rope-scaling", "rope-theta", "config-format")
 """Flags that change what config.json gives."""
 QUANTIZATIONS = {
@@ -61,7 +62,7 @@ QUANTIZATIONS = {
 }  # fmt: skip
 """Values of --quantization, each with those that vLLM takes for the same. Others fit several checkpoints."""
 AT_LOAD = ("fp8",)
-"""Those that quantize a checkpoint without any, as it is loaded."""
+"""Values of --quantization that quantize an unquantized checkpoint while it is loaded."""
 MOST_RANKS = 16
 _FAMILY = {name: family for family, others in QUANTIZATIONS.items() for name in (family, *others)}
 
@@ -73,9 +74,9 @@ class Launch(Struct, frozen=True):
     env: Mapping[str, str] = field(default_factory=dict)
     gpu: bool = True
     gpus: int = 1
-    """Of each node, by the recipe."""
+    """GPUs of each node, by the recipe."""
     nodes: int = 1
-    """That serve together, at least."""
+    """Fewest nodes that serve together."""
     addresses: tuple[str, ...] = ()
     """This node's own and the head's; none for a recipe on any node."""
     pool_tokens: int | None = None
@@ -86,17 +87,18 @@ class Launch(Struct, frozen=True):
     extra: tuple[str, ...] = ()
     """Flags of a fork, from the recipe's flags.extra."""
     vllm: FlagTable = SHIPPED
-    """Its flags, their choices, and its variables."""
+    """The vLLM by which is judged: its flags, their choices, and its variables."""
     texts: tuple[tuple[str, str], ...] = ()
     """Further texts of a recipe in which nothing is filled in, each after its key."""
     sizes: tuple[tuple[str, int], ...] = ()
     """Numbers of bytes that a recipe sets, each after its key."""
 
     def amount(self, flag: str) -> int | None:
-        """None if missing or unknown."""
+        """The flag's value as a count; None if missing, unknown or unreadable."""
         return parse_amount(self.flags.get(flag) or "")
 
     def share(self, flag: str) -> float | None:
+        """The flag's value as a number; None if missing, unknown or unreadable."""
         with suppress(ValueError):
             return float((self.flags.get(flag) or "")[:40])
         return None
@@ -115,6 +117,7 @@ class Launch(Struct, frozen=True):
 
 
 def about(flag: str, reason: str) -> tuple[str, str]:
+    """A match of a flag."""
     return f"args.{flag}", f"--{flag} {reason}"
 
 
@@ -130,11 +133,12 @@ def forks(launch: Launch) -> Matches:
 def broken_json(launch: Launch) -> Matches:
     for flag in (*JSON_FLAGS, *JSON_OR_TEXT):
         text = (launch.flags.get(flag) or "").strip()
-        if text not in NOTHING and (flag in JSON_FLAGS or text.startswith("{")) and (wrong := _no_object(text, flag)):
+        if text not in NOTHING and (flag in JSON_FLAGS or text.startswith("{")) and (wrong := _find_fault(text, flag)):
             yield about(flag, wrong)
 
 
-def _no_object(text: str, flag: str) -> str:
+def _find_fault(text: str, flag: str) -> str:
+    """Why the text is no JSON object; empty if it is one, or vLLM takes it otherwise."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -152,15 +156,15 @@ def _no_object(text: str, flag: str) -> str:
 
 
 def misnamed(launch: Launch) -> Matches:
-    for flag, right in RENAMED.items():
+    for flag, replacement in RENAMED.items():
         if flag in launch.flags and flag not in launch.vllm.by_name:
-            reason = f"is no flag of {launch.vllm.vllm}: {right}"
+            reason = f"is no flag of {launch.vllm.vllm}: {replacement}"
             yield about(flag, add_history(reason, methodcaller("has", flag)))
 
 
 def longer_than_model(launch: Launch, *, by_will: bool) -> Matches:
     may_be_longer = launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
-    if may_be_longer is not by_will or _refits(launch):
+    if may_be_longer is not by_will or _changes_config(launch):
         return
     wanted, longest = launch.amount("max-model-len"), launch.model.max_length
     if wanted and longest and wanted > longest:
@@ -168,20 +172,21 @@ def longer_than_model(launch: Launch, *, by_will: bool) -> Matches:
 
 
 def uneven_heads(launch: Launch) -> Matches:
-    """vLLM's verify_with_parallel_config."""
+    """vLLM's verify_with_parallel_config refuses attention heads that the ranks do not divide."""
     ranks, heads = launch.amount("tensor-parallel-size") or 1, launch.model.heads
-    if heads % ranks and not _refits(launch):
-        yield about("tensor-parallel-size", f"{ranks}, and the model has {heads} attention heads: {_fitting(launch)}")
+    if heads % ranks and not _changes_config(launch):
+        yield about("tensor-parallel-size", f"{ranks}, and the model has {heads} attention heads: {_fit_ranks(launch)}")
 
 
 def uneven_kv_heads(launch: Launch) -> Matches:
     """vLLM's QKVParallelLinear divides KV heads, or copies fewer of them to more ranks."""
     ranks, heads = launch.amount("tensor-parallel-size") or 1, launch.model.kv_heads
-    if heads and heads % ranks and ranks % heads and not launch.model.heads % ranks and not _refits(launch):
-        yield about("tensor-parallel-size", f"{ranks}, and the model has {heads} KV heads: {_fitting(launch)}")
+    if heads and heads % ranks and ranks % heads and not launch.model.heads % ranks and not _changes_config(launch):
+        yield about("tensor-parallel-size", f"{ranks}, and the model has {heads} KV heads: {_fit_ranks(launch)}")
 
 
-def _fitting(launch: Launch) -> str:
+def _fit_ranks(launch: Launch) -> str:
+    """Numbers of ranks that divide the model's heads, in words."""
     heads, kv_heads = launch.model.heads, launch.model.kv_heads or 1
     even = (ranks for ranks in range(1, MOST_RANKS + 1) if heads % ranks == 0)
     fitting = [str(ranks) for ranks in even if 0 in (kv_heads % ranks, ranks % kv_heads)]
@@ -189,18 +194,19 @@ def _fitting(launch: Launch) -> str:
 
 
 def other_quantization(launch: Launch) -> Matches:
-    """vLLM's _verify_quantization and get_quant_config. Where it takes any value, none is wrong."""
-    value, own = launch.flags.get("quantization") or "", launch.model.quantization
+    """A value that vLLM's _verify_quantization or get_quant_config refuses. For some models vLLM takes any value."""
+    value, checkpoint = launch.flags.get("quantization") or "", launch.model.quantization
     wanted = _FAMILY.get(value.lower(), "")
-    if own is None or not wanted or _refits(launch) or launch.model.kind.startswith("deepseek_v4"):
+    if checkpoint is None or not wanted or _changes_config(launch) or launch.model.kind.startswith("deepseek_v4"):
         return
-    if not own and wanted not in AT_LOAD:
+    if not checkpoint and wanted not in AT_LOAD:
         yield about("quantization", f"{value}, and the model's files do not say that it is quantized")
-    elif own and _FAMILY.get(own, "modelopt") not in (wanted, "modelopt"):
-        yield about("quantization", f"{value}, and the model's config.json says {own}")
+    elif checkpoint and _FAMILY.get(checkpoint, "modelopt") not in (wanted, "modelopt"):
+        yield about("quantization", f"{value}, and the model's config.json says {checkpoint}")
 
 
-def _refits(launch: Launch) -> bool:
+def _changes_config(launch: Launch) -> bool:
+    """Whether a flag changes what config.json gives."""
     return any(flag.partition(".")[0] in REFIT for flag in launch.flags)
 
 
@@ -233,7 +239,7 @@ def batch_below_sequences(launch: Launch) -> Matches:
 
 
 def much_memory(launch: Launch) -> Matches:
-    # The second is a fork's, which sets the same in GB.
+    # The second flag is a fork's, which sets the share in GB.
     if not launch.gpu or {"kv-cache-memory-bytes", "gpu-memory-utilization-gb"} & launch.flags.keys():
         return
     flag = "gpu-memory-utilization"
@@ -259,7 +265,10 @@ def eager_with_graphs(launch: Launch) -> Matches:
 
 
 def many_drafts(launch: Launch) -> Matches:
-    """Measured with DeepSeek V4 Flash: authors of recipes for other models measured more as best."""
+    """A number of drafts beyond the best one that was measured with DeepSeek V4 Flash.
+
+    For other models authors of recipes measured higher numbers as best.
+    """
     if "deepseek" not in (launch.model.kind or dict(launch.texts).get("model.path", "")).lower():
         return
     table = launch.table("speculative-config")

@@ -20,11 +20,11 @@ from sparkd.base.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, 
 from sparkd.base.vllm.releases import add_history, load_releases
 
 MOST_FLAGS = 400
-"""Judged by name, which takes 5 ms for an unknown one. vLLM has 316."""
+"""Flags of a command that are judged. An unknown name takes 5 ms. vLLM has 316 flags."""
 
 
 class Rule(Struct, frozen=True):
-    """A rule. What each matches, and its source: docs/sparkd-checks.7.md, plan-lint."""
+    """A rule. docs/sparkd-checks.7.md, under plan-lint, says what each one matches, and by which source."""
 
     name: str
     blocks: bool
@@ -57,11 +57,11 @@ def is_doubtful(launch: Launch) -> bool:
 
 
 def wrong_value(launch: Launch) -> Matches:
-    return _match_known(launch, _unreadable)
+    return _match_known(launch, _explain_unreadable)
 
 
 def not_a_choice(launch: Launch) -> Matches:
-    yield from _match_known(launch, _unlisted)
+    yield from _match_known(launch, _explain_unlisted)
     # The flag's parser takes any text; the class behind it knows the names.
     flag, value = "attention-backend", launch.flags.get("attention-backend") or "auto"
     known = launch.vllm.fields_by_name.get("attention-config", {}).get("backend")
@@ -70,57 +70,58 @@ def not_a_choice(launch: Launch) -> Matches:
         yield about(flag, wrong)
 
 
-def _match_known(launch: Launch, why: Callable[[ParsedFlag, Flag], str]) -> Matches:
-    for argument, head in _judged(launch):
-        if (flag := launch.vllm.by_name.get(head)) and (reason := why(argument, flag)):
+def _match_known(launch: Launch, explain: Callable[[ParsedFlag, Flag], str]) -> Matches:
+    for argument, head in _list_judged(launch):
+        if (flag := launch.vllm.by_name.get(head)) and (reason := explain(argument, flag)):
             yield about(argument.name, reason)
 
 
 def likely_typo(launch: Launch) -> Matches:
-    for argument, head in _judged(launch):
-        if right := _typo_of(head, launch.vllm):
-            yield about(argument.name, f"is no flag of {launch.vllm.vllm}: --{right} is")
+    for argument, head in _list_judged(launch):
+        if correct_name := _find_typo(head, launch.vllm):
+            yield about(argument.name, f"is no flag of {launch.vllm.vllm}: --{correct_name} is")
 
 
 def unknown(launch: Launch) -> Matches:
-    for argument, head in _judged(launch):
-        if head in launch.vllm.by_name or _typo_of(head, launch.vllm):
+    for argument, head in _list_judged(launch):
+        if head in launch.vllm.by_name or _find_typo(head, launch.vllm):
             continue
-        whole = _completed(head, launch.vllm)
-        flag = launch.vllm.by_name.get(whole)
+        full_name = _complete_name(head, launch.vllm)
+        flag = launch.vllm.by_name.get(full_name)
         if flag is None:
             reason = f"is no flag of {launch.vllm.vllm}{did_you_mean(head, launch.vllm.by_name)}"
             yield about(argument.name, add_history(reason, methodcaller("has", head)))
-        elif reason := _unreadable(argument, flag) or _unlisted(argument, flag):
-            yield about(argument.name, f"is read as --{whole}, and {reason}")
+        elif reason := _explain_unreadable(argument, flag) or _explain_unlisted(argument, flag):
+            yield about(argument.name, f"is read as --{full_name}, and {reason}")
 
 
-def _judged(launch: Launch) -> Iterator[tuple[ParsedFlag, str]]:
+def _list_judged(launch: Launch) -> Iterator[tuple[ParsedFlag, str]]:
     """Each flag with its name before a dot, except flags covered by the recipe or another rule."""
     for argument in launch.given[:MOST_FLAGS]:
         head = argument.name.partition(".")[0]
-        renamed = head in RENAMED and head not in launch.vllm.by_name
-        if not renamed and not {head, head.removeprefix("no-")} & set(launch.extra):
+        is_renamed = head in RENAMED and head not in launch.vllm.by_name
+        if not is_renamed and not {head, head.removeprefix("no-")} & set(launch.extra):
             yield argument, head
 
 
-def _completed(name: str, table: FlagTable) -> str:
-    """The flag that vLLM takes an abbreviation for: the only one with this prefix."""
-    alike = [flag for flag in table.by_name if flag.startswith(name)]
-    return alike[0] if len(alike) == 1 else ""
+def _complete_name(name: str, table: FlagTable) -> str:
+    """The flag for which vLLM takes an abbreviation: the only one with this prefix; else empty."""
+    candidates = [flag for flag in table.by_name if flag.startswith(name)]
+    return candidates[0] if len(candidates) == 1 else ""
 
 
-def _unreadable(argument: ParsedFlag, flag: Flag) -> str:
+def _explain_unreadable(argument: ParsedFlag, flag: Flag) -> str:
     """Why vLLM can't read the flag, apart from its choices."""
-    return _wrong_arity(argument, flag) or next(
-        filter(None, (_wrong_type(flag, text) for text in _texts(argument))), ""
+    return _explain_arity(argument, flag) or next(
+        filter(None, (_explain_type(flag, text) for text in _list_texts(argument))), ""
     )
 
 
-def _unlisted(argument: ParsedFlag, flag: Flag) -> str:
-    if "." in argument.name or _unreadable(argument, flag):
+def _explain_unlisted(argument: ParsedFlag, flag: Flag) -> str:
+    """Why a readable value is not a choice of the flag, and in which releases it is; else empty."""
+    if "." in argument.name or _explain_unreadable(argument, flag):
         return ""
-    text, reason = next(((text, why) for text in _texts(argument) if (why := flag.not_a_choice(text))), ("", ""))
+    text, reason = next(((text, why) for text in _list_texts(argument) if (why := flag.not_a_choice(text))), ("", ""))
     return reason and add_history(reason, lambda table: _is_listed(table.by_name.get(flag.name), text))
 
 
@@ -128,7 +129,7 @@ def _is_listed(flag: Flag | None, text: str) -> bool:
     return flag is not None and bool(flag.choices) and not flag.not_a_choice(text)
 
 
-def _wrong_arity(argument: ParsedFlag, flag: Flag) -> str:
+def _explain_arity(argument: ParsedFlag, flag: Flag) -> str:
     count = len(argument.values)
     if "." not in argument.name:
         return flag.wrong_arity(count, argument.joined)
@@ -136,31 +137,32 @@ def _wrong_arity(argument: ParsedFlag, flag: Flag) -> str:
     return "" if count == 1 else f"takes one value, and {count or 'none'} is given"
 
 
-def _texts(argument: ParsedFlag) -> Iterator[str]:
+def _list_texts(argument: ParsedFlag) -> Iterator[str]:
     """The values as the flag gets them: a dotted field becomes an object."""
     for value in argument.values:
         if value is not None:
             yield json.dumps({"field": value}) if "." in argument.name else value
 
 
-def _wrong_type(flag: Flag, text: str) -> str:
-    by_json_rule = flag.name in (*JSON_FLAGS, *JSON_OR_TEXT) and text not in NOTHING  # which reports the position
+def _explain_type(flag: Flag, text: str) -> str:
+    by_json_rule = flag.name in (*JSON_FLAGS, *JSON_OR_TEXT) and text not in NOTHING  # that rule reports the position
     return "" if by_json_rule else flag.wrong_type(text)
 
 
-def _typo_of(name: str, table: FlagTable) -> str:
+def _find_typo(name: str, table: FlagTable) -> str:
     """The flag whose name differs by one letter: wrong, missing, extra, or swapped with its neighbour.
 
-    No release has the name.
+    Empty where there is none, and where some release has the name.
     """
-    right = "" if name in table.by_name or _completed(name, table) else misprint_of(name, table.by_name)
-    return "" if right and any(release.has(name) for release in load_releases()) else right
+    correct_name = "" if name in table.by_name or _complete_name(name, table) else misprint_of(name, table.by_name)
+    return "" if correct_name and any(release.has(name) for release in load_releases()) else correct_name
 
 
 BLOCKS, WARNS = True, False
 BY_TABLE = ("misnamed-flag", "flag-unknown", "flag-choice", "json-unknown")
 """Rules that only warn by the table that comes with sparkd, and are certain by the table of the image itself."""
 DOUBTFUL = (*BY_TABLE, "variable-misprint", "variable-removed")
+"""Rules whose issues the table of the image itself may not confirm."""
 RULES = (
     Rule("fork", WARNS, predicates.forks,
          hint="take VLLM_WORKER_MULTIPROC_METHOD out, unless the source of the recipe needs it"),

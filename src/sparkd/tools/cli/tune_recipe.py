@@ -73,5 +73,5 @@ def confirm(args: argparse.Namespace, warnings: Sequence[str]) -> None:
         print(f"warning: {warning}", flush=True)
     if args.yes and warnings and not args.despite_warnings:
         raise UsageError("reports warn of that", "narrower bounds, or --despite-warnings")
-    if not console.confirmed("begin? [y/N] ", "--yes begins without a question", yes=args.yes):
+    if not console.is_confirmed("begin? [y/N] ", "--yes begins without a question", yes=args.yes):
         raise UsageError("not begun: nothing is changed")

@@ -35,17 +35,19 @@ def add_fabric(parser: argparse.ArgumentParser) -> None:
 def run_test(args: argparse.Namespace) -> int:
     with console.Ticker("measures the ports"):
         results = measure_all(load_settings(os.environ), Host())
-    for result in results:
-        print(as_json(result)) if args.json else console.show(render(result))
-    is_slow = any(judge(pair, result.ceiling_gbps).outcome == SLOW for result in results for pair in result.pairs)
+    for measurement in results:
+        print(as_json(measurement)) if args.json else console.show(render(measurement))
+    is_slow = any(
+        judge(pair, measurement.ceiling_gbps).outcome == SLOW for measurement in results for pair in measurement.pairs
+    )
     return ExitCode.BLOCKED if is_slow else ExitCode.GOOD
 
 
-def render(result: Result) -> Sequence[str | Table]:
+def render(measurement: Result) -> Sequence[str | Table]:
     """A title, a row for each pair of ports, and remarks below."""
     rows, remarks = [HEADINGS], list[tuple[str, str]]()
-    for pair in result.pairs:
-        figures, verdict, link = pair.measured, judge(pair, result.ceiling_gbps), pair.link_gbps
+    for pair in measurement.pairs:
+        figures, verdict, link = pair.measured, judge(pair, measurement.ceiling_gbps), pair.link_gbps
         name, peer_name = (sanitize(end.interface or end.address, 40) for end in (pair.own, pair.other))
         rates = ("-", "-") if figures is None else (f"{figures.sent_gbps:.1f}", f"{figures.received_gbps:.1f}")
         trips = ("-", "-") if figures is None else (f"{figures.round_trip_us:.0f}", f"{figures.round_trip_99_us:.0f}")
@@ -55,12 +57,12 @@ def render(result: Result) -> Sequence[str | Table]:
         remarks.append((f"{name}:", sanitize(f"{verdict.reason}{hint}", 400)))
         if figures and pair.trouble:
             remarks.append((f"{name}:", sanitize(f"RDMA was not measured: {pair.trouble}", 400)))
-    title = f"{result.own.node} and {result.other.node}, TCP, {STREAMS} streams: Gb/s, round trip in us"
-    remarks += [(f"{node}:", text) for node, text in describe_twins(result)]
+    title = f"{measurement.own.node} and {measurement.other.node}, TCP, {STREAMS} streams: Gb/s, round trip in us"
+    remarks += [(f"{node}:", text) for node, text in describe_twins(measurement)]
     return (sanitize(title, 300), Table(rows, heading=True), Table(remarks))
 
 
-def as_json(result: Result) -> str:
-    verdicts = [msgspec.to_builtins(judge(pair, result.ceiling_gbps)) for pair in result.pairs]
-    twins = [": ".join(twin) for twin in describe_twins(result)]
-    return json.dumps({"schema": 1, **msgspec.to_builtins(result), "verdicts": verdicts, "twins": twins})
+def as_json(measurement: Result) -> str:
+    verdicts = [msgspec.to_builtins(judge(pair, measurement.ceiling_gbps)) for pair in measurement.pairs]
+    twins = [": ".join(twin) for twin in describe_twins(measurement)]
+    return json.dumps({"schema": 1, **msgspec.to_builtins(measurement), "verdicts": verdicts, "twins": twins})

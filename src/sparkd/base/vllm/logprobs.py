@@ -99,9 +99,9 @@ def find_nonsense(texts: Iterable[Scored], expected: float | None) -> tuple[floa
 
 
 def find_gap(answer: Scored, as_prompt: Scored) -> tuple[float, str]:
-    """How far an answer's log-probabilities are from those of its tokens sent as a prompt, and what is wrong with that.
+    """Mean distance of an answer's log-probabilities from those of its tokens as a prompt, and what is wrong with it.
 
-    It is the mean, since kernels of decode and prefill round differently, by much at a few tokens. Raises ValueError.
+    Single tokens are not compared: kernels of decode and prefill may differ much at a few. Raises ValueError.
     """
     prefilled, decoded = as_prompt.prompt, answer.logprobs.token_logprobs if answer.logprobs else ()
     if [number for number, _ in prefilled] != [*answer.ids[1:]] or not 0 < len(decoded) == len(answer.token_ids or ()):

@@ -13,7 +13,7 @@ from sparkd.base.lib import prepared, read_data
 from sparkd.base.vllm.flag import SHIPPED, FlagTable
 
 FILE = "vllm-releases.json"
-"""Below sparkd/data. `make flags` writes it: do not edit."""
+"""A file below sparkd/data. `make flags` writes it: do not edit."""
 _VERSION = re.compile(r"\Av?(0\.\d{1,3})(?:\.\d{1,3})?\Z|vllm[\w.-]{0,60}:v?(0\.\d{1,3})\.\d{1,3}(?!\d|\.|rc|\+)")
 """The minor version of a release: in a version, or in the tag of vLLM's image. No candidate or local build matches."""
 

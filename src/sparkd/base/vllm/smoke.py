@@ -29,7 +29,7 @@ UNSCORED = ("kv-sharing-fast-prefill", "kv-transfer-config", "kv-offloading-size
 """Flags with which no prompt is scored. With the first, a prompt's log-probabilities end vLLM 0.19 to 0.33 by an
 assertion. A connector may bring tokens of a prompt back, which then have no log-probabilities."""
 ALONE_SECONDS = 2.0
-"""Where one answer alone takes longer, the answers of the next rounds are shorter."""
+"""Limit for one answer alone: if it takes longer, the answers of the next rounds are shorter."""
 GREEDY = "1, 2, 3, 4, 5, 6, 7, 8,"
 """Sent at temperature 0. Its next token is certain enough that no rounding of a kernel changes it."""
 AT_ONCE = (1, 2, 4, 6)
@@ -63,7 +63,7 @@ def from_plan(
     *,
     random_weights: bool = False,
 ) -> Wanted:
-    """What the engine of this command line is to do. `expect`: the recipe's table."""
+    """Read what the engine can do off its command line. `expect`: the recipe's table."""
     flags = first_values(argv)
     is_random = random_weights or flags.get("load-format") == "dummy"
     senseless = "the weights are random, by the recipe" if is_random else ""
@@ -150,10 +150,10 @@ async def run_all(endpoint: Endpoint, wanted: Wanted, seconds: float, *, short: 
         requests = [_send_sampled(endpoint, prompt, tokens, seconds, chat=chat) for prompt in PROMPTS[:at_once]]
         answers = await asyncio.gather(*requests)
         faults = [find_fault(answer, tokens, chat=chat, thinks=wanted.reasoning) for answer in answers]
-        took = time.monotonic() - began
-        yield Round(f"{at_once} at once", at_once, _list_faults(*faults), _rate(answers, took))
+        seconds_taken = time.monotonic() - began
+        yield Round(f"{at_once} at once", at_once, _list_faults(*faults), _measure_rate(answers, seconds_taken))
         if at_once == 1:
-            tokens = max(FEWEST_TOKENS, min(TOKENS, int(TOKENS * ALONE_SECONDS / max(took, 0.01))))
+            tokens = max(FEWEST_TOKENS, min(TOKENS, int(TOKENS * ALONE_SECONDS / max(seconds_taken, 0.01))))
         if all(answer.error for answer in answers):
             return
     if chat and wanted.tools:
@@ -174,11 +174,11 @@ async def _score_all(endpoint: Endpoint, wanted: Wanted, seconds: float) -> Asyn
 async def _repeat_prompt(endpoint: Endpoint, seconds: float) -> tuple[Round, ...]:
     """Send one prompt twice at temperature 0, and once while other requests come and go."""
     began = time.monotonic()
-    twice = [await _send_greedy(endpoint, seconds) for _ in range(2)]
-    first_faults = _list_faults(*(find_end_fault(answer, GREEDY_TOKENS) for answer in twice), differ(twice))
-    alone = Round("same prompt twice", 2, first_faults, _rate(twice, time.monotonic() - began))
-    if all(answer.error for answer in twice):
-        return (alone,)
+    answers = [await _send_greedy(endpoint, seconds) for _ in range(2)]
+    first_faults = _list_faults(*(find_end_fault(answer, GREEDY_TOKENS) for answer in answers), differ(answers))
+    first_round = Round("same prompt twice", 2, first_faults, _measure_rate(answers, time.monotonic() - began))
+    if all(answer.error for answer in answers):
+        return (first_round,)
     began = time.monotonic()
 
     async def join(number: int) -> Answer:
@@ -191,9 +191,9 @@ async def _repeat_prompt(endpoint: Endpoint, seconds: float) -> tuple[Round, ...
 
     repeated, *others = await asyncio.gather(repeat(), *(join(number) for number in range(4)))
     faults = [find_fault(answer, FEWEST_TOKENS + 2 * number) for number, answer in enumerate(others)]
-    faults += [find_end_fault(repeated, GREEDY_TOKENS), "" if first_faults else differ([*twice, repeated])]
-    rate = _rate([*others, repeated], time.monotonic() - began)
-    return alone, Round("same, among others", 5, _list_faults(*faults), rate)
+    faults += [find_end_fault(repeated, GREEDY_TOKENS), "" if first_faults else differ([*answers, repeated])]
+    rate = _measure_rate([*others, repeated], time.monotonic() - began)
+    return first_round, Round("same, among others", 5, _list_faults(*faults), rate)
 
 
 async def _take_answer(request: Awaitable[Answer]) -> Answer:
@@ -221,7 +221,7 @@ async def _send_sampled(endpoint: Endpoint, prompt: str, tokens: int, seconds: f
     return await _take_answer(send(prompt, tokens, seconds, sampling))
 
 
-def _rate(answers: Sequence[Answer], seconds: float) -> float | None:
+def _measure_rate(answers: Sequence[Answer], seconds: float) -> float | None:
     """Tokens per second of all answers together; None where nothing was answered."""
     if all(answer.error for answer in answers):
         return None

@@ -94,14 +94,14 @@ async def warm_up(
     what a pass compiled after `settle_seconds`.
     """
     deadline = time.monotonic() + seconds
-    sender, before = Sender(endpoint, limits.tools, look, deadline, still_seconds), await look()
+    sender, first_look = Sender(endpoint, limits.tools, look, deadline, still_seconds), await look()
     await sender.learn_tokens()
 
-    def sum_up(passes: int, after: Compiled, *, over: bool = False, whole: bool = False) -> Result:
-        new = after.kernels - before.kernels, after.files - before.files
+    def sum_up(passes: int, compiled: Compiled, *, over: bool = False, whole: bool = False) -> Result:
+        new = compiled.kernels - first_look.kernels, compiled.files - first_look.files
         return Result(sender.sent, passes, *new, over, whole, sender.is_lost, sender.fault)
 
-    previous = before
+    previous = first_look
     for number in range(1, MOST_PASSES + 1):
         steps = make_steps(limits, number)
         sender.unanswered = 0
@@ -111,12 +111,12 @@ async def warm_up(
             if sender.is_lost or time.monotonic() >= deadline:
                 return sum_up(number, await look())
         await sender.send_structured()
-        after = await _await_compilers(look, deadline, settle_seconds)
-        if sender.is_lost or after.compilers:
-            return sum_up(number, after)
-        if (after.kernels, after.files) == (previous.kernels, previous.files):
-            return sum_up(number, after, over=not sender.unanswered, whole=not sender.unanswered)
-        previous = after
+        compiled = await _await_compilers(look, deadline, settle_seconds)
+        if sender.is_lost or compiled.compilers:
+            return sum_up(number, compiled)
+        if (compiled.kernels, compiled.files) == (previous.kernels, previous.files):
+            return sum_up(number, compiled, over=not sender.unanswered, whole=not sender.unanswered)
+        previous = compiled
     return sum_up(MOST_PASSES, previous, over=not sender.unanswered)
 
 

@@ -88,7 +88,7 @@ def _check_settings(host: Host, loaded: LoadedSettings) -> Iterator[str]:
     recipe_steps = [] if settings.cluster.follow_head else [recipe]
     is_unset = not (settings.engine.recipe or settings.cluster.follow_head)
     context = partial(membership.make_context, settings, host)
-    private = _private_readers(settings, host)
+    private = _find_private_readers(settings, host)
     private_steps = private.values() if is_root else ()
     steps = [partial(membership.find_place, settings, host)] if is_unset else [*recipe_steps, context]
     _run_steps(partial(check_ids, settings.preflight), *steps, *private_steps, partial(_check_programs, settings, host))
@@ -132,7 +132,7 @@ def _warn_of_open_secrets(plan: LaunchPlan, host: Host) -> Iterator[str]:
             yield f"warning: secret {secret.name}: {error.reason}\nhint: {error.hint}"
 
 
-def _private_readers(settings: Settings, host: Host) -> dict[str, Callable[[], object]]:
+def _find_private_readers(settings: Settings, host: Host) -> dict[str, Callable[[], object]]:
     """The files that root alone may read, each with the call by which the agent reads it."""
     key_file = settings.cluster.key_file if len(settings.cluster.nodes) > 1 else ""
     readers = (

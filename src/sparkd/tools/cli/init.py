@@ -86,11 +86,12 @@ def _refuse_options(args: argparse.Namespace) -> None:
         raise UsageError("only root may set up this node", "sudo sparkd init, or only look: sparkd init --plan")
     if not (args.new_cluster_key or args.yes or args.plan or sys.stdin.isatty()):
         raise UsageError(
-            "there is no terminal to confirm on", f"{_unconfirmed_command(args)}   # writes at once; --plan only shows"
+            "there is no terminal to confirm on",
+            f"{_make_unconfirmed_command(args)}   # writes at once; --plan only shows",
         )
 
 
-def _unconfirmed_command(args: argparse.Namespace) -> str:
+def _make_unconfirmed_command(args: argparse.Namespace) -> str:
     """This command with --yes, and without the code of --join, which is a secret."""
     return shlex.join(["sudo", "sparkd", *(["init", "--join"] if args.join else sys.argv[1:]), "--yes"])
 

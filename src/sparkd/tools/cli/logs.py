@@ -90,7 +90,7 @@ def render_rows(entries: list[Entry], marks: Marks) -> Iterator[tuple[tuple[str,
     for entry in entries:
         known, is_first = marks.judge(entry.line)
         at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
-        style = {"error": "block", "warning": "warn"}.get(_level_name(entry), "")
+        style = {"error": "block", "warning": "warn"}.get(_find_level_name(entry), "")
         yield (f"{at:%b %d %H:%M:%S}.{at.microsecond // 1000:03}", entry.node, entry.line.text), style
         if is_first or known is not None:
             meaning = [f"{known.meaning}; do: {known.remedy}"] if known is not None else []
@@ -102,13 +102,13 @@ def render_json(entries: list[Entry], marks: Marks) -> Iterator[str]:
     for entry in entries:
         known, is_first = marks.judge(entry.line)
         at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
-        line = {"node": entry.node, "level": _level_name(entry), "engine": entry.engine, "text": entry.line.text}
+        line = {"node": entry.node, "level": _find_level_name(entry), "engine": entry.engine, "text": entry.line.text}
         error = {"meaning": known.meaning if known else "", "remedy": known.remedy if known else ""}
         row = {"at": at.isoformat(timespec="microseconds"), **line, "first_failure": is_first, **error}
         yield json.dumps(row, ensure_ascii=False)
 
 
-def _level_name(entry: Entry) -> str:
+def _find_level_name(entry: Entry) -> str:
     return next((name for name in ("error", "warning", "info") if entry.line.priority <= PRIORITIES[name]), "debug")
 
 

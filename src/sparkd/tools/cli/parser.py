@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         from sparkd.base.lib.text import sanitize
 
-        raise UsageError(f"{self._command_prefix()}{sanitize(message, 400)}", f"{self.prog} --help")
+        raise UsageError(f"{self._make_prefix()}{sanitize(message, 400)}", f"{self.prog} --help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Have each command refuse what it does not know: the parser above it knows none of its options."""
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
         known = re.findall(r"(?<![\w-])--[a-z][a-z-]*", self.format_help())
         return f"there is no option {option}{did_you_mean(option, known)}"
 
-    def _command_prefix(self) -> str:
+    def _make_prefix(self) -> str:
         """The command before a message, such as `bench: `; empty for sparkd itself."""
         command = self.prog.partition(" ")[2]
         return f"{command}: " if command else ""

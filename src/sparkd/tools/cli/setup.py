@@ -117,9 +117,9 @@ def show_tuning(manager: system_config.SysctlManager, recipe: Recipe) -> Iterato
 
 def list_settings(manager: system_config.SysctlManager, recipe: Recipe) -> Table:
     manager.file_content()  # raises for a file that sparkd has not written
-    proposed, before = recipe.host.sysctls, manager.saved()
-    names = sorted({*proposed, *before})
-    cells = ((name, manager.current(name), proposed.get(name), before.get(name)) for name in names)
+    proposed, previous = recipe.host.sysctls, manager.saved()
+    names = sorted({*proposed, *previous})
+    cells = ((name, manager.current(name), proposed.get(name), previous.get(name)) for name in names)
     return Table([HEADINGS, *(tuple(cell or "-" for cell in row) for row in cells)])
 
 

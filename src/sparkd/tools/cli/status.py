@@ -76,7 +76,7 @@ def watch(files: Files) -> int:
 
 
 def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = False) -> tuple[Parts, ExitCode]:
-    """What `status` prints, and its exit code."""
+    """The parts that `status` prints, and its exit code."""
     text = read_report(files)
     report = parse(text)
     alive = report is not None and agent_running(files, report)

@@ -185,15 +185,15 @@ def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings
 
 def _describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
     """Lines on what is in force, and the way back. `ref`: the new image; empty where the recipe was changed."""
-    to, before = switch.to, switch.before
-    yield f"{label(to)} is in force"
-    if to is None or not ref:
+    choice, previous = switch.to, switch.before
+    yield f"{label(choice)} is in force"
+    if choice is None or not ref:
         return
-    if before is not None and before.recipe == to.recipe and not before.proven:
-        yield f"back to the image before: sudo sparkd use --image {before.engine.image or before.recipe.image.ref}"
+    if previous is not None and previous.recipe == choice.recipe and not previous.proven:
+        yield f"back to the image before: sudo sparkd use --image {previous.engine.image or previous.recipe.image.ref}"
     else:
         yield f"back to {CONFIGURED}: sudo sparkd use --end"
-    recipe = "" if before is None else f'recipe = "{to.engine.recipe}", '
+    recipe = "" if previous is None else f'recipe = "{choice.engine.recipe}", '
     yield f'to keep it for good, in sparkd.toml under [engine]: {recipe}image = "{ref}"'
 
 

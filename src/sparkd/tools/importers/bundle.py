@@ -73,8 +73,8 @@ class Bundle(Struct):
         if place.origin != place.folder:
             copy = shlex.join(["sudo", "cp", "-r", *(f"{place.origin}/{name}" for name in beside), f"{place.folder}/"])
             yield f"sudo mkdir -p {place.folder} && {copy}"
-        yield from self._steps_to_image(path)
-        yield from self._steps_to_models(path)
+        yield from self._list_image_steps(path)
+        yield from self._list_model_steps(path)
         if is_cluster and place.folder != ADMINISTRATORS:  # a cluster names its recipe without a path
             yield shlex.join(["sudo", "install", "-D", "-m", "644", path, str(ADMINISTRATORS / f"{recipe.name}.yaml")])
         yield shlex.join(["sparkd", "recipe", "check", path])
@@ -82,7 +82,7 @@ class Bundle(Struct):
         yield _write_settings(SETTINGS, "[engine]", f"recipe = {json.dumps(recipe_word, ensure_ascii=False)}")
         yield "sparkd config check"
         if is_cluster:
-            yield from self._steps_to_others(beside)
+            yield from self._list_node_steps(beside)
         yield "sudo sparkd units install"
         if self.container:
             yield f"sudo docker update --restart no {self.container} && sudo docker stop {self.container}"
@@ -91,7 +91,7 @@ class Bundle(Struct):
             yield f"sudo systemctl start sparkd-worker{_OTHERS}"
         yield "sudo systemctl start sparkd-head"
 
-    def _steps_to_image(self, path: str) -> Iterator[str]:
+    def _list_image_steps(self, path: str) -> Iterator[str]:
         """Commands that pull or build the image. `path`: of the recipe."""
         if self.is_here:
             pass
@@ -102,7 +102,7 @@ class Bundle(Struct):
         if self.recipe.image.ref != self.base:
             yield shlex.join(["sudo", "sparkd", "image", "build", path])
 
-    def _steps_to_models(self, path: str) -> Iterator[str]:
+    def _list_model_steps(self, path: str) -> Iterator[str]:
         """Commands that write secrets and download models, which may need a token. `path`: of the recipe."""
         secrets, pull = self.recipe.secrets, ["sudo", "sparkd", "model", "pull"]
         for file in secrets.values():
@@ -115,7 +115,7 @@ class Bundle(Struct):
             to = ["--to", f"{self.place.models}/{repo.rpartition('/')[2]}", *["--revision", revision] * bool(revision)]
             yield shlex.join([*pull, repo, *to, *token])
 
-    def _steps_to_others(self, beside: list[str]) -> Iterator[str]:
+    def _list_node_steps(self, beside: list[str]) -> Iterator[str]:
         """Commands that set up the other nodes. `beside`: the recipe's file, and the folders of its files."""
         recipe, place, model = self.recipe, self.place, self.recipe.model
         yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"

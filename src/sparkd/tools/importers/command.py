@@ -20,7 +20,7 @@ _LEVEL = re.compile(r"-O=?([0-3])")
 
 class Flag(Struct, frozen=True):
     name: str
-    """In kebab case, without leading dashes; includes a `no-` prefix."""
+    """The long name in kebab case, without leading dashes; a prefix `no-` is a part of it."""
     values: tuple[str, ...]
 
 

@@ -71,12 +71,14 @@ class _Service(Struct):
     env_file: Mapping[str, str]
 
     def make_launch(self) -> Launch:
-        line = self._line("command" if "command" in self.data else "image")
+        line = self._find_line("command" if "command" in self.data else "image")
         launch = Launch(line, self._fill_text(self.data.get("image")), service=self.name)
         launch.words = self._read_words("command") or []
         launch.entrypoint = self._read_words("entrypoint")
         if "extends" in self.data:
-            raise LaunchError(self._line("extends"), "extends: write the service out, or name another by --service")
+            raise LaunchError(
+                self._find_line("extends"), "extends: write the service out, or name another by --service"
+            )
         if self.document.data.get("include"):
             text = "include: not read: write what the engine needs of it into this file"
             launch.note(self.document.line(("include",)), text)
@@ -84,19 +86,19 @@ class _Service(Struct):
         launch.options = list(self._read_options(launch))
         return launch
 
-    def _line(self, *steps: str) -> int:
+    def _find_line(self, *steps: str) -> int:
         return self.document.line(("services", self.name, *steps))
 
     def _fill_text(self, value: object, *steps: str) -> str:
         """The text of a scalar, with variables filled in. `steps`: its key. Raises LaunchError."""
         if isinstance(value, Mapping | list):
-            raise LaunchError(self._line(*steps), f"{'.'.join(steps)}: must be text")
+            raise LaunchError(self._find_line(*steps), f"{'.'.join(steps)}: must be text")
         if isinstance(value, bool):
             return str(value).lower()
         try:
             return self.variables.fill("" if value is None else str(value))
         except CommandError as error:
-            raise LaunchError(self._line(*steps), f"{'.'.join(steps)}: {error}") from None
+            raise LaunchError(self._find_line(*steps), f"{'.'.join(steps)}: {error}") from None
 
     def _read_words(self, name: str) -> list[str] | None:
         value = self.data.get(name)
@@ -105,7 +107,7 @@ class _Service(Struct):
         try:
             return None if value is None else shlex.split(self._fill_text(value, name))
         except ValueError as error:
-            raise LaunchError(self._line(name), f"{name}: {str(error).lower()}") from None
+            raise LaunchError(self._find_line(name), f"{name}: {str(error).lower()}") from None
 
     def _list_entries(self, name: str) -> Iterator[tuple[object, tuple[str, ...]]]:
         """Each entry of a list, or a single value, with its key."""
@@ -116,30 +118,30 @@ class _Service(Struct):
     def _read_environment(self, launch: Launch) -> Iterator[Option]:
         for file, steps in self._list_entries("env_file"):
             if str(file) in (".env", "./.env") and self.env_file:
-                yield from (Option(name, value, self._line(*steps)) for name, value in self.env_file.items())
+                yield from (Option(name, value, self._find_line(*steps)) for name, value in self.env_file.items())
             else:
                 text = f"env_file: {str(file)[:80]}: not read: write its variables under env, secrets under secrets"
-                launch.note(self._line(*steps), text)
+                launch.note(self._find_line(*steps), text)
         value = self.data.get("environment")
         if isinstance(value, dict):
             for name, assigned in value.items():
                 text = (
                     self.variables.value(name) if assigned is None else self._fill_text(assigned, "environment", name)
                 )
-                yield Option(name, text, self._line("environment", name))
+                yield Option(name, text, self._find_line("environment", name))
         elif isinstance(value, list):
             for assignment, steps in self._list_entries("environment"):
                 name, equals, text = self._fill_text(assignment, *steps).partition("=")
-                yield Option(name, text if equals else self.variables.value(name), self._line(*steps))
+                yield Option(name, text if equals else self.variables.value(name), self._find_line(*steps))
 
     def _read_options(self, launch: Launch) -> Iterator[Option]:
         for name in self.data:
-            line = self._line(name)
+            line = self._find_line(name)
             if name in _VALUES:
                 yield from self._read_value(name, line)
             elif name in _LISTS:
                 for entry_value, steps in self._list_entries(name):
-                    yield Option(*self._read_entry(name, entry_value, steps), self._line(*steps))
+                    yield Option(*self._read_entry(name, entry_value, steps), self._find_line(*steps))
             elif name == "ulimits":
                 yield from self._read_ulimits()
             elif name == "deploy":
@@ -172,12 +174,12 @@ class _Service(Struct):
         for name, limit in as_mapping(self.data["ulimits"]).items():
             ends = [limit.get("soft"), limit.get("hard")] if isinstance(limit, dict) else [limit]
             text = ":".join(self._fill_text(end, "ulimits", name) for end in ends)
-            yield Option("ulimit", f"{name}={text}", self._line("ulimits", name))
+            yield Option("ulimit", f"{name}={text}", self._find_line("ulimits", name))
 
     def _read_deploy(self, launch: Launch) -> Iterator[Option]:
         resources = as_mapping(as_mapping(self.data["deploy"]).get("resources"))
         if as_mapping(resources.get("reservations")).get("devices"):
-            yield Option("gpus", "all", self._line("deploy"))
+            yield Option("gpus", "all", self._find_line("deploy"))
         if resources.get("limits"):
             text = "deploy.resources.limits: left out: use container.memory_limit_bytes"
-            launch.note(self._line("deploy", "resources", "limits"), text)
+            launch.note(self._find_line("deploy", "resources", "limits"), text)

@@ -60,7 +60,7 @@ class Result(Struct, frozen=True):
     text: str
     """The recipe as YAML."""
     notes: tuple[str, ...]
-    """Each with file and line."""
+    """Notes for people, each with file and line."""
     files: Mapping[str, File]
     """Files to write beside the recipe, by path."""
     steps: tuple[str, ...]
@@ -139,14 +139,14 @@ def _make_result(source: Source, files: list[str], place: Place, make: Callable[
 
 def _choose_name(path: Path, taken: Collection[str], wanted: str) -> str:
     """`wanted`, else the file's name, in the letters of recipe names. If taken, the folder's name comes first."""
-    names = [_slug(wanted or path.stem), _slug(f"{path.parent.name}-{wanted or path.stem}")]
+    names = [_make_slug(wanted or path.stem), _make_slug(f"{path.parent.name}-{wanted or path.stem}")]
     free = [name for name in names if name not in taken]
     if not free:
         raise ConfigError(printable(f"{path}: line 1: another file gives a recipe of the name {names[-1]}"))
     return free[0]
 
 
-def _slug(text: str) -> str:
+def _make_slug(text: str) -> str:
     return _NOT_IN_A_NAME.sub("-", text.lower()).strip("-._") or "imported"
 
 

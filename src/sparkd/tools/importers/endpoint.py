@@ -220,6 +220,7 @@ def _take_mods(source: Source, bundle: Bundle, recipe_file: Path | None) -> None
 
 
 def _explain_where_mods_are(reference: str) -> str:
+    """The command by which a person gets the mods of the reference's registry."""
     registry = sanitize(mods.registry_and_path(reference)[0])
     advice, url = "import again with --mods", TABLES.registries.get(registry) if registry else EUGR
     if not url:
@@ -282,7 +283,7 @@ def _set_build(bundle: Bundle, steps: tuple[Step, ...]) -> None:
 
 
 def _note_files(source: Source, bundle: Bundle) -> None:
-    """Note templates and repositories that flags name, and that nothing makes or pulls."""
+    """Note templates and repositories of flags that nothing makes or pulls. The model's own becomes its folder."""
     recipe = bundle.recipe
     for flag in FILE_FLAGS if recipe.image.ref == bundle.base else ():  # a mod that is built may make the file
         if "/" not in (name := str(recipe.args.get(flag) or "/")) and name.endswith(".jinja"):
@@ -304,5 +305,6 @@ def _note_other_mounts(source: Source, recipe: Recipe) -> None:
         is_mounted = isinstance(value, str) and any(f"{mount}/" in value for mount in _OTHER_MOUNTS)
         if is_mounted and not any(is_below(target, str(value)) for target in kept):
             text = f"{key}: {str(value)[:120]}: sparkd mounts nothing there: add a volume, or change it"
-            is_made = key in env and re.search("CACHE|EXTENSIONS|WORKSPACE", key)  # by the compiler that works there
+            # A compiler that writes to such a folder makes it.
+            is_made = key in env and re.search("CACHE|EXTENSIONS|WORKSPACE", key)
             source.note(("command",), text, is_missing=not is_made)

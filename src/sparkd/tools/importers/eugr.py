@@ -17,7 +17,7 @@ from sparkd.tools.importers.templates import Values, format_template
 from sparkd.tools.importers.variables import CommandError, unknown
 
 _WHOLE_NUMBERS = ("port", "tensor_parallel", "max_model_len")
-"""Its options that are whole numbers."""
+"""Options of the tool that are whole numbers."""
 _BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 _NOTHING = re.compile(r"[\s\\]*")
 

@@ -31,7 +31,7 @@ from sparkd.tools.importers.variables import CommandError, Variables, shown, unk
 CONTAINER = "container"
 SUFFIXES = (".yaml", ".yml")
 _MAPPING = re.compile(r"(?:[ \t\r]*(?:[#%].*|---.*)?\n)*[\"']?[\w.-]+[\"']?[ \t]*:\s")
-"""How a file of YAML begins; a script that writes one begins otherwise."""
+"""The beginning of a YAML file. A script that writes such a file begins in another way."""
 _COMPOSE = re.compile(r"^services[ \t]*:", re.MULTILINE)
 _BEGIN = r"\s*+(?:#.*(?:\n\s*+|\Z))*+"
 """Comments and empty lines before the first of a file."""

@@ -19,7 +19,7 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.recipes.image import Step
 
 CONTAINER_FOLDER = "/workspace/mods"
-"""Where both tools copy a mod to."""
+"""The folder of a container to which both tools copy mods."""
 SCRIPT = "run.sh"
 MOST_FILES, MOST_BYTES = 300, 16 << 20
 """Limits of one mod. The largest published one has 30 files and 2 MB."""
@@ -50,7 +50,7 @@ class Mod(Struct, frozen=True):
     def templates(self) -> dict[str, str]:
         """The mod's templates by the name that run.sh copies them to; empty where run.sh may do anything else."""
         copies: dict[str, str] = {}
-        for line in map(str.strip, self._script().splitlines()):
+        for line in map(str.strip, self._read_script().splitlines()):
             copied = _COPY.fullmatch(line)
             if copied and copied["file"] in self.files:
                 copies[copied["name"]] = copied["file"]
@@ -60,9 +60,9 @@ class Mod(Struct, frozen=True):
 
     def starts_background(self) -> bool:
         """Whether run.sh seems to leave something running, which a build ends."""
-        return bool(BACKGROUND.search(self._script()))
+        return bool(BACKGROUND.search(self._read_script()))
 
-    def _script(self) -> str:
+    def _read_script(self) -> str:
         return self.files[SCRIPT].content.decode("utf-8", "replace")
 
 

@@ -66,13 +66,12 @@ class Launch(Struct):
     """The words behind the entrypoint."""
     entrypoint: list[str] | None = None
     env: dict[str, Option] = field(default_factory=dict)
-    """By name."""
     options: list[Option] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     overrides: Mapping[str, str] = {}
     """Variables that the user sets for a shell in the container."""
     service: str = ""
-    """Its name in a compose file."""
+    """The name in a compose file; empty elsewhere."""
 
     def note(self, at: int | Option, text: str, *, is_missing: bool = False) -> None:
         """Add a note. `at`: a line of the launch, or the option."""

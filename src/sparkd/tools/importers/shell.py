@@ -33,7 +33,7 @@ _BLOCK_OPENING = ("if", "for", "while", "until", "case", "select", "{")
 _BLOCK_CLOSING = ("fi", "done", "esac", "}")
 _BEFORE_COMMAND = ("then", "do", "else", "elif", "!", "time")
 _COST_CHARACTERS = 8
-"""What a copied word or variable costs of the characters that may be filled in."""
+"""Characters that a copied word or variable takes from those that may be filled in."""
 
 
 class Command(Struct):
@@ -45,7 +45,7 @@ class Command(Struct):
     env: dict[str, str] = field(default_factory=dict)
     """Variables that are exported so far, and those that are assigned right before the program."""
     assigned: int = 0
-    """How many of the words are assignments, also those behind `export`."""
+    """The number of words that are assignments, also of those behind `export`."""
     block: int = 0
     """Line where a block begins that decides whether the command runs; 0 outside of any."""
 
@@ -63,6 +63,7 @@ class Script(Struct):
     blocks: list[int] = field(default_factory=list)
     """Lines where the open blocks begin."""
     current: Command = field(default_factory=Command)
+    """The command whose words are read now."""
     word: str | None = None
     """The word that is read now; None between words."""
     unquoted: str = ""
@@ -226,7 +227,7 @@ class Script(Struct):
         self.word, self.is_redirected = None, False
 
     def _expand(self, word: str) -> str:
-        """What bash makes of the part without quotes. A pattern of files or a list in braces becomes a mark."""
+        """The word, with ~ filled in. A pattern of files or a list in braces becomes a mark: bash would expand it."""
         earlier_words = self.current.words
         if _ASSIGNMENT.match(word) and (len(earlier_words) == self.current.assigned or earlier_words[0] in _DECLARING):
             self.current.assigned += 1
@@ -238,11 +239,11 @@ class Script(Struct):
         """Take the command that was read: follow its blocks, set its variables, and keep what runs a program."""
         self._end_word()
         command, self.current = self.current, Command()
-        keywords = next(
+        start = next(
             (place for place, word in enumerate(command.words) if word not in _BEFORE_COMMAND), len(command.words)
         )
-        keywords += 2 * (command.words[keywords : keywords + 1] == ["function"])  # and its name
-        del command.words[:keywords], command.lines[:keywords]
+        start += 2 * (command.words[start : start + 1] == ["function"])  # and its name
+        del command.words[:start], command.lines[:start]
         if command.words and command.words[0] in _BLOCK_OPENING:
             self.blocks.append(command.lines[0])
         if command.words and command.words[0] in _BLOCK_CLOSING and self.blocks:
@@ -291,7 +292,7 @@ class Script(Struct):
 
 
 def _is_brace_list(unquoted: str) -> bool:
-    """Whether bash would make several words of it, as of {a,b} or {1..3}."""
+    """Whether bash would make several words of the word, as of {a,b} or {1..3}."""
     inner = unquoted[unquoted.find("{") + 1 : unquoted.rfind("}")] if "{" in unquoted else ""
     return "," in inner or ".." in inner
 

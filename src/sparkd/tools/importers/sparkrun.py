@@ -98,9 +98,13 @@ def _make_values(source: Source, overrides: Overrides) -> Values:
     shell_names = {name for name in overrides if text.count(f"{{{name}}}") == text.count(f"${{{name}}}") > 0}
     shell_names -= {*TABLES.defaults, *defaults}
     chosen = {name: _parse_override(text.strip()) for name, text in overrides.items() if name not in shell_names}
-    place = source.mapping("cluster_config").get("resolved_model_path") or model
-    own = {"model": place, "resolved_model_path": place, **({"model_revision": revision} if revision else {})}
-    return Values({**TABLES.defaults, **own, **defaults, **chosen})
+    model_path = source.mapping("cluster_config").get("resolved_model_path") or model
+    model_values = {
+        "model": model_path,
+        "resolved_model_path": model_path,
+        **({"model_revision": revision} if revision else {}),
+    }
+    return Values({**TABLES.defaults, **model_values, **defaults, **chosen})
 
 
 def _parse_override(text: str) -> object:
@@ -117,14 +121,14 @@ def _parse_override(text: str) -> object:
 def _make_command(source: Source, values: Values) -> str:
     """The recipe's command, or one of its defaults, with a served name."""
     filled = substitute(source.text("command").strip(), values)
-    text = _SPACE_BEHIND_BACKSLASH.sub("\\\n", filled) or _command_from_defaults(source, values)
+    text = _SPACE_BEHIND_BACKSLASH.sub("\\\n", filled) or _make_command_from_defaults(source, values)
     served = values.get("served_model_name")
     if _SERVED_NAME.search(text):
         return text
     return text.rstrip().rstrip("\\") + f" --served-model-name {source.text('model') if served is None else served}"
 
 
-def _command_from_defaults(source: Source, values: Values) -> str:
+def _make_command_from_defaults(source: Source, values: Values) -> str:
     model, revision = str(values.get("resolved_model_path")), source.text("model_revision")
     parts = ["vllm", "serve", model]
     if revision and not model.startswith("/") and ":" not in model:
@@ -235,7 +239,7 @@ def explain_reach(container: Container) -> str:
 
 
 def why_unused(name: str, value: object) -> str:
-    """Why an option can be left out; empty for one that the engine may miss."""
+    """Why the engine does without an option; empty for an option that it may need."""
     is_apparmor = name == "security_opt" and "apparmor" in str(value) and "seccomp" not in str(value)
     return TABLES.unused.get("apparmor" if is_apparmor else name, "")
 

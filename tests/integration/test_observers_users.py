@@ -9,7 +9,7 @@ from tests.unit.nodes import network
 from tests.unit.wire import reserved_port
 
 from sparkd.agent.cluster.service import start_status_server
-from sparkd.agent.status.kept import Kept
+from sparkd.agent.status.kept import PageHistory
 from sparkd.base.config.settings import Observe
 from sparkd.base.host.files import Files
 from sparkd.base.lib.log import ProcessLog
@@ -48,7 +48,7 @@ def test_a_user_who_takes_all_that_he_can_get_keeps_no_other_from_an_answer() ->
             lambda: 0.0,
             loop.spawn,
             events,
-            Kept(),
+            PageHistory(),
         )
         with Stranger(GREEDY, str(port)) as stranger:
             assert stranger.wait_for("429")

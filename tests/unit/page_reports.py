@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import Raw
 from msgspec.structs import replace
 
-from sparkd.agent.status.kept import Disk, Kept
+from sparkd.agent.status.kept import Disk, PageHistory
 from sparkd.base.host.journal import Line
 from sparkd.base.state.history import Bench, Launch, Row, Smoke
 from sparkd.base.state.known_good import Facts
@@ -221,9 +221,9 @@ def disk() -> Disk:
     return Disk(rows, (line(900, 'gpu.throttle.detected reason="the GPU is slow: 702 MHz"'), lost))
 
 
-def kept(report: NodeReport, found: Disk | None = None) -> Kept:
+def kept(report: NodeReport, found: Disk | None = None) -> PageHistory:
     """An hour in which the figures rose and fell, with a gap of some minutes."""
-    made = Kept(lambda: disk() if found is None else found)
+    made = PageHistory(lambda: disk() if found is None else found)
     for sample in range(366):
         wave = 0.5 + (sample * 37 % 100) / 200 + sample / 720
         activity = report.activity and replace(

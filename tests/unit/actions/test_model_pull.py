@@ -299,6 +299,31 @@ def test_a_partial_file_that_is_too_long_begins_again(machine: Machine, cut: Hub
     assert (machine.folder / SHARD).read_bytes() == cut.files[SHARD]
 
 
+def test_an_answer_that_would_fill_the_memory_is_refused(machine: Machine, hub: Hub) -> None:
+    """Some 2 MB on the wire."""
+    hub.spaces_behind = 400 << 20
+    done = ended(machine.start(REPO))
+    assert (done.returncode, done.stderr.splitlines()) == (
+        10,
+        [
+            f"sparkd: {hub.endpoint} answers with more than 256 MiB for {REPO}",
+            "hint: no list of files is so large: HF_ENDPOINT names another mirror",
+        ],
+    )
+
+
+@pytest.mark.parametrize("sizes", [True, False])
+def test_a_file_larger_than_announced_is_not_written_on_nor_tried_again(
+    machine: Machine, hub: Hub, sizes: bool
+) -> None:
+    hub.sizes, hub.spaces_behind = sizes, 40 << 20
+    done = machine.pull(REPO, "--yes")
+    assert done.returncode == 10
+    assert "has more than its " in done.stderr
+    assert sum(path.stat().st_size for path in machine.folder.rglob("*") if path.is_file()) < 40 << 20
+    assert len([request for request in hub.requests if SHARD in request]) <= 2
+
+
 def test_files_may_be_left_out(machine: Machine) -> None:
     assert machine.pull(REPO, "--exclude", "original/*").returncode == 0
     assert not (machine.folder / "original").exists()

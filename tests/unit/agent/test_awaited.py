@@ -1,6 +1,7 @@
 """What the configuration names may come late, by a mount or by a person: the agent waits for it in its process."""
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,10 +16,13 @@ from tests.unit.plans import configured
 
 from sparkd.agent.daemon.blocked import stamp_configuration
 from sparkd.agent.daemon.bootstrap import _await_agent, build_agent
-from sparkd.base.lib.errors import ConfigError, ExitCode, NotReadyError, OutdatedPlanError
+from sparkd.base.cluster.auth import read_keys
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ConfigError, ExitCode, NotReadyError, OutdatedPlanError, UnreadableError
 from sparkd.base.lib.log import ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.recipes.loader import load_recipe
 
 ALONE = 'engine = {{recipe = "{recipe}", secrets = {{HF_TOKEN = "{secret}"}}}}\nobserve.listen = ""\n'
 RECIPE = "schema: 1\nname: own\nextends: tiny-cpu\n"
@@ -75,6 +79,22 @@ class Late:
 @pytest.fixture
 def late(tree: Tree) -> Late:
     return Late(tree)
+
+
+def test_a_share_whose_server_is_away_is_waited_for(late: Late) -> None:
+    share = late.mount / "share.yaml"
+    late.mount.mkdir()
+    late.recipe.symlink_to(share)
+    late.secret.symlink_to("/proc/self/mem")  # EIO
+    with late.meanwhile(
+        ("own.yaml: is a link to a file that does not exist", lambda: late.appear(share, RECIPE)),
+        ("Input/output error", lambda: late.appear(late.secret, "abc\n")),
+    ):
+        assert late.start().count("agent.start.awaited") == 2
+    with pytest.raises(UnreadableError):
+        read_keys(Files(), "/proc/self/mem", os.getuid())
+    with pytest.raises(UnreadableError):
+        load_recipe("/proc/self/mem", [])
 
 
 def test_a_recipe_and_a_secret_on_a_late_mount_are_waited_for_with_one_line_each(late: Late) -> None:

@@ -7,7 +7,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines
 
 from sparkd.agent.actions import page_cache
-from sparkd.agent.engine.contiguous_memory import LONGEST_PAUSE_SECONDS, WORTH_BYTES, ContiguousMemory, Pace
+from sparkd.agent.engine.contiguous_memory import LONGEST_PAUSE_SECONDS, WORTH_BYTES, CompactionPace, ContiguousMemory
 from sparkd.agent.preflight.fixes import Applied, CompactMemory
 from sparkd.base.host import Host
 from sparkd.base.lib.text import GIB
@@ -25,11 +25,11 @@ COMPACT = "/proc/sys/vm/compact_memory"
     ],
 )
 def test_the_pause_grows_with_what_it_costs(gained_bytes: int, seconds: float, next_in_seconds: float) -> None:
-    assert Pace().after(gained_bytes, 1000.0, 1000.0 + seconds).due_at == 1000.0 + seconds + next_in_seconds
+    assert CompactionPace().after(gained_bytes, 1000.0, 1000.0 + seconds).due_at == 1000.0 + seconds + next_in_seconds
 
 
 def test_a_load_of_ten_minutes_where_nothing_is_gained_compacts_six_times() -> None:
-    pace, now, done = Pace(), 0.0, []
+    pace, now, done = CompactionPace(), 0.0, []
     while now < 600:
         if now >= pace.due_at:
             done.append(now)
@@ -37,7 +37,7 @@ def test_a_load_of_ten_minutes_where_nothing_is_gained_compacts_six_times() -> N
         now += 1
     assert done == [0, 20, 60, 140, 300, 460]
     assert pace.pause_seconds == LONGEST_PAUSE_SECONDS
-    assert pace.after(WORTH_BYTES, now, now).pause_seconds == Pace().pause_seconds, "a gain begins again"
+    assert pace.after(WORTH_BYTES, now, now).pause_seconds == CompactionPace().pause_seconds, "a gain begins again"
 
 
 class Machine:

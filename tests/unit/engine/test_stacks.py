@@ -115,7 +115,7 @@ def test_where_one_cannot_be_started_the_others_are_ended(
     rank: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
-    start = stacks._start
+    start = stacks._start_bounded
 
     def once(command: list[str], output: int) -> subprocess.Popen[bytes]:
         if started:
@@ -123,7 +123,7 @@ def test_where_one_cannot_be_started_the_others_are_ended(
         started.append(start(command, output))
         return started[0]
 
-    monkeypatch.setattr(stacks, "_start", once)
+    monkeypatch.setattr(stacks, "_start_bounded", once)
     with pytest.raises(BlockingIOError):
         read_stacks(Host().files, rank, program(tmp_path, "exec sleep 60"))
     assert started[0].wait(5) == -signal.SIGKILL

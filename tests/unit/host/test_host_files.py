@@ -78,6 +78,13 @@ def test_of_the_devices_of_memory_only_those_that_are_needed_are_opened(tmp_path
         Files().head(str(link), 1)
 
 
+@pytest.mark.parametrize("way", ["/proc/self/root", "/proc/thread-self/root", "/proc/self/task/../root", "/sys/.."])
+def test_no_way_through_proc_leads_to_a_device(way: str) -> None:
+    with pytest.raises(OSError, match="is a device"):
+        Files().head(f"{way}/dev/zero", 1)
+    assert Files().text("/proc/self/comm")
+
+
 def test_stat_has_kind_and_permissions(tree: Tree) -> None:
     tree.file("/bin/tool", "#!", mode=0o755)
     facts = files(tree).stat("/bin/tool")

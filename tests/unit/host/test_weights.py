@@ -10,6 +10,7 @@ from tests.tree import Tree
 
 from sparkd.base.host import weights
 from sparkd.base.host.files import Files
+from sparkd.base.host.model_folder import examine
 
 FOLDER = "/srv/models/m"
 
@@ -92,6 +93,15 @@ def test_an_index_without_end_raises(tree: Tree) -> None:
     index(tree, *(f"{number}.bin" for number in range(weights.MOST_FILES + 1)))
     with pytest.raises(OSError, match="more than 10000 files"):
         manifest(tree)
+
+
+def test_of_an_index_without_names_or_end_little_is_read(tree: Tree) -> None:
+    """A sparse one of a user's takes no disk, and a reader of all of it hours."""
+    path = tree.file(f"{FOLDER}/model.safetensors.index.json", "{")
+    os.truncate(path, 1 << 40)
+    assert manifest(tree) == {"model.safetensors.index.json": f"{1 << 40} bytes"}
+    (flaw,) = examine(Files(str(tree.root)), FOLDER).flaws
+    assert "an index of more than 64 MiB" in flaw.wrong
 
 
 def test_two_hundred_shards_take_milliseconds(tree: Tree) -> None:

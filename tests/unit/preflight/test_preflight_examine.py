@@ -19,12 +19,12 @@ from sparkd.agent.preflight.fixes import (
 from sparkd.agent.preflight.runner import (
     CHECKS,
     check_ids,
-    chosen,
-    downgraded,
+    downgrade,
     evidence,
     examine,
     fixes_to_apply,
     overall,
+    without_skipped,
 )
 from sparkd.base.config.settings import ALL_FIXES, Preflight
 from sparkd.base.host import Host
@@ -142,12 +142,12 @@ def test_a_node_that_needs_a_person_is_not_changed() -> None:
 
 
 def test_a_check_can_be_left_out_by_its_id() -> None:
-    assert [check.id for check in chosen((Sick("never"),), ("page-cache",))] == ["sick"]
-    assert chosen((Kernel(),), ("kernel",)) == ()
+    assert [check.id for check in without_skipped((Sick("never"),), ("page-cache",))] == ["sick"]
+    assert without_skipped((Kernel(),), ("kernel",)) == ()
 
 
 def test_a_downgraded_check_warns_and_keeps_its_words_and_fixes() -> None:
-    changed, same = downgraded((STRAY, GHOST), ("stray-workers",))
+    changed, same = downgrade((STRAY, GHOST), ("stray-workers",))
     assert (changed.verdict.level, changed.verdict.reason) == (Level.WARN, STRAY.verdict.reason)
     assert changed.verdict.fixes == STRAY.verdict.fixes
     assert same == GHOST
@@ -155,7 +155,7 @@ def test_a_downgraded_check_warns_and_keeps_its_words_and_fixes() -> None:
 
 def test_a_downgraded_check_needs_no_person_and_no_wait() -> None:
     found = Finding("gpu", Verdict(Level.UNKNOWN, "", needs_person=True, awaits="docker", shortage_bytes=5), {}, 0)
-    (changed,) = downgraded((found,), ("gpu",))
+    (changed,) = downgrade((found,), ("gpu",))
     assert (changed.verdict.needs_person, changed.verdict.awaits, changed.verdict.shortage_bytes) == (False, "", 0)
 
 

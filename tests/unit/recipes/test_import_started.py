@@ -43,7 +43,7 @@ def imported(
         path = folder / f"{number}" / "given"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        form = read_form(text, path, overrides, service, is_file=True)
+        form = read_form(text, path, overrides, service, owner=os.getuid())
         assert form, "the form is recognised"
         forms.append(form)
     result = import_forms(forms, (), Place(image=image))
@@ -442,6 +442,20 @@ def test_a_port_of_an_ipv6_address_is_the_engines(tmp_path: Path) -> None:
     assert (recipe.args["host"], recipe.args["port"], notes) == ("::1", 9000, [])
 
 
+def test_an_env_file_of_another_user_is_not_read(tmp_path: Path) -> None:
+    """Root imports a user's compose file, and finds in the folder that the user has put there a file of root's."""
+    path, other = tmp_path / "compose.yaml", os.getuid() + 1
+    text = COMPOSE + "    environment: {D: '${DB_PASS}'}\n"
+    (tmp_path / ".env").write_text("DB_PASS=k3pt\n")
+    with pytest.raises(ConfigError, match=r"\.env: is of uid \d+, the compose file of \d+: its values are not taken"):
+        read_form(text, path, {}, owner=other)
+    (tmp_path / ".env").rename(tmp_path / "elsewhere")
+    (tmp_path / ".env").symlink_to(tmp_path / "elsewhere")
+    form = read_form(text, path, {}, owner=os.getuid())
+    assert form is not None
+    assert "k3pt" not in repr(form)
+
+
 def test_an_anchor_of_a_compose_file_may_be_defined_again(tmp_path: Path) -> None:
     text = COMPOSE + "    environment: {A: &x 1, B: *x, C: &x 2, D: *x}\n"
     assert imported(tmp_path, text)[0].env == {"A": "1", "B": "1", "C": "2", "D": "2"}
@@ -638,7 +652,7 @@ def losses(folder: Path, **texts: str) -> tuple[list[str], list[str], str]:
     """All notes, what is missing, and the written recipe, of files with these names."""
     forms = []
     for name, text in texts.items():
-        form = read_form(text, folder / name, {}, is_file=True)
+        form = read_form(text, folder / name, {}, owner=os.getuid())
         assert form, "the form is recognised"
         forms.append(form)
     result = import_forms(forms, (), Place())
@@ -785,7 +799,7 @@ def test_options_of_one_file_are_refused_for_a_folder_before_anything_is_written
 
 
 def missing(folder: Path, text: str) -> list[str]:
-    form = read_form(text, folder / "given", {}, is_file=True)
+    form = read_form(text, folder / "given", {}, owner=os.getuid())
     assert form, "the form is recognised"
     return [note.partition(": ")[2] for note in import_forms([form], (), Place()).missing]
 
@@ -992,13 +1006,13 @@ def test_lists_and_exports_that_grow_end(text: str, tmp_path: Path) -> None:
 
 def test_the_recognition_of_a_long_text_ends(tmp_path: Path) -> None:
     started = unstalled()
-    assert read_form("vllm." * 20_000, tmp_path / "given", {}, is_file=False) is None
+    assert read_form("vllm." * 20_000, tmp_path / "given", {}, owner=None) is None
     assert unstalled() - started < 5  # minutes, where each place is read to the end
 
 
 @pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
 def test_the_token_is_there_before_the_model_is_pulled_with_it(name: str, tmp_path: Path) -> None:
-    form = read_form(f"docker run -e {name} {IMAGE} --model org/m\n", tmp_path / "given", {}, is_file=False)
+    form = read_form(f"docker run -e {name} {IMAGE} --model org/m\n", tmp_path / "given", {}, owner=None)
     assert form
     steps = import_forms([form], (), Place()).steps
     pull = next(number for number, step in enumerate(steps) if "model pull" in step)
@@ -1036,7 +1050,7 @@ def test_yes_is_text_in_a_compose_file_but_switches_privileged_on(tmp_path: Path
 
 
 def test_a_commented_step_is_the_step_itself(tmp_path: Path) -> None:
-    form = read_form(LINE, tmp_path / "given", {}, is_file=False)
+    form = read_form(LINE, tmp_path / "given", {}, owner=None)
     assert form
     result = import_forms([form], (), Place(Path("/srv/two  blanks")))
     assert all(f". {step}\n" in result.text for step in result.steps)

@@ -603,7 +603,7 @@ def test_what_no_registry_has_is_not_pulled_from_one(tree: Path) -> None:
 def test_a_recipe_without_a_file_finds_no_mods(tree: Path) -> None:
     text = f"{V1}mods: [b]\ncommand: vllm serve o/m\n"
     add_mod(tree / "mods/b", "true\n")
-    result = convert.import_text(text, Path("x.yaml"), {}, (), Place(), beside=None)
+    result = convert.import_text(text, Path("x.yaml"), {}, (), Place(), None)
     assert "it is not beside the recipe" in result.notes[-1]
     with pytest.raises(ConfigError, match=r"x\.yaml: line 1: "):
-        convert.import_text("[", Path("x.yaml"), {}, (), Place(), beside=None)
+        convert.import_text("[", Path("x.yaml"), {}, (), Place(), None)

@@ -357,7 +357,7 @@ def test_a_recipes_mounts_give_the_container_no_more_than_those_of_a_docker_line
     left_out = [note.partition("executor_config.")[2].split()[1].rstrip(":") for note in notes if "executor_" in note]
     assert sorted(left_out) == sorted([*mounts[:4], "/dev/mem", "/dev/ng0n1"])
     one = f"{V2}executor_config: {{volumes: '/:/host'}}\ncommand: vllm serve o/m --chat-template /host/x.jinja\n"
-    missing = convert.import_text(one, tmp_path / "x", {}, (), Place(), beside=None).missing
+    missing = convert.import_text(one, tmp_path / "x", {}, (), Place(), None).missing
     assert any("/:/host: left out" in line for line in missing)
 
 
@@ -374,7 +374,7 @@ def test_a_recipes_mounts_give_the_container_no_more_than_those_of_a_docker_line
 def test_a_mount_that_is_left_out_and_that_a_flag_needs_is_missing(tmp_path: Path, flag: str, mount: str) -> None:
     executor = json.dumps({"volumes": ["/:/host", "/etc:/data", "./t:/t"]})
     text = f"{V2}executor_config: {executor}\ndefaults: {{file: /host/x.jinja}}\ncommand: vllm serve o/m {flag}\n"
-    missing = convert.import_text(text, tmp_path / "given.yaml", {}, (), Place(), beside=None).missing
+    missing = convert.import_text(text, tmp_path / "given.yaml", {}, (), Place(), None).missing
     named = [line.partition("volumes: ")[2].partition(": left")[0] for line in missing if "executor_config" in line]
     assert named == ([mount] if mount else [])
 

@@ -13,7 +13,7 @@ from tests.unit.nodes import network, until
 
 from sparkd.agent.cluster.service import start_status_server
 from sparkd.agent.status.http_api import PATHS, PROBES, TokenFile, make_handler
-from sparkd.agent.status.kept import Kept
+from sparkd.agent.status.kept import PageHistory
 from sparkd.base.config.settings import Observe
 from sparkd.base.host.files import Files
 from sparkd.base.lib.http_connection import Request, Response
@@ -106,7 +106,7 @@ def test_a_bad_file_is_reported_before_the_first_request(tree: Tree, port: int) 
     observe, files, lines = Observe(listen=f"127.0.0.1:{port}", token_file=PATH), Files(str(tree.root)), list[str]()
     journal = events(lambda _, line: lines.append(line), Redaction())
     with network() as loop:
-        start_status_server(observe, files, lambda: make_public(ALONE), lambda: 0.0, loop.spawn, journal, Kept())
+        start_status_server(observe, files, lambda: make_public(ALONE), lambda: 0.0, loop.spawn, journal, PageHistory())
         until(lambda: lines)
     assert lines[0].startswith("status.token.unusable ")
 

@@ -16,7 +16,7 @@ from tests.unit import page_reports
 
 from sparkd.agent.actions import history
 from sparkd.agent.daemon.history import MOST_WARNINGS, read_disk
-from sparkd.agent.status.kept import POINTS, SAMPLES, Disk, Kept, Point, find_spans
+from sparkd.agent.status.kept import POINTS, SAMPLES, Disk, PageHistory, Point, find_spans
 from sparkd.base.host.files import Files
 from sparkd.base.host.journal import read_warnings
 from sparkd.base.state.history import Bench, Launch, Smoke
@@ -36,7 +36,7 @@ def launch(began: float, load: float | None, ended: float | None) -> Launch:
 
 
 def test_a_point_is_the_mean_of_a_minute_and_an_hour_is_kept() -> None:
-    kept, report = Kept(), page_reports.serving()
+    kept, report = PageHistory(), page_reports.serving()
     assert report.activity is not None
     for number in range(SAMPLES):
         assert not kept.curves
@@ -51,7 +51,7 @@ def test_a_point_is_the_mean_of_a_minute_and_an_hour_is_kept() -> None:
 
 
 def test_a_node_that_does_not_answer_has_a_gap_and_stays_beside_the_others() -> None:
-    kept, report = Kept(), page_reports.serving()
+    kept, report = PageHistory(), page_reports.serving()
     lost = replace(report, peers=(replace(report.peers[0], contact=Contact.SILENT),))
     for shown in (report, lost, report):
         for _ in range(SAMPLES):
@@ -61,7 +61,7 @@ def test_a_node_that_does_not_answer_has_a_gap_and_stays_beside_the_others() -> 
 
 
 def test_figures_of_no_engine_are_kept_within_bounds() -> None:
-    kept = Kept()
+    kept = PageHistory()
     for _ in range(SAMPLES):
         kept.sample(page_reports.hostile())
     for figure in kept.curves[0][0]:
@@ -72,7 +72,7 @@ def test_eight_nodes_take_little_memory() -> None:
     head = page_reports.serving()
     peers = tuple(replace(head.peers[0], rank=rank, report=replace(head, peers=())) for rank in range(1, 8))
     report = replace(head, peers=peers)
-    kept = Kept()
+    kept = PageHistory()
     tracemalloc.start()
     try:
         for _ in range(SAMPLES * POINTS * 2):
@@ -110,7 +110,7 @@ def test_a_disk_that_hangs_holds_no_page_up_for_long() -> None:
         return Disk()
 
     async def twice() -> float:
-        kept, began = Kept(read), time.monotonic()
+        kept, began = PageHistory(read), time.monotonic()
         await asyncio.gather(kept.refresh(), kept.refresh())
         return time.monotonic() - began
 

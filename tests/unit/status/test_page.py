@@ -22,7 +22,7 @@ from tests.unit.nodes import network
 
 from sparkd.agent.status import page
 from sparkd.agent.status.http_api import make_handler
-from sparkd.agent.status.kept import Disk, Kept
+from sparkd.agent.status.kept import Disk, PageHistory
 from sparkd.base.lib.http_connection import Limits, Request, Response
 from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.state.history import Bench
@@ -30,7 +30,7 @@ from sparkd.base.status.model import Contact, FindingReport, NodeReport, PeerSta
 from sparkd.base.status.publisher import Published
 
 
-def fetch(report: NodeReport, path: str = "/", beat_age: float = 0.1, kept: Kept | None = None) -> Response:
+def fetch(report: NodeReport, path: str = "/", beat_age: float = 0.1, kept: PageHistory | None = None) -> Response:
     handle = make_handler(lambda: Published(report, ""), lambda: beat_age, kept=kept)
     return asyncio.run(handle(Request("127.0.0.1", path, {"host": "localhost"})))
 
@@ -65,13 +65,13 @@ class Reader(HTMLParser):
             self.open[-1][2].append(data)  # type: ignore[attr-defined]  # the children
 
 
-def parsed(report: NodeReport, kept: Kept | None = None, beat_age: float = 0.1) -> Reader:
+def parsed(report: NodeReport, kept: PageHistory | None = None, beat_age: float = 0.1) -> Reader:
     reader = Reader()
     reader.feed(fetch(report, beat_age=beat_age, kept=kept).body.decode())
     return reader
 
 
-def texts(report: NodeReport, kept: Kept | None = None, beat_age: float = 0.1) -> str:
+def texts(report: NodeReport, kept: PageHistory | None = None, beat_age: float = 0.1) -> str:
     def walk(node: list[object]) -> list[str]:
         children: list[list[object] | str] = node[2]  # type: ignore[assignment]  # tag, attributes, children
         return [text for child in children for text in ([child] if isinstance(child, str) else walk(child))]
@@ -327,7 +327,7 @@ def test_however_many_read_it_the_page_is_made_once_a_second() -> None:
         made.append(time.monotonic())
         return "t", [page.element("p", "", str(len(made)))]
 
-    shared = page.Page(make, Kept().refresh)
+    shared = page.Page(make, PageHistory().refresh)
 
     async def read() -> None:
         await asyncio.gather(*(shared.answer(path, "") for path in ("/", "/page") * 100))

@@ -25,7 +25,7 @@ from sparkd.agent.cluster import inventory, logs
 from sparkd.agent.cluster.client import PeerReader, Source
 from sparkd.agent.status import http_api
 from sparkd.agent.status.http_api import TokenFile
-from sparkd.agent.status.kept import Kept
+from sparkd.agent.status.kept import PageHistory
 from sparkd.base.cluster import auth, head_key
 from sparkd.base.cluster.membership import Peer, peers_of
 from sparkd.base.config import Settings
@@ -229,7 +229,7 @@ def start_status_server(
     keepalive_age: Callable[[], float],
     spawn: Spawn,
     events: Events,
-    kept: Kept,
+    kept: PageHistory,
 ) -> None:
     """Start the server of people and monitors. A failure is only logged, and the address tried again: no engine depends
     on it.

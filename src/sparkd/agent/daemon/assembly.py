@@ -25,7 +25,7 @@ from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.daemon.switching import Switching
 from sparkd.agent.daemon.taking_over import LeftRank, first_report
-from sparkd.agent.status.kept import Kept
+from sparkd.agent.status.kept import PageHistory
 from sparkd.base.cluster.auth import read_keys
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
@@ -164,7 +164,7 @@ def serve_observers(base: Base, reporter: Reporter, events: Events) -> None:
         keepalive_age=base.loop.keepalive_age,
         spawn=base.loop.spawn,
         events=events,
-        kept=Kept(partial(read_disk, base.host.files)),
+        kept=PageHistory(partial(read_disk, base.host.files)),
     )
 
 

@@ -1,9 +1,9 @@
-"""Keeps free memory in large blocks from the launch until the engine serves, for the GPU's driver.
+"""Keeps free memory in large blocks for the GPU's driver, from the launch until the engine serves.
 
-Two Sparks had no failure of the driver any more once page cache was dropped and memory compacted whenever less than
-8 GiB was free (docs/GB10-UNIFIED-MEMORY-FIELD-REPORT.md of tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark). The
-report stops that, too, when the engine serves: with the model pinned, only some 600 MiB are left in blocks of 2 MiB. It
-also warns of a raised vm.min_free_kbytes: vLLM's check at its start reads MemAvailable, which falls with it.
+On two Sparks the driver no longer failed once page cache was dropped and memory compacted whenever less than 8 GiB was
+free (docs/GB10-UNIFIED-MEMORY-FIELD-REPORT.md of tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark). There, too,
+both end when the engine serves: with the model pinned, only some 600 MiB are left in blocks of 2 MiB. The report also
+warns of a raised vm.min_free_kbytes: vLLM's check at its start reads MemAvailable, which falls with it.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from sparkd.base.lib.log import Events
 from sparkd.base.lib.text import MIB
 
 WORTH_BYTES = 256 * MIB
-"""Less is not worth the compaction."""
+"""A gain of less is not worth the compaction."""
 PAUSE_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 160.0
-"""Pause after compactions that gained too little, as where most memory is pinned: then six fit into ten minutes."""
+"""Pause after compactions that gained too little, as where most memory is pinned: six of them fit into ten minutes."""
 SHARE = 0.1
 """Largest share of time for compaction, which takes a core for as long as pages move: some 5 s for 10 GiB."""
 
 
-class Pace(Struct, frozen=True):
-    """Times are monotonic."""
+class CompactionPace(Struct, frozen=True):
+    """When memory is looked at again. Times are monotonic."""
 
     due_at: float = 0.0
     pause_seconds: float = PAUSE_SECONDS
 
-    def after(self, gained_bytes: int, began: float, now: float) -> Pace:
-        """The pause doubles where too little was gained. Pure."""
+    def after(self, gained_bytes: int, began: float, now: float) -> CompactionPace:
+        """The pace after an attempt. The pause doubles where too little was gained, in bytes of large blocks. Pure."""
         pause = PAUSE_SECONDS if gained_bytes >= WORTH_BYTES else min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
-        return Pace(now + max(pause, (now - began) / SHARE), pause)
+        return CompactionPace(now + max(pause, (now - began) / SHARE), pause)
 
 
 class ContiguousMemory(Struct):
-    """Belongs to one thread."""
+    """Compacts the node's memory where it is needed. Used by one thread."""
 
     host: Host
     wanted_bytes: int
     """Free memory that is wanted in large blocks; 0: nothing is done."""
     compact: Callable[[CompactMemory], Applied]
     events: Events
-    _pace: Pace = Pace()
+    _pace: CompactionPace = CompactionPace()
 
     def keep(self, drop_finished: Callable[[], None]) -> None:
         """Drop the page cache of finished shards, then compact memory, where too little is free in large blocks.
@@ -59,8 +59,8 @@ class ContiguousMemory(Struct):
         if not self.wanted_bytes or began < self._pace.due_at:
             return
         try:
-            before = self.host.free_memory()
-            if before.large_bytes >= self.wanted_bytes or not before.is_listed:
+            free_before = self.host.free_memory()
+            if free_before.large_bytes >= self.wanted_bytes or not free_before.is_listed:
                 return
             drop_finished()
             free = self.host.free_memory()
@@ -71,19 +71,20 @@ class ContiguousMemory(Struct):
             self.events.warning("memory.compaction.failed", reason=str(error), hint=hint)
             self.wanted_bytes = 0
         else:
-            self._pace = self._pace.after(free.large_bytes - before.large_bytes, began, monotonic())
+            self._pace = self._pace.after(free.large_bytes - free_before.large_bytes, began, monotonic())
 
-    def _compact(self, before: FreeMemory) -> FreeMemory:
+    def _compact(self, free_before: FreeMemory) -> FreeMemory:
+        """Compact memory once, and return what is free then. Raises OSError where the kernel refuses it."""
         began = monotonic()
         applied = self.compact(CompactMemory(self.wanted_bytes))
         if applied.state == "failed":
             raise OSError(applied.note)
-        after = self.host.free_memory()
+        free_after = self.host.free_memory()
         self.events.info(
             "memory.compaction.finished",
-            free_bytes=after.bytes,
-            large_bytes=after.large_bytes,
-            gained_bytes=after.large_bytes - before.large_bytes,
+            free_bytes=free_after.bytes,
+            large_bytes=free_after.large_bytes,
+            gained_bytes=free_after.large_bytes - free_before.large_bytes,
             seconds=round(monotonic() - began, 1),
         )
-        return after
+        return free_after

@@ -3,8 +3,8 @@
 vLLM's exit code and /health prove little: an engine that lost a rank exits 0, and /health stays 200. The tests are that
 its counters move while requests run, and that a canary completion gets a token when nothing runs.
 
-An engine that hangs in its first step after idleness reports no request. There, a request that the kernel knows of and
-that has no answer, or headers alone, is a reason for a canary, and no more: its client may be the one that is slow.
+An engine that hangs in its first step after idleness reports no request. The kernel's sockets still show requests that
+have no answer, or headers alone. Such a request is a reason for a canary, and no more: its client may be slow.
 """
 
 from __future__ import annotations
@@ -29,43 +29,44 @@ from sparkd.base.vllm.api import Completion, Counters, Endpoint
 DEAD_STATUS = 503
 """vLLM's /health once it knows that its engine is dead."""
 PROBE_SECONDS = 5.0
-"""Rendering /metrics costs the API server some 5 ms. The container's end is an event and needs no probe."""
+"""Pause between two probes. Rendering /metrics costs the API server some 5 ms. The container's end needs no probe."""
 TROUBLED_PROBE_SECONDS = 1.0
 """Pause after a probe that had no answer, or found requests and no progress."""
 ALARM_SECONDS = 10.0
-"""How long probes are frequent after an error in the log: engines ended 0.5 to 2.6 s later (seen)."""
+"""How long probes are frequent after an error in the log: engines ended 0.5 to 2.6 s after it (seen)."""
 CANARY_PAUSE_SECONDS = 30.0
 """Pause after a canary that failed."""
 DOUBT_SECONDS = 2.0
-"""A request that has waited so long for the first byte of its answer is a reason for a canary."""
+"""Time that a request may wait for the first byte of its answer, before it is a reason for a canary."""
 BEGUN_DOUBT_SECONDS = 6.0
-"""So is one whose answer has begun, and that still has its connection: vLLM closes it five seconds after an answer."""
+"""The same for one whose answer has begun and is not complete: vLLM closes a connection 5 s after its last answer."""
 DEGRADED_SECONDS = 12.0
-"""A hang is reported within 20 s of its first request: the clock may start one probe late."""
+"""Time without progress before the service is degraded. So a hang is reported within 20 s of its first request: the
+clock may start one probe late."""
 COMPUTING_SHARE = 0.1
-"""Share of the limit before an engine whose GPU computes is degraded. A step of 16,384 tokens takes 13 s, and over 20 s
-in a context of 190,000 (two GB10, DeepSeek-V4-Flash, from a field report)."""
+"""Share of the limit for a stall, after which an engine whose GPU computes is degraded. A step of 16,384 tokens takes
+13 s, and over 20 s in a context of 190,000 (two GB10, DeepSeek-V4-Flash, from a field report)."""
 LONGEST_COMPILE_SECONDS = 1800.0
-"""As long as EXECUTE_SECONDS: then vLLM itself gives the step up."""
+"""Time that compilers excuse a request. As EXECUTE_SECONDS, after which vLLM itself gives the step up."""
 
 
 class Observation(Struct, frozen=True):
-    """One probe. `health`: the status of /health, None without an answer. `counters`: None where /metrics has none.
-
-    `canary`: the answer to a canary since the last probe, None where none came. `computes`: the GPU is known to be at
-    work.
-    """
+    """One probe."""
 
     at: float
     health: int | None
+    """Status of /health; None without an answer."""
     counters: Counters | None = None
+    """Counters of /metrics; None where it has none."""
     canary: Completion | None = None
+    """Answer to a canary since the last probe; None where none came."""
     unanswered: tuple[Unanswered, ...] = ()
     computes: bool = False
+    """Whether the GPU is known to be at work."""
     compiles: bool = False
-    """A compiler of a rank runs, or kernels have come into a cache."""
+    """Whether a compiler of a rank runs, or kernels have come into a cache."""
     idle: bool = False
-    """No rank's processes nor its GPU have done anything for IDLE_SECONDS."""
+    """Whether no rank's processes nor its GPU have done anything for IDLE_SECONDS."""
 
 
 class HealthState(Struct, frozen=True):
@@ -76,60 +77,69 @@ class HealthState(Struct, frozen=True):
     moved_at: float
     """Last time that work progressed, or that there was none."""
     proven_at: float
+    """Last time that the counters moved, or a canary got a token."""
     probed_at: float
     excused_at: float
-    """The engine has worked since: requests that came before it wait for something else."""
+    """The engine has worked after this time: requests that came before it wait for something else."""
     canary_sent_at: float = float("-inf")
     """When the last canary was sent."""
     canary_pending: bool = False
-    """It is under way."""
+    """Whether it has no answer yet."""
     work: tuple[float, ...] | None = None
+    """The counters of work at the last probe that read them."""
     canary_failed: str = ""
+    """Why the last canary failed; empty where it did not."""
     compiling_since: float | None = None
-    """Requests have waited for a compiler since then."""
+    """Since when requests have waited for a compiler."""
     computed_at: float = float("-inf")
     """Last time that the GPU was known to be at work."""
 
     @property
     def troubled(self) -> bool:
+        """Whether the last probe had no answer, or showed requests without progress."""
         return min(self.answered_at, self.moved_at) < self.probed_at
 
 
 def healthy(now: float) -> HealthState:
+    """The state of an engine that has just answered."""
     return HealthState(answered_at=now, moved_at=now, proven_at=now, probed_at=now, excused_at=now)
 
 
 class Continue(Struct, frozen=True):
+    """The decision to keep the engine."""
+
     state: HealthState
     degraded: str = ""
     """The current problem while the engine still has time; empty where there is none."""
     wants_canary: bool = False
-    """A canary is to be sent now."""
+    """Whether a canary is to be sent now."""
 
 
 Failure = EngineDeadError | StalledError
 """The engine has ended, or makes no tokens."""
 
 
-def decide(before: HealthState, probe: Observation, limits: Supervise) -> Continue | Failure:
+def decide(last: HealthState, probe: Observation, limits: Supervise) -> Continue | Failure:
+    """Judge one probe, by the state before it. Pure."""
     if probe.health == DEAD_STATUS:
         return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
-    state = _excuse_compile(_update(before, probe), probe)
+    state = _excuse_compile(_update(last, probe), probe)
     wants_canary = False
     if limits.canary_seconds and not state.canary_pending and probe.health is not None:
-        state, wants_canary = _consider_canary(before, state, probe, limits.canary_seconds)
-    silent = probe.at - state.answered_at
-    still = probe.at - state.moved_at
-    no_answer = f"the API server has not answered for {silent:.0f} s"
-    no_token = f"requests run and no token came for {still:.0f} s"
-    if silent >= limits.stall_seconds:
+        state, wants_canary = _consider_canary(last, state, probe, limits.canary_seconds)
+    silent_seconds = probe.at - state.answered_at
+    still_seconds = probe.at - state.moved_at
+    no_answer = f"the API server has not answered for {silent_seconds:.0f} s"
+    no_token = f"requests run and no token came for {still_seconds:.0f} s"
+    if silent_seconds >= limits.stall_seconds:
         return StalledError(no_answer)
-    # A prompt that is one step counts nothing before its end: ended here, it would come again, and end the next engine.
-    computing = probe.at - state.computed_at < IDLE_SECONDS
-    if still >= limits.stall_seconds * (1 + MAX_EXTENSION * computing):
+    # A prompt that fits into one step counts no token before its end. If the engine were ended here, the client would
+    # send it again, and end the next engine.
+    computed_lately = probe.at - state.computed_at < IDLE_SECONDS
+    if still_seconds >= limits.stall_seconds * (1 + MAX_EXTENSION * computed_lately):
         return StalledError(no_token)
-    # An API server that is silent to the agent proves nothing: an engine without requests is idle.
-    if probe.idle and not probe.compiles and still >= IDLE_SECONDS:
+    # Not `silent_seconds`: where only the API server is silent, the engine may be idle because it has no requests.
+    if probe.idle and not probe.compiles and still_seconds >= IDLE_SECONDS:
         return StalledError(f"{no_token}, and for {IDLE_SECONDS:.0f} s no rank used a CPU or a GPU: it hangs")
     return Continue(state, _find_trouble(state, probe, limits, no_answer, no_token), wants_canary)
 
@@ -145,62 +155,67 @@ def _find_trouble(state: HealthState, probe: Observation, limits: Supervise, no_
 
 
 def _update(last: HealthState, probe: Observation) -> HealthState:
-    work, busy = (last.work, False) if probe.counters is None else (probe.counters.work, probe.counters.busy)
-    moved, state = work != last.work, replace(last, probed_at=probe.at, work=work)
+    """The state after the probe, by its answers, the counters, and the canary's end."""
+    work, is_busy = (last.work, False) if probe.counters is None else (probe.counters.work, probe.counters.busy)
+    has_moved, state = work != last.work, replace(last, probed_at=probe.at, work=work)
     if probe.health is not None:
         state = replace(state, answered_at=probe.at)
     if probe.computes:
         state = replace(state, computed_at=probe.at)
-    if moved and last.work is not None:
+    if has_moved and last.work is not None:
         state = replace(state, proven_at=probe.at, excused_at=max(last.probed_at, last.excused_at), canary_failed="")
     # Without statistics only a failed canary shows that the engine hangs.
-    works = (last.canary_pending and last.work is not None) or busy
+    has_requests = (last.canary_pending and last.work is not None) or is_busy
     if probe.canary is not None:
-        state = _end_canary(state, probe.canary, probe.at, moved=moved)
-        moved = moved or probe.canary.token
-    return replace(state, moved_at=probe.at) if moved or not (works or state.canary_failed) else state
+        state = _end_canary(state, probe.canary, probe.at, moved=has_moved)
+        has_moved = has_moved or probe.canary.token
+    return replace(state, moved_at=probe.at) if has_moved or not (has_requests or state.canary_failed) else state
 
 
 def _excuse_compile(state: HealthState, probe: Observation) -> HealthState:
-    """A request that compiles a kernel waits for minutes. What brings no token in half an hour excuses nothing more."""
+    """Let compilers excuse missing tokens, for LONGEST_COMPILE_SECONDS: a request may wait minutes for a kernel."""
     if state.moved_at == probe.at:
         return replace(state, compiling_since=None) if state.compiling_since is not None else state
     if not probe.compiles:
         return state
     since = probe.at if state.compiling_since is None else state.compiling_since
-    excused = probe.at - since < LONGEST_COMPILE_SECONDS
-    return replace(state, compiling_since=since, moved_at=probe.at if excused else state.moved_at)
+    is_excused = probe.at - since < LONGEST_COMPILE_SECONDS
+    return replace(state, compiling_since=since, moved_at=probe.at if is_excused else state.moved_at)
 
 
 def _end_canary(state: HealthState, answer: Completion, at: float, *, moved: bool) -> HealthState:
+    """The state after a canary's answer. `moved`: the counters show work."""
     state = replace(state, canary_pending=False)
     if answer.token:
         excused_at = max(state.canary_sent_at, state.excused_at)
         return replace(state, proven_at=at, excused_at=excused_at, canary_failed="")
     if moved or (state.work is not None and state.moved_at > state.canary_sent_at):
-        return state  # others were served before it
+        return state  # other requests were served since it was sent
     return replace(state, canary_failed=answer.said)
 
 
 def _consider_canary(
-    before: HealthState, state: HealthState, probe: Observation, canary_seconds: int
+    last: HealthState, state: HealthState, probe: Observation, canary_seconds: int
 ) -> tuple[HealthState, bool]:
-    """The state with the canary, and whether it is to be sent: at once in doubt, again after a failure, and by time."""
+    """The state with the canary, and whether it is to be sent.
+
+    It is sent at once where a request waits too long, again after a failure, and `canary_seconds` after the last proof.
+    """
     if state.canary_failed:
-        wanted, since = probe.at - state.canary_sent_at >= CANARY_PAUSE_SECONDS, state.moved_at
-    elif state.moved_at < probe.at or state.proven_at == probe.at:  # the counters decide
+        is_due, moved_at = probe.at - state.canary_sent_at >= CANARY_PAUSE_SECONDS, state.moved_at
+    elif state.moved_at < probe.at or state.proven_at == probe.at:  # the counters say enough
         return state, False
     else:
         # Without statistics a queue looks like a hang, and each canary would wait in it until it fails.
-        waiting = [
+        waiting_since = [
             probe.at - request.seconds for request in probe.unanswered if state.work is not None and _is_late(request)
         ]
-        doubted = min((came for came in waiting if came > state.excused_at), default=None)
-        wanted = doubted is not None or probe.at - state.proven_at >= canary_seconds
-        since = probe.at if doubted is None else max(doubted, before.moved_at)
-    if not wanted:
+        late_since = min((since for since in waiting_since if since > state.excused_at), default=None)
+        is_due = late_since is not None or probe.at - state.proven_at >= canary_seconds
+        moved_at = probe.at if late_since is None else max(late_since, last.moved_at)
+    if not is_due:
         return state, False
-    return replace(state, canary_sent_at=probe.at, canary_pending=True, moved_at=since), True
+    return replace(state, canary_sent_at=probe.at, canary_pending=True, moved_at=moved_at), True
 
 
 def _is_late(request: Unanswered) -> bool:
@@ -218,7 +233,7 @@ class HealthMonitor(Struct):
     """The limit of one canary."""
     on_check: Callable[[str, Counters | None], None]
     unanswered: Callable[[], tuple[Unanswered, ...]] = tuple
-    """Requests to the API."""
+    """Requests to the API that wait for an answer."""
     computes: Callable[[], bool] = bool
     """Whether the GPU is known to be at work."""
     compiles: Callable[[], bool] = bool
@@ -226,13 +241,13 @@ class HealthMonitor(Struct):
     idle: Callable[[], bool] = bool
     """Whether all ranks have done nothing for IDLE_SECONDS."""
     troubled: Callable[[], bool] = bool
-    """Whether something else than the engine degrades the service: its begin and its end are checked at once."""
+    """Whether something else than the engine degrades the service. When this changes, a probe is made at once."""
     figures: HealthReport = HealthReport()
     _state: HealthState = field(default_factory=lambda: healthy(time.monotonic()))
     _probing: Outcome[tuple[int | None, Counters | None]] | None = None
     _probe_sent_at: float = 0.0
     _canary: Outcome[tuple[Completion, float]] | None = None
-    """The answer, and its seconds."""
+    """The answer to the canary, and the seconds that it took."""
     _probe_at: float = 0.0
     _was_troubled: bool = False
 
@@ -248,11 +263,12 @@ class HealthMonitor(Struct):
                 decision = self._decide(now, *self._probing.result())
                 if not isinstance(decision, Continue):
                     return decision
-            self.loop.wait(self._pause(now))
+            self.loop.wait(self._plan_pause(now))
 
-    def _pause(self, now: float) -> float:
-        failing = self.progress().failing_since
-        if failing is not None and now - failing < ALARM_SECONDS:
+    def _plan_pause(self, now: float) -> float:
+        """Seconds until the next turn. After an error in the log the next probe comes soon."""
+        failing_since = self.progress().failing_since
+        if failing_since is not None and now - failing_since < ALARM_SECONDS:
             self._probe_at = min(self._probe_at, now + 0.2)
         return PROBE_SECONDS if self._probing is not None else max(0.0, self._probe_at - now)
 

@@ -1,9 +1,9 @@
-"""Whether a load moves. A rank that stands still for `readiness.stall_seconds` is given up. What decides is pure.
+"""Judges whether a load moves. A rank that stands still for `readiness.stall_seconds` is given up.
 
 A rank works when it enters a step, loads a shard, reads from a disk or writes to one, or computes with new memory, as
-compilers do. It moves also when only its CPU or its GPU is busy: an autotuner may look so for many minutes, and so does
-a spinning wait for another rank. A rank may spin until `readiness.timeout_seconds` and work longer, and a spin excuses
-no other rank: docs/adr/0031.
+compilers do. It moves, without work, when only its CPU or its GPU is busy: an autotuner may look so for many minutes,
+and so does a spinning wait for another rank. A rank may spin until `readiness.timeout_seconds`, and work longer than
+that. One that works excuses other ranks that wait for it; one that spins does not: docs/adr/0031. What decides is pure.
 """
 
 from __future__ import annotations
@@ -23,83 +23,95 @@ from sparkd.base.lib.main_loop import Outcome
 PACE_SECONDS = 10.0
 """Pause between two looks; a tenth of the limit where that is less."""
 DISK_BYTES_PER_SECOND = 100_000
-"""At less, the weights of a large model take weeks. Log lines are less."""
+"""Least rate of work: below it the weights of a large model would take weeks. Log lines are less."""
 BUSY_CORES = 0.2
-"""An idle rank took 0.01 to 0.02, one that loaded on two cores which it shared with seven others 0.29 and more."""
+"""Least use of a busy rank. An idle one took 0.01 to 0.02; one that loaded on two cores, shared with seven others, 0.29
+and more."""
 FAULTS_PER_SECOND = 100
-"""A process that spins has none; a rank that loaded had 5,000 to 110,000."""
+"""Least rate of page faults of work. A process that spins has none; a rank that loaded had 5,000 to 110,000."""
 GPU_BUSY_PERCENT = 10
-"""A desktop takes some 3."""
+"""Least utilization of a busy GPU. A desktop takes some 3."""
 HALTED_LOOKS = 3
 """Looks in which a thread is halted before that ends its rank."""
 
 
 class Look(Struct, frozen=True):
-    """`progress`: step, count and stage. `waits` and `halted`: read only once the rank seems to stand still."""
+    """What a rank had done at one moment. `waits` and `halted` are read only once it seems to stand still."""
 
     at: float
     progress: tuple[object, ...] = ()
+    """Step, count and stage of the load."""
     activity: Activity = Activity()
     gpu_busy: bool = False
     waits: str = ""
+    """What its threads wait for, in words."""
     halted: frozenset[int] = frozenset()
     """Threads that were stopped or uninterruptible at that moment."""
 
 
 class LoadState(Struct, frozen=True):
-    """State at the last look. Other ranks judge by `idle_seconds`, the time without work."""
+    """State at the last look."""
 
     last: Look
     still_seconds: float = 0.0
+    """Time without a move."""
     idle_seconds: float = 0.0
+    """Time without work. Other ranks judge by it."""
     halts: tuple[frozenset[int], ...] = ()
     """What was halted in the last looks, HALTED_LOOKS at most."""
 
     @property
     def halted(self) -> bool:
-        """A thread stays halted. One that waits for a disk, or whose stack py-spy reads, is so for a moment."""
+        """Whether a thread stays halted: one that waits for a disk, or whose stack py-spy reads, is so for a moment."""
         return len(self.halts) == HALTED_LOOKS and bool(frozenset.intersection(*self.halts))
 
 
-def advance(before: LoadState | None, look: Look) -> LoadState:
-    if before is None:
+def advance(load: LoadState | None, look: Look) -> LoadState:
+    """The state after one more look. Pure."""
+    if load is None:
         return LoadState(look, halts=(look.halted,))
-    earlier, now = before.last.activity, look.activity
-    seconds = look.at - before.last.at
-    disk, cpu = now.disk_bytes - earlier.disk_bytes, now.cpu_seconds - earlier.cpu_seconds
-    busy = cpu > BUSY_CORES * seconds
+    activity_before, activity = load.last.activity, look.activity
+    elapsed_seconds = look.at - load.last.at
+    disk_bytes = activity.disk_bytes - activity_before.disk_bytes
+    cpu_seconds = activity.cpu_seconds - activity_before.cpu_seconds
+    is_busy = cpu_seconds > BUSY_CORES * elapsed_seconds
     works = (
-        look.progress != before.last.progress
-        or disk > DISK_BYTES_PER_SECOND * seconds
-        or (busy and now.faults - earlier.faults > FAULTS_PER_SECOND * seconds)
-        or min(disk, cpu) < 0  # a process has ended, and its parent has not waited for it
+        look.progress != load.last.progress
+        or disk_bytes > DISK_BYTES_PER_SECOND * elapsed_seconds
+        or (is_busy and activity.faults - activity_before.faults > FAULTS_PER_SECOND * elapsed_seconds)
+        or min(disk_bytes, cpu_seconds) < 0  # a process has ended, and its parent has not waited for it
     )
-    moves = works or busy or look.gpu_busy
-    still, idle = before.still_seconds + seconds, before.idle_seconds + seconds
-    halts = (*before.halts, look.halted)[-HALTED_LOOKS:]
-    return LoadState(look, 0.0 if moves else still, 0.0 if works else idle, halts)
+    moves = works or is_busy or look.gpu_busy
+    still_seconds, idle_seconds = load.still_seconds + elapsed_seconds, load.idle_seconds + elapsed_seconds
+    halts = (*load.halts, look.halted)[-HALTED_LOOKS:]
+    return LoadState(look, 0.0 if moves else still_seconds, 0.0 if works else idle_seconds, halts)
 
 
 def is_stalled(load: LoadState, limit_seconds: float, others: tuple[float | None, ...]) -> bool:
-    """`others`: how long each other rank has been idle, by its own report; None where it works or does not load yet.
+    """Whether this rank is to be given up. Pure.
 
-    A rank may wait for one that works. Where all stand still, the first that did so ends first, and the others with
-    it. A thread that is stopped, or hangs in the kernel, waits for no rank.
+    `others`: how long each other rank has been idle, by its own report; None where it works or does not load yet. A
+    rank may wait for one that works. Where all stand still, the one that has done so for longest ends first, and the
+    others with it. One with a halted thread waits for no other.
     """
     if load.still_seconds < limit_seconds or load.halted:
         return load.still_seconds >= limit_seconds
-    idle = [seconds for seconds in others if seconds is not None and seconds >= limit_seconds / 2]
-    late_seconds = 3 * pace_seconds(limit_seconds)  # of another rank's report
-    first = all(seconds + late_seconds <= load.idle_seconds for seconds in idle)
-    return len(idle) == len(others) and (first or load.still_seconds >= limit_seconds + late_seconds)
+    idle_others = [seconds for seconds in others if seconds is not None and seconds >= limit_seconds / 2]
+    late_seconds = 3 * pace_seconds(limit_seconds)  # another rank's report may be so old
+    is_first = all(seconds + late_seconds <= load.idle_seconds for seconds in idle_others)
+    return len(idle_others) == len(others) and (is_first or load.still_seconds >= limit_seconds + late_seconds)
 
 
 def pace_seconds(limit_seconds: float) -> float:
+    """Pause between two looks."""
     return min(PACE_SECONDS, limit_seconds / 10)
 
 
 class LoadMonitor(Struct):
-    """Used by the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
+    """Watches one load, for the main thread.
+
+    `start` makes the thread of each look: /proc of a process that hangs may hang too.
+    """
 
     host: Host
     pid: int
@@ -110,37 +122,37 @@ class LoadMonitor(Struct):
     start: Callable[[Callable[[], Look]], Outcome[Look]]
     clock: Callable[[], float] = time.monotonic
     _load: LoadState | None = None
-    _worked: bool = False
+    _has_worked: bool = False
     _looking: Outcome[Look] | None = None
-    _look_at: float = float("-inf")
+    _next_look_at: float = float("-inf")
 
     def check(self, what: str, progress: tuple[object, ...], others: tuple[float | None, ...]) -> LoadState | None:
-        """The state; None while it works. Raises NotReadyError (exit 12): `what` has stood still for too long.
+        """The state where the rank is idle; None while it works. A look that fails is not judged.
 
-        What is unreadable is not judged.
+        Raises NotReadyError (exit 12): `what`, the rank in words, has stood still for too long.
         """
         now = self.clock()
         if self._looking is not None and self._looking.done():
-            look, self._looking = self._looking, None
+            finished, self._looking = self._looking, None
             with suppress(OSError, ValueError):
-                self._load, before = advance(self._load, look.result()), self._load
-                self._worked = self._worked or (before is not None and self._load.idle_seconds == 0)
+                self._load, before = advance(self._load, finished.result()), self._load
+                self._has_worked = self._has_worked or (before is not None and self._load.idle_seconds == 0)
                 if is_stalled(self._load, self.limit_seconds, others):
                     waits = f"; its threads: {self._load.last.waits}" if self._load.last.waits else ""
                     reason = f"{what} has stood still for {self._load.still_seconds:.0f} s{waits}"
                     raise NotReadyError(reason, "readiness.stall_seconds allows more", cause=Cause.LOAD_STALLED)
-        idle = self._is_idle
-        if self.limit_seconds and self._looking is None and now >= self._look_at:
-            self._look_at = now + pace_seconds(self.limit_seconds)
-            self._looking = self.start(lambda: self._look(progress, closely=idle))
-        return self._load if idle else None
+        is_idle = self._is_idle
+        if self.limit_seconds and self._looking is None and now >= self._next_look_at:
+            self._next_look_at = now + pace_seconds(self.limit_seconds)
+            self._looking = self.start(lambda: self._look(progress, closely=is_idle))
+        return self._load if is_idle else None
 
     @property
     def works(self) -> bool:
-        """Whether it has done, and did lately, what no rank does that only waits. False where looks fail or hang."""
+        """Whether the rank has worked, and works by a recent look; False where looks fail or hang."""
         fresh_seconds = 3 * pace_seconds(self.limit_seconds)
         is_fresh = self._load is not None and self.clock() - self._load.last.at <= fresh_seconds
-        return is_fresh and self._worked and not self._is_idle
+        return is_fresh and self._has_worked and not self._is_idle
 
     @property
     def _is_idle(self) -> bool:

@@ -49,31 +49,31 @@ _ERROR = re.compile("|".join((*_LOG.errors, f"^{NOT_AS_NEEDED}: ")))
 _WORKER_DIED = re.compile(r"^Worker proc \S{1,64} died unexpectedly \(exit code: (?!0\))")
 _SECOND_HAND = re.compile(r"Executor failed\.|^[\w.]+$|/ray/session_[\w.-]{1,64}/logs/raylet\.")
 """Errors that only report another one (Ray's agent quotes the log of a dead raylet), and bare names."""
-_NCCL_WARNS = re.compile(r"[\s\S]{0,250} NCCL WARN (?P<rdma>Call to ibv_)?")
-"""May be harmless where it is not RDMA's: it is quoted beside an error of NCCL's. That may come first, since what NCCL
-prints lies in a buffer until its process ends (seen)."""
-_OF_NCCL = re.compile(r"NCCL error|RPC call to \w{1,40} timed out")
+_NCCL_WARNING = re.compile(r"[\s\S]{0,250} NCCL WARN (?P<rdma>Call to ibv_)?")
+"""A warning that is not about RDMA may be harmless: it is only quoted beside an error of NCCL's. That error may come
+first, since what NCCL prints lies in a buffer until its process ends (seen)."""
+_NCCL_ERROR = re.compile(r"NCCL error|RPC call to \w{1,40} timed out")
 _NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")
 """Errors that point to lines above, and say nothing themselves."""
 _STOPPED = re.compile(r"\[shutdown\] (?!MPClient)")
 GONE = "a process of the rank was gone without a word before it was ready"
 _KILLED = re.compile(rf"exit code[:=] ?(?:-9\b|None\))|engine core exited unexpectedly|^{GONE}$")
-"""A process that ends by itself logs an error first. None: vLLM saw the end before it could read the code."""
-_FOUND_GONE = re.compile(
+"""End of a killed process: one that ends by itself logs an error first. None: vLLM could not read the code yet."""
+_PROCESS_GONE = re.compile(
     r"(?P<worker>Exception: WorkerProc initialization failed due to an exception in a background process)"
     r"|RuntimeError: Engine core initialization failed\. .{0,100}Failed core proc\(s\): \{(?:\}|'\w{1,40}': -9\b)"
 )
-"""A process of the load was gone before it was ready. Its own error is logged before; there is none where it was
-killed, and a worker's executor shuts down before it says so."""
+"""A process of the load has gone before it was ready. Its own error stands above, unless it was killed. Where it was a
+worker, the line of its executor's shutdown stands above, too."""
 _TRACE = "Traceback (most recent call last):"
 _TRACE_END = re.compile(r"(?!INFO:)[A-Za-z_][\w.]{0,199}(?:\(\w{1,64}\))?(?:: |$)")
 _END = re.compile(
     r"multiproc_executor\.py:\d+ (?:Worker proc \S{1,64} died unexpectedly|\[shutdown\] Executor: waiting for worker )"
     r"|core\.py:\d+ \[shutdown\] EngineCore: trigger |ray_\w{1,40}\.py:\d+ RayWorkerProc rank="
 )
-"""End of a serving engine, by vLLM's file that logs it: what no text of a client can look like."""
+"""End of a serving engine, with the file of vLLM that logs it: no text of a client can look like that."""
 _API_END = re.compile(r"core_client\.py:\d+ \[shutdown\] MPClient: |launcher\.py:\d+ \[shutdown\] API server: ")
-"""End of the process that answers clients, whose text it may print: it knows of no other file's ends."""
+"""End of the API server. It may print clients' text, so that only these files of its own count."""
 _FATAL = re.compile(
     r"(?:core|(?:multiproc|uniproc|ray)_executor(?:_v2)?)\.py:\d+ "
     r"(?:EngineCore encountered a fatal|\w{1,40} hit an exception)"
@@ -82,25 +82,25 @@ _FATAL = re.compile(
 _JIT = re.compile(
     r"jit_monitor\.py:\d+ (?P<kind>[\w -]{1,40}) JIT compilation during inference: (?P<kernel>\S{1,200})", re.ASCII
 )
-"""vLLM's warning since 0.23. A kernel's name is the code's."""
+"""vLLM's warning since 0.23. A kernel's name comes from code, not from a client."""
 LAST_WORDS = "its log says last: "
-"""Stands before what may be a client's text: nobody acts on it."""
+"""Stands before what may be a client's text, on which nothing is decided."""
 MOST_STEPS = 64
-"""A log may go back to a step as often as it likes."""
+"""Steps of which the times are kept: a log may go back to a step any number of times."""
 BURST_SECONDS = 60.0
 """Errors closer together than this belong to one failure (slowest end seen: 12.6 s from SIGTERM to exit). A serving
 engine may log an error, continue, and die of another one days later."""
 _NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in _LOG.steps), _ERROR.pattern))))
-"""A step or an error. Most lines are neither, and one match costs a fifth of a match for each pattern."""
+"""A step or an error. Most lines are neither: matching this one pattern costs a fifth of matching each."""
 LAST_ERROR = "Last error:"
 """NCCL's line between its own error and what has caused it."""
-_CONTINUES = re.compile(
+_IS_CONTINUED = re.compile(
     r"(?:validation errors? for \w{1,80}|NCCL version [\d.]{1,20}|device error\. ?|Last error:|throwing an .{1,80}')$"
 )
 
 
 class LoadProgress(Struct, frozen=True):
-    """`done` of `total` is the step's own count (shards, graphs), 0 of 0 where it has none."""
+    """What the log has shown. `done` of `total`: the step's own count (shards, graphs), 0 of 0 where it has none."""
 
     step: str = "starting"
     done: int = 0
@@ -110,11 +110,10 @@ class LoadProgress(Struct, frozen=True):
     took: tuple[tuple[str, float], ...] = ()
     """Seconds of each step that is over, in their order; one that came twice is there twice."""
     cause: str = ""
-    """First causal line since the last step, or of the last burst of errors, with a line that explains it; empty where
-    there is none."""
+    """First line since the last step, or of the last burst of errors, that is a cause, with a line that explains it."""
     cause_source: str = ""
     symptom: str = ""
-    """First line that only reports a failure elsewhere; of a serving engine, the last that may be a client's text."""
+    """First line that only reports a failure elsewhere; once it serves, the last error that may be a client's text."""
     failing_since: float | None = None
     worker_died: bool = False
     """A process of this rank has died, so the engine is dead. The container ends 2 s later (seen)."""
@@ -129,14 +128,14 @@ class LoadProgress(Struct, frozen=True):
     kernel: str = ""
     """The last of them, with what compiled it."""
     fatal: str = ""
-    """Source, file and line number of the traceback that ends a serving engine."""
+    """Source, file and line number of the lines of the traceback that ends a serving engine."""
     blamed: str = ""
-    """The last cause of the load, also where another process has entered a step since, or a new burst has begun."""
+    """The last cause of the load; it is kept when another process enters a step, or a new burst begins."""
     blamed_at: float = 0.0
-    """Begin of the last errors before a step."""
+    """When the last errors before a step began."""
 
     def seconds_left(self, now: float) -> float | None:
-        """Estimate for the step from its own pace; None without one."""
+        """Estimate for the rest of the step from its own pace; None without a count."""
         if not 0 < self.done < self.total:
             return None
         return (now - self.step_since) / self.done * (self.total - self.done)
@@ -153,8 +152,8 @@ class LoadProgress(Struct, frozen=True):
 
     def _needs_symptom(self) -> bool:
         """Whether the cause itself says little: a process that ended itself, or a call of NCCL's that failed."""
-        if _NCCL_WARNS.match(self.symptom):
-            return _OF_NCCL.search(self.cause) is not None
+        if _NCCL_WARNING.match(self.symptom):
+            return _NCCL_ERROR.search(self.cause) is not None
         return bool(self.symptom and _WORKER_DIED.match(self.cause) and not _KILLED.search(self.cause))
 
     def proven_cause(self, now: float) -> str:
@@ -162,41 +161,41 @@ class LoadProgress(Struct, frozen=True):
         return self.cause if self.is_failing(now) else ""
 
     def stopped_by_signal(self, now: float) -> bool:
-        """Whether its end began with SIGTERM or SIGINT."""
+        """Whether the engine's end began with SIGTERM or SIGINT."""
         return _STOPPED.match(self.proven_cause(now)) is not None
 
     def killed(self, now: float) -> bool:
-        """Whether its end began with a process that was gone without a word."""
+        """Whether the engine's end began with a process that was killed."""
         return _KILLED.search(self.proven_cause(now)) is not None
 
 
-def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 1) -> LoadProgress:
+def advance_progress(progress: LoadProgress, line: str, now: float, stream: int = 1) -> LoadProgress:
     """The progress after one more line. `now`: monotonic seconds; `stream`: 1 for stdout, 2 for stderr."""
-    prefix, place, text = _split(line[:SEARCHED])
+    prefix, place, text = _split_line(line[:SEARCHED])
     source = f"{stream}{prefix}"
-    if not before.serving:
-        if place and source not in before.sources and len(before.sources) < 256:
-            before = replace(before, sources=before.sources | {source})
-        return _advance(before, prefix, text, now)
-    here = source + place
-    if place and source in before.sources:
-        answers = "(apiserver" in prefix.lower()  # with more than one: ApiServer_0
-        if not answers and (after := _note_rank(before, here, f"{place} {text}")) is not None:
+    if not progress.serving:
+        if place and source not in progress.sources and len(progress.sources) < 256:
+            progress = replace(progress, sources=progress.sources | {source})
+        return _advance(progress, prefix, text, now)
+    origin = source + place
+    if place and source in progress.sources:
+        is_api_server = "(apiserver" in prefix.lower()  # with more than one: ApiServer_0
+        if not is_api_server and (after := _note_event(progress, origin, f"{place} {text}")) is not None:
             return after
-        if here == before.fatal or (_API_END if answers else _END).match(f"{place} {text}"):
-            return _advance(before, here, text, now)
-    return _note_symptom(before, here, text, now)
+        if origin == progress.fatal or (_API_END if is_api_server else _END).match(f"{place} {text}"):
+            return _advance(progress, origin, text, now)
+    return _note_symptom(progress, origin, text, now)
 
 
-def _note_rank(before: LoadProgress, here: str, text: str) -> LoadProgress | None:
-    """Note a compiled kernel, or the begin of the end, by a line of the serving engine's own processes. Else None."""
+def _note_event(progress: LoadProgress, origin: str, text: str) -> LoadProgress | None:
+    """Note a compiled kernel, or the first line of the end, in a serving engine's log; None for other lines."""
     if jit := _JIT.match(text):
         kernel = f"{jit['kernel'].rstrip('.')} ({jit['kind']})"
-        return replace(before, compiled=before.compiled + 1, kernel=kernel)
-    return replace(before, fatal=here) if _FATAL.match(text) else None
+        return replace(progress, compiled=progress.compiled + 1, kernel=kernel)
+    return replace(progress, fatal=origin) if _FATAL.match(text) else None
 
 
-def _split(line: str) -> tuple[str, str, str]:
+def _split_line(line: str) -> tuple[str, str, str]:
     """The prefix of its process, the file and line number where vLLM's logger names them, and the text."""
     prefix = match[0] if (match := _PREFIX.match(line)) else ""
     stamp = _STAMP.match(line, len(prefix))
@@ -206,115 +205,115 @@ def _split(line: str) -> tuple[str, str, str]:
     return prefix, (stamp["place"] or "").rpartition("/")[2], line[stamp.end() :]
 
 
-def _note_symptom(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
+def _note_symptom(progress: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
     """Note the symptom in a line of a serving engine that may be a client's text."""
-    before, fails = _follow_trace(before, source, text)
-    if not fails and not _ERROR.match(text):
-        return before
-    if before.proven_cause(now) or _NO_CAUSE.search(text) or _SECOND_HAND.search(text):
-        return before
-    if before.symptom and before.is_failing(now) and text.startswith("terminate called "):
-        return before  # what was logged just before says why
+    progress, ends_trace = _follow_trace(progress, source, text)
+    if not ends_trace and not _ERROR.match(text):
+        return progress
+    if progress.proven_cause(now) or _NO_CAUSE.search(text) or _SECOND_HAND.search(text):
+        return progress
+    if progress.symptom and progress.is_failing(now) and text.startswith("terminate called "):
+        return progress  # what was logged just before says why
     return replace(
-        before, cause="", symptom=text, failing_since=before.failing_since if before.is_failing(now) else now
+        progress, cause="", symptom=text, failing_since=progress.failing_since if progress.is_failing(now) else now
     )
 
 
-def _follow_trace(before: LoadProgress, source: str, text: str) -> tuple[LoadProgress, bool]:
-    """Whether this line ends a traceback of its source, with the exception."""
+def _follow_trace(progress: LoadProgress, source: str, text: str) -> tuple[LoadProgress, bool]:
+    """The progress, and whether this line ends a traceback of its source, with the exception."""
     if text.startswith(_TRACE):
-        return replace(before, tracing=source), False
-    if source != before.tracing or text.startswith((" ", "^", "+", "|")):  # of tracebacks and groups of them
-        return before, False
-    return replace(before, tracing=None), _TRACE_END.match(text) is not None
+        return replace(progress, tracing=source), False
+    if source != progress.tracing or text.startswith((" ", "^", "+", "|")):  # a line inside a traceback, or of a group
+        return progress, False
+    return replace(progress, tracing=None), _TRACE_END.match(text) is not None
 
 
-def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
+def _advance(progress: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
     """The progress after a line that is no client's text."""
-    before, fails = _follow_trace(before, source, text)
-    notable = fails or (_ERROR if before.serving else _NOTABLE).match(text)
-    if notable and not before.serving and not before.worker_died:  # what it leaves behind may load on for minutes
+    progress, ends_trace = _follow_trace(progress, source, text)
+    is_notable = ends_trace or (_ERROR if progress.serving else _NOTABLE).match(text)
+    # After a worker's death the processes that are left may load on for minutes.
+    if is_notable and not progress.serving and not progress.worker_died:
         for step, pattern in _STEPS:
             if match := pattern.match(text):
-                return _enter_step(before, step, match.groupdict(), now)
-    if _belongs_to_cause(before, source, text, now):
-        return replace(before, cause=f"{before.cause.rstrip(': ')}: {text.strip()}"[:SEARCHED])
-    if _finds_gone(before, text, now):
-        return replace(before, cause=_blamed(before) or GONE, failing_since=now, worker_died=True)
-    return before if not notable or _NO_CAUSE.search(text) else _note_error(before, source, text, now)
+                return _enter_step(progress, step, match.groupdict(), now)
+    if _belongs_to_cause(progress, source, text, now):
+        return replace(progress, cause=f"{progress.cause.rstrip(': ')}: {text.strip()}"[:SEARCHED])
+    if _reports_gone_process(progress, text, now):
+        return replace(progress, cause=_find_real_cause(progress) or GONE, failing_since=now, worker_died=True)
+    return progress if not is_notable or _NO_CAUSE.search(text) else _note_error(progress, source, text, now)
 
 
-def _finds_gone(before: LoadProgress, text: str, now: float) -> bool:
-    """Whether the line says that a process has gone while it loads, and nothing just before it says why."""
-    if before.serving or not (gone := _FOUND_GONE.match(text)):
+def _reports_gone_process(progress: LoadProgress, text: str, now: float) -> bool:
+    """Whether the line reports a process that has gone during the load, while no line just above says why."""
+    if progress.serving or not (report := _PROCESS_GONE.match(text)):
         return False
-    known = before.proven_cause(now)
-    return not known or bool(gone["worker"] and known.startswith("[shutdown] Executor: "))
+    cause = progress.proven_cause(now)
+    return not cause or bool(report["worker"] and cause.startswith("[shutdown] Executor: "))
 
 
-def _blamed(progress: LoadProgress) -> str:
-    """The last cause that is no mere end by a signal, or after another's end."""
+def _find_real_cause(progress: LoadProgress) -> str:
+    """The last cause that is more than a shutdown, by a signal or after the end of another process."""
     return progress.blamed if not progress.cause or _STOPPED.match(progress.cause) else progress.cause
 
 
-def _continues(cause: str, text: str) -> bool:
+def _continues_message(cause: str, text: str) -> bool:
     if not cause or not text or len(cause) >= SEARCHED:
         return False
-    return _CONTINUES.search(cause) is not None or (text == LAST_ERROR and "NCCL version" in cause)
+    return _IS_CONTINUED.search(cause) is not None or (text == LAST_ERROR and "NCCL version" in cause)
 
 
-def _belongs_to_cause(before: LoadProgress, source: str, text: str, now: float) -> bool:
-    """Whether it is a line of the cause's message, or explains a cause that nobody explains: a compiler's message below
-    it, or the exception that it led to, of the same process."""
-    if _continues(before.cause, text.strip()):
+def _belongs_to_cause(progress: LoadProgress, source: str, text: str, now: float) -> bool:
+    """Whether the line continues the cause's message, or explains a cause that sparkd knows no explanation of: the
+    same process logs a compiler's message below it, or the exception that it led to."""
+    if _continues_message(progress.cause, text.strip()):
         return True
-    of_cause = (
-        before.cause and source == before.cause_source and before.is_failing(now) and len(before.cause) < SEARCHED
-    )
-    if not of_cause or _KILLED.search(before.cause) or _NO_CAUSE.search(text) or _WORKER_DIED.match(text):
+    cause = progress.cause
+    may_explain = cause and source == progress.cause_source and progress.is_failing(now) and len(cause) < SEARCHED
+    if not may_explain or _KILLED.search(cause) or _NO_CAUSE.search(text) or _WORKER_DIED.match(text):
         return False
-    return explain(text) is not None and explain(before.cause) is None
+    return explain(text) is not None and explain(cause) is None
 
 
-def _note_error(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
-    """The first error of a burst is the cause."""
-    after = before
-    if not before.is_failing(now) or (before.serving and not before.cause):
-        symptom = before.symptom if before.serving and before.is_failing(now) else ""
-        after = replace(before, cause="", symptom=symptom, failing_since=now, blamed=_blamed(before))
+def _note_error(progress: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
+    """Note an error: the first of a burst that is a cause counts, and others are symptoms at most."""
+    noted = progress
+    if not progress.is_failing(now) or (progress.serving and not progress.cause):
+        symptom = progress.symptom if progress.serving and progress.is_failing(now) else ""
+        noted = replace(progress, cause="", symptom=symptom, failing_since=now, blamed=_find_real_cause(progress))
     if _WORKER_DIED.match(text):
-        after = replace(after, worker_died=True)
-        text = _own_error(before, text, now) or text
-    if not after.cause and _is_cause(text):
-        return replace(after, cause=text, cause_source=source, failing_since=now)
-    kept = after.symptom or (after.cause and not _NCCL_WARNS.match(text))
-    return after if kept else replace(after, symptom=text)
+        noted = replace(noted, worker_died=True)
+        text = _find_own_error(progress, text, now) or text
+    if not noted.cause and _is_cause(text):
+        return replace(noted, cause=text, cause_source=source, failing_since=now)
+    keeps_symptom = noted.symptom or (noted.cause and not _NCCL_WARNING.match(text))
+    return noted if keeps_symptom else replace(noted, symptom=text)
 
 
 def _is_cause(text: str) -> bool:
-    return not _SECOND_HAND.search(text) and ((warns := _NCCL_WARNS.match(text)) is None or warns["rdma"] is not None)
+    return not _SECOND_HAND.search(text) and ((warns := _NCCL_WARNING.match(text)) is None or warns["rdma"] is not None)
 
 
-def _own_error(before: LoadProgress, text: str, now: float) -> str:
-    """What a process that died logged just before, where its exit code is unread. The load got over an older error."""
-    recent = now - before.blamed_at <= BURST_SECONDS and not before.serving
-    return before.blamed if recent and "(exit code: None)" in text else ""
+def _find_own_error(progress: LoadProgress, text: str, now: float) -> str:
+    """The error that a process logged just before it died with an unread exit code; the load survived older ones."""
+    is_recent = now - progress.blamed_at <= BURST_SECONDS and not progress.serving
+    return progress.blamed if is_recent and "(exit code: None)" in text else ""
 
 
-def _enter_step(before: LoadProgress, step: str, counts: dict[str, str | None], now: float) -> LoadProgress:
+def _enter_step(last: LoadProgress, step: str, counts: dict[str, str | None], now: float) -> LoadProgress:
     # The engine continued after any earlier error: only errors after its last step count.
     if percent := counts.get("percent"):
         counts = {"done": percent, "total": "100"}
-    done, total, kv = (int((counts.get(name) or "0").replace(",", "")) for name in ("done", "total", "kv"))
+    done, total, kv_tokens = (int((counts.get(name) or "0").replace(",", "")) for name in ("done", "total", "kv"))
     return LoadProgress(
         step,
         done,
         total,
-        before.step_since if step == before.step else now,
-        kv or before.kv_cache_tokens,
-        before.took if step == before.step else (*before.took, (before.step, now - before.step_since))[-MOST_STEPS:],
+        last.step_since if step == last.step else now,
+        kv_tokens or last.kv_cache_tokens,
+        last.took if step == last.step else (*last.took, (last.step, now - last.step_since))[-MOST_STEPS:],
         serving=step == LAST_STEP,
-        sources=before.sources,
-        blamed=_blamed(before),
-        blamed_at=before.blamed_at if before.failing_since is None else before.failing_since,
+        sources=last.sources,
+        blamed=_find_real_cause(last),
+        blamed_at=last.blamed_at if last.failing_since is None else last.failing_since,
     )

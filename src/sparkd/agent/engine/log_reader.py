@@ -19,11 +19,11 @@ from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 RETRY_SECONDS = 1.0
 """Pause before the log is followed again."""
 KEEP_SECONDS = 1.0
-"""Pause between two positions that are kept."""
+"""Pause between two positions that are kept for the next process."""
 MOST_FAILURES = 5
-"""Different lines that sparkd could not parse, of which it reports."""
+"""Different failures to parse a line that are reported."""
 MOST_KERNELS = 32
-"""Kernels compiled inside requests, of which it reports."""
+"""Kernels compiled inside requests that are reported."""
 
 
 class LogReader:
@@ -42,8 +42,9 @@ class LogReader:
     ) -> None:
         """`follow(since)` opens the log as `dockerd.reader.follow_log`, raising DockerError.
 
-        `wake` is called at each step, at the first error, and when docker goes away; `keep` once a second at most, with
-        a position up to which all is read, and written by `checkpoint`, the journal's: another process continues there.
+        `wake` is called at each step, at the first error, and when docker goes away. `keep` is called once a second at
+        most, with a position for the next process: all lines up to it are read, and written to the journal.
+        `checkpoint` marks a place in what waits for the journal; what it returns is true once all up to it is written.
         """
         self._follow = follow
         self._forwarder = forwarder
@@ -51,9 +52,9 @@ class LogReader:
         self._events = events
         self._since, self._keep, self._checkpoint = since, keep, checkpoint
         self._last = b""
-        """The piece that was read last, with its stamp."""
-        self._kept_at, self._earlier, self._due = time.monotonic(), b"", b""
-        """`_due`: the piece whose position is kept once that checkpoint has passed."""
+        """The piece of log that was read last, with its time stamp."""
+        self._kept_at, self._previous, self._pending = time.monotonic(), b"", b""
+        """Pieces that were the last ones at two checkpoints. The position of `_pending` is kept once all is written."""
         self._is_written: Callable[[], bool] = lambda: True
         self._failures: set[str] = set()
         self._kernels: set[str] = set()
@@ -62,7 +63,7 @@ class LogReader:
         self._stop = threading.Event()
         self.progress = LoadProgress(step_since=time.monotonic())
         self.broken_off_at: float | None = None
-        """When docker last went away, monotonic: the next dockerd may end the container."""
+        """When the log last broke off, monotonic, as docker went away: the next dockerd may end the container."""
         self._thread = threading.Thread(target=self._run, name="engine-log", daemon=True)
         self.start = partial(start_thread, self._thread)
 
@@ -71,7 +72,7 @@ class LogReader:
         self._serving = True
 
     def resume(self, sources: frozenset[str]) -> None:
-        """Before the start, take up an engine that serves, with the sources that another process has seen."""
+        """Take up an engine that serves, with the sources that an earlier process has seen. Comes before `start`."""
         self.begin_serving()
         self.progress = replace(self.progress, serving=True, sources=sources)
 
@@ -88,25 +89,26 @@ class LogReader:
                 with suppress(ValueError):  # nothing is read yet
                     self._since = since_of(self._last)
                 self._read(self._follow(self._since))
-                ended = "the log ended"
+                reason = "the log ended"
             except DockerError as error:
-                ended = str(error)
+                reason = str(error)
                 self.broken_off_at = time.monotonic()
                 self._wake()
             if self._stop.wait(RETRY_SECONDS):
                 return
             # Either dockerd went away, and the log continues once it answers again, or the container has ended, and the
             # main loop sees it.
-            if ended != reported:
-                reported = ended
-                self._events.warning("engine.log.interrupted", reason=ended)
+            if reason != reported:
+                reported = reason
+                self._events.warning("engine.log.interrupted", reason=reason)
 
     def _read(self, frames: Iterator[tuple[int, bytes]]) -> None:
+        """Read pieces, each with its stream. Where the log had broken off, the first one repeats the last piece."""
         splitters = {1: LineSplitter(), 2: LineSplitter()}
-        known = self._last
+        last_piece = self._last
         for stream, piece in frames:
-            again, known, self._last = piece == known, b"", piece
-            if stream in splitters and not again:
+            is_repeated, last_piece, self._last = piece == last_piece, b"", piece
+            if stream in splitters and not is_repeated:
                 serving = self._serving or self.progress.serving
                 for line in splitters[stream].feed(piece.partition(b" ")[2], serving=serving):
                     self._process_line(stream, line)
@@ -118,18 +120,19 @@ class LogReader:
             self._put(priority, text)
 
     def _keep_position(self) -> None:
-        """Keep that of a second ago, once all of that time is in the journal: a line may come twice, and none is lost.
+        """Keep the position of a second ago, once the journal has all up to it.
 
-        Not only where nothing waits to be written: beside an engine that logs without a pause something always does.
+        So a line may come twice, and none is lost. It does not wait until nothing is left to write: where an engine
+        logs without a pause, that may never be.
         """
         now = time.monotonic()
-        if now - self._kept_at >= KEEP_SECONDS and not self._due:
-            self._kept_at, self._due, self._earlier = now, self._earlier, self._last
+        if now - self._kept_at >= KEEP_SECONDS and not self._pending:
+            self._kept_at, self._pending, self._previous = now, self._previous, self._last
             self._is_written = self._checkpoint()
-        if self._due and self._is_written():
+        if self._pending and self._is_written():
             with suppress(OSError, ValueError):
-                self._keep(since_of(self._due))
-            self._due = b""
+                self._keep(since_of(self._pending))
+            self._pending = b""
 
     def _process_line(self, stream: int, line: str) -> None:
         now, before = time.monotonic(), self.progress

@@ -19,33 +19,34 @@ from sparkd.base.host.weights import list_shards
 from sparkd.base.lib.log import Events
 
 PACE_SECONDS = 1.0
+"""Pause between two scans."""
 LEAST_BYTES = 1 << 30
 """Smaller models are left alone."""
 LOADING = ("building process groups", "loading weights")
-"""Load steps. Not every rank logs the second; the first shard is mapped in the first."""
+"""Steps of the load that read shards. Not every rank logs the second; the first shard is mapped in the first."""
 
 
 class ShardUse(Struct, frozen=True):
-    """Indexes of shards, in load order."""
+    """State between two scans, in indexes of shards, which are in load order."""
 
     used: frozenset[int] = frozenset()
-    """Those in use at the last scan."""
+    """Shards in use at the last scan."""
     finished: frozenset[int] = frozenset()
-    """Those finished, without those in use again: a draft model loads the same shards a second time."""
+    """Finished shards that are not in use again: a draft model loads the same shards a second time."""
 
 
-def find_finished(before: ShardUse, used: frozenset[int]) -> tuple[ShardUse, tuple[int, ...]]:
+def find_finished(last_use: ShardUse, used: frozenset[int]) -> tuple[ShardUse, tuple[int, ...]]:
     """The next state, and the newly finished shards. Pure.
 
-    Finished are those no longer used, and those before a used one: a small shard may load between two scans.
+    A shard is finished when it is no longer used, or when a later one is: a small shard may load between two scans.
     """
-    passed = before.used | frozenset(range(max(used, default=0)))
-    done = passed - used - before.finished
-    return ShardUse(used, (before.finished | done) - used), tuple(sorted(done))
+    started = last_use.used | frozenset(range(max(used, default=0)))
+    newly_finished = started - used - last_use.finished
+    return ShardUse(used, (last_use.finished | newly_finished) - used), tuple(sorted(newly_finished))
 
 
 class PageCacheRelease(Struct):
-    """Runs in its own thread, from the launch until `over` or the rank's end.
+    """The release for one rank. `run` is for a thread of its own, from the launch until `over` or the rank's end.
 
     `loaded` is called when the weights are loaded, and at the end.
     """
@@ -59,7 +60,7 @@ class PageCacheRelease(Struct):
     progress: Callable[[], LoadProgress]
     over: Callable[[], bool]
     drop: Callable[[File, Callable[[], bool]], int] | None
-    """drop(shard, whether to continue) -> bytes dropped. None: drop nothing."""
+    """drop(shard, whether to continue) returns the bytes that it dropped. None: drop nothing."""
     loaded: Callable[[], None]
     contiguous: ContiguousMemory
     events: Events
@@ -72,17 +73,17 @@ class PageCacheRelease(Struct):
     _dropped_bytes: int = 0
 
     def run(self) -> None:
-        """Raises nothing: a load works without it."""
-        loading = False
+        """Drop shards, and compact memory, at every pace. Logs what fails, since a load works without it."""
+        is_loading = False
         try:
             if self.drop is not None:
                 shards = list_shards(self.host.files, self.model_path)
                 self._shards = shards if sum(shard.size_bytes for shard in shards) >= LEAST_BYTES else ()
             while not self.over() and not self.ended.wait(self.pace_seconds):
-                before, loading = loading, self._loading()
-                if loading:
+                was_loading, is_loading = is_loading, self._is_loading()
+                if is_loading:
                     self._release_finished()
-                elif before:
+                elif was_loading:
                     self._finish()
                 self.contiguous.keep(self._drop_again)
         except (OSError, ValueError) as error:
@@ -90,7 +91,7 @@ class PageCacheRelease(Struct):
         finally:
             self._finish()
 
-    def _loading(self) -> bool:
+    def _is_loading(self) -> bool:
         return self.progress().step in LOADING
 
     def _release_finished(self) -> None:
@@ -102,32 +103,33 @@ class PageCacheRelease(Struct):
         if uses.unreadable_pids:
             return
         used = frozenset(number for number, shard in enumerate(self._shards) if shard.identity in uses.identities)
-        self._use, done = find_finished(self._use, used)
-        self._drop(done)
+        self._use, newly_finished = find_finished(self._use, used)
+        self._drop(newly_finished)
 
     def _drop_again(self) -> None:
-        """Drop what was kept when it was finished: in use by another program then, or read once more since."""
-        if self._loading():
+        """Drop what is still cached of finished shards: another program used it then, or has read it since."""
+        if self._is_loading():
             self._drop(sorted(self._use.finished))
             self._report()
 
     def _drop(self, numbers: Sequence[int]) -> None:
         if not numbers or self.drop is None:
             return
-        wanted = [self._shards[number] for number in numbers]
-        elsewhere = shm.find_uses(self.host.files, self.host.processes(), wanted).identities
-        for shard in wanted:
-            if shard.identity not in elsewhere and self._loading():
-                dropped = self.drop(shard, self._loading)
-                self._dropped_shards += dropped > 0
-                self._dropped_bytes += dropped
-                self.released_bytes += dropped
+        shards = [self._shards[number] for number in numbers]
+        in_use = shm.find_uses(self.host.files, self.host.processes(), shards).identities
+        for shard in shards:
+            if shard.identity not in in_use and self._is_loading():
+                dropped_bytes = self.drop(shard, self._is_loading)
+                self._dropped_shards += dropped_bytes > 0
+                self._dropped_bytes += dropped_bytes
+                self.released_bytes += dropped_bytes
 
     def _finish(self) -> None:
         self._report()
         self.loaded()
 
     def _report(self) -> None:
-        count, size, self._dropped_shards, self._dropped_bytes = self._dropped_shards, self._dropped_bytes, 0, 0
+        count, dropped_bytes = self._dropped_shards, self._dropped_bytes
+        self._dropped_shards = self._dropped_bytes = 0
         if count:
-            self.events.info("page_cache.shards.dropped", shards=count, of=len(self._shards), bytes=size)
+            self.events.info("page_cache.shards.dropped", shards=count, of=len(self._shards), bytes=dropped_bytes)

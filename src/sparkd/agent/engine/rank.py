@@ -1,4 +1,4 @@
-"""A running rank: its shared memory, and why it ended."""
+"""A running rank: what this node knows of it, its shared memory, and why it ended."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from sparkd.base.state.rank_record import RankRecord, RankStage, is_left
 from sparkd.base.vllm.api import Endpoint
 
 FIRST_LOOK_SECONDS = 0.3
-"""Limit for a look at its shared memory before its first signal: milliseconds, unless one of its processes hangs."""
+"""Limit for a look at its shared memory before its first signal. It takes milliseconds, unless a process hangs."""
 TENANTS_SECONDS = 2.0
-"""Limit for a scan of all processes: 0.5 s for ten thousand. The other nodes wait for the cause."""
+"""Limit for a scan of all processes (0.5 s for ten thousand), for which the other nodes wait to learn the cause."""
 FOLLOW_SECONDS = 5.0
-"""Pause between looks while it serves, when it makes few segments."""
+"""Pause between looks for new segments while it serves, when it makes few."""
 MAX_SCANS = 10
-"""Scans for the process that maps a new segment, before it counts as another program's."""
+"""Scans for the process that maps a segment; after these it counts as another program's."""
 LOG_END_SECONDS = 0.3
 """Limit for the last lines of an ended container to arrive."""
 EXIT_CODE_SECONDS = 0.5
-"""Docker knows a container's end some 20 ms after the kernel does (seen)."""
+"""Limit for docker to know the exit code. It knows a container's end some 20 ms after the kernel does (seen)."""
 KERNEL_OOM = "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
 OOM_SECONDS = 120.0
-"""Span from the kernel's kill of a process to the rank's end: seconds, on a machine that has memory again."""
+"""Longest time from the kernel's kill of a process to the rank's end: seconds, once the machine has memory again."""
 KILLED_CODE, TERMINATED_CODE = "137", "143"
 """Exit codes: 128 and SIGKILL, SIGTERM."""
 DOCKER_ENDED = "dockerd was stopped or restarted, and ended its containers; live-restore in daemon.json would keep them"
@@ -61,13 +61,13 @@ class MachineFacts(NamedTuple):
     docker_ended: bool = False
     """Dockerd has ended, and its containers with it."""
     oom_killed: bool = False
-    """The kernel has killed processes for want of memory, counted from just before that."""
+    """The kernel has killed processes for want of memory since just before the rank's start."""
     oom_victim: str = ""
-    """Which process of the rank the kernel has killed so, lately; empty where its log names none."""
+    """Which process of the rank the kernel has killed for want of memory lately; empty where its log names none."""
 
 
 class Running:
-    """The rank from its launch on. For the main thread."""
+    """The rank from its launch on. Used by the main thread, except where a method says so."""
 
     def __init__(
         self,
@@ -84,37 +84,37 @@ class Running:
         self.log = log
         self.record = record
         self.guard: MemoryGuard | None = None
-        """None where memory is not watched."""
+        """The memory guard; None where memory is not watched."""
         self.tenants: Tenants | None = None
-        """Who else held memory at the start; None where that is unknown."""
+        """Who else held memory at its start; None where that is unknown."""
         self.compilers: CompilerWatch | None = None
-        """None before it is watched."""
+        """The watch of its compilers; None before it is watched."""
         self.hang: HangWatch | None = None
-        """None until clients are served."""
+        """The watch for hangs; None until clients are served."""
         self.objects = (0, 0)
-        """How many files of its builds under way are compiled, and of how many."""
+        """Files of its builds under way: how many are compiled, and how many there are."""
         self.taken_over = False
-        """It was launched by an agent before this one."""
+        """Whether it was launched by an agent before this one."""
         self.loaded_seconds: float | None = None
         """Time from its start to its engine's first completion."""
         self.ready = False
-        """Clients are served."""
+        """Whether clients are served."""
         self.segments = {UnlinkSegment(path, *identity) for path, identity in record.segments.items()}
-        """Shared memory of its own, and what is left of ranks before it."""
+        """Its shared memory, and that which ranks before it have left."""
         self._keep = keep
         self._host = host
         self._loop = loop
         self._started_at = time.monotonic() - age_seconds
         self.page_cache: PageCacheRelease | None = None
-        """None where nothing is released."""
-        self._api: ApiOwner | None = None
-        """The proof of the head's rank, once its endpoint was probed."""
+        """The release of page cache during the load; None where nothing is released."""
+        self._api_owner: ApiOwner | None = None
+        """Proves that the API is the rank's; on the head, once the endpoint was probed."""
         self._scans: Counter[tuple[int, int]] = Counter()
-        """How often a segment, by device and inode, was searched for in its processes."""
-        self._look_at = self._started_at
+        """How often its processes were scanned for a segment, by device and inode; MAX_SCANS: no more scans."""
+        self._next_look_at = self._started_at
 
     def guard_memory(self, floor_bytes: int, events: Events) -> None:
-        """Raises OSError where the guard can't be started."""
+        """Start the memory guard. Raises OSError where that fails."""
         guard = MemoryGuard(floor_bytes, self.rank.pidfd, events, self._loop.wake)
         guard.start()
         self.guard = guard
@@ -126,7 +126,7 @@ class Running:
 
     @property
     def guard_state(self) -> str:
-        """One of GUARD_STATES."""
+        """State of the memory guard, one of GUARD_STATES."""
         return self.guard.state if self.guard is not None else "off"
 
     @property
@@ -136,15 +136,15 @@ class Running:
 
     def endpoint(self, plan: LaunchPlan, key: str | None, events: Events, connections: int = CONNECTIONS) -> Endpoint:
         """The endpoint of its API, which is proven to be this rank's before each request."""
-        if self._host.live and self._api is None:
-            self._api = ApiOwner(self._host, self.rank, events, plan.api_host, plan.api_port)
-        admit = self._api.admit if self._api is not None else None
+        if self._host.live and self._api_owner is None:
+            self._api_owner = ApiOwner(self._host, self.rank, events, plan.api_host, plan.api_port)
+        admit = self._api_owner.admit if self._api_owner is not None else None
         return Endpoint(plan.api_host, plan.api_port, plan.served_name, key, admit, connections)
 
     @property
     def api_holder(self) -> str:
-        """Who has its API's port in its place, as last seen; empty where nobody else was."""
-        return self._api.holder if self._api is not None else ""
+        """Who held the API's port instead of the rank, when last seen; empty where nobody did."""
+        return self._api_owner.holder if self._api_owner is not None else ""
 
     def note(self, **changes: object) -> None:
         """Change fields of the record."""
@@ -156,38 +156,38 @@ class Running:
 
         Processes are scanned only while there are segments of unknown owner.
         """
-        # Beside the main loop: reading the maps of a process that hangs in its driver hangs too.
+        # In a thread beside the main loop: reading the maps of a process that hangs in its driver hangs too.
         with suppress(OSError, ValueError):
             self._keep_segments(self._loop.beside(self._find_segments, 3.0, "looking at the rank"))
 
     def follow_segments(self) -> None:
-        """Do as `note_segments` every few seconds while it serves: nothing waits for a look."""
-        if (now := time.monotonic()) >= self._look_at:
-            self._look_at = now + FOLLOW_SECONDS
-            self._loop.start(self._find_segments, "the rank's segments", self._keep_followed)
+        """While it serves, do as `note_segments` every few seconds, without waiting for the look."""
+        if (now := time.monotonic()) >= self._next_look_at:
+            self._next_look_at = now + FOLLOW_SECONDS
+            self._loop.start(self._find_segments, "the rank's segments", self._keep_unless_ending)
 
-    def _keep_followed(self, look: Outcome[tuple[UnlinkSegment, ...]]) -> None:
+    def _keep_unless_ending(self, look: Outcome[tuple[UnlinkSegment, ...]]) -> None:
         if self.record.stage is not RankStage.ENDING:  # its record may be gone
             self._keep_look(look)
 
     def kill(self, grace_seconds: float) -> bool:
-        """End its container: SIGTERM, grace, SIGKILL. Whether it is gone. Its shared memory is noted meanwhile.
+        """End its container: SIGTERM, grace, SIGKILL. Returns whether it is gone. Its shared memory is noted meanwhile.
 
-        A look at a process that hangs in its driver hangs too: the first one alone delays the end, for a moment.
+        A look at a process that hangs in its driver hangs too. Only the first look delays the end, for a moment.
         """
         began, look = time.monotonic(), self._loop.start(self._find_segments)
         self.note(stage=RankStage.ENDING)
-        in_time = self._loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True)
+        first_in_time = self._loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True)
 
-        def observe() -> None:
+        def keep_looks() -> None:
             nonlocal look
             if look.done():
                 self._keep_look(look)
                 look = self._loop.start(self._find_segments)
 
         grace_seconds = max(0.0, grace_seconds - (time.monotonic() - began))
-        gone = self.rank.end(self._loop, grace_seconds, observe, starting=self.loaded_seconds is None)
-        if self._loop.wait_until(look.done, FIRST_LOOK_SECONDS if in_time else 0.0, shielded=True):
+        gone = self.rank.end(self._loop, grace_seconds, keep_looks, starting=self.loaded_seconds is None)
+        if self._loop.wait_until(look.done, FIRST_LOOK_SECONDS if first_in_time else 0.0, shielded=True):
             self._keep_look(look)
         return gone
 
@@ -196,22 +196,23 @@ class Running:
             self._keep_segments(look.result())
 
     def _keep_segments(self, segments: tuple[UnlinkSegment, ...]) -> None:
-        """Keep them, and search for them no more: not before, since a look that is given up keeps nothing."""
+        """Keep them in the record, and scan for them no more. Not earlier: a look that is given up keeps nothing."""
         if not self.segments.issuperset(segments):
-            files, known = self._host.files, self.segments
-            left = {segment for segment in known if is_left(files, segment.path, (segment.device, segment.inode))}
+            files, earlier = self._host.files, self.segments
+            left = {segment for segment in earlier if is_left(files, segment.path, (segment.device, segment.inode))}
             self.segments = left | {*segments}
             self.note(segments={segment.path: (segment.device, segment.inode) for segment in self.segments})
         self._scans.update({(segment.device, segment.inode): MAX_SCANS for segment in segments})
 
     def _find_segments(self) -> tuple[UnlinkSegment, ...]:
+        """Segments that its processes have mapped. No scan where no segment is of unknown owner. For a thread."""
         present = [segment.identity for segment in named_segments(self._host)]
-        new = [identity for identity in present if self._scans[identity] < MAX_SCANS]
-        if not new:
+        unknown = [identity for identity in present if self._scans[identity] < MAX_SCANS]
+        if not unknown:
             return ()
-        scans = Counter({identity: self._scans[identity] for identity in present})
-        scans.update(new)
-        self._scans = scans  # first: a scan that hangs is repeated MAX_SCANS times, not for ever
+        counts = Counter({identity: self._scans[identity] for identity in present})
+        counts.update(unknown)
+        self._scans = counts  # before the scan: one that hangs is repeated MAX_SCANS times, not for ever
         return mapped_below(self._host, self.rank.pid, self.rank.start_time)
 
     def note_tenants(self) -> None:
@@ -220,18 +221,18 @@ class Running:
         self.note(held_bytes=None if self.tenants is None else self.tenants.held_bytes)
 
     def read_tenants(self) -> Tenants | None:
-        """Who else holds memory now; None where that is unknown. The engine's own segments outlive it: without them."""
+        """Who else holds memory now, without the engine's own segments, which outlive it. None where unknown."""
         gpu_bytes, named = 0, tuple[Consumer, ...]()
         with suppress(OSError, ValueError):
-            info = self._host.meminfo()
-            held = info.anonymous_bytes + info.shared_bytes
+            memory = self._host.meminfo()
+            held_bytes = memory.anonymous_bytes + memory.shared_bytes
             for segment in self.segments:
                 left = shm.read_segment(self._host.files, segment.path.rpartition("/")[2], 0)
-                held -= left.allocated_bytes if left and left.identity == (segment.device, segment.inode) else 0
+                held_bytes -= left.allocated_bytes if left and left.identity == (segment.device, segment.inode) else 0
             with suppress(OSError, ValueError):
                 scan = partial(name_tenants, self._host, self.rank.container_id)
                 gpu_bytes, named = self._loop.beside(scan, TENANTS_SECONDS, "looking at other tenants", shielded=True)
-            return Tenants(held, gpu_bytes, named)
+            return Tenants(held_bytes, gpu_bytes, named)
         return None
 
     def mark_loaded(self) -> None:
@@ -249,51 +250,53 @@ class Running:
         return time.monotonic() - self._started_at
 
     def find_cause(self, code: str, machine: MachineFacts) -> tuple[Cause, str]:
-        """Why it ended: what happened to it comes before what the engine says of it. No text where nothing is known."""
+        """Why it ended, and a text, empty where nothing is known. What was done to it counts before its log."""
         now = time.monotonic()
         progress = self.log.progress
-        words, proven = progress.root_cause(now), progress.proven_cause(now)
+        cause, proven = progress.root_cause(now), progress.proven_cause(now)
         if machine.docker_ended:
             return Cause.DOCKER_RESTARTED, DOCKER_ENDED
-        quoted = f" ({proven})" if proven else ""
+        quotation = f" ({proven})" if proven else ""
         if machine.oom_victim:
-            return Cause.KERNEL_OOM, machine.oom_victim + quoted
+            return Cause.KERNEL_OOM, machine.oom_victim + quotation
         if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
         killed = self._was_killed(progress, code, now)
-        if words and not killed and (proven or not progress.serving):
-            return Cause.ENGINE_ERROR, words
+        if cause and not killed and (proven or not progress.serving):
+            return Cause.ENGINE_ERROR, cause
         if machine.oom_killed:
-            return Cause.KERNEL_OOM, KERNEL_OOM + quoted
+            return Cause.KERNEL_OOM, KERNEL_OOM + quotation
         if killed:
-            how = "killed" if proven == GONE else "killed by signal 9"
-            return Cause.KILLED_FROM_OUTSIDE, f"{how} from outside, not by sparkd{quoted}"
-        return Cause.ENGINE_ENDED, words
+            manner = "killed" if proven == GONE else "killed by signal 9"
+            return Cause.KILLED_FROM_OUTSIDE, f"{manner} from outside, not by sparkd{quotation}"
+        return Cause.ENGINE_ENDED, cause
 
     def _was_killed(self, progress: LoadProgress, code: str, now: float) -> bool:
-        # A client can forge words, and no exit code; a warning of NCCL's, a mere symptom, explains none.
-        explained = progress.proven_cause(now) and not (self.ready or progress.serving)
-        return (code == KILLED_CODE and not explained) or progress.killed(now)
+        # Code 137 proves a kill, unless a proven cause explains it. In service none does, since a client can forge the
+        # log. A warning of NCCL's, a mere symptom, is no cause.
+        is_explained = progress.proven_cause(now) and not (self.ready or progress.serving)
+        return (code == KILLED_CODE and not is_explained) or progress.killed(now)
 
     def docker_ended(self) -> bool:
-        """Runs in a thread: a look at dockerd's process may hang."""
+        """Whether dockerd has ended since the start. For a thread: a look at its process may hang."""
         dockerd_pid = self.record.dockerd_pid
         return bool(dockerd_pid) and (not docker.running(self._host) or docker.daemon_replaced(self._host, dockerd_pid))
 
     def find_oom_kill(self) -> tuple[bool, str]:
-        """Whether the kernel has killed for want of memory since the start, and whom of this rank. Runs in a thread."""
-        count, before, own = meminfo.oom_kills(self._host.files), self.record.oom_kills, list[OomKill]()
+        """Whether the kernel has killed for want of memory since the start, and whom of the rank. For a thread."""
+        count, count_before, victims = meminfo.oom_kills(self._host.files), self.record.oom_kills, list[OomKill]()
         with suppress(OSError):
             kills = find_oom_kills(kernel.read_log(self._host.files))
-            own = [kill for kill in kills if names_container(kill.group, self.rank.container_id)]
+            victims = [kill for kill in kills if names_container(kill.group, self.rank.container_id)]
         # The kernel's log has a clock of its own, which nothing sets right.
-        ago = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - own[-1].seconds if own else OOM_SECONDS
-        if ago < OOM_SECONDS:
-            return True, f"the kernel killed for want of memory at {format_clock(time.time() - ago)}: {own[-1].text}"
-        return count is not None and before is not None and count > before, ""
+        age_seconds = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - victims[-1].seconds if victims else OOM_SECONDS
+        if age_seconds < OOM_SECONDS:
+            killed_at = format_clock(time.time() - age_seconds)
+            return True, f"the kernel killed for want of memory at {killed_at}: {victims[-1].text}"
+        return count is not None and count_before is not None and count > count_before, ""
 
     def read_exit_code(self) -> str:
-        """Runs in a thread. The code says little: every engine death has 0."""
+        """The container's exit code. It proves little: vLLM exits with 0 after most failures. For a thread."""
         deadline = time.monotonic() + EXIT_CODE_SECONDS
         with suppress(OSError, DockerError), closing(self._host.docker_reader()) as reader:
             while docker.running(self._host) and time.monotonic() < deadline:

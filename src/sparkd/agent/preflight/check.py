@@ -20,8 +20,9 @@ SHOWN = 4
 
 
 class Level(Enum):
-    """How a check came out. UNKNOWN (could not look) blocks as BLOCK does. SKIPPED did not look, and ends no start: it
-    needs a plan or docker, which a start waits for, or does not apply.
+    """The result of a check. UNKNOWN (it could not look) blocks as BLOCK does.
+
+    SKIPPED did not look, and blocks nothing: it needs a plan or docker, which a start waits for, or does not apply.
     """
 
     OK = "ok"
@@ -41,7 +42,7 @@ class Level(Enum):
 
 
 class Verdict(Struct, frozen=True):
-    """A judgement of a check's facts, or of one of several things found, which `verdict` makes one.
+    """A judgement of a check's facts, or of one of its problems: `verdict` makes one of several.
 
     A WARN may carry `fixes` too. A blocking verdict is clearable when `clears` is set (its own fixes are enough),
     or when the fixes of all checks together free `shortage_bytes`.
@@ -55,17 +56,17 @@ class Verdict(Struct, frozen=True):
     shortage_bytes: int = 0
     needs_person: bool = False
     action: Action | None = None
-    """The action where it is known better than by `required`."""
+    """What a person has to do; None: as `required` derives it from the level."""
     unsure: bool = False
-    """It blocks by proof, and beside that something of the same check is UNKNOWN."""
+    """Whether one of its problems is UNKNOWN, also where another one blocks by proof."""
     awaits: str = ""
-    """What may come by itself and clear this, such as "docker": preflight waits for it. Empty: nothing."""
+    """What may come by itself and clear this, such as "docker": preflight waits for it. Empty where nothing may."""
     offers: tuple[tuple[EndProcess, ...], ...] = ()
-    """Processes that only a person may have ended, by `sparkd preflight --fix PID`: each with what descends from it."""
+    """Processes, each with its descendants, that are ended only when a person runs `sparkd preflight --fix PID`."""
 
     @property
     def required(self) -> str:
-        """An `Action`; empty where nothing blocks and none is known."""
+        """The `Action` that is needed; empty where nothing blocks and none is known."""
         return self.action or (Action.INSPECT if self.level.blocks else "")
 
 
@@ -77,9 +78,10 @@ unknown = partial(Verdict, Level.UNKNOWN)
 
 
 def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
-    """Problems as one verdict, the ones without a fix first. `good`: the reason where there are none.
+    """Several problems as one verdict, the worst first. `good`: the reason where there are none.
 
-    Where a problem blocks and carries fixes, they are enough to clear it.
+    A problem that blocks and carries fixes is cleared by these. `stuck` are those that block and carry none: they give
+    the hint and the action.
     """
     ranked = sorted(
         problems, key=lambda problem: (problem.level.severity, not problem.needs_person, bool(problem.fixes))
@@ -104,24 +106,24 @@ def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
 
 
 class AnyCheck(Struct, frozen=True):
-    """A check of any facts, for a list of several. docs/sparkd-checks.7.md has its page."""
+    """A check of any facts, for a list of several; derive from `Check`. docs/sparkd-checks.7.md has each one's page."""
 
     id: ClassVar[str]
     levels: ClassVar[tuple[Level, ...]]
-    """Its levels beside OK. A check whose probe fails is UNKNOWN, or warns where none of these blocks."""
+    """Its levels besides OK. A check whose probe fails is UNKNOWN, or warns where none of these blocks."""
     fixes: ClassVar[tuple[str, ...]] = ()
     """Kinds of `Fix` that it may propose."""
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> Self:
-        """Build it from the inputs that its fields are named after; a check with other fields has its own.
+        """Build the check from the inputs that have the names of its fields; one with other fields overrides this.
 
-        Raises PlanNeededError where one is of the plan, and there is none.
+        Raises PlanNeededError where an input comes from the plan, and there is none.
         """
         return cls(**{name: getattr(inputs, name) for name in cls.__struct_fields__})
 
     def run(self, host: Host) -> tuple[object, Verdict]:
-        """Probe, then judge."""
+        """Probe, then judge. Returns the facts and the verdict."""
         raise NotImplementedError
 
 
@@ -129,7 +131,7 @@ class Check(AnyCheck, Generic[F], frozen=True):
     """One concern; subclass it. `F` is a frozen Struct of facts; its public fields become the finding's evidence."""
 
     def probe(self, host: Host) -> F:
-        """Read the machine. May raise: that is UNKNOWN."""
+        """Read the machine. Whatever it raises makes the check UNKNOWN."""
         raise NotImplementedError
 
     def judge(self, facts: F) -> Verdict:

@@ -1,4 +1,4 @@
-"""The process trees of vLLM on this machine; their share of the GPU's memory, and who holds a port."""
+"""Finds the process trees of vLLM on this machine, their share of the GPU's memory, and who holds a port."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sparkd.base.host.sockets import Holder, Listener
 
 ENGINE_PREFIX = "VLLM::"
 WORKER_PREFIXES = (ENGINE_PREFIX, "ray::RayWorker")
-"""Names of EngineCore and the workers, the second under Ray; the kernel keeps 15 letters:
-VLLM::EngineCor, VLLM::Worker_TP, ray::RayWorkerP."""
+"""Beginnings of the names of EngineCore and the workers; the second is that of workers under Ray. The kernel keeps 15
+letters: VLLM::EngineCor, VLLM::Worker_TP, ray::RayWorkerP."""
 API_SERVER = f"{ENGINE_PREFIX}APIServer"
 """One of several that `vllm serve --api-server-count` starts: it listens for requests, as the main process does."""
 MAIN_COMMS = ("vllm", "python", "pt_main_thread")
@@ -24,16 +24,16 @@ MAIN_COMMS = ("vllm", "python", "pt_main_thread")
 REAPERS = frozenset(
     ("systemd", "init", "containerd-shim", "conmon", "docker-init", "tini", "dumb-init", "catatonit", "s6-svscan")
 )
-"""Programs that adopt orphans, beside PID 1 of the machine and of every container. At most 15 letters."""
+"""Programs that adopt orphans, besides PID 1 of the machine and of every container. At most 15 letters."""
 
 
 class Leader(Enum):
-    """What became of a process group's leader."""
+    """The leader of the process group of an engine's topmost process."""
 
     ITSELF = "itself"
     GONE = "gone"
     ENGINE = "engine"
-    """Another living process of vLLM: the group is whole."""
+    """Another living process of vLLM: the group is complete."""
     OTHER = "other"
     """Another living process, such as a shell: whether the engine's own main process lives is unknown."""
 
@@ -44,23 +44,24 @@ class Member(Struct, frozen=True):
     comm: str
     state: str
     frees_bytes: int = 0
-    """What its end would free: its private memory, and the GPU's once `with_memory` has added that."""
+    """Memory that its end would free: its own, and the GPU's once `with_memory` has added that."""
 
 
 class Engine(Struct, frozen=True):
-    """A tree of vLLM's processes, by its topmost one that lives."""
+    """A tree of vLLM's processes below one that lives and has none of vLLM above it."""
 
     members: tuple[Member, ...]
-    """The topmost first."""
+    """Its processes, the topmost first."""
     serves: bool
     """Whether the topmost listens for requests: a `vllm serve`, or one of its API servers."""
     adopted: bool
+    """Whether the topmost has lost its parent."""
     leader: Leader
     user: str
     container_id: str
     """Full id of the container that it runs in; empty outside."""
     service_stop: str = ""
-    """The command that stops the systemd service that it runs in; empty outside of one."""
+    """The command that stops the systemd service that it runs in; empty outside a service."""
     of_init: bool = False
     """Whether its parent is the machine's own PID 1."""
     of_user: bool = False
@@ -71,7 +72,7 @@ class Engine(Struct, frozen=True):
         return self.members[0]
 
     def with_memory(self, extra_bytes: dict[int, int]) -> Engine:
-        """`extra_bytes`: the GPU's memory by pid."""
+        """The engine with the GPU's memory, by pid, added to what its members free."""
         members = (
             replace(member, frees_bytes=member.frees_bytes + extra_bytes.get(member.pid, 0)) for member in self.members
         )
@@ -83,16 +84,16 @@ def is_worker(process: Process) -> bool:
 
 
 def is_serve(argv: tuple[str, ...]) -> bool:
-    """Whether it is `vllm serve`, `python .../vllm serve`, or `python -m vllm.entrypoints...`."""
+    """Whether these arguments are `vllm serve`, `python .../vllm serve`, or `python -m vllm.entrypoints...`."""
     program = argv[0].rpartition("/")[2] if argv else ""
     if program == "vllm":
         return argv[1:2] == ("serve",)
     if not program.startswith("python"):
         return False
-    rest = list(argv[1:])
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
-        del rest[: 2 if rest[0] in ("-X", "-W") else 1]
-    match rest:
+    arguments = list(argv[1:])
+    while arguments and arguments[0].startswith("-") and arguments[0] not in ("-m", "-c", "-"):
+        del arguments[: 2 if arguments[0] in ("-X", "-W") else 1]
+    match arguments:
         case ["-m", "vllm", "serve", *_]:
             return True
         case ["-m", module, *_]:
@@ -103,26 +104,28 @@ def is_serve(argv: tuple[str, ...]) -> bool:
 
 
 def find_engines(host: Host, table: ProcessTable) -> tuple[tuple[Engine, ...], dict[int, int]]:
-    """Every engine: each topmost process of vLLM with all that descends from it. Second, what only looks like one:
-    uid by pid. Names and arguments prove nothing: an engine is root's, in a container, or has the GPU open.
+    """Every engine, and what only looks like one: the uid of its topmost process by pid.
+
+    An engine is a topmost process of vLLM with its descendants. Names and arguments prove nothing: a real one is
+    root's, in a container, or has the GPU open.
     """
-    named = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
-    tops = {pid: details for pid in table.topmost(named) if (details := host.details(named[pid])) is not None}
+    candidates = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
+    tops = {pid: details for pid in table.topmost(candidates) if (details := host.details(candidates[pid])) is not None}
     unproven = {pid: details.uid for pid, details in tops.items() if details.uid and not details.group.container_id}
-    top_of = {pid: top for top in unproven for pid in (top, *(below.pid for below in table.descendants(top)))}
-    for pid in {top_of[pid] for pid in _with_gpu(host, table, top_of)}:
+    top_of = {pid: top for top in unproven for pid in (top, *(process.pid for process in table.descendants(top)))}
+    for pid in {top_of[pid] for pid in _find_gpu_pids(host, table, top_of)}:
         del unproven[pid]
-    engines = {pid: process for pid, process in named.items() if top_of.get(pid) not in unproven}
-    proven = (_engine(host, table, engines, named[pid], tops[pid]) for pid in tops if pid not in unproven)
+    engines = {pid: process for pid, process in candidates.items() if top_of.get(pid) not in unproven}
+    proven = (_read_engine(host, table, engines, candidates[pid], tops[pid]) for pid in tops if pid not in unproven)
     return tuple(proven), unproven
 
 
-def _with_gpu(host: Host, table: ProcessTable, among: Container[int]) -> set[int]:
-    """Pids that have the GPU open; unless root looks, also those whose open files are unreadable: they may have it."""
+def _find_gpu_pids(host: Host, table: ProcessTable, pids: Container[int]) -> set[int]:
+    """Those of the pids that have the GPU open, and without root those that may have it: their files are unreadable."""
     if not host.gpu_present():
         return set()
-    opened = host.gpu_users(process for process in table if process.pid in among)
-    return {*(file.pid for file in opened.found), *(() if host.by_root else opened.unreadable_pids)}
+    device_files = host.gpu_users(process for process in table if process.pid in pids)
+    return {*(file.pid for file in device_files.found), *(() if host.by_root else device_files.unreadable_pids)}
 
 
 def pids_of(engines: Iterable[Engine]) -> frozenset[int]:
@@ -135,22 +138,24 @@ def _is_engine(host: Host, process: Process) -> bool:
     return process.comm.startswith(MAIN_COMMS) and not process.kernel and is_serve(host.argv(process))
 
 
-def _engine(host: Host, table: ProcessTable, engines: dict[int, Process], top: Process, details: Details) -> Engine:
+def _read_engine(
+    host: Host, table: ProcessTable, engines: dict[int, Process], top: Process, details: Details
+) -> Engine:
     tree = [process for process in (top, *table.descendants(top.pid)) if process.pid > 1 and not process.dead]
     return Engine(
-        members=tuple(_member(host, process) for process in tree),
+        members=tuple(_read_member(host, process) for process in tree),
         serves=not is_worker(top) or top.comm.startswith(API_SERVER),
-        adopted=_adopted(host, table, top),
-        leader=_leader(table, engines, top),
+        adopted=_is_adopted(host, table, top),
+        leader=_find_leader(table, engines, top),
         user=host.user(details.uid),
         container_id=details.group.container_id,
-        service_stop=_service_stop(host, details),
+        service_stop=_format_service_stop(host, details),
         of_init=top.parent <= 1,
         of_user=details.uid != 0 and not details.group.container_id,
     )
 
 
-def _service_stop(host: Host, details: Details) -> str:
+def _format_service_stop(host: Host, details: Details) -> str:
     group = details.group
     if not group.unit.endswith(".service"):
         return ""
@@ -158,22 +163,22 @@ def _service_stop(host: Host, details: Details) -> str:
     return shlex.join(("sudo", "systemctl", *user, "stop", group.unit))
 
 
-def _member(host: Host, process: Process) -> Member:
+def _read_member(host: Host, process: Process) -> Member:
     details = host.details(process)
     private_bytes = details.private_bytes if details else 0
     return Member(process.pid, process.start_time, process.comm, process.state, private_bytes)
 
 
-def _adopted(host: Host, table: ProcessTable, process: Process) -> bool:
+def _is_adopted(host: Host, table: ProcessTable, process: Process) -> bool:
     parent = table.get(process.parent)
     if parent is None or parent.pid <= 1 or parent.comm in REAPERS:
         return True
     details = host.details(parent)
-    # The first process of a container may be a worker's own parent too: then they share a group.
+    # The first process of a container adopts orphans, but is a worker's own parent where both share a group.
     return details is None or (details.namespace_pid == 1 and parent.group != process.group)
 
 
-def _leader(table: ProcessTable, engines: dict[int, Process], process: Process) -> Leader:
+def _find_leader(table: ProcessTable, engines: dict[int, Process], process: Process) -> Leader:
     leader = table.group_leader(process)
     if leader is None:
         return Leader.GONE
@@ -183,29 +188,31 @@ def _leader(table: ProcessTable, engines: dict[int, Process], process: Process) 
 
 
 def gpu_memory_by_pid(host: Host, processes: Iterable[Process]) -> dict[int, int]:
-    """Bytes by pid of those that use the GPU; empty where the GPU has memory of its own.
+    """GPU memory in bytes, by pid, of the processes that use the GPU; empty where the GPU has memory of its own.
 
-    Where the driver does not report the size, all that no counter of the kernel explains is assigned to the first of
-    them: an estimate, good enough to decide whether ending strays could make room.
+    Where the driver does not report the size, all memory that no counter of the kernel explains is assigned to the
+    first of them: an estimate, good enough to decide whether ending strays could make room.
     """
     if not host.gpu_present() or (gpu := host.gpu()).total_bytes is not None:
         return {}
-    known = {user.pid: user.used_bytes for user in gpu.processes or ()}
-    judged = {process.pid: process for process in processes}
-    users = {file.pid for file in host.gpu_users(judged.values()).found} | (known.keys() & judged.keys())
-    sizes = {pid: size for pid in users if (size := known.get(pid)) is not None}
+    bytes_by_pid = {user.pid: user.used_bytes for user in gpu.processes or ()}
+    processes_by_pid = {process.pid: process for process in processes}
+    users = {file.pid for file in host.gpu_users(processes_by_pid.values()).found} | (
+        bytes_by_pid.keys() & processes_by_pid.keys()
+    )
+    sizes = {pid: size for pid in users if (size := bytes_by_pid.get(pid)) is not None}
     if unreported := sorted(users - sizes.keys()):
-        reported_bytes = sum(size for size in known.values() if size is not None)
+        reported_bytes = sum(size for size in bytes_by_pid.values() if size is not None)
         sizes[unreported[0]] = max(0, host.meminfo().unaccounted_bytes - reported_bytes)
     return sizes
 
 
 EPHEMERAL = 32768
-"""The kernel assigns ports from here on: an engine has a dozen, and they identify nothing."""
+"""The first port of those that the kernel assigns: an engine has a dozen, and they identify nothing."""
 
 
 class PortUse(Struct, frozen=True):
-    """A listening socket. `pid` is None where no readable process has it open."""
+    """A listening socket and its holder. `pid` is None where no readable process has it open."""
 
     port: int
     address: str
@@ -215,7 +222,7 @@ class PortUse(Struct, frozen=True):
     container_id: str = ""
     start_time: int = 0
     service_stop: str = ""
-    """The command, as an `Engine` has it."""
+    """The command that stops the holder's service, as in `Engine`."""
 
 
 def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tuple[PortUse, ...]:
@@ -223,14 +230,14 @@ def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tupl
     if not pids:
         return ()
     listeners = tuple(listener for listener in host.listeners() if listener.port < EPHEMERAL)
-    among = (process for process in table if process.pid in pids)
-    return tuple(_port_use(host, table, holder) for holder in host.port_holders(among, listeners))
+    engine_processes = (process for process in table if process.pid in pids)
+    return tuple(_read_port_use(host, table, holder) for holder in host.port_holders(engine_processes, listeners))
 
 
 def port_holders(host: Host, table: ProcessTable, listeners: tuple[Listener, ...]) -> tuple[PortUse, ...]:
-    """The holder of each of these: the oldest process of those that share one."""
-    uses = [_port_use(host, table, holder) for holder in host.port_holders(table, listeners)]
-    uses.sort(key=lambda use: _start_order(table, use), reverse=True)
+    """The holder of each listener, in their order: of processes that share one, the oldest."""
+    uses = [_read_port_use(host, table, holder) for holder in host.port_holders(table, listeners)]
+    uses.sort(key=lambda use: _start_order_key(table, use), reverse=True)
     oldest = {(use.address, use.port): use for use in uses}  # the last of each, so the oldest
     return tuple(
         oldest.get((listener.address, listener.port), PortUse(listener.port, listener.address, None))
@@ -238,14 +245,14 @@ def port_holders(host: Host, table: ProcessTable, listeners: tuple[Listener, ...
     )
 
 
-def _start_order(table: ProcessTable, use: PortUse) -> tuple[int, int]:
+def _start_order_key(table: ProcessTable, use: PortUse) -> tuple[int, int]:
     process = table.get(use.pid or 0)
     return (process.start_time if process else 0, use.pid or 0)
 
 
-def _port_use(host: Host, table: ProcessTable, held: Holder) -> PortUse:
-    use = PortUse(held.listener.port, held.listener.address, held.pid)
-    process = table.get(held.pid)
+def _read_port_use(host: Host, table: ProcessTable, holder: Holder) -> PortUse:
+    use = PortUse(holder.listener.port, holder.listener.address, holder.pid)
+    process = table.get(holder.pid)
     if process is None or (details := host.details(process)) is None:
         return use
     return replace(
@@ -254,5 +261,5 @@ def _port_use(host: Host, table: ProcessTable, held: Holder) -> PortUse:
         user=host.user(details.uid),
         container_id=details.group.container_id,
         start_time=process.start_time,
-        service_stop=_service_stop(host, details),
+        service_stop=_format_service_stop(host, details),
     )

@@ -1,4 +1,4 @@
-"""Every change that preflight may propose, as data with the identity it was judged on; and its result."""
+"""Every change that preflight may propose, as data with the identity that was judged; and its result."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CompactMemory(Struct, frozen=True):
 
 
 def stop_by_hand(pid: int, service_stop: str) -> str:
-    """What ends a process that only a person may have ended. Some services (cron) leave theirs when they stop."""
+    """The command by which a person ends a process. Some services (cron) leave their processes when they stop."""
     by_fix = f"sudo sparkd preflight --fix {pid}"
     return f"{service_stop}; if it outlives that: {by_fix}" if service_stop else by_fix
 
@@ -81,7 +81,7 @@ Identity = tuple[object, ...]
 
 
 def identity(fix: Fix) -> Identity:
-    """What a fix changes, whatever was known of its size when it was judged."""
+    """What a fix changes, without the size that was judged: equal for two fixes of the same thing."""
     match fix:
         case EndProcess():
             return fix.kind, fix.pid, fix.start_time
@@ -96,14 +96,16 @@ def identity(fix: Fix) -> Identity:
 
 
 class Applied(Struct, frozen=True):
-    """`stale`: what the fix was judged on is gone or changed, nothing was done. `failed`: `note` says why."""
+    """The result of a fix. `stale`: its target is gone or has changed, and nothing was done. `failed`: see `note`."""
 
     state: Literal["applied", "stale", "failed"]
     note: str = ""
 
 
 class FixState(Struct, frozen=True):
+    """What became of a fix, for the report."""
+
     fix: Fix
     state: str
-    """would apply, held back, applied, stale or failed."""
+    """One of: would apply, held back, applied, stale, failed."""
     note: str = ""

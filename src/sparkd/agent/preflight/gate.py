@@ -1,4 +1,4 @@
-"""May the launch begin? Run the checks and the operator's hooks, apply the fixes that are allowed, check again."""
+"""Decides whether the launch may begin: runs checks and the operator's hooks, applies allowed fixes, checks again."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sparkd.agent.preflight.runner import (
     IDS,
     blocking,
     check_ids,
-    chosen,
-    downgraded,
+    downgrade,
     examine,
     fixes_to_apply,
     uncleared,
+    without_skipped,
 )
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
@@ -31,13 +31,13 @@ from sparkd.base.plan.inputs import MemorySample
 
 POLL_SECONDS = 1.0
 SLOW_POLL_SECONDS = 5.0
-"""Pause after the first ten seconds: what has not come by then takes longer."""
+"""Pause between two checks after the first ten seconds: what has not come until then takes longer."""
 LOOK_SECONDS = 120.0
-"""Limit for all checks together: 0.3 s on a healthy node. Beyond it a driver or a file server hangs."""
+"""Limit for all checks together, which take 0.3 s on a healthy node. After it a driver or a file server hangs."""
 THREADS_HINT = "see who has so many processes: ps -eLo user= | sort | uniq -c"
 HANG_HINT = "end the process that is named, or see what hangs: sudo dmesg; where neither helps, reboot this node"
 MAX_ROUNDS = 4
-"""Rounds of fixes. Ending strays sets segments free, so a second is common. More: something makes new ones."""
+"""Most rounds of fixes. A second is common, since ended strays leave segments. After more, something makes new ones."""
 
 BuildChecks = Callable[[MemorySample | None], Sequence[AnyCheck]]
 """The checks of this node, given the first sample of the memory in its present state."""
@@ -50,22 +50,23 @@ class GateIO(Struct, frozen=True):
     """Applies a fix; may raise OSError or SparkdError."""
     hooks: Callable[[], tuple[Finding, ...]]
     wait: Callable[[float, str], None]
-    """Waits so many seconds; the text gives the reason."""
+    """Waits for these seconds; the text gives the reason."""
     loop: MainLoop
     """Runs checks that may hang, with a deadline."""
     events: Events
     show: Callable[[tuple[Finding, ...]], None]
+    """Publishes findings."""
 
 
 class Admission(Struct, frozen=True):
-    """The outcome. `before` is empty where nothing was changed."""
+    """The outcome. `before`: the findings before the first fix; empty where nothing was changed."""
 
     before: tuple[Finding, ...]
     findings: tuple[Finding, ...]
     fixes: tuple[FixState, ...]
 
     def refusal(self) -> SparkdError | None:
-        """All that blocks, in one line; None where the launch may begin."""
+        """The error with all that blocks, in one line; None where the launch may begin."""
         blocked = blocking(self.findings)
         if not blocked:
             return None
@@ -76,36 +77,42 @@ class Admission(Struct, frozen=True):
         reason = f"{first.id}: {first.verdict.reason}{others}"
         action = Action(first.verdict.required)
         if first.verdict.needs_person:
-            proven = all(finding.verdict.level is Level.BLOCK and not finding.verdict.unsure for finding in blocked)
-            return NeedsPersonError(reason, first.verdict.hint, action=action, proven=proven)
+            is_proven = all(finding.verdict.level is Level.BLOCK and not finding.verdict.unsure for finding in blocked)
+            return NeedsPersonError(reason, first.verdict.hint, action=action, proven=is_proven)
         return BlockedError(reason, first.verdict.hint, tuple(finding.id for finding in blocked), action)
 
 
 def decision(finding: Finding) -> tuple[object, ...]:
-    """What a verdict decides. Changed sizes alone are no new decision."""
+    """The parts of a verdict that make it another decision when they change; sizes in its reason do not."""
     verdict = finding.verdict
     return verdict.level, verdict.hint, verdict.awaits, tuple(identity(fix) for fix in verdict.fixes)
 
 
 class Gate(Struct):
+    """Examines one node for one launch, and keeps what was tried and waited for."""
+
     build_checks: BuildChecks
     host: Host
     policy: Preflight
     io: GateIO
     memory: MemorySample | None = None
+    """The first sample of the memory in its present state."""
     hook_findings: tuple[Finding, ...] | None = None
+    """Findings of the hooks; None before these were run."""
     before: tuple[Finding, ...] = ()
+    """The findings before the first fix."""
     waited_seconds: float = 0.0
     since: str = ""
+    """Time of day at which the wait began."""
     rounds: int = 0
     fixes: list[FixState] = field(default_factory=list)
     reported: dict[str, object] = field(default_factory=dict)
-    """What was last logged of each check and fix."""
+    """The decision that was last logged of each check, and the outcome of each fix."""
     given_up: set[str] = field(default_factory=set)
-    """What warnings awaited for the whole time, without effect."""
+    """What warnings awaited until the time was over: it is not awaited again."""
 
     def admit(self) -> Admission:
-        """Raises BlockedError (10) or NeedsPersonError (17) where the launch may not begin."""
+        """Decide, after all waits and fixes. Raises BlockedError (10) or NeedsPersonError (17) for a refusal."""
         admission = self.fix_and_recheck()
         if (refusal := admission.refusal()) is not None:
             raise refusal
@@ -113,7 +120,7 @@ class Gate(Struct):
         return admission
 
     def fix_and_recheck(self) -> Admission:
-        """Check until nothing more can be waited for or fixed. It ends: waits and rounds are both bounded.
+        """Check until nothing more can be waited for or fixed. Waits and rounds are both bounded.
 
         Raises ConfigError for an id that no check has.
         """
@@ -121,14 +128,14 @@ class Gate(Struct):
         while True:
             findings = self._examine_with_deadline()
             self._report(findings)
-            if self._wait(findings):
+            if self._wait_if_useful(findings):
                 continue
             if self.hook_findings is None:
                 self.hook_findings = self.io.hooks()
                 self._report(self.hook_findings)
             findings = (*findings, *self.hook_findings)
             self.io.show(findings)
-            if not (fixes := self._untried(findings)):
+            if not (fixes := self._find_untried_fixes(findings)):
                 return Admission(self.before, findings, tuple(self.fixes))
             self.before = self.before or findings
             self.rounds += 1
@@ -136,6 +143,7 @@ class Gate(Struct):
             self.memory = None  # the fixes change it: the time to settle begins again
 
     def _examine_with_deadline(self) -> tuple[Finding, ...]:
+        """Run all checks in a thread. Raises BlockedError where there is no thread, or a check hangs."""
         try:
             return self.io.loop.beside(self._examine, LOOK_SECONDS, "looking at this node")
         except BlockingIOError as error:
@@ -145,46 +153,46 @@ class Gate(Struct):
 
     def _examine(self) -> tuple[Finding, ...]:
         self.memory = self._resample_memory()
-        checks = chosen(self.build_checks(self.memory), self.policy.skip)
+        checks = without_skipped(self.build_checks(self.memory), self.policy.skip)
         # A stray that survived its fix is judged differently from one that was just found.
         checks = tuple(
-            replace(check, tried=self._tried()) if isinstance(check, StrayWorkers) else check for check in checks
+            replace(check, tried=self._list_tried()) if isinstance(check, StrayWorkers) else check for check in checks
         )
-        return downgraded(examine(checks, self.host), self.policy.downgrade)
+        return downgrade(examine(checks, self.host), self.policy.downgrade)
 
     def _resample_memory(self) -> MemorySample | None:
-        """The first sample of the memory in its present state. None where it can't be read: the check reports it."""
+        """The kept sample of the memory, or a new one if it changed. None where unreadable, which a check reports."""
         try:
-            now = sample_memory(self.host)
+            sample = sample_memory(self.host)
         except (OSError, ValueError):
             return None
-        return self.memory if self.memory is not None and self.memory.still_has(now.available_bytes) else now
+        return self.memory if self.memory is not None and self.memory.still_has(sample.available_bytes) else sample
 
-    def _tried(self) -> frozenset[Identity]:
+    def _list_tried(self) -> frozenset[Identity]:
         return frozenset(identity(state.fix) for state in self.fixes)
 
-    def _wait(self, findings: tuple[Finding, ...]) -> bool:
-        """Whether there was something to wait for, and time left for it."""
-        awaited = self._awaited(findings)
-        left = self.policy.wait_seconds - self.waited_seconds
+    def _wait_if_useful(self, findings: tuple[Finding, ...]) -> bool:
+        """Wait for a moment, if waiting may help and time is left for it. Returns whether it waited."""
+        awaited = self._describe_awaited(findings)
+        left_seconds = self.policy.wait_seconds - self.waited_seconds
         if not awaited:
             return False
-        if left <= 0:
+        if left_seconds <= 0:
             self.given_up.update(finding.verdict.awaits for finding in findings if finding.verdict.level is Level.WARN)
             return False
         self.io.show(findings)
         if not self.waited_seconds:
             self.since = time.strftime("%H:%M:%S UTC", time.gmtime())
-            self.io.events.info("preflight.wait.started", awaits=awaited, at_most_seconds=left)
-        pause = min(left, POLL_SECONDS if self.waited_seconds < 10 else SLOW_POLL_SECONDS)
-        self.io.wait(pause, f"waiting for {awaited} since {self.since}, {self.policy.wait_seconds} s at most")
-        self.waited_seconds += pause
+            self.io.events.info("preflight.wait.started", awaits=awaited, at_most_seconds=left_seconds)
+        pause_seconds = min(left_seconds, POLL_SECONDS if self.waited_seconds < 10 else SLOW_POLL_SECONDS)
+        self.io.wait(pause_seconds, f"waiting for {awaited} since {self.since}, {self.policy.wait_seconds} s at most")
+        self.waited_seconds += pause_seconds
         return True
 
-    def _awaited(self, findings: tuple[Finding, ...]) -> str:
-        """What may come by itself and clear all that no fix clears; empty where waiting clears nothing.
+    def _describe_awaited(self, findings: tuple[Finding, ...]) -> str:
+        """What may come by itself and clear all that no fix clears, in words; empty where waiting can't do that.
 
-        Where nothing blocks, what a warning awaits is waited for too, once.
+        Where nothing is left that blocks, what warnings await counts too, until the time for it is over.
         """
         stuck = uncleared(findings, self.policy.allow_fixes)
         awaited = [finding.verdict.awaits for finding in stuck]
@@ -193,10 +201,10 @@ class Gate(Struct):
             awaited = [awaits for awaits in warned if awaits and awaits not in self.given_up]
         return " and ".join(dict.fromkeys(awaited)) if all(awaited) else ""
 
-    def _untried(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
+    def _find_untried_fixes(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
         if self.rounds >= MAX_ROUNDS:
             return ()
-        tried = self._tried()
+        tried = self._list_tried()
         return tuple(fix for fix in fixes_to_apply(findings, self.policy.allow_fixes) if identity(fix) not in tried)
 
     def _apply(self, fix: Fix) -> FixState:
@@ -212,15 +220,15 @@ class Gate(Struct):
         return FixState(fix, applied.state, applied.note)
 
     def _report(self, findings: tuple[Finding, ...]) -> None:
-        """One event for each decision, when it changes; changed sizes alone are no event."""
+        """Log each decision when it changes; changed sizes alone are not logged."""
         events = self.io.events
         for finding in findings:
             verdict = finding.verdict
             if self.reported.get(finding.id) == decision(finding):
                 continue
             self.reported[finding.id] = decision(finding)
-            warn = events.warning if verdict.level is Level.WARN else events.info
-            (events.error if verdict.level.blocks else warn)(
+            log_harmless = events.warning if verdict.level is Level.WARN else events.info
+            (events.error if verdict.level.blocks else log_harmless)(
                 "preflight.check.judged",
                 check=finding.id,
                 verdict=verdict.level.value,

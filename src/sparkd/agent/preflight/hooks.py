@@ -1,4 +1,4 @@
-"""The operator's hooks, and the ones that are unsafe to run."""
+"""Lists the operator's hooks, and says which ones are unsafe to run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sparkd.base.lib.text import sanitize
 FOLDER = "/etc/sparkd/preflight.d"
 
 _IGNORED = re.compile(r"\..*|.*~|.*\.(dpkg-(old|new|dist|tmp)|bak|orig|swp)")
+"""Names of leftovers of editors and dpkg."""
 
 
 class Hook(Struct, frozen=True):
@@ -31,11 +32,12 @@ class Hook(Struct, frozen=True):
 
     @property
     def refusal(self) -> Finding:
+        """The finding in place of a run."""
         return Finding(self.id, Verdict(Level.UNKNOWN, self.problem, self.hint), {"path": self.path}, 0.0)
 
 
 def list_hooks(files: Files, owner_uid: int = 0) -> tuple[Hook, ...]:
-    """Every hook in the order in which they run, without leftovers of editors and dpkg.
+    """All hooks in the order in which they run.
 
     A hook runs as root, so only root may be able to write to it or to a folder above it.
     """
@@ -52,8 +54,8 @@ def list_hooks(files: Files, owner_uid: int = 0) -> tuple[Hook, ...]:
 
 
 def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: int = 0) -> Hook:
-    """Judge a program that runs as root."""
-    name, quoted = sanitize(path.rpartition("/")[2], 64), quote(path)
+    """Judge whether a program is safe to run as root. `unsafe_folder`: one above it that others may write to."""
+    name, quoted_path = sanitize(path.rpartition("/")[2], 64), quote(path)
     if unsafe_folder:
         hint = f"sudo chown root: {unsafe_folder}; sudo chmod go-w {unsafe_folder}"
         return Hook(name, path, f"others than root may write to {unsafe_folder}", hint)
@@ -66,9 +68,9 @@ def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: i
     if facts.kind is not Kind.FILE:
         return Hook(name, path, f"{path} is a {facts.kind.value}, not a file", "move it away")
     if writable := find_writable(files, path, (owner_uid,)):
-        by_itself = f"sudo chown root: {quoted}; sudo chmod go-w {quoted}"
-        hint = by_itself if writable == path else "move it to a folder that only root may write to, such as /etc/sparkd"
+        own_hint = f"sudo chown root: {quoted_path}; sudo chmod go-w {quoted_path}"
+        hint = own_hint if writable == path else "move it to a folder that only root may write to, such as /etc/sparkd"
         return Hook(name, path, f"others than root may write to {writable}", hint)
     if not facts.executable:
-        return Hook(name, path, f"{path} is not executable", f"sudo chmod +x {quoted}, or move it away")
+        return Hook(name, path, f"{path} is not executable", f"sudo chmod +x {quoted_path}, or move it away")
     return Hook(name, path)

@@ -1,4 +1,4 @@
-"""A path that has to be there for the launch: what is needed of it, what was read, and what is wrong with it."""
+"""A path that the launch needs: what it has to be, what it is, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from sparkd.base.host.files import FileFacts, Files, Kind
 
 
 class Needed(Enum):
+    """What a path has to be."""
+
     ANYTHING = "there"
     FILE = "a file"
     FOLDER = "a folder with something in it"
@@ -25,13 +27,13 @@ class NeededPath(Struct, frozen=True):
     needed: Needed
     hint: str = ""
     may_fail: bool = False
-    """Its failure does not matter, as with `-` before a command."""
+    """Whether its failure does not matter, as with `-` before a command of a unit."""
 
 
 class PathFacts(Struct, frozen=True):
     needed: NeededPath
     kind: Kind | None
-    """None: it does not exist."""
+    """What it is; None where it does not exist."""
     executable: bool = False
     empty: bool = False
 
@@ -43,32 +45,32 @@ class PathFacts(Struct, frozen=True):
             return "is in no mount" if needed is Needed.MOUNT else "does not exist"
         if needed is Needed.ANYTHING:
             return ""
-        kind = Kind.FOLDER if needed is Needed.FOLDER else Kind.FILE
-        if self.kind is not kind:
-            return f"is a {self.kind.value}, not a {kind.value}"
+        wanted_kind = Kind.FOLDER if needed is Needed.FOLDER else Kind.FILE
+        if self.kind is not wanted_kind:
+            return f"is a {self.kind.value}, not a {wanted_kind.value}"
         if needed is Needed.PROGRAM and not self.executable:
             return "is not executable"
         return "is empty" if self.empty else ""
 
 
 def read_path(files: Files, needed: NeededPath) -> PathFacts:
-    """Raises OSError for one that may be there and is unreadable."""
+    """Read what the path is. Raises OSError for one that may exist and is unreadable."""
     path = needed.path
     facts = None if needed.needed is Needed.MOUNT else stat_if_any(files, path)
     if facts is None and ":" in path:
-        path = path.partition(":")[0]  # docker's -v SOURCE:TARGET
+        path = path.partition(":")[0]  # a word of docker's -v SOURCE:TARGET
         facts = stat_if_any(files, path)
     if facts is None:
         return PathFacts(needed, None)
     if facts.kind is Kind.FOLDER:
-        empty = needed.needed is Needed.FOLDER and not files.names(path)
+        is_empty = needed.needed is Needed.FOLDER and not files.names(path)
     else:
-        empty = facts.kind is Kind.FILE and facts.size_bytes == 0
-    return PathFacts(needed, facts.kind, facts.executable, empty)
+        is_empty = facts.kind is Kind.FILE and facts.size_bytes == 0
+    return PathFacts(needed, facts.kind, facts.executable, is_empty)
 
 
 def stat_if_any(files: Files, path: str) -> FileFacts | None:
-    """None where there is no such path, or can be none. Raises OSError."""
+    """Stat the path; None where there is no such path, or can be none. Raises OSError."""
     try:
         return files.stat(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Every check, in the order in which they run; their findings, and what these together allow."""
+"""The checks in the order in which they run; their findings, and which fixes these together allow."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ CHECKS: tuple[type[AnyCheck], ...] = (
 )
 IDS = tuple(check.id for check in CHECKS)
 RETIRED_IDS = ("resolver",)
-"""Checks of earlier versions had these: a configuration that names one is still good."""
+"""Ids of checks of earlier versions: a configuration that names one is still good."""
 
 
 def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
-    """`earlier` is the first look at the memory, where there was one."""
+    """Build all checks. `earlier`: the first sample of the memory, where there was one."""
     return tuple(check.from_inputs(replace(inputs, earlier=earlier)) for check in CHECKS)
 
 
@@ -99,7 +99,7 @@ def build_unplanned(settings: Settings) -> dict[str, AnyCheck | None]:
 
 
 def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:
-    """Run every check. One that fails to look is UNKNOWN (or warns, where it never blocks), with what failed."""
+    """Run the checks. One that fails to look is UNKNOWN, with the error, or warns where it never blocks."""
     cached = host if isinstance(host, CachedHost) else CachedHost(host)
     return tuple(_examine(check, cached) for check in checks)
 
@@ -109,7 +109,7 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
     facts: object = None
     try:
         facts, verdict = check.run(host)
-    except Exception as error:  # the only one: whatever goes wrong in a check, it could not look, and that blocks
+    except Exception as error:  # whatever a check raises: it could not look, and that blocks
         reason = f"could not look: {type(error).__name__}: {error}"
         hint = "run as root; if it stays, report it"
         if isinstance(error, OvergrownError):
@@ -127,40 +127,41 @@ def evidence(facts: object) -> dict[str, object]:
 
 
 def check_ids(policy: Preflight) -> None:
-    """Raises ConfigError with all ids that no check has."""
-    wrong = [
+    """Judge the ids in the settings. Raises ConfigError with all those that no check has."""
+    errors = [
         f"{key} names {name}, which is no check{did_you_mean(name, IDS)}"
         for key, names in (("preflight.skip", policy.skip), ("preflight.downgrade", policy.downgrade))
         for name in names
         if name not in (*IDS, *RETIRED_IDS)
     ]
-    if wrong:
-        raise ConfigError("\n".join(wrong), f"checks: {', '.join(IDS)}")
+    if errors:
+        raise ConfigError("\n".join(errors), f"checks: {', '.join(IDS)}")
 
 
-def chosen(checks: Sequence[AnyCheck], skip: Sequence[str]) -> tuple[AnyCheck, ...]:
+def without_skipped(checks: Sequence[AnyCheck], skip: Sequence[str]) -> tuple[AnyCheck, ...]:
     """The checks without those to skip."""
     return tuple(check for check in checks if check.id not in skip)
 
 
-def downgraded(findings: Sequence[Finding], ids: Sequence[str]) -> tuple[Finding, ...]:
-    """The findings; those with these ids warn where they block."""
-    return tuple(_downgraded(finding) if finding.id in ids else finding for finding in findings)
+def downgrade(findings: Sequence[Finding], ids: Sequence[str]) -> tuple[Finding, ...]:
+    """The findings; those with these ids warn where they would block."""
+    return tuple(_downgrade_finding(finding) if finding.id in ids else finding for finding in findings)
 
 
-def _downgraded(finding: Finding) -> Finding:
-    if not (before := finding.verdict).level.blocks:
+def _downgrade_finding(finding: Finding) -> Finding:
+    if not (verdict := finding.verdict).level.blocks:
         return finding
-    # A warning's fixes are applied: those of a finding that they could not clear must not be.
-    return replace(finding, verdict=warn(before.reason, before.hint, before.fixes if before.clears else ()))
+    # A warning's fixes are applied. Fixes that can't clear their finding must not be, and so are left out.
+    return replace(finding, verdict=warn(verdict.reason, verdict.hint, verdict.fixes if verdict.clears else ()))
 
 
 def overall(findings: Iterable[Finding]) -> Level:
+    """The worst level of all."""
     return min((finding.verdict.level for finding in findings), key=lambda level: level.severity, default=Level.OK)
 
 
 def blocking(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those that block: first those that need a person, then those that no fix clears."""
+    """The findings that block: first those that need a person, then those that no fix clears."""
     blocked = (finding for finding in findings if finding.verdict.level.blocks)
     return tuple(sorted(blocked, key=lambda finding: (not finding.verdict.needs_person, finding.verdict.clears)))
 
@@ -169,21 +170,21 @@ def fixes_to_apply(findings: Sequence[Finding], allowed_kinds: Sequence[str]) ->
     """Every allowed fix, in the order in which to apply them; none unless they clear all that blocks."""
     if uncleared(findings, allowed_kinds):
         return ()
-    return tuple(sorted(_allowed(findings, allowed_kinds), key=lambda fix: ORDER.index(type(fix))))
+    return tuple(sorted(_list_allowed(findings, allowed_kinds), key=lambda fix: ORDER.index(type(fix))))
 
 
 def uncleared(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[Finding, ...]:
-    """What blocks and no allowed fix clears."""
-    freed_bytes = sum(fix.frees_bytes for fix in _allowed(findings, allowed_kinds))
+    """The findings that block, and that no allowed fix clears."""
+    freed_bytes = sum(fix.frees_bytes for fix in _list_allowed(findings, allowed_kinds))
     blocked = blocking(findings)
-    return tuple(finding for finding in blocked if not _cleared(finding.verdict, allowed_kinds, freed_bytes))
+    return tuple(finding for finding in blocked if not _is_cleared(finding.verdict, allowed_kinds, freed_bytes))
 
 
-def _allowed(findings: Sequence[Finding], kinds: Sequence[str]) -> dict[Fix, None]:
+def _list_allowed(findings: Sequence[Finding], kinds: Sequence[str]) -> dict[Fix, None]:
     return dict.fromkeys(fix for finding in findings for fix in finding.verdict.fixes if fix.kind in kinds)
 
 
-def _cleared(verdict: Verdict, allowed_kinds: Sequence[str], freed_bytes: int) -> bool:
+def _is_cleared(verdict: Verdict, allowed_kinds: Sequence[str], freed_bytes: int) -> bool:
     if verdict.needs_person:
         return False
     if verdict.shortage_bytes:

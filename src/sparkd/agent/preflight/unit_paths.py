@@ -1,4 +1,4 @@
-"""The paths in a unit's commands, with systemd's specifiers replaced."""
+"""Finds the paths in a unit's commands, with systemd's specifiers replaced."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.units import Unit
 
 PROGRAM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-"""Where systemd looks for a program that is no path: systemd.exec(5)."""
+"""Folders in which systemd searches a program that is no path: systemd.exec(5)."""
 USUAL_FOLDER = "/usr/bin"
-"""Where a program that is in none of them is said to be missing."""
+"""The folder that is named for a program that is in none of these."""
 SPECIFIERS = {
     "%": "%", "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log", "E": "/etc", "T": "/tmp",  # noqa: S108
     "V": "/var/tmp", "h": "/root", "u": "root", "U": "0", "g": "root", "G": "0", "i": "", "I": "",  # noqa: S108
 }  # fmt: skip
-"""Values of the system manager: systemd.unit(5)."""
+"""Values of specifiers (%t) in units of the system: systemd.unit(5)."""
 _SPECIFIER = re.compile(r"%(.)")
 _VARIABLE = re.compile(r"\$\$|\$\{\w+\}|\$\w+")
 _SHELL = re.compile(r"[\s;&|<>()*]")
 """Characters that mark a word as shell code, not a path."""
 UNKNOWN = "\0"
-"""Stands around the part of a word that only systemd knows. No path has it."""
+"""Stands around a part of a word of which only systemd knows the value. No path has this character."""
 
 
 class UnitPaths(NamedTuple):
     needed: tuple[NeededPath, ...]
     unknown: tuple[str, ...]
-    """Words that can't be looked up, each with its place."""
+    """Words of which the path is not known, each with its place."""
 
 
 def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
+    """The programs of all commands, and all absolute paths among their arguments."""
     needed, unknown = dict[str, NeededPath](), list[str]()
     hint = "make it, or fix the unit: sudo systemctl edit UNIT"
     for command in unit.commands:
@@ -52,16 +53,17 @@ def paths_of_unit(unit: Unit, files: Files) -> UnitPaths:
 
 
 def _replace_specifiers(word: str, unit_name: str) -> str:
+    """Replace specifiers by their values, and mark the ones without, and variables, by UNKNOWN."""
     stem = unit_name.rpartition(".")[0]
     values = {**SPECIFIERS, "n": unit_name, "N": stem, "p": stem, "P": stem, "j": stem.rpartition("-")[2]}
 
-    def specifier(match: re.Match[str]) -> str:
+    def replace_specifier(match: re.Match[str]) -> str:
         return values.get(match[1], f"{UNKNOWN}{match[0]}{UNKNOWN}")
 
-    def variable(match: re.Match[str]) -> str:
+    def replace_variable(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else f"{UNKNOWN}{match[0]}{UNKNOWN}"
 
-    return _VARIABLE.sub(variable, _SPECIFIER.sub(specifier, word))
+    return _VARIABLE.sub(replace_variable, _SPECIFIER.sub(replace_specifier, word))
 
 
 def _find_program(name: str, files: Files) -> str:
@@ -74,5 +76,5 @@ def _find_program(name: str, files: Files) -> str:
 def _exists(files: Files, path: str) -> bool:
     try:
         return files.exists(path)
-    except OSError:  # too long for a path, say
+    except OSError:  # such as a word that is too long for a path
         return False

@@ -1,6 +1,6 @@
-"""What the page shows beside the report: an hour of each node's figures, in memory, and this node's last day, on disk.
+"""What the page shows besides the report: an hour of each node's figures, in memory, and this node's last day, on disk.
 
-Both belong to the loop's thread. The disk is read in a thread of its own, while somebody reads the page.
+Both belong to the event loop's thread. The disk is read in a thread of its own, and only while somebody reads the page.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sparkd.base.status.model import DAY_SECONDS, NodeReport, seconds_since
 from sparkd.base.status.publisher import Published
 
 SAMPLE_SECONDS, SAMPLES = 10.0, 6
-"""Samples of a point: a point is the mean of a minute."""
+"""Pause between two samples, and samples of a point, which is the mean of a minute."""
 POINTS = 60
 """Points kept of each node: some 20 KiB."""
 FRESH_SECONDS = 30.0
-"""Pause between two looks at the disk: journalctl takes CPU."""
+"""Least time between two readings of the disk: journalctl takes CPU."""
 WAIT_SECONDS = 1.0
-"""A page waits so long for the disk, and then shows what was read last."""
+"""How long a page waits for the disk, before it shows what was read last."""
 
 
 class Point(NamedTuple):
@@ -35,79 +35,91 @@ class Point(NamedTuple):
 
     tokens_per_second: float | None = None
     requests: float | None = None
-    """Those that run or wait."""
+    """Requests that run or wait."""
     first_token_seconds: float | None = None
     used_share: float | None = None
-    """Of the memory."""
+    """Share of the memory that is in use."""
 
 
 class Disk(NamedTuple):
-    """What this node's disk has. Texts are without secrets, and are not bounded."""
+    """What was read from this node's disk. Texts are without secrets, and of any length."""
 
     rows: tuple[Row, ...] = ()
-    """The newest of each kind, oldest first."""
+    """The newest rows of each kind of the history, oldest first."""
     warnings: tuple[Line, ...] = ()
-    """The agent's own, newest first."""
+    """The agent's warnings in the journal, newest first."""
 
 
-class Kept:
+class PageHistory:
+    """What the page shows besides the report."""
+
     def __init__(self, read: Callable[[], Disk] = Disk) -> None:
-        """`read` takes time, or hangs, and raises nothing."""
+        """`read` reads the disk, in a thread. It may take long or hang, and raises nothing."""
         self._slow = SlowDocument("page-disk", lambda _query: read(), FRESH_SECONDS)
         self._minutes: dict[int, list[Point]] = {}
+        """Samples of the present minute by rank."""
         self._samples = 0
+        """Number of samples ever taken."""
         self.curves: dict[int, deque[Point]] = {}
         """Points of each rank, oldest first."""
         self.disk = Disk()
 
     async def refresh(self) -> None:
-        """Read the disk again where that is due."""
+        """Read the disk again where that is due, for WAIT_SECONDS at most."""
         with suppress(TimeoutError):
             disk = await asyncio.wait_for(self._slow.get(""), WAIT_SECONDS)
             self.disk = self.disk if disk is None else disk
 
     async def follow(self, published: Callable[[], Published]) -> None:
+        """Take samples for ever."""
         while True:
             self.sample(published().report)
             await asyncio.sleep(SAMPLE_SECONDS)
 
     def sample(self, report: NodeReport) -> None:
-        """Take figures of all nodes that answer. Called each SAMPLE_SECONDS."""
-        living = {peer.rank: peer.living for peer in report.peers} | {report.rank: report}
-        for rank, node in living.items():
+        """Take a sample of all nodes that answer. Called every SAMPLE_SECONDS."""
+        reports = {peer.rank: peer.living for peer in report.peers} | {report.rank: report}
+        for rank, node in reports.items():
             if node is not None:
-                self._minutes.setdefault(rank, []).append(_point(node))
+                self._minutes.setdefault(rank, []).append(_make_point(node))
         self._samples += 1
         if self._samples % SAMPLES == 0:
             for rank in self._minutes.keys() | self.curves.keys():
                 points = self.curves.setdefault(rank, deque(maxlen=POINTS))
-                points.append(Point(*map(_mean, zip(*self._minutes.pop(rank, [Point()]), strict=True))))
+                points.append(Point(*map(_average_known, zip(*self._minutes.pop(rank, [Point()]), strict=True))))
 
 
-def _point(report: NodeReport) -> Point:
-    used = memory_share(report.memory) if report.memory else None
-    if (now := report.activity) is None:
-        return Point(used_share=used)
-    return Point(now.output_tokens_per_second, now.running + now.waiting, now.first_token_seconds, used)
+def _make_point(report: NodeReport) -> Point:
+    used_share = memory_share(report.memory) if report.memory else None
+    if (activity := report.activity) is None:
+        return Point(used_share=used_share)
+    return Point(
+        activity.output_tokens_per_second, activity.running + activity.waiting, activity.first_token_seconds, used_share
+    )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Of those that are known, within what a figure can be."""
-    known = [min(max(0.0, value), MOST) for value in values if value is not None]
-    return fmean(known) if known else None
+def _average_known(values: Sequence[float | None]) -> float | None:
+    """The mean of the known values, each limited to what a figure can be; None where none is known."""
+    known_values = [min(max(0.0, value), MOST) for value in values if value is not None]
+    return fmean(known_values) if known_values else None
 
 
 def find_spans(rows: Sequence[Row], now: datetime) -> Iterator[tuple[str, float, float]]:
-    """`loading` or `serving`, from when to when, in seconds before now, of the last day's launches of this node.
+    """Spans of the last day in which this node was `loading` or `serving`: this word, and from when to when.
 
-    A launch without an end lasts to the next one, or to now.
+    Both times are in seconds before now. A launch without an end lasts to the next one, or to now.
     """
     launches = [row for row in rows if isinstance(row, Launch)]
     for launch, next_at in zip(launches, [*(later.at for later in launches[1:]), now.isoformat()], strict=False):
-        begin, end = (seconds_since(at, now) for at in (launch.at, launch.end.at if launch.end else next_at))
-        if begin is None or end is None:
+        begin_seconds, end_seconds = (
+            seconds_since(at, now) for at in (launch.at, launch.end.at if launch.end else next_at)
+        )
+        if begin_seconds is None or end_seconds is None:
             continue
-        loaded = end if launch.load_seconds is None else begin - launch.load_seconds
-        for state, since, until in (("loading", begin, loaded), ("serving", loaded, end)):
-            if min(since, DAY_SECONDS) > max(until, 0.0):
-                yield state, min(since, DAY_SECONDS), max(until, 0.0)
+        loaded_seconds = end_seconds if launch.load_seconds is None else begin_seconds - launch.load_seconds
+        for state, from_seconds, to_seconds in (
+            ("loading", begin_seconds, loaded_seconds),
+            ("serving", loaded_seconds, end_seconds),
+        ):
+            if min(from_seconds, DAY_SECONDS) > max(to_seconds, 0.0):
+                yield state, min(from_seconds, DAY_SECONDS), max(to_seconds, 0.0)

@@ -1,8 +1,8 @@
 """The page on `observe.listen`, as HTML for a browser without JavaScript and as JSON for its script.
 
-Both are made from one tree of elements, so that words and layout are here alone. All text is a text node in either:
-nothing of a report becomes markup. The template is one file: style and script are in it, and the policy names both by
-their hashes.
+Both are made from one tree of elements, so that the script has no words and no layout of its own. All text is a text
+node in both: nothing of a report becomes markup. The template is one file with style and script, which the
+Content-Security-Policy names by their hashes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sparkd.base.lib.text import sanitize
 
 TEXT_LIMIT = 2000
 PACE_SECONDS = 1.0
-"""The page is made at most this often, for all who read it."""
+"""The page is made at most this often, for all readers together."""
 HOLD_SECONDS = 8.0
-"""An answer is held back so long where nothing changes; less than the server's own limit."""
+"""How long an answer is held back while nothing changes; less than the server's own limit."""
 _CLOSED = ("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'")
 _HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
@@ -37,27 +37,30 @@ _HEADERS = (
 _MARK, _TITLE = "<!-- report -->", "<title>sparkd</title>"
 
 Element: TypeAlias = "tuple[str, dict[str, str], list[Element | str]]"
+"""Tag, attributes, children."""
 
 
 def element(tag: str, style: str = "", *children: Element | str, **attributes: str) -> Element:
-    """`style`: its class. An underscore in an attribute's name stands for a hyphen."""
-    named = {name.replace("_", "-"): sanitize(value, TEXT_LIMIT) for name, value in attributes.items()}
+    """Make an element. `style`: its class. An underscore in an attribute's name stands for a hyphen."""
+    cleaned = {name.replace("_", "-"): sanitize(value, TEXT_LIMIT) for name, value in attributes.items()}
     texts = [sanitize(child, TEXT_LIMIT) if isinstance(child, str) else child for child in children if child]
-    return tag, ({"class": style} if style else {}) | named, texts
+    return tag, ({"class": style} if style else {}) | cleaned, texts
 
 
-def html(node: Element | str) -> str:
+def render_html(node: Element | str) -> str:
     if isinstance(node, str):
         return escape(node)
     tag, attributes, children = node
-    named = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
-    return f"<{tag}{named}>{''.join(map(html, children))}</{tag}>"
+    rendered_attributes = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
+    return f"<{tag}{rendered_attributes}>{''.join(map(render_html, children))}</{tag}>"
 
 
 class Template(NamedTuple):
     before: str
+    """The text before the report."""
     after: str
     policy: str
+    """Value of the header Content-Security-Policy."""
     digest: str
 
 
@@ -65,57 +68,60 @@ class Template(NamedTuple):
 def read_template() -> Template:
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     before, after = text.split(_MARK)
-    sources = (f"{kind}-src {_hash(text, kind)}" for kind in ("script", "style"))
+    sources = (f"{kind}-src {_hash_inline(text, kind)}" for kind in ("script", "style"))
     policy = "; ".join(("default-src 'none'", *sources, "connect-src 'self'", *_CLOSED))
     return Template(before, after, policy, hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
-def _hash(text: str, kind: str) -> str:
+def _hash_inline(text: str, kind: str) -> str:
     """Hash of the only inline script or style, as a Content-Security-Policy names it."""
     (content,) = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)
     return f"'sha256-{b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
-class Made(NamedTuple):
-    """The page at one moment: for a browser, and as JSON for the script. Until `due` it is not made again."""
+class RenderedPage(NamedTuple):
+    """The page at one moment."""
 
     digest: str
     document: bytes
+    """HTML for a browser."""
     news: bytes
+    """JSON for the script."""
     due: float
+    """Until this time, by the monotonic clock, the page is not made again."""
 
 
 class Page:
-    """Belongs to the loop's thread. `make` returns title and content of the page now; `refresh` is awaited before."""
+    """Belongs to the event loop's thread. `make` returns title and content for now; `refresh` is awaited before."""
 
     def __init__(self, make: Callable[[], tuple[str, list[Element]]], refresh: Callable[[], Awaitable[None]]) -> None:
         self._make, self._refresh = make, refresh
-        self._made: Made | None = None
+        self._rendered: RenderedPage | None = None
 
     async def answer(self, path: str, known: str) -> Response:
-        """`/`: for a browser. Else for its script, as soon as it is another page than that with the digest `known`."""
-        end = time.monotonic() + HOLD_SECONDS
+        """The answer to a browser, where `path` is /; else to its script, once the digest is no longer `known`."""
+        deadline = time.monotonic() + HOLD_SECONDS
         await self._refresh()
-        made = self._current()
+        rendered = self._render_if_due()
         if path == "/":
             headers = (*_HEADERS, ("Content-Security-Policy", read_template().policy))
-            return Response(200, made.document, "text/html; charset=utf-8", headers)
-        while made.digest == known and time.monotonic() < end:
+            return Response(200, rendered.document, "text/html; charset=utf-8", headers)
+        while rendered.digest == known and time.monotonic() < deadline:
             await asyncio.sleep(PACE_SECONDS)
-            made = self._current()
-        return Response(200, made.news, headers=_HEADERS)
+            rendered = self._render_if_due()
+        return Response(200, rendered.news, headers=_HEADERS)
 
-    def _current(self) -> Made:
+    def _render_if_due(self) -> RenderedPage:
         now = time.monotonic()
-        if self._made is None or now >= self._made.due:
-            self._made = _made(*self._make(), due=now + PACE_SECONDS)
-        return self._made
+        if self._rendered is None or now >= self._rendered.due:
+            self._rendered = _render(*self._make(), due=now + PACE_SECONDS)
+        return self._rendered
 
 
-def _made(title: str, parts: list[Element], due: float) -> Made:
+def _render(title: str, parts: list[Element], due: float) -> RenderedPage:
     template, title = read_template(), sanitize(title, TEXT_LIMIT)
     digest = hashlib.sha256(json.encode((title, parts))).hexdigest()[:16]
     body = element("main", "", *parts, data_digest=digest, data_template=template.digest)
     before = template.before.replace(_TITLE, f"<title>{escape(title)}</title>")
     news = json.encode({"title": title, "template": template.digest, "report": body})
-    return Made(digest, f"{before}{html(body)}{template.after}".encode(), news, due)
+    return RenderedPage(digest, f"{before}{render_html(body)}{template.after}".encode(), news, due)

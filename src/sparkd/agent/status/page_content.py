@@ -1,4 +1,4 @@
-"""What the page shows: whether it serves and how to reach it, or which node is in trouble and what to do. Pure."""
+"""What the page shows: whether it serves and how to reach the API, or which node is in trouble and what to do. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shlex import quote
 
 from msgspec.json import decode
 
-from sparkd.agent.status.kept import POINTS, Disk, Kept, Point, find_spans
+from sparkd.agent.status.kept import POINTS, Disk, PageHistory, Point, find_spans
 from sparkd.agent.status.page import Element, element
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.history import Bench, Launch, Smoke
@@ -29,9 +29,9 @@ from sparkd.base.vllm.args import KEY_VARIABLE
 TONES = {"ok": "ok", "warn": "warn", "block": "bad", "unknown": "bad", "hint": "none"}
 NOTHING = "Nothing is to be done: it follows by itself."
 MOST_LINES = 50
-"""Limit of warnings, and of restarts: another node may send many, and each as long as a text can be."""
+"""Limit of warnings, and of restarts: another node may send many, each as long as a text can be."""
 LINE_LIMIT, MOST_LEVELS = 400, 3
-"""Characters of a line of the log, and levels of a bench."""
+"""Limits: characters of a line of the log, and levels of a bench."""
 CURVES = (
     ("tokens/s out", "{:,.1f}", 0, 0.0),
     ("requests", "{:,.1f}", 1, 0.0),
@@ -40,70 +40,82 @@ CURVES = (
 )
 """Label, format, place in a `Point`, and the scale's top; 0: the largest value."""
 _COMMAND = re.compile(r"(?:^|: )((?:sudo )?(?:sparkd|systemctl|journalctl) [\w ./:=@%+,'*-]{1,200})$", re.ASCII)
-"""A hint's end that is one command of a few, without an operator of the shell."""
+"""The end of a hint, where that is one of a few commands, without operators of the shell."""
 
 
-def make(report: NodeReport, view: View, kept: Kept) -> tuple[str, list[Element]]:
+def build_page(report: NodeReport, view: View, history: PageHistory) -> tuple[str, list[Element]]:
     """Title and content. `view.alive`: whether the agent's main loop turns."""
-    whole = overview(report, view)
-    tone, headline = _headline(whole.nodes)
-    troubled = [node for node in whole.nodes if _tone(node) in ("bad", "warn")]
+    cluster = overview(report, view)
+    head = cluster.nodes[0]
+    tone, headline = _choose_headline(cluster.nodes)
+    troubled = [node for node in cluster.nodes if _choose_tone(node) in ("bad", "warn")]
     # A head that is degraded because of another node has nothing of its own to do.
     causes = [node for node in troubled if node.advice] or troubled
-    trouble = [part for node in causes for part in _trouble(node)]
-    head = [*_head(whole.nodes[0], bool(trouble)), *trouble, *_reach(whole.nodes[0])]
-    state = element("section", f"state {tone}", element("div", "", element("h1", "", headline), role="status"), *head)
+    trouble = [part for node in causes for part in _describe_trouble(node)]
+    status = element("div", "", element("h1", "", headline), role="status")
+    details = [*_describe_head(head, bool(trouble)), *trouble, *_describe_access(head)]
     cards = (
-        element("section", f"node {_tone(node)}", *_card(node, kept.curves.get(node.rank, ()))) for node in whole.nodes
+        element("section", f"node {_choose_tone(node)}", *_build_card(node, history.curves.get(node.rank, ())))
+        for node in cluster.nodes
     )
-    figures = activity_figures(whole.activity) if whole.activity else {}
-    shown = (element("div", "", element("dt", "", name), element("dd", "", text)) for name, text in figures.items())
     parts = [
-        state,
-        *([element("dl", "figures", *shown)] if figures else []),
+        element("section", f"state {tone}", status, *details),
+        *_build_figures(activity_figures(cluster.activity) if cluster.activity else {}),
         element("h2", "", "Nodes"),
         element("div", "nodes", *cards),
     ]
-    said = tuple(f": {text}" for node in causes for text in (node.why, node.advice) if text)
-    notes = [note for note in whole.notes if not f": {note.text}".endswith(said)]
-    parts += _below(report, view, kept, notes, whole.restarts)
+    # Notes that repeat what the trouble says already are left out.
+    shown_texts = tuple(f": {text}" for node in causes for text in (node.why, node.advice) if text)
+    notes = [note for note in cluster.notes if not f": {note.text}".endswith(shown_texts)]
+    parts += _build_lower_part(report, view, history, notes, cluster.restarts)
+    return f"{headline}: {report.node}", [*parts, *_build_footer(report)]
+
+
+def _build_figures(figures: dict[str, str]) -> list[Element]:
+    pairs = (element("div", "", element("dt", "", name), element("dd", "", text)) for name, text in figures.items())
+    return [element("dl", "figures", *pairs)] if figures else []
+
+
+def _build_footer(report: NodeReport) -> list[Element]:
     plan = f"plan {report.plan_digest[:12]}" if report.plan_digest else ""
     about = ", ".join(part for part in (f"{report.node}: sparkd {report.version}", plan, report.transport) if part)
-    more = element("p", "about", "All lines: ", _code("sudo sparkd logs"))
-    return f"{headline}: {report.node}", [*parts, more, element("p", "about", about)]
+    lines = element("p", "about", "All lines: ", _build_code("sudo sparkd logs"))
+    return [lines, element("p", "about", about)]
 
 
-def _below(report: NodeReport, view: View, kept: Kept, notes: Sequence[Note], restarts: Sequence[str]) -> list[Element]:
-    parts = _list("Warnings", [(TONES.get(note.level, "none"), note.text) for note in notes])
-    if day := list(_day(kept.disk, view, report)):
-        parts += [element("h2", "", f"The last 24 hours of {report.node}"), element("div", "day", *day)]
-    parts += _list("Restarts", [("none", text) for text in restarts])
-    lines = [(format_duration(view.now.timestamp() - line.at_us / 1e6), line.text) for line in kept.disk.warnings]
-    logged = [("none", f"{age} ago: {sanitize(text, LINE_LIMIT)}") for age, text in lines]
-    parts += _list("Warnings in the log", logged)
+def _build_lower_part(
+    report: NodeReport, view: View, history: PageHistory, notes: Sequence[Note], restarts: Sequence[str]
+) -> list[Element]:
+    parts = _build_list("Warnings", [(TONES.get(note.level, "none"), note.text) for note in notes])
+    if day_parts := list(_describe_day(history.disk, view, report)):
+        parts += [element("h2", "", f"The last 24 hours of {report.node}"), element("div", "day", *day_parts)]
+    parts += _build_list("Restarts", [("none", text) for text in restarts])
+    lines = [(format_duration(view.now.timestamp() - line.at_us / 1e6), line.text) for line in history.disk.warnings]
+    log_lines = [("none", f"{age} ago: {sanitize(text, LINE_LIMIT)}") for age, text in lines]
+    parts += _build_list("Warnings in the log", log_lines)
     return parts
 
 
-def _list(heading: str, lines: Sequence[tuple[str, str]]) -> list[Element]:
+def _build_list(heading: str, lines: Sequence[tuple[str, str]]) -> list[Element]:
     if not lines:
         return []
-    more = [("none", f"and {len(lines) - MOST_LINES} more")] if len(lines) > MOST_LINES else []
-    listed = (element("li", tone, text) for tone, text in [*lines[:MOST_LINES], *more])
-    return [element("h2", "", heading), element("ul", "notes", *listed)]
+    rest = [("none", f"and {len(lines) - MOST_LINES} more")] if len(lines) > MOST_LINES else []
+    items = (element("li", tone, text) for tone, text in [*lines[:MOST_LINES], *rest])
+    return [element("h2", "", heading), element("ul", "notes", *items)]
 
 
-def _code(text: str) -> Element:
-    """A line to copy: a click, or the focus, selects the whole."""
+def _build_code(text: str) -> Element:
+    """A line to copy: a click, or the focus, selects all of it."""
     return element("code", "copy", text, tabindex="0")
 
 
-def _tone(node: NodeView) -> str:
+def _choose_tone(node: NodeView) -> str:
     return "wait" if node.phase == CONTACTS[Contact.UNHEARD] else TONES.get(node.level, "wait")
 
 
-def _headline(nodes: tuple[NodeView, ...]) -> tuple[str, str]:
+def _choose_headline(nodes: tuple[NodeView, ...]) -> tuple[str, str]:
     """Tone and headline of the whole cluster, which serves where its head does."""
-    head, troubled = nodes[0], any(_tone(node) in ("bad", "warn") for node in nodes)
+    head, troubled = nodes[0], any(_choose_tone(node) in ("bad", "warn") for node in nodes)
     if head.level == "unknown":
         return "bad", "Not known: no news of the head"
     if head.phase in SERVES:
@@ -113,8 +125,8 @@ def _headline(nodes: tuple[NodeView, ...]) -> tuple[str, str]:
     return "wait", "Loading" if head.loading else "Not serving yet"
 
 
-def _head(node: NodeView, troubled: bool) -> Iterator[Element]:
-    """What it serves or waits for, and since when. The cause of trouble is said once, behind it."""
+def _describe_head(node: NodeView, troubled: bool) -> Iterator[Element]:
+    """What the head serves or waits for, and since when. Where a node is in trouble, the cause follows elsewhere."""
     if (report := node.living) is None:
         return
     serves = node.phase in SERVES
@@ -125,118 +137,130 @@ def _head(node: NodeView, troubled: bool) -> Iterator[Element]:
         yield element("p", "quiet", f"{node.phase} for {node.age}{'' if serves else f'. {NOTHING}'}")
 
 
-def _reach(node: NodeView) -> Iterator[Element]:
-    """The address of the API, and a request. What another node sent is quoted for the shell."""
+def _describe_access(node: NodeView) -> Iterator[Element]:
+    """The address of the API, and a command for a request, in which what another node sent is quoted for the shell."""
     if node.phase not in SERVES or not node.living or not (engine := node.living.engine).url:
         return
     body = dumps({"model": engine.model, "messages": [{"role": "user", "content": "Hello"}]}, ensure_ascii=False)
     key = f'-H "Authorization: Bearer ${KEY_VARIABLE}" ' if engine.keyed else ""
     url = quote(f"{engine.url}/chat/completions")
-    yield element("p", "", _code(engine.url))
-    yield element("p", "", _code(f"curl {url} {key}-H 'Content-Type: application/json' -d {quote(body)}"))
+    yield element("p", "", _build_code(engine.url))
+    yield element("p", "", _build_code(f"curl {url} {key}-H 'Content-Type: application/json' -d {quote(body)}"))
     if engine.keyed:
         yield element("p", "quiet", f"{KEY_VARIABLE}: the key, which is in the file that sparkd endpoint names")
 
 
-def _trouble(node: NodeView) -> Iterator[Element]:
+def _describe_trouble(node: NodeView) -> Iterator[Element]:
     """What is wrong with a node, and what to do there."""
-    now, advice = node.living, node.advice
-    cause = ((now.phase is Phase.BLOCKED and node.why) or now.message) if now else node.cause
+    living, advice = node.living, node.advice
+    cause = ((living.phase is Phase.BLOCKED and node.why) or living.message) if living else node.cause
     yield element("p", "", element("b", "", node.name), f": {node.phase}{f'. {cause}' if cause else ''}")
     command = _COMMAND.search(advice)
     text = advice[: command.start()] if command else advice
     yield element("p", "do", f"To do on {node.report.node if node.report else node.name}{f': {text}' if text else ':'}")
     if command or not advice:
-        yield element("p", "", _code(command[1] if command else "sudo sparkd logs"))
+        yield element("p", "", _build_code(command[1] if command else "sudo sparkd logs"))
 
 
-def _card(node: NodeView, points: Sequence[Point]) -> Iterator[Element]:
+def _build_card(node: NodeView, points: Sequence[Point]) -> Iterator[Element]:
+    """State, load, memory, GPU and curves of one node."""
     yield element("h3", "", node.name)
     yield element("p", "quiet", f"rank {node.rank}" if node.rank else "rank 0, the head")
     yield element("p", "phase", f"{node.phase}, {node.age}" if node.age else node.phase)
     if node.loading:
-        left = [element("p", "quiet", node.left)] if node.left else []
-        yield _bar("load", progress_text(node.loading), "", bounded_share(node.loading.progress), *left)
-    now = node.living
-    if now and now.memory:
-        yield _bar("memory", "memory", memory_text(now.memory), memory_share(now.memory))
-    if now and now.gpu:
-        yield element("p", "more quiet", f"GPU {gpu_text(now.gpu)}")
-    yield from _curves(points)
+        time_left = [element("p", "quiet", node.left)] if node.left else []
+        yield _build_bar("load", progress_text(node.loading), "", bounded_share(node.loading.progress), *time_left)
+    living = node.living
+    if living and living.memory:
+        yield _build_bar("memory", "memory", memory_text(living.memory), memory_share(living.memory))
+    if living and living.gpu:
+        yield element("p", "more quiet", f"GPU {gpu_text(living.gpu)}")
+    yield from _build_curves(points)
     if node.report and node.report.last_cause:
         yield element("p", "more quiet", f"Last cause: {node.report.last_cause}")
 
 
-def _bar(style: str, label: str, value: str, share: float | None, *more: Element) -> Element:
-    """A bar, which without a share shows that work is being done."""
-    done = {} if share is None else {"value": f"{share:.3f}"}
+def _build_bar(style: str, label: str, value: str, share: float | None, *below: Element) -> Element:
+    """A bar; without a share it only shows that work is being done."""
+    value_attribute = {} if share is None else {"value": f"{share:.3f}"}
     texts = element("span", "", element("span", "", label), element("span", "", value))
-    return element("div", f"bar {style}", texts, element("progress", "", aria_label=label, max="1", **done), *more)
+    return element(
+        "div", f"bar {style}", texts, element("progress", "", aria_label=label, max="1", **value_attribute), *below
+    )
 
 
-def _curves(points: Sequence[Point]) -> Iterator[Element]:
-    """An hour of each figure that the node had."""
-    for label, form, at, top in CURVES:
-        values = [point[at] for point in points]
-        known = [value for value in values if value is not None]
-        if len(values) > 1 and any(known):
-            text = f"{form.format(known[-1])}, at most {form.format(max(known))}"
-            drawn = _svg(f"{label}, last hour: {text}", f"0 -2 {POINTS - 1} 102", _path(values, top or max(known)))
+def _build_curves(points: Sequence[Point]) -> Iterator[Element]:
+    """A curve of the last hour for each figure that the node had."""
+    for label, format_text, place, top in CURVES:
+        values = [point[place] for point in points]
+        known_values = [value for value in values if value is not None]
+        if len(values) > 1 and any(known_values):
+            text = f"{format_text.format(known_values[-1])}, at most {format_text.format(max(known_values))}"
+            drawing = _build_svg(
+                f"{label}, last hour: {text}", f"0 -2 {POINTS - 1} 102", _draw_path(values, top or max(known_values))
+            )
             texts = element("span", "", element("span", "", label), element("span", "", text))
-            yield element("div", "curve", texts, drawn)
+            yield element("div", "curve", texts, drawing)
     if len(points) > 1:
         yield element("p", "axis", element("span", "", f"{len(points)} min ago"), element("span", "", "now"))
 
 
-def _path(values: Sequence[float | None], scale: float) -> Element:
-    """The newest value on the right, and a gap where there was none."""
-    line, drawn = "", False
-    for at, value in enumerate([*values, None], POINTS - len(values)):
+def _draw_path(values: Sequence[float | None], scale: float) -> Element:
+    """The curve with the area below it: the newest value on the right, a gap where there was none."""
+    commands, is_drawing = "", False
+    for x, value in enumerate([*values, None], POINTS - len(values)):
         if value is not None:
-            line += f"{'' if drawn else f'M{at},100'}L{at},{100 - 100 * value / scale:.0f}"
-        elif drawn:
-            line += f"L{at - 1},100Z"
-        drawn = value is not None
-    return element("path", "", d=line)
+            commands += f"{'' if is_drawing else f'M{x},100'}L{x},{100 - 100 * value / scale:.0f}"
+        elif is_drawing:
+            commands += f"L{x - 1},100Z"
+        is_drawing = value is not None
+    return element("path", "", d=commands)
 
 
-def _svg(label: str, box: str, *shapes: Element) -> Element:
+def _build_svg(label: str, box: str, *shapes: Element) -> Element:
     return element("svg", "", *shapes, role="img", aria_label=label, viewBox=box, preserveAspectRatio="none")
 
 
-def _day(disk: Disk, view: View, report: NodeReport) -> Iterator[Element]:
-    rects, sums = [], {"serving": 0.0, "loading": 0.0}
-    for state, begin, end in find_spans(disk.rows, view.now):
-        sums[state] += begin - end
-        # A load is half as high, and so known without its colour; and long enough to be seen.
+def _describe_day(disk: Disk, view: View, report: NodeReport) -> Iterator[Element]:
+    """The last 24 hours as times and a bar, then the last smoke test and the last bench."""
+    rectangles, seconds_by_state = [], {"serving": 0.0, "loading": 0.0}
+    for state, from_seconds, to_seconds in find_spans(disk.rows, view.now):
+        seconds_by_state[state] += from_seconds - to_seconds
+        # A load is half as high, so that it is known without its colour. Each span is wide enough to be seen.
         tone, top = ("wait", 5) if state == "loading" else ("ok", 0)
-        shape = {"x": DAY_SECONDS - begin, "width": max(begin - end, 90), "y": top, "height": 10 - top}
-        rects.append(element("rect", tone, **{name: f"{value:.0f}" for name, value in shape.items()}))
-    first = next((row.at for row in disk.rows if isinstance(row, Launch)), "")  # what was before is not known
-    known_seconds = min(seconds_since(first, view.now) or 0.0, DAY_SECONDS)
-    sums["down"] = max(0.0, known_seconds - sum(sums.values()))
-    text = ", ".join(f"{state} {format_duration(seconds)}" for state, seconds in sums.items())
-    last = {type(row): row for row in disk.rows}
-    if Launch in last:
+        attributes = {
+            "x": DAY_SECONDS - from_seconds,
+            "width": max(from_seconds - to_seconds, 90),
+            "y": top,
+            "height": 10 - top,
+        }
+        rectangles.append(element("rect", tone, **{name: f"{value:.0f}" for name, value in attributes.items()}))
+    # What was before the first launch is not known.
+    first_launch_at = next((row.at for row in disk.rows if isinstance(row, Launch)), "")
+    known_seconds = min(seconds_since(first_launch_at, view.now) or 0.0, DAY_SECONDS)
+    seconds_by_state["down"] = max(0.0, known_seconds - sum(seconds_by_state.values()))
+    text = ", ".join(f"{state} {format_duration(seconds)}" for state, seconds in seconds_by_state.items())
+    last_rows = {type(row): row for row in disk.rows}
+    if Launch in last_rows:
         yield element("p", "", text)
-        yield _svg(f"last 24 hours: {text}", f"0 0 {DAY_SECONDS} 10", *rects)
+        yield _build_svg(f"last 24 hours: {text}", f"0 0 {DAY_SECONDS} 10", *rectangles)
         yield element("p", "axis", element("span", "", "24 h ago"), element("span", "", "now"))
     for kind, command in ((Smoke, "smoke"), (Bench, "bench")):
-        match last.get(kind):
+        match last_rows.get(kind):
             case Smoke() as smoke:
                 faults = f"{smoke.bad} bad answers: {', '.join(smoke.faults)}" if smoke.bad else "all answers good"
                 yield element("p", "", f"Last smoke test, {view.age(smoke.at)} ago: {faults}")
             case Bench() as bench:
                 yield element("p", "", f"Last bench, {view.age(bench.at)} ago: {_describe_bench(bench)}")
-            case _ if report.rank == 0 and report.phase in IN_SERVICE:  # they request this node's endpoint
-                yield element("p", "", f"No {command} yet: ", _code(f"sudo sparkd {command}"))
+            case _ if report.rank == 0 and report.phase in IN_SERVICE:  # both commands need this node's endpoint
+                yield element("p", "", f"No {command} yet: ", _build_code(f"sudo sparkd {command}"))
 
 
 def _describe_bench(bench: Bench) -> str:
-    """Its rates by the number of requests at once. Another version may have written it."""
+    """Its rates by the number of requests at once, if it is readable: another version may have written it."""
     names, texts = ("output_tokens_per_second", "first_token_seconds"), []
     with suppress(KeyError, TypeError, ValueError):
         for level in decode(bench.figures)["levels"][:MOST_LEVELS]:
-            rate, first = (level[name]["median"] for name in names)
-            texts.append(f"{rate:,.1f} tokens/s, first token {first:.2f} s ({level['concurrency']:d} at once)")
+            rate, first_token = (level[name]["median"] for name in names)
+            texts.append(f"{rate:,.1f} tokens/s, first token {first_token:.2f} s ({level['concurrency']:d} at once)")
     return "; ".join(texts) or "see sparkd history"

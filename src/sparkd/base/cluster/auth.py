@@ -23,7 +23,7 @@ from threading import Lock, Thread
 from sparkd.base.host.files import FileFacts, Files
 from sparkd.base.host.ownership import read_private
 from sparkd.base.lib import start_thread
-from sparkd.base.lib.errors import AwaitedError, ConfigError
+from sparkd.base.lib.errors import AwaitedError, ConfigError, UnreadableError
 
 CHALLENGE_HEADER = "WWW-Authenticate"
 NONCE_HEADER = "Sparkd-Nonce"
@@ -137,7 +137,7 @@ class KeyRing:
         try:
             self._keys = read_keys(self._files, self._path, self._owner_uid)
         except ConfigError as error:
-            if self._optional and isinstance(error, AwaitedError):  # there is none
+            if self._optional and isinstance(error, AwaitedError) and not isinstance(error, UnreadableError):  # none
                 self._keys = ()
             else:
                 self._trouble = error.reason if self._optional else str(error)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from sparkd.base.cluster.auth import MAX_KEYS, read_keys
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import AwaitedError, ConfigError, HeadRefusedError
+from sparkd.base.lib.errors import AwaitedError, ConfigError, HeadRefusedError, UnreadableError
 
 PRIVATE, PUBLIC = "/etc/sparkd/head.key", "/etc/sparkd/head.pub"
 """Files of this node alone: the cluster's key may be on a share."""
@@ -50,6 +50,8 @@ def verify(files: Files, path: str, head: str, mac: str, signatures: str, owner_
     """
     try:
         publics = read_keys(files, path, owner_uid)
+    except UnreadableError:
+        raise
     except AwaitedError:
         raise missing(head) from None
     except ConfigError as error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,8 @@ MAX_LINKS = 40
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 READABLE = (os.makedev(1, 3), os.makedev(1, 11))
 """Devices that are opened: /dev/null, to which masked units are links, and the kernel's log."""
+_LEADS_OUT = re.compile(r"/(?:root|cwd|exe|fd|map_files|\.\.)(?:/|$)")
+"""Parts of a path by which a file below /proc may be any other one, such as /proc/self/root/dev/watchdog."""
 
 T = TypeVar("T")
 
@@ -208,7 +211,7 @@ def open_file(path: str, flags: int = 0) -> int:
     """A descriptor to read. `flags`: O_NOFOLLOW or none. Raises OSError, also for a device: a user's link may lead to
     one, and a watchdog, once opened, would begin to count.
     """
-    if path.startswith(("/proc/", "/sys/")):  # thousands, and no devices
+    if path.startswith(("/proc/", "/sys/")) and not _LEADS_OUT.search(path):  # thousands, and no devices
         return os.open(path, _READ | flags)
     name = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
     try:

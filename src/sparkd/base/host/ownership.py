@@ -11,7 +11,7 @@ from stat import S_ISVTX
 
 from sparkd.base.host import disks
 from sparkd.base.host.files import Files, Kind, Opened, follow
-from sparkd.base.lib.errors import AwaitedError, ConfigError
+from sparkd.base.lib.errors import AwaitedError, ConfigError, unreadable
 
 ROOT = (0,)
 
@@ -83,7 +83,7 @@ def read_private(files: Files, path: str, limit: int, *owners: int) -> Opened:
     except OSError as error:
         is_link = error.errno == errno.ELOOP
         reason = "is a symlink, needed is the file itself" if is_link else error.strerror or str(error)
-        raise ConfigError(f"{path}: {reason}", f"ls -l {quote(path)}") from None
+        raise unreadable(error)(f"{path}: {reason}", f"ls -l {quote(path)}") from None
     facts = opened.facts
     if facts.kind is not Kind.FILE:
         raise ConfigError(f"{path}: is no regular file", f"ls -l {quote(path)}")

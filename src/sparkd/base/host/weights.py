@@ -38,7 +38,8 @@ DECIDING = frozenset(
 """Files that Hugging Face's and Mistral's loaders read beside the weights. Others may differ: notes, licenses."""
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 HASHED_LIMIT_BYTES = 64 << 20
-"""Largest file that is hashed; tokenizers have up to 40 MB. A larger one counts by its size."""
+"""Largest file that is hashed, and largest index that is read. Tokenizers have up to 40 MB, indices 10. A larger file
+counts by its size."""
 MOST_FILES = 10_000
 SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
 """A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
@@ -97,7 +98,11 @@ def read_index(files: Files, path: str) -> Index:
     names: set[bytes] = set()
     total: int | None = None
     first = rest = b""
+    left = HASHED_LIMIT_BYTES
     for chunk in files.chunks(path):
+        left -= len(chunk)
+        if left < 0:  # a sparse one takes no disk, and hours to read
+            raise OSError(errno.EFBIG, f"an index of more than {HASHED_LIMIT_BYTES >> 20} MiB", path)
         text = rest + chunk
         first = first or text.lstrip()[:1]
         names.update(_NAMED.findall(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import ClassVar, Final
@@ -123,9 +124,11 @@ class SparkdError(Exception):
 
     @property
     def lines(self) -> str:
-        """For a terminal: what to do stands on lines of its own."""
+        """For a terminal: what to do stands on lines of its own. What others wrote, such as a name, is escaped."""
+        from sparkd.base.lib.text import printable
+
         marked = (("sparkd", self.reason), ("hint", self.hint))
-        return "\n".join(f"{mark}: {line}" for mark, text in marked for line in text.splitlines())
+        return "\n".join(f"{mark}: {printable(line)}" for mark, text in marked for line in text.splitlines())
 
 
 class UsageError(SparkdError):
@@ -142,6 +145,23 @@ class ConfigError(SparkdError):
 
 class AwaitedError(ConfigError):
     """What is missing may come by itself, such as a file on a late mount: only the agent waits for it."""
+
+
+class UnreadableError(AwaitedError):
+    """A file is there and can't be read now, as while the server of its share is away."""
+
+
+NOT_NOW = frozenset(
+    {errno.EIO, errno.ENODEV, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+)
+"""What a read says on a share whose server is away, or a mount by systemd's automount that failed."""
+
+
+def unreadable(error: OSError) -> type[ConfigError]:
+    """The class of the error for a file that can't be read: the agent waits for what may be read later."""
+    if error.errno in NOT_NOW:
+        return UnreadableError
+    return AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
 
 
 class AddressAwaitedError(AwaitedError):

@@ -34,6 +34,10 @@ BODY_LIMIT_BYTES = 8 << 20
 KEEPALIVE_SECONDS = 4.0
 """vLLM closes a connection that was idle for five seconds, perhaps during the next request."""
 CONNECTIONS = 10
+LEAST_CHUNK_BYTES = 512
+"""What a piece of a body counts at least: 255,000 of one byte, in 256 KiB, took 11 s of a core (measured)."""
+_INFORMATIONAL = b"HTTP/1.1 1"
+"""The begin of an answer with a status of 1xx."""
 
 
 class HttpError(Exception):
@@ -111,7 +115,8 @@ class HttpClient:
                 aclosing(await self._transport.handle_async_request(request)) as response,
             ):
                 async for chunk in response.aiter_raw():
-                    left -= len(chunk)
+                    # A piece of one byte costs as much as one of 512: a server that can't sign may send many.
+                    left -= len(chunk) if received else max(len(chunk), LEAST_CHUNK_BYTES)
                     if left < 0:
                         raise HttpError(f"answer of over {limit_bytes} bytes")
                     (received or body.extend)(chunk)
@@ -141,7 +146,7 @@ class _Transport(httpx.AsyncHTTPTransport):
             max_connections=connections,
             keepalive_expiry=KEEPALIVE_SECONDS,
             local_address=local_address,
-            network_backend=None if admit is None else _ProvenConnections(admit),
+            network_backend=_Connections(admit),
         )
 
     async def close_unclean(self) -> None:
@@ -153,23 +158,58 @@ class _Transport(httpx.AsyncHTTPTransport):
                         await connection.aclose()
 
 
-class _ProvenConnections(httpcore.AnyIOBackend):
-    def __init__(self, admit: Admit) -> None:
+class _Connections(httpcore.AnyIOBackend):
+    """Connections that are proven by `admit`, where there is one, and whose answers begin at once."""
+
+    def __init__(self, admit: Admit | None) -> None:
         self._admit = admit
 
     async def connect_tcp(self, *place: Any, **options: Any) -> httpcore.AsyncNetworkStream:
         try:
             stream = await super().connect_tcp(*place, **options)
         except httpcore.ConnectError as error:
-            if any(isinstance(cause, ConnectionResetError) for cause in _causes(error)):
+            if self._admit is not None and any(isinstance(cause, ConnectionResetError) for cause in _causes(error)):
                 await self._admit(None)
             raise
         try:
-            await self._admit(stream.get_extra_info("socket"))
+            if self._admit is not None:
+                await self._admit(stream.get_extra_info("socket"))
         except BaseException:
             await stream.aclose()
             raise
-        return stream
+        return _Stream(stream)
+
+
+class _Stream(httpcore.AsyncNetworkStream):
+    """Refuses an informational answer (1xx), which nothing here requests: httpcore reads on behind it without end, and
+    without a turn of the loop.
+    """
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+        self._begin = b""
+        """Of the answer, as long as the begin of its status code."""
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(self, *tls: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        return await self._stream.start_tls(*tls, **options)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._begin = b""
+        await self._stream.write(buffer, timeout)
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(max_bytes, timeout)
+        if len(self._begin) < len(_INFORMATIONAL):
+            self._begin = (self._begin + data)[: len(_INFORMATIONAL)]
+            if self._begin.replace(b"1.0", b"1.1") == _INFORMATIONAL:
+                raise httpcore.RemoteProtocolError("it answers with 1xx, which nothing has requested")
+        return data
 
 
 _KINDS = {errno.ECONNREFUSED: ConnectRefused, errno.EADDRNOTAVAIL: LocalAddressGone}

@@ -8,7 +8,7 @@ from hashlib import sha256
 from sparkd.base.host import Host, docker_image, weights
 from sparkd.base.host.files import Files
 from sparkd.base.lib.dockerd.reader import DockerError
-from sparkd.base.lib.errors import AwaitedError, BlockedError, Cause, ConfigError, LaunchError
+from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, LaunchError, unreadable
 from sparkd.base.plan.agreement import Agreement, make_agreement
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.args import API_KEY
@@ -67,7 +67,7 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
             # As in the launch script: only trailing line ends are dropped.
             secrets[secret.name] = Files().head(secret.file, 64 << 10).decode().rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
-            wrong = AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
+            wrong = unreadable(error) if isinstance(error, OSError) else ConfigError
             raise wrong(
                 f"secret {secret.name} can't be read from {secret.file}: {error}",
                 "write it there, readable by root alone",

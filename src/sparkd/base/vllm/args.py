@@ -194,7 +194,7 @@ def check_path(raw: str, what: str = "a path") -> str:
     if not raw.startswith("/"):
         # The value is not repeated: it may be the secret itself.
         raise ValueError(f"{what} must be an absolute path, such as /etc/sparkd/name")
-    if ".." in raw.split("/") or any(ord(letter) < 32 for letter in raw) or ":" in raw:
+    if ".." in raw.split("/") or not raw.isprintable() or ":" in raw:
         raise ValueError(f"{what} may hold no .., no colon and no control character")
     return raw.rstrip("/") or "/"
 

@@ -21,6 +21,7 @@ from sparkd.base.config import Settings, load_settings, load_with_origins, refer
 from sparkd.base.host import Host
 from sparkd.base.host.ownership import read_private
 from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
+from sparkd.base.lib.text import printable
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import hash_user_script, read_secrets
@@ -194,7 +195,8 @@ def show_plan(args: argparse.Namespace) -> None:
     else:
         switch_findings = node.switch.findings if node and node.switch else ()
         unbuilt = read_unbuilt(CheckInputs(plan, settings), host)
-        print(f"{describe_plan(plan, switch_findings, demand, room, unbuilt)}\n\n{plan.script}".rstrip("\n"))
+        text = f"{describe_plan(plan, switch_findings, demand, room, unbuilt)}\n\n{plan.script}"
+        print("\n".join(map(printable, text.rstrip("\n").split("\n"))))
 
 
 def read_unbuilt(inputs: CheckInputs, host: Host) -> str:

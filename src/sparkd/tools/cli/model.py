@@ -17,7 +17,7 @@ from sparkd.agent.actions.files import locked
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
-from sparkd.base.lib.text import size
+from sparkd.base.lib.text import sanitize, size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.console import Progress, Ticker
 from sparkd.tools.models import hub, image_build, model_files
@@ -104,7 +104,7 @@ def pull_model(args: argparse.Namespace) -> None:
     folder = os.path.abspath(args.to) if args.to else published.folder(configured)  # noqa: PTH100
     token = model_files.read_token(args.token_file or configured.engine.secrets.get(model_files.TOKEN), host.files)
     repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
-    print(f"{repo.name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
+    print(f"{repo.name} at {sanitize(repo.commit[:12])}: {len(repo.sizes)} files for {folder}", flush=True)
     need_bytes, room = model_files.require_download_room(repo, folder, host)
     # Where no bytes are missing, files of another revision may have the size of this one's.
     amount = "an unknown amount" if need_bytes is None else size(need_bytes) if need_bytes else "only changed files"

@@ -183,7 +183,7 @@ def check_recipes(args: argparse.Namespace) -> ExitCode:
     for word in args.recipes or loader.find_recipes(loader.recipe_folders()):
         checked.append(recipe := _check_recipe(word, args.memory or GB10_BYTES, host, model))
         for line in () if args.json else _describe_checked(recipe):
-            print(line)
+            print(printable(line))
     faults = [error for recipe in checked for error in recipe.errors]
     if args.json:
         console.show_json(recipes=[recipe._asdict() for recipe in checked])

@@ -22,7 +22,7 @@ from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError, ExitCode, SparkdError, UsageError
-from sparkd.base.lib.text import LIMIT_BYTES, read_file, sanitize
+from sparkd.base.lib.text import LIMIT_BYTES, printable, read_owned_file, sanitize
 from sparkd.base.recipes.loader import SUFFIX
 from sparkd.tools.cli import console
 from sparkd.tools.importers import convert
@@ -80,12 +80,12 @@ def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
     for name in args.path:
         path = Path("standard input" if name == "-" else name)
         try:
-            text = _read_input() if name == "-" else read_file(path)
+            text, owner = (_read_input(), None) if name == "-" else read_owned_file(path)
         except FileNotFoundError:
             raise ConfigError(f"{path}: does not exist") from None
         except UnicodeDecodeError:
             raise ConfigError("standard input: is no UTF-8 text") from None
-        form = read_form(text, path, overrides, args.service, is_file=name != "-")
+        form = read_form(text, path, overrides, args.service, owner=owner)
         if form is None:
             fault = "line 1: is no command line, script, compose file or unit that starts vLLM"
             raise not_read(text, path, fault, "a recipe of another tool is imported alone, by its file")
@@ -135,7 +135,7 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
         raise UsageError("a URL is imported alone", "save the files, and name them together")
     text = download_text(args.path[0])
     path = Path(unquote(urlsplit(args.path[0]).path).lstrip("/") or "imported")
-    conversion = convert.import_text(text, path, overrides, (), place, beside=None)
+    conversion = convert.import_text(text, path, overrides, (), place, None)
     print(conversion.text, end="", flush=True)
     _print_notes(conversion, args.write)
     if args.write and (args.yes or console.confirm(f"write it to {place.origin}? [y/N] ")):
@@ -188,7 +188,7 @@ def write(place: Place, conversion: convert.Result, force: bool) -> None:
         raise ConfigError(f"{where}: cannot be written: {(error.strerror or str(error)).lower()}") from None
     for old in sorted(folder.glob(f"{conversion.name}.mods-*")):
         if not any(name.startswith(f"{old.name}/") for name in conversion.files):
-            print(f"{old}: of an earlier import, and no longer used", file=sys.stderr)
+            print(f"{printable(str(old))}: of an earlier import, and no longer used", file=sys.stderr)
     _print_next(conversion, folder / recipe_file)
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.base.lib.text import format_key, printable, read_file, validator_message
+from sparkd.base.lib.text import format_key, printable, read_owned_file, validator_message
 from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.base.recipes.yaml import YamlError, parse_as_pyyaml
 from sparkd.base.vllm.args import (
@@ -89,16 +89,20 @@ def find_files(path: Path) -> list[Path]:
 def import_file(path: Path, overrides: Overrides, taken: Collection[str] = (), place: Place | None = None) -> Result:
     """Convert one file, under a name that is not in `taken`. Raises as `import_text`."""
     try:
-        return import_text(read_file(path), path, overrides, taken, place or Place(), beside=path)
+        text, owner = read_owned_file(path)
+        return import_text(text, path, overrides, taken, place or Place(), owner)
     except FileNotFoundError:
         raise ConfigError(f"{path}: does not exist") from None
 
 
 def import_text(
-    text: str, path: Path, overrides: Overrides, taken: Collection[str], place: Place, *, beside: Path | None
+    text: str, path: Path, overrides: Overrides, taken: Collection[str], place: Place, owner: int | None
 ) -> Result:
-    """Convert a text. `beside`: its file, where mods lie. Raises ConfigError with `path` and line, UsageError."""
-    if form := read_form(text, path, overrides, place.service, is_file=beside is not None):
+    """Convert a text. `owner`: uid of the owner of its file `path`, beside which mods lie; None for no file.
+
+    Raises ConfigError with `path` and line, UsageError.
+    """
+    if form := read_form(text, path, overrides, place.service, owner=owner):
         return import_forms([form], taken, place)
     if place.service or place.image:
         raise UsageError("--service and --image are for a file that starts vLLM", "leave them out, or name that file")
@@ -106,7 +110,7 @@ def import_text(
         document = parse_as_pyyaml(text)
     except YamlError as error:
         raise not_read(text, path, str(error), "") from None
-    source = Source(document, beside)
+    source = Source(document, None if owner is None else path)
     if not any(source.has(key) for key in ("recipe_version", "model", "command")):
         raise not_read(text, path, "line 1: is no recipe: it names neither a model nor a command")
     name = _choose_name(path, taken, catalogue_name(source))

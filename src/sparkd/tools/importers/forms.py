@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import re
@@ -14,9 +15,10 @@ from msgspec.structs import replace
 
 from sparkd.base.host import Host
 from sparkd.base.host.docker import query
+from sparkd.base.host.files import Files, Kind
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import printable, read_file, sanitize
+from sparkd.base.lib.text import LIMIT_BYTES, printable, sanitize
 from sparkd.base.recipes.yaml import Document
 from sparkd.tools.importers.command import VLLM_SERVE, Serve
 from sparkd.tools.importers.compose import parse_env_file, read_compose
@@ -86,20 +88,22 @@ def _find_kind(text: str) -> str:
     return "systemd unit" if is_unit(text) else "command line" if _COMMAND.search(text) else ""
 
 
-def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *, is_file: bool) -> Form | None:
-    """Read a form; None for another text. `is_file`: whether `path` is its file. Raises ConfigError with the line."""
+def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *, owner: int | None) -> Form | None:
+    """Read a form; None for another text. `owner`: uid of the owner of the text's file `path`; None for no file.
+
+    Raises ConfigError with the line.
+    """
     kind = _find_kind(text)
     if not kind:
         return None
     if unused := [name for name in overrides if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise ConfigError(f"-o {sanitize(unused[0])}: nothing in {path} is filled in by that name")
     is_page = (kind, path.suffix in SUFFIXES) == ("command line", False) and bool(re.match(_FENCED, text))
-    folder = str(path.absolute().parent) if is_file else ""
+    folder = str(path.absolute().parent) if owner is not None else ""
     values = {"HOME": _find_home(), **({"PWD": folder} if folder else {}), **overrides}
     variables = Variables(values, frozenset(overrides))
-    env_path = path.parent / ".env" if is_file else None
     try:
-        launches = _read_launches(text, kind, variables, service, env_path)
+        launches = _read_launches(text, kind, variables, service, path, owner)
     except LaunchError as error:
         fault = _make_fault(str(path), error.line, str(error))
         raise (not_read(text, path, "") if is_page else fault) from None
@@ -110,11 +114,13 @@ def read_form(text: str, path: Path, overrides: Overrides, service: str = "", *,
     return Form(str(path), kind, launches, folder)
 
 
-def _read_launches(text: str, kind: str, variables: Variables, service: str, env_path: Path | None) -> list[Launch]:
-    """Read the launches. `env_path`: the file that docker reads beside a compose file. Raises LaunchError."""
+def _read_launches(
+    text: str, kind: str, variables: Variables, service: str, path: Path, owner: int | None
+) -> list[Launch]:
+    """Read the launches; for a compose file also the file `.env` beside it. Raises LaunchError."""
     if kind in _LAUNCH_READERS:
         return _LAUNCH_READERS[kind](text, variables)
-    env_file = _read_env_file(env_path, variables) if env_path else {}
+    env_file = {} if owner is None else _read_env_file(path.parent / ".env", owner, variables)
     return read_compose(text, variables, service, env_file)
 
 
@@ -126,10 +132,28 @@ def _find_home() -> str:
     return str(Path.home())
 
 
-def _read_env_file(path: Path, variables: Variables) -> dict[str, str]:
-    """Read the file that docker reads beside a compose file; a link is not followed."""
+def _read_env_file(path: Path, owner: int, variables: Variables) -> dict[str, str]:
+    """Read the file that docker reads beside a compose file. A link is not followed.
+
+    It must belong to `owner`, as the compose file does: else a user who puts another folder in the place of their own
+    could have root's values written into a recipe that all may read.
+    """
     try:
-        return parse_env_file(read_file(path), variables) if path.is_file() and not path.is_symlink() else {}
+        file = Files().itself(str(path.absolute()), LIMIT_BYTES)
+        if file.facts.kind is not Kind.FILE:
+            return {}
+        if file.facts.uid != owner:
+            reason = f"{path}: is of uid {file.facts.uid}, the compose file of {owner}: its values are not taken"
+            raise ConfigError(printable(reason), "copy both into a folder of your own")
+        return parse_env_file(file.content.decode("utf-8-sig"), variables)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
+            return {}
+        raise ConfigError(printable(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}")) from None
+    except UnicodeDecodeError:
+        raise ConfigError(printable(f"{path}: is no UTF-8 text")) from None
     except CommandError as error:
         raise _make_fault(str(path), 1, str(error)) from None
 

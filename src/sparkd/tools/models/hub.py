@@ -10,6 +10,7 @@ import errno
 import hashlib
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,9 @@ PAUSE_SECONDS = 2.0
 MAX_VAIN_TRIES = 3
 """Tries in a row without a new byte. The client itself tries again only after some kinds of broken connections."""
 AGAIN = "run it again: it resumes"
+ANSWER_BYTES = 256 << 20
+"""Memory for the list of a model's files: the client reads it whole, and 0.3 MB on the wire may be 300 MiB (seen)."""
+OTHER_HUB = "no list of files is so large: HF_ENDPOINT names another mirror"
 
 
 class Repo(NamedTuple):
@@ -66,7 +70,8 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
     with _client(name):
         from huggingface_hub import HfApi
 
-        info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
+        with _bounded_memory():
+            info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
         siblings = info.siblings or ()
         sizes = {sibling.rfilename: sibling.size for sibling in siblings}
         contents = frozenset(
@@ -125,8 +130,14 @@ def _fetch(
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils.tqdm import silent_tqdm
 
+    came_bytes, most_bytes = 0, size_bytes
+
     class Bar(silent_tqdm):
         def update(self, n: float | None = 1) -> None:
+            nonlocal came_bytes
+            came_bytes += int(n or 0)
+            if most_bytes is not None and came_bytes > most_bytes:  # an answer that is unpacked has no end by itself
+                raise ValueError(f"{path} has more than its {most_bytes} bytes")
             received(int(n or 0))
 
     # Of a file that a power cut has shortened there is a record, with its time.
@@ -137,6 +148,7 @@ def _fetch(
     remote = get_hf_file_metadata(url, token=token)
     if not remote.etag:
         raise ValueError(f"there is no ETag for {path}")
+    most_bytes = remote.size if size_bytes is None else size_bytes
     local = get_local_download_paths(folder, path)
     with WeakFileLock(local.lock_path):
         if not _has(local.file_path, record, remote.etag):  # behind the lock: another pull may just have brought it
@@ -145,6 +157,7 @@ def _fetch(
             keep = remote.size is None or (_size(partial) or 0) <= remote.size
             with partial.open("ab" if keep else "wb") as file:
                 begun, headers = file.seek(0, os.SEEK_END), build_hf_headers(token=token)
+                came_bytes = begun
                 http_get(url, file, resume_size=begun, headers=headers, expected_size=remote.size, tqdm_class=Bar)
             partial.replace(local.file_path)
     write_download_metadata(folder, path, repo.commit, remote.etag)
@@ -203,8 +216,23 @@ def _client(name: str) -> Iterator[None]:
         yield
     except SharedFolderError:
         raise
-    except _connection_errors() + (ValueError, RuntimeError, ImportError) as error:  # noqa: RUF005
+    except _connection_errors() + (ValueError, RuntimeError, ImportError, MemoryError) as error:  # noqa: RUF005
         raise _blocked(error, name) from None
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """This process gets at most ANSWER_BYTES more. Raises MemoryError."""
+    soft, hard = limits = resource.getrlimit(resource.RLIMIT_AS)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most_bytes = used_bytes + ANSWER_BYTES
+    resource.setrlimit(
+        resource.RLIMIT_AS, (most_bytes if soft == resource.RLIM_INFINITY else min(soft, most_bytes), hard)
+    )
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def _blocked(error: Exception, name: str) -> BlockedError:
@@ -227,7 +255,9 @@ def _blocked(error: Exception, name: str) -> BlockedError:
         case OSError(errno=int()):
             hint = f"{'make room: df -h;' if error.errno == errno.ENOSPC else 'fix that,'} then {AGAIN}"
             hint = "with sudo, or into a folder of your own: --to FOLDER" if error.errno == errno.EACCES else hint
-            return BlockedError(f"{error.filename or 'a file'}: {error.strerror}", hint)
+            return BlockedError(f"{sanitize(str(error.filename or 'a file'))}: {error.strerror}", hint)
+        case MemoryError():
+            return BlockedError(f"{ENDPOINT} answers with more than {ANSWER_BYTES >> 20} MiB for {name}", OTHER_HUB)
         case ValueError() | RuntimeError() | ImportError():
             return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
         case _:

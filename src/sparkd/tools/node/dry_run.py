@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sparkd.agent.preflight.check import Finding, Level, Verdict
 from sparkd.agent.preflight.engine_processes import gpu_memory_by_pid
 from sparkd.agent.preflight.hooks import list_hooks
-from sparkd.agent.preflight.runner import build_checks, build_unplanned, chosen, downgraded, examine
+from sparkd.agent.preflight.runner import build_checks, build_unplanned, downgrade, examine, without_skipped
 from sparkd.base.cluster.membership import NodeContext, check_inputs, resolve_context
 from sparkd.base.config import Settings
 from sparkd.base.host import CachedHost, Host
@@ -41,9 +41,9 @@ def look_at(config: Settings, host: Host) -> Shown:
 def only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
     """A dry run. Neither `Actions` nor anything that could start a program is imported here."""
     wanted = config.preflight
-    checks = chosen(build_checks(check_inputs(node)), wanted.skip)
+    checks = without_skipped(build_checks(check_inputs(node)), wanted.skip)
     host = NextStart(host)
-    return _shown(downgraded(examine(checks, host), wanted.downgrade), node.role, config, host)
+    return _shown(downgrade(examine(checks, host), wanted.downgrade), node.role, config, host)
 
 
 def look_without_plan(error: ConfigError, role: str | None, config: Settings, host: Host) -> Shown:
@@ -51,12 +51,12 @@ def look_without_plan(error: ConfigError, role: str | None, config: Settings, ho
     wrong = Verdict(Level.BLOCK, "; ".join(error.reason.splitlines()), error.hint)
     skipped = Verdict(Level.SKIPPED, "needs a plan, which the configuration does not give")
     unplanned, wanted = build_unplanned(config), config.preflight
-    checks = chosen([check for check in unplanned.values() if check is not None], wanted.skip)
+    checks = without_skipped([check for check in unplanned.values() if check is not None], wanted.skip)
     left = [name for name, check in unplanned.items() if check is None and name not in wanted.skip]
     host = NextStart(host)
     findings = (
         Finding(render.CONFIGURATION, wrong, {}, 0.0),
-        *downgraded(examine(checks, host), wanted.downgrade),
+        *downgrade(examine(checks, host), wanted.downgrade),
         *(Finding(name, skipped, {}, 0.0) for name in left),
     )
     return _shown(findings, role or "no role yet", config, host)

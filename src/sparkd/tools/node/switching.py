@@ -15,8 +15,7 @@ from sparkd.agent.actions import files
 from sparkd.agent.cluster.inventory_comparison import Inventories, find_missing_elsewhere
 from sparkd.agent.cluster.inventory_requests import request_inventories
 from sparkd.agent.preflight.check import Finding
-from sparkd.agent.preflight.runner import build_checks, downgraded, examine, uncleared
-from sparkd.agent.preflight.runner import chosen as without_skipped
+from sparkd.agent.preflight.runner import build_checks, downgrade, examine, uncleared, without_skipped
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.membership import NodeContext, check_inputs
 from sparkd.base.config import Settings
@@ -136,7 +135,7 @@ def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str,
     checks = without_skipped(build_checks(check_inputs(node)), config.preflight.skip)
     wanted = [check for check in checks if not ids or check.id in ids]
     findings = examine(wanted, host if isinstance(host, NextStart) else NextStart(host))
-    return uncleared(downgraded(findings, config.preflight.downgrade), config.preflight.allow_fixes)
+    return uncleared(downgrade(findings, config.preflight.downgrade), config.preflight.allow_fixes)
 
 
 def explain_findings(findings: Iterable[Finding]) -> Iterator[str]:

@@ -7,7 +7,13 @@ from tests.unit.verdicts import expect, never_queried
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.memory import GpuUser
-from sparkd.agent.preflight.checks.memory_users import Held, HeldFacts, OtherTenants, TenantFacts, UnaccountedMemory
+from sparkd.agent.preflight.checks.memory_users import (
+    HeldFacts,
+    HeldMemory,
+    OtherTenants,
+    TenantFacts,
+    UnaccountedMemory,
+)
 from sparkd.base.host import Host
 from sparkd.base.host.consumers import read_consumers
 from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
@@ -18,7 +24,7 @@ from sparkd.base.plan.inputs import MemoryNeed
 MIB_IN_KIB = 1 << 10
 GIB_IN_KIB = 1 << 20
 NEED = MemoryNeed(98 * GIB, None, 2 * GIB)
-OLLAMA = Held("ollama.service", 20 * GIB, "sudo systemctl stop ollama.service")
+OLLAMA = HeldMemory("ollama.service", 20 * GIB, "sudo systemctl stop ollama.service")
 SHORT = TenantFacts(120 * GIB, 80 * GIB, None, (OLLAMA,), 20 * GIB, 0)
 CONTAINER = "ab" * 32
 

@@ -6,7 +6,7 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
-from sparkd.agent.preflight.checks.ports import Held, Ports, PortsFacts, Wanted
+from sparkd.agent.preflight.checks.ports import HeldPort, Ports, PortsFacts, Wanted
 from sparkd.agent.preflight.engine_processes import PortUse
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
@@ -23,7 +23,7 @@ AGENT = 40
 
 def held(wanted: Wanted, pid: int | None = 50, *, strays: bool = False) -> PortsFacts:
     use = PortUse(wanted.port, "0.0.0.0", pid, "nginx", "root")
-    return PortsFacts((Held(wanted, use, "", strays),), AGENT)
+    return PortsFacts((HeldPort(wanted, use, "", strays),), AGENT)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The agent's side of the memory guard: names the rank to the killer, again where that ends, and reads its results."""
+"""The agent's side of the memory guard: names the rank to a killer, or to the next one, and reads what it reports."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from sparkd.base.lib.errors import MemoryGuardError
 from sparkd.base.lib.log import Events
 
 RETRY_SECONDS = 1.0
+"""Pause before the next killer is tried."""
 HINT = "stop other work, lower gpu_memory_utilization, max-model-len or max-num-seqs, or memory.floor_mib"
 UNIT_SOCKET = "/run/sparkd-guard.sock"
 UNIT_HINT = "for the next engine: sudo systemctl unmask sparkd-guard.socket; sudo systemctl start sparkd-guard.socket"
 BOOT = (
     "import sys; sys.path.insert(0, '{}'); from sparkd.agent.engine.memory_guard.killer import main; sys.exit(main())"
 )
-"""Starts the killer's process, from the folder that has this package."""
+"""Python that runs the killer; {} is the folder that has this package."""
 ANSWER_SECONDS = 10.0
-"""Limit for a unit's process to start and lock itself: half a second on a loaded machine."""
+"""Limit for a killer to start and lock its memory: half a second on a loaded machine."""
 _FOLDER = Path(sparkd.__file__).parents[1]
 
 
 class MemoryGuard:
     """Watches memory from `start` until the rank ends or `close`.
 
-    The killer is the unit sparkd-guard, which outlives the agent; a process of the agent's own where there is no such
-    unit, as when sparkd is run from its source, or where it gives no answer.
+    The killer is the unit sparkd-guard, which outlives the agent. Where there is no such unit, as when sparkd is run
+    from its source, or where it gives no answer, the killer is a child process of the agent.
     """
 
     def __init__(
@@ -51,21 +52,23 @@ class MemoryGuard:
     ) -> None:
         """`wake` is called when `over` becomes true. `proc`: the folder of meminfo. `unit`: the socket of sparkd-guard.
 
-        `boot`: starts a process of its own; one that is silent for `answer_seconds` is given up.
-        A floor of 0: the unit kills the rank only where no agent comes back.
+        `boot`: Python of the child process. A killer that is silent for `answer_seconds` is given up.
+        With a floor of 0 the unit kills the rank only where no agent comes back.
         """
         self._floor_bytes = floor_bytes
-        self._pidfd = os.dup(pidfd)  # the rank's own may be closed while the process starts
+        self._pidfd = os.dup(pidfd)  # the caller may close its descriptor while the killer starts
         self._events = events
         self._wake = wake
         self._proc = proc
         self._unit = unit
         self._boot, self._answer_seconds = boot, answer_seconds
-        self._by_unit = True
+        self._uses_unit = True
+        """Whether the unit is tried: not any more, once it gave no answer."""
         self._killer: socket.socket | None = None
         self._closing = threading.Event()
         self._over = threading.Event()
         self._reported: set[str] = set()
+        """What was logged once already."""
         self.state = "starting" if floor_bytes else "off"
         """One of GUARD_STATES; empty after `close`. Any thread may read it."""
         self._account = ""
@@ -73,7 +76,7 @@ class MemoryGuard:
         self._thread = threading.Thread(target=self._run, name="memory-guard", daemon=True)
 
     def start(self) -> None:
-        """Raises BlockingIOError."""
+        """Start the thread. Raises BlockingIOError where there can be no more threads."""
         try:
             start_thread(self._thread)
         except BlockingIOError:
@@ -95,7 +98,7 @@ class MemoryGuard:
             raise error
 
     def close(self) -> None:
-        """The killer forgets the rank when it has ended; one that lives on is killed when the lease ends."""
+        """Leave the killer. It forgets a rank that ends; one that lives on is killed when the unit's lease ends."""
         self._closing.set()
         self._disconnect()
         self.state = ""
@@ -116,7 +119,7 @@ class MemoryGuard:
             self._wake()
 
     def _run_killer(self) -> bool:
-        """Let one killer watch the rank, to the end of either; whether there is nothing left to watch."""
+        """Let one killer watch the rank until either ends. Returns whether nothing is left to watch."""
         ended = ""
         try:
             if (connection := self._connect()) is not None:
@@ -134,8 +137,8 @@ class MemoryGuard:
                         process.kill()  # one that hangs does not end with its connection
                 ended = f" with {process.returncode}"
         except OSError as error:
-            # It may come up yet, and then watches too. One that has died is back by the next try.
-            self._by_unit = self._by_unit and not isinstance(error, TimeoutError)
+            # A silent unit is not tried again. If it starts yet, it watches too. One that died has restarted by then.
+            self._uses_unit = self._uses_unit and not isinstance(error, TimeoutError)
             if not self._closing.is_set():
                 self._report_failure(str(error))
             return False
@@ -146,10 +149,10 @@ class MemoryGuard:
         return False
 
     def _connect(self) -> socket.socket | None:
-        """Connect to the unit; None where it is not there, or has not answered once."""
+        """Connect to the unit; None where there is none, or where it gave no answer before."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            if self._by_unit:
+            if self._uses_unit:
                 connection.connect(self._unit)
                 return connection
         except OSError as error:
@@ -161,7 +164,7 @@ class MemoryGuard:
         return None
 
     def _start_killer(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Start a process that ends with this one. Raises OSError."""
+        """Start the child process, which ends when its connection does. Raises OSError."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             process = subprocess.Popen(
@@ -180,7 +183,7 @@ class MemoryGuard:
         return ours, process
 
     def _follow(self, connection: socket.socket) -> str:
-        """Returns the last line that the killer has sent. Raises OSError where it gives no answer."""
+        """Name the rank and handle the killer's lines to the last, which is returned. Raises OSError for no answer."""
         line = ""
         with connection:
             self._killer = connection

@@ -1,6 +1,7 @@
-"""When memory is too short, how often to look, and the readings of the last seconds, without allocating.
+"""When memory is too short, how often it is read, and the samples of the last seconds, without allocating.
 
-The killer process imports it: no dataclasses, which would add 2.3 MB to its 4, and nothing of sparkd's.
+The killer process imports this module. So it imports no dataclasses, which would add 2.3 MB to its 4, and nothing of
+sparkd's.
 """
 
 from __future__ import annotations
@@ -11,26 +12,29 @@ from array import array
 MIB = 1 << 20
 
 FASTEST_BYTES_PER_SECOND = 5 << 30
-"""Assumed maximum: twice the rate seen on GB10, where 7.4 GiB went in 3 s."""
+"""Assumed maximum of the rate at which memory is taken: twice that seen on GB10, where 7.4 GiB went in 3 s."""
 SHORTEST_SECONDS = 0.02
-"""At the maximum rate 100 MiB between two reads: a fifth of the default floor. A read takes 10 to 20 µs."""
+"""Shortest pause between two reads. At the maximum rate 100 MiB go in it: a fifth of the default floor. A read takes
+10 to 20 µs."""
 LONGEST_SECONDS = 1.0
+"""Longest pause between two reads."""
 PRESSED_PERCENT = 30.0
-"""Share of the last ten seconds in which all work waited for memory: then twice the floor is the limit."""
+"""Share of the last ten seconds in which all work waited for memory, from which twice the floor is the limit."""
 
 SAMPLE_COUNT = 64
 SAMPLE_SECONDS = 0.1
-"""Pause between kept samples: together they span 6 s or more."""
+"""Least time between two samples: together they span 6 s or more."""
 AGES = (5.0, 3.0, 2.0, 1.0, 0.5, 0.2)
-"""The quoted samples, in seconds before the kill."""
+"""Ages of the samples that are quoted, in seconds before the kill."""
 
 _AVAILABLE = b"MemAvailable:"
 _FULL = b"full avg10="
 
 
 def is_short(available_bytes: int, full_avg10: float, floor_bytes: int) -> bool:
-    pressed = full_avg10 >= PRESSED_PERCENT and available_bytes < 2 * floor_bytes
-    return available_bytes < floor_bytes or pressed
+    """Whether the rank is to be killed. `full_avg10`: percent, as `Meter` reads it."""
+    is_pressed = full_avg10 >= PRESSED_PERCENT and available_bytes < 2 * floor_bytes
+    return available_bytes < floor_bytes or is_pressed
 
 
 def pause_seconds(available_bytes: int, floor_bytes: int) -> float:
@@ -41,7 +45,7 @@ def pause_seconds(available_bytes: int, floor_bytes: int) -> float:
 class Meter:
     """Reads MemAvailable and memory pressure without allocating: the files stay open, and share one buffer.
 
-    Raises OSError and ValueError where available memory is unreadable. Pressure is 0 where the kernel has none.
+    Raises OSError and ValueError where MemAvailable is unreadable; an unreadable pressure is 0.
     """
 
     def __init__(self, proc: str) -> None:
@@ -51,10 +55,10 @@ class Meter:
         except OSError:
             self._pressure = -1
         self._buffer = bytearray(4096)
-        self._into = [self._buffer]
+        self._buffers = [self._buffer]
 
     def available_bytes(self) -> int:
-        size = os.preadv(self._meminfo, self._into, 0)
+        size = os.preadv(self._meminfo, self._buffers, 0)
         start = self._buffer.find(_AVAILABLE, 0, size)
         end = self._buffer.find(b"kB", start, size)
         if start < 0 or end < 0:
@@ -64,7 +68,7 @@ class Meter:
     def full_avg10(self) -> float:
         """Percent of the last ten seconds in which everything that had work waited for memory."""
         try:
-            size = os.preadv(self._pressure, self._into, 0)
+            size = os.preadv(self._pressure, self._buffers, 0)
             start = self._buffer.find(_FULL, 0, size)
             return float(self._buffer[start + len(_FULL) : self._buffer.find(b" ", start + len(_FULL), size)])
         except (OSError, ValueError):
@@ -81,10 +85,10 @@ class Samples:
         self._count = 0
 
     def put(self, when: float, available_bytes: int, full_avg10: float) -> None:
-        """Keep it. It overwrites the last one, where that came less than SAMPLE_SECONDS after the one before it."""
-        last, before = (self._count - 1) % SAMPLE_COUNT, (self._count - 2) % SAMPLE_COUNT
-        place = last
-        if self._count < 2 or self._when[last] - self._when[before] >= SAMPLE_SECONDS:
+        """Keep a sample. It replaces the last one, if that came less than SAMPLE_SECONDS after the one before."""
+        last_place, place_before = (self._count - 1) % SAMPLE_COUNT, (self._count - 2) % SAMPLE_COUNT
+        place = last_place
+        if self._count < 2 or self._when[last_place] - self._when[place_before] >= SAMPLE_SECONDS:
             place = self._count % SAMPLE_COUNT
             self._count += 1
         self._when[place] = when
@@ -92,27 +96,32 @@ class Samples:
         self._pressure[place] = full_avg10
 
     def kept(self) -> list[tuple[float, int, float]]:
-        """Oldest first."""
+        """The samples, oldest first."""
         places = [number % SAMPLE_COUNT for number in range(max(0, self._count - SAMPLE_COUNT), self._count)]
-        return [(self._when[i], self._available[i], self._pressure[i]) for i in places]
+        return [(self._when[place], self._available[place], self._pressure[place]) for place in places]
 
 
 def describe_kill(samples: list[tuple[float, int, float]], floor_bytes: int) -> str:
     """One line: the memory left, the floor, and the last samples."""
-    at, available, pressure = samples[-1]
+    killed_at, available, pressure = samples[-1]
     floor = f"the floor of {floor_bytes // MIB:,} MiB"
-    left = f"{available // MIB:,} MiB available"
+    description = f"{available // MIB:,} MiB available"
     if available >= floor_bytes:
-        left += f" of twice {floor}, and all work stood still for memory"
+        description += f" of twice {floor}, and all work stood still for memory"
     else:
-        left += f", below {floor}"
-    at_least = ([sample for sample in samples if at - sample[0] >= age] for age in AGES)
-    quoted = dict.fromkeys(older[-1] for older in at_least if older)  # the youngest of each age, each sample once
-    history = ", ".join(f"{earlier // MIB:,} MiB {at - when:.1f} s before" for when, earlier, _ in quoted)
+        description += f", below {floor}"
+    older_samples = ([sample for sample in samples if killed_at - sample[0] >= age] for age in AGES)
+    # The youngest sample that has each age, each sample once.
+    quoted = dict.fromkeys(older[-1] for older in older_samples if older)
+    history = ", ".join(f"{earlier // MIB:,} MiB {killed_at - when:.1f} s before" for when, earlier, _ in quoted)
     # The rate of loss is that of the last tenth of a second or more.
-    began, before, _ = next((sample for sample in reversed(samples) if at - sample[0] >= SAMPLE_SECONDS), samples[0])
-    rate = max(0.0, (before - available) / (at - began)) if at > began else 0.0
+    earlier_at, available_before, _ = next(
+        (sample for sample in reversed(samples) if killed_at - sample[0] >= SAMPLE_SECONDS), samples[0]
+    )
+    bytes_per_second = (
+        max(0.0, (available_before - available) / (killed_at - earlier_at)) if killed_at > earlier_at else 0.0
+    )
     return (
-        f"memory ran out: {left}; the engine was killed ({history}{'; ' if history else ''}"
-        f"it fell by {rate / MIB:,.0f} MiB/s, memory pressure {pressure:.0f} %)"
+        f"memory ran out: {description}; the engine was killed ({history}{'; ' if history else ''}"
+        f"it fell by {bytes_per_second / MIB:,.0f} MiB/s, memory pressure {pressure:.0f} %)"
     )

@@ -1,4 +1,7 @@
-"""Who took the memory that a killed engine was to have: the growth of this node's other tenants since the launch."""
+"""Who took the memory that a killed engine should have had: how this node's other tenants grew since the launch.
+
+A tenant is a process, container, unit or user that holds memory and is no part of the rank.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +22,31 @@ SHOWN = 3
 
 
 class Tenants(Struct, frozen=True):
+    """Memory that others than the rank held at one moment."""
+
     held_bytes: int
-    """Anonymous memory, shared memory and files in tmpfs, by the kernel's count, with no owner."""
+    """Anonymous memory, shared memory and files in tmpfs, by the kernel's count, which names no owner."""
     gpu_bytes: int = 0
-    """The driver's part of it, by its own count."""
+    """Memory of the GPU's driver, by its own count."""
     named: tuple[Consumer, ...] = ()
-    """Empty where that took too long."""
+    """Who holds it; empty where finding that out took too long."""
 
 
 def name_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
-    """Read the GPU's memory and all consumers of memory, without the container with the id `rank`.
+    """Bytes of shared memory that the GPU's driver holds, and all consumers of memory except the container `rank`.
 
-    Files in /dev/shm count for their owner, since no process need map them; root's are left out, as they may be the
-    engine's. Raises OSError, ValueError.
+    Files in /dev/shm count for their owner, since there may be no process that maps them; root's are left out, as they
+    may be the engine's. Raises OSError, ValueError.
     """
     gpu = host.gpu() if host.gpu_present() else NO_GPU
-    used = sum(process.used_bytes or 0 for process in gpu.processes or ()) if gpu.total_bytes is None else 0
-    held: Counter[int] = Counter()
+    gpu_bytes = sum(process.used_bytes or 0 for process in gpu.processes or ()) if gpu.total_bytes is None else 0
+    segment_bytes: Counter[int] = Counter()
     for segment in host.segments():
-        held[segment.uid] += segment.allocated_bytes
-    files = (Consumer("files in /dev/shm", "files", host.user(uid), 0, 0, held[uid]) for uid in held if uid)
-    return used, (*(consumer for consumer in find_consumers(host, gpu) if consumer.name != rank), *files)
+        segment_bytes[segment.uid] += segment.allocated_bytes
+    files = (
+        Consumer("files in /dev/shm", "files", host.user(uid), 0, 0, segment_bytes[uid]) for uid in segment_bytes if uid
+    )
+    return gpu_bytes, (*(consumer for consumer in find_consumers(host, gpu) if consumer.name != rank), *files)
 
 
 class Growth(NamedTuple):
@@ -49,21 +56,23 @@ class Growth(NamedTuple):
     """Whether others took more than the plan left at the launch."""
 
 
-def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> Growth:
-    """Compare the launch (`before`) with the time when nothing of the engine is left (`now`).
+def describe_growth(at_launch: Tenants, at_end: Tenants, spare_bytes: int) -> Growth:
+    """Compare the memory at the launch with that at the end, when nothing of the engine is left.
 
     `spare_bytes` were left beside the plan. Where others took no more, the engine was larger than its plan.
     """
-    identified = bool(before.named and now.named)
-    taken_bytes = now.held_bytes - before.held_bytes + (now.gpu_bytes - before.gpu_bytes if identified else 0)
-    bytes_before = {_identity(consumer): consumer.bytes for consumer in before.named}
+    both_known = bool(at_launch.named and at_end.named)
+    taken_bytes = (
+        at_end.held_bytes - at_launch.held_bytes + (at_end.gpu_bytes - at_launch.gpu_bytes if both_known else 0)
+    )
+    bytes_before = {_identify(consumer): consumer.bytes for consumer in at_launch.named}
     growths = [
-        (consumer.bytes - bytes_before.get(_identity(consumer), 0), consumer) for consumer in now.named if identified
+        (consumer.bytes - bytes_before.get(_identify(consumer), 0), consumer) for consumer in at_end.named if both_known
     ]
-    # A file that a process has mapped is in both: in the files of a user whose process grew as much.
+    # A mapped file of /dev/shm counts twice: for the process and as a file of its user. The process comes first.
     growths.sort(key=lambda growth: (-growth[0], growth[1].kind == "files"))
     names = ", ".join(
-        f"{consumer.user} {size(grown_bytes)} ({_place(consumer)})"
+        f"{consumer.user} {size(grown_bytes)} ({_describe_place(consumer)})"
         for grown_bytes, consumer in growths[:SHOWN]
         if grown_bytes > LEAST_BYTES
     )
@@ -73,11 +82,11 @@ def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> Growth:
     return Growth(f"{reason} ({names})" if names else reason, False)
 
 
-def _identity(consumer: Consumer) -> tuple[str, str, str]:
+def _identify(consumer: Consumer) -> tuple[str, str, str]:
     return consumer.kind, consumer.name, consumer.user
 
 
-def _place(consumer: Consumer) -> str:
+def _describe_place(consumer: Consumer) -> str:
     if consumer.kind == "container":
         return f"container {consumer.name[:12]}, pid {consumer.pid}"
     return f"{consumer.name}, pid {consumer.pid}" if consumer.kind.endswith("unit") else consumer.name

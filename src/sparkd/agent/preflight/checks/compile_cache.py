@@ -1,4 +1,4 @@
-"""Compile caches: they can be used, are still there, and a start that must compile has the memory for it."""
+"""Compile caches: whether they are usable and still there, and whether a start that must compile has the memory."""
 
 from __future__ import annotations
 
@@ -25,43 +25,44 @@ from sparkd.base.vllm.flag import first_values
 from sparkd.base.vllm.lint.predicates import Launch, compiles_custom_ops
 
 COMPILE_BYTES = 3 * GIB
-"""No more than this beside the engine's share, and a start that compiles custom_ops ["all"] is blocked.
+"""Memory beside the engine's share that a start needs, to compile custom_ops ["all"]: with no more it is blocked.
 
 "Only ~3 GiB RAM available during model load": two machines froze ("Two-Node DGX Spark Cluster: Running DeepSeek V4
 Flash at 16 TPS", Tobias Weiss). No report shows a need of more. A pair just booted compiled a wiped cache at a share
-of 0.85 of 121 GiB ("Another dual-Spark data point", NVIDIA developer forum). Another kept vLLM's cache alone, and
+of 0.85 of 121 GiB ("Another dual-Spark data point", NVIDIA developer forum). A third, which kept vLLM's cache alone,
 reports 16 s of torch.compile and a start of 8 minutes at 0.90; 116 GiB were free, and 107.7 were the share ("DeepSeek
-V4 Flash on Dual DGX Spark", Echo). More than the rest is available while weights load: the KV cache comes after them.
+V4 Flash on Dual DGX Spark", Echo). While weights load more is available, since the KV cache is allocated after them.
 """
 WHY_NOT = {"away": "docker is away", "missing": "the image is not on this node"}
 NOT_KEPT = Folder("", "missing")
+"""Stands for a cache that no mount keeps."""
 DECIDES = ("model", "args.compilation-config", "caches.", "container.mounts")
 """Prefixes of the plan's values that decide what is compiled, and what of it is kept."""
 SLOW = "the first start compiles from scratch: 36 to 40 minutes were seen"
 
 
 class CacheFacts(Struct, frozen=True):
-    """The caches of the plan's image, and of the `others` that have some."""
+    """The caches of the plan's image, and how many other images have some."""
 
     image: str
     """"known", "away" (docker), "missing", or why docker did not answer."""
     caches: tuple[Folder, ...] = ()
     user: str = ""
     used_before: tuple[str, ...] = ()
-    """Names of the caches that the last good start had filled, where it was of this very image."""
+    """Names of the caches that the last good start had filled; empty where that was of another image."""
     others: int = 0
     others_bytes: int = 0
     others_whole: bool = True
     custom_ops: tuple[Folder, ...] = ()
-    """What custom_ops ["all"] compiles into, as CUSTOM_OPS_CACHES; without a path where no mount keeps it."""
+    """Folders that custom_ops ["all"] compiles into, in the order of CUSTOM_OPS_CACHES; NOT_KEPT for no mount."""
     compiled_before: bool = False
     """Whether the last good start compiled the same: image, model, compilation-config and the caches that it kept."""
     total_bytes: int = 0
     available_bytes: int = 0
     gpu_total_bytes: int | None = None
-    """Memory that a GPU has of its own."""
+    """Memory of a GPU that has its own; None where CPU and GPU share one."""
     shared: str = ""
-    """What others than root may write to, the caches' folder or what leads to it."""
+    """The folder of the caches, or one above it, that others than root may write to; empty where there is none."""
 
 
 class CompileCache(Check[CacheFacts], frozen=True):
@@ -70,9 +71,9 @@ class CompileCache(Check[CacheFacts], frozen=True):
     image: str
     caches: tuple[Cache, ...]
     compiles: bool = True
-    """Whether the plan lets vLLM compile: an eager engine may leave them empty."""
+    """Whether the plan lets vLLM compile: an eager engine may leave the caches empty."""
     need: MemoryNeed | None = None
-    """The engine's memory, where it compiles custom_ops ["all"]."""
+    """The engine's memory, where the plan compiles custom_ops ["all"]; None for others."""
     compiled: tuple[tuple[str, str], ...] = ()
     """The plan's values with a prefix of DECIDES."""
     env: Mapping[str, str] = MappingProxyType({})
@@ -84,12 +85,12 @@ class CompileCache(Check[CacheFacts], frozen=True):
     def from_inputs(cls, inputs: CheckInputs) -> CompileCache:
         plan = inputs.plan
         flags, env = first_values(plan.argv), dict(plan.env)
-        custom = compiles_custom_ops(Launch(flags, env, gpu=plan.container.gpus == "all"))
+        compiles_ops = compiles_custom_ops(Launch(flags, env, gpu=plan.container.gpus == "all"))
         return cls(
             plan.image_to_run,
             plan.caches,
             compiles="enforce-eager" not in flags,
-            need=inputs.need if custom else None,
+            need=inputs.need if compiles_ops else None,
             compiled=tuple(value for value in plan.shared if value[0].startswith(DECIDES)),
             env=env,
             volumes=plan.container.volumes,
@@ -99,33 +100,30 @@ class CompileCache(Check[CacheFacts], frozen=True):
         if not self.caches and self.need is None:
             return CacheFacts("known")
 
-        def look(reader: DockerReader) -> tuple[docker_image.Image | None, str | None]:
+        def read_image(reader: DockerReader) -> tuple[docker_image.Image | None, str | None]:
             return docker_image.read_image(reader, self.image), docker_image.image_identity(reader, self.image)
 
         try:
-            image, identity = docker.query(host, look) or (None, "away")
+            image, identity = docker.query(host, read_image) or (None, "away")
         except DockerError as error:
             return CacheFacts(sanitize(str(error)))
         if image is None:
             return CacheFacts(identity or "missing")
         history = launch_history.read_history(host.files)
-        good = history.good
-        same = good.get("image.identity") == identity
+        same_image = history.good.get("image.identity") == identity
         paths = (caches.path(image.id, cache.name) for cache in self.caches)
         folders = {path: caches.folder(host.files, path) for path in paths}
-        others = caches.others(host.files, image.id)
+        other_caches = caches.others(host.files, image.id)
         facts = CacheFacts(
             image="known",
             caches=tuple(folders.values()),
             user=image.user.partition(":")[0],
-            shared=_find_shared(host.files),
-            used_before=history.good_caches if same else (),
-            others=len(others),
-            others_bytes=sum(other.bytes for other in others),
-            others_whole=all(other.whole for other in others),
-            # A sparkd that kept fewer caches recorded fewer.
-            compiled_before=same
-            and all(good.get(key, text if key.startswith("caches.") else None) == text for key, text in self.compiled),
+            shared=_find_writable_root(host.files),
+            used_before=history.good_caches if same_image else (),
+            others=len(other_caches),
+            others_bytes=sum(other.bytes for other in other_caches),
+            others_whole=all(other.whole for other in other_caches),
+            compiled_before=same_image and self._compiles_as(history.good),
         )
         if self.need is None:
             return facts
@@ -134,15 +132,21 @@ class CompileCache(Check[CacheFacts], frozen=True):
             facts,
             custom_ops=tuple(
                 folders.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
-                for path in self._custom_ops_paths(image.id)
+                for path in self._list_custom_ops_paths(image.id)
             ),
             total_bytes=memory.total_bytes,
             available_bytes=memory.available_bytes,
             gpu_total_bytes=host.gpu().total_bytes,
         )
 
-    def _custom_ops_paths(self, image_id: str) -> Iterator[str]:
-        """Paths on the node, in the order of CUSTOM_OPS_CACHES; empty where no mount keeps it."""
+    def _compiles_as(self, good: Mapping[str, str]) -> bool:
+        """Whether the plan compiles what that good start did. A cache without a record counts as the same: an earlier
+        sparkd kept fewer caches.
+        """
+        return all(good.get(key, text if key.startswith("caches.") else None) == text for key, text in self.compiled)
+
+    def _list_custom_ops_paths(self, image_id: str) -> Iterator[str]:
+        """Paths on the node of CUSTOM_OPS_CACHES, in their order; an empty one where no mount keeps the cache."""
         mounts = {volume.target: volume.source for volume in self.volumes if not volume.read_only}
         mounts |= {cache.target: caches.path(image_id, cache.name) for cache in self.caches}
         folders = cache_folders(self.env)
@@ -156,42 +160,43 @@ class CompileCache(Check[CacheFacts], frozen=True):
         if facts.image != "known":
             return skipped(f"not inspected: {WHY_NOT.get(facts.image, facts.image)}")
         kept = [folder for folder in facts.caches if folder.files]
-        least = _least(sum(folder.bytes for folder in kept), all(folder.whole for folder in kept))
-        good = f"{least} kept for this image" if kept else f"none yet for this image: {SLOW}"
+        kept_size = _format_size(sum(folder.bytes for folder in kept), all(folder.whole for folder in kept))
+        good = f"{kept_size} kept for this image" if kept else f"none yet for this image: {SLOW}"
         if facts.others:
             images = "1 other image has" if facts.others == 1 else f"{facts.others} other images have"
-            good += f"; {images} {_least(facts.others_bytes, facts.others_whole)}"
-        problems = [*_judge_shared(facts.shared), *self._problems(facts)]
-        cold = self._judge_cold(facts)
-        if cold is None or any(problem.level.blocks for problem in problems):
-            return verdict([*problems, *([cold] if cold else [])], good)
+            good += f"; {images} {_format_size(facts.others_bytes, facts.others_whole)}"
+        problems = [*_judge_shared(facts.shared), *self._find_problems(facts)]
+        compilation = self._judge_compilation(facts)
+        if compilation is None or any(problem.level.blocks for problem in problems):
+            return verdict([*problems, *([compilation] if compilation else [])], good)
         # Other checks' fixes may free the memory that it lacks.
-        return replace(verdict([cold, *problems], good), shortage_bytes=cold.shortage_bytes)
+        return replace(verdict([compilation, *problems], good), shortage_bytes=compilation.shortage_bytes)
 
-    def _judge_cold(self, facts: CacheFacts) -> Verdict | None:
-        """A start that must compile custom_ops ["all"]; None for any other."""
+    def _judge_compilation(self, facts: CacheFacts) -> Verdict | None:
+        """Judge a start that must compile custom_ops ["all"]; None for any other."""
         if self.need is None or facts.gpu_total_bytes is not None:
             return None
         folders = zip(CUSTOM_OPS_CACHES, facts.custom_ops, strict=True)
-        cold = [(name, folder) for name, folder in folders if folder.kind != "folder" or folder.empty]
-        # What the last good start left empty, this model does not use; what it did not keep, it compiled and served.
-        unused = facts.compiled_before and NOT_KEPT not in facts.custom_ops and len(cold) < len(facts.custom_ops)
-        if unused or not cold:
+        empty = [(name, folder) for name, folder in folders if folder.kind != "folder" or folder.empty]
+        # If the last good start compiled the same, a cache that is empty still is not used by this model. One that no
+        # mount keeps proves nothing: it was compiled then, too.
+        are_unused = facts.compiled_before and NOT_KEPT not in facts.custom_ops and len(empty) < len(facts.custom_ops)
+        if are_unused or not empty:
             return None
-        what = ", ".join(f"{name} {'not kept' if folder == NOT_KEPT else 'empty'}" for name, folder in cold)
+        names = ", ".join(f"{name} {'not kept' if folder == NOT_KEPT else 'empty'}" for name, folder in empty)
         engine, available = self.need.engine_bytes(facts.total_bytes), facts.available_bytes
         reason = (
-            f'custom_ops ["all"] compiles from scratch ({what}) while weights load: '
+            f'custom_ops ["all"] compiles from scratch ({names}) while weights load: '
             f"{size(available)} available, more than {size(engine + COMPILE_BYTES)} needed ({size(engine)} and "
             f"{size(COMPILE_BYTES)} to compile)"
         )
         if available > engine + COMPILE_BYTES:
             return warn(reason, "leave this node to itself until it serves: with 3 GiB available two machines froze")
         share = max(0, available - COMPILE_BYTES) * 100 // max(1, facts.total_bytes) / 100
-        lower = f"lower gpu-memory-utilization to {share:g} for the first start, on all nodes; or take custom_ops out"
-        return block(reason, lower, shortage_bytes=engine + COMPILE_BYTES - available)
+        hint = f"lower gpu-memory-utilization to {share:g} for the first start, on all nodes; or take custom_ops out"
+        return block(reason, hint, shortage_bytes=engine + COMPILE_BYTES - available)
 
-    def _problems(self, facts: CacheFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: CacheFacts) -> Iterator[Verdict]:
         for folder in facts.caches:
             if folder.kind not in ("folder", "missing"):
                 yield block(
@@ -201,20 +206,22 @@ class CompileCache(Check[CacheFacts], frozen=True):
             names = ", ".join(folder.path.rpartition("/")[2] for folder in closed)
             where = closed[0].path.rpartition("/")[0]
             reason = f"the image runs as {facts.user}, who can't write to {names} in {where}: nothing will be kept"
-            yield warn(reason, f"set HOME in the recipe's env; then: sudo install -d -o UID {_braced(where, names)}")
-        # One cache of the last good start may be empty now, but its folder stays.
-        known = [folder for folder in facts.caches if folder.name in facts.used_before]
-        gone = ", ".join(folder.name for folder in known if folder.kind == "missing")
+            yield warn(
+                reason, f"set HOME in the recipe's env; then: sudo install -d -o UID {_quote_paths(where, names)}"
+            )
+        # A cache of the last good start may be empty now, but its folder must be there.
+        used_folders = [folder for folder in facts.caches if folder.name in facts.used_before]
+        gone_names = ", ".join(folder.name for folder in used_folders if folder.kind == "missing")
         if self.compiles and (
-            gone or (known and all(folder.empty or folder.kind == "missing" for folder in facts.caches))
+            gone_names or (used_folders and all(folder.empty or folder.kind == "missing" for folder in facts.caches))
         ):
-            lost = f"the cache {gone} is gone" if gone else "its caches are empty"
-            reason = f"{lost}, although the last good start was of this image: {SLOW}"
+            loss = f"the cache {gone_names} is gone" if gone_names else "its caches are empty"
+            reason = f"{loss}, although the last good start was of this image: {SLOW}"
             yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
 
 
-def _find_shared(files: Files) -> str:
-    """What others may write to; not in a tree of files, whose owner is who has copied it."""
+def _find_writable_root(files: Files) -> str:
+    """The folder that others may write to. Not searched in a copied tree, whose owner is the one who copied it."""
     return find_writable(files, caches.ROOT) if files.root == "/" else ""
 
 
@@ -225,16 +232,16 @@ def _judge_shared(writable: str) -> Iterator[Verdict]:
         yield block(reason, f"{hint}; or mount the folder (mount --bind) on /var/lib/sparkd in place of a link")
 
 
-def _least(count: int, whole: bool) -> str:
+def _format_size(count: int, whole: bool) -> str:
     return size(count) if whole else f"at least {size(count)}"
 
 
-def _braced(folder: str, names: str) -> str:
-    """For bash, by name: a user's, which may not look into the folder, would find nothing for an asterisk."""
+def _quote_paths(folder: str, names: str) -> str:
+    """The names in the folder for bash. No asterisk: the user's shell may not be allowed to read the folder."""
     return f"{quote(folder)}/" + (f"{{{names.replace(', ', ',')}}}" if "," in names else names)
 
 
 def _is_closed(folder: Folder, user: str) -> bool:
-    """Whether root's folder, or one that sparkd would make as root, is closed to this user."""
-    mine = user in ("", "root", "0", str(folder.uid)) or folder.writable_by_others
-    return folder.kind in ("folder", "missing") and not mine and folder.uid == 0
+    """Whether this user can't write to the folder, which is root's, or which sparkd would make as root."""
+    may_write = user in ("", "root", "0", str(folder.uid)) or folder.writable_by_others
+    return folder.kind in ("folder", "missing") and not may_write and folder.uid == 0

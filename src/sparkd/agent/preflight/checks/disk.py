@@ -21,12 +21,13 @@ class Place(Struct, frozen=True):
 
     path: str
     what: str
+    """Its use, in words."""
     block_bytes: int
     warn_bytes: int
     optional: bool = False
-    """It is judged only where it is there."""
+    """Whether it is judged only where it exists."""
     vital: bool = True
-    """A launch fails where it can't be written to."""
+    """Whether a launch fails where it can't be written to."""
 
 
 STATE = Place("/var/lib/sparkd", "sparkd's own files, such as the count of failed launches", 64 * MIB, 256 * MIB)
@@ -46,6 +47,7 @@ class DiskFacts(Struct, frozen=True):
 
 class DiskRoom(Check[DiskFacts], frozen=True):
     caches: bool = True
+    """Whether the plan keeps compile caches; true without a plan."""
     id = "disk"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
@@ -55,34 +57,34 @@ class DiskRoom(Check[DiskFacts], frozen=True):
 
     def probe(self, host: Host) -> DiskFacts:
         data_root = docker_config.read_data_root(host)
-        dockers = Place(data_root, "docker's containers and images", 256 * MIB, 5 * GIB, optional=True)
-        all_places = (STATE, *((CACHES,) if self.caches else ()), dockers, CONTAINERD, LOGS)
+        docker_data = Place(data_root, "docker's containers and images", 256 * MIB, 5 * GIB, optional=True)
+        all_places = (STATE, *((CACHES,) if self.caches else ()), docker_data, CONTAINERD, LOGS)
         places = {place.path: place for place in all_places if not place.optional or host.files.exists(place.path)}
         return DiskFacts(tuple(PlaceFacts(places[room.path], room) for room in disks.read_rooms(host, places)))
 
     def judge(self, facts: DiskFacts) -> Verdict:
         if not facts.places:
             return ok("this tree of files does not say how full its disks are")
-        worst: dict[str, Verdict] = {}  # folders on one disk: the most pressing one says it for all
+        worst: dict[str, Verdict] = {}  # by mount: of folders on one disk only the worst problem is reported
         for usage in sorted(facts.places, key=lambda usage: -usage.place.warn_bytes):
-            problem = _problem(usage.place, usage.room)
-            known = worst.get(usage.room.mount)
-            if problem and (known is None or problem.level.severity < known.level.severity):
+            problem = _find_problem(usage.place, usage.room)
+            worst_problem = worst.get(usage.room.mount)
+            if problem and (worst_problem is None or problem.level.severity < worst_problem.level.severity):
                 worst[usage.room.mount] = problem
         free = {usage.room.mount: size(usage.room.free_bytes) for usage in facts.places}
         return verdict(worst.values(), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
 
 
-def _problem(place: Place, room: Room) -> Verdict | None:
-    where, mount = f"{place.path} ({place.what})", quote(room.mount)
+def _find_problem(place: Place, room: Room) -> Verdict | None:
+    place_text, mount = f"{place.path} ({place.what})", quote(room.mount)
     if room.read_only:
-        reason = f"{room.mount} is mounted read-only, and {where} must be written to"
+        reason = f"{room.mount} is mounted read-only, and {place_text} must be written to"
         return (block if place.vital else warn)(reason, f"look at: sudo dmesg; then: sudo mount -o remount,rw {mount}")
     if room.free_inodes is not None and room.free_inodes < FEW_INODES:
-        reason = f"{room.free_inodes} inodes free on {room.mount}, for {where}"
+        reason = f"{room.free_inodes} inodes free on {room.mount}, for {place_text}"
         return (block if place.block_bytes else warn)(reason, f"df -i {mount}")
     if room.free_bytes >= place.warn_bytes:
         return None
     level, needed = (warn, place.warn_bytes) if room.free_bytes >= place.block_bytes else (block, place.block_bytes)
-    reason = f"{size(room.free_bytes)} free on {room.mount}, {size(needed)} needed for {where}"
+    reason = f"{size(room.free_bytes)} free on {room.mount}, {size(needed)} needed for {place_text}"
     return level(reason, f"make room: df -h {mount}; sudo docker system df")

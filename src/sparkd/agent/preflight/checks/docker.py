@@ -25,7 +25,7 @@ UNIT = "docker.service"
 
 
 def docker_unknown(reason: str) -> Verdict:
-    """The verdict where it runs, and does not answer."""
+    """The verdict for a docker that runs, and does not answer as it should."""
     return unknown(reason, "look at: systemctl status docker", awaits="docker to answer")
 
 
@@ -38,7 +38,7 @@ class DockerEngineFacts(Struct, frozen=True):
     runtimes: tuple[str, ...] = ()
     gpu_ways: tuple[str, ...] = ()
     may_keep: bool = False
-    """As `docker_config.Engine` has it."""
+    """Whether live-restore would keep containers at a restart, and is off: as in `docker_config.Engine`."""
 
 
 class Docker(Check[DockerEngineFacts], frozen=True):
@@ -64,15 +64,15 @@ class Docker(Check[DockerEngineFacts], frozen=True):
             hint = "sudo systemctl start docker" if facts.installed else "install docker: there is no docker.service"
             return warn("docker is away: a launch waits for it", hint)
         version = f"docker {facts.version}"
-        ends = "; its restart ends the engine: live-restore is off" * facts.may_keep
+        restart_note = "; its restart ends the engine: live-restore is off" * facts.may_keep
         remedy = "sudo sparkd init --plan   # shows how to turn it on" * facts.may_keep
         if not self.uses_gpu:
-            return ok(f"{version}; the plan uses no GPU{ends}", remedy)
+            return ok(f"{version}; the plan uses no GPU{restart_note}", remedy)
         if not facts.gpu_ways:
             reason = f"{version} has no way to the GPU: no runtime nvidia, no hook, no CDI specification"
             hint = "install nvidia-container-toolkit, then: sudo nvidia-ctk runtime configure --runtime=docker"
             return block(reason, f"{hint} && sudo systemctl restart docker")
-        return ok(f"{version}; to the GPU by {', '.join(facts.gpu_ways)}{ends}", remedy)
+        return ok(f"{version}; to the GPU by {', '.join(facts.gpu_ways)}{restart_note}", remedy)
 
 
 class ImageFacts(Struct, frozen=True):
@@ -80,21 +80,22 @@ class ImageFacts(Struct, frozen=True):
     asserts: tuple[str, ...]
     docker: str
     """"known", "away", or why a running docker did not answer."""
-    machine: str = ""  # its architecture
+    machine: str = ""
+    """The machine's architecture; empty where unknown."""
     image: Image | None = None
     checked: AssertResult | None = None
-    """The asserts; None: not checked yet."""
+    """The result of the asserts; None where they were not checked yet."""
     served: str = ""
-    """Beginning of a missing image's hint: how to have back the one that served by this name or id, where one did."""
+    """Beginning of a missing image's hint: how to get back the one that served by this name or id; empty for none."""
 
 
 class EngineImage(Check[ImageFacts], frozen=True):
     ref: str
     asserts: tuple[str, ...] = ()
     program: str = ""
-    """The asserts as bash."""
+    """The asserts as a program for bash; empty without asserts."""
     build: str = ""
-    """How the recipe says that it is built."""
+    """How to build it, by the recipe."""
     id = "image"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
@@ -105,13 +106,13 @@ class EngineImage(Check[ImageFacts], frozen=True):
         return cls(plan.image_to_run, wanted, render_asserts(plan.asserts), plan.image_build)
 
     def probe(self, host: Host) -> ImageFacts:
-        def look(reader: DockerReader) -> tuple[str, Image | None, AssertResult | None, str]:
+        def read_facts(reader: DockerReader) -> tuple[str, Image | None, AssertResult | None, str]:
             machine, image = docker_image.read_architecture(reader), docker_image.read_image(reader, self.ref)
-            # NAME@sha256:... is one image alone, and docker tags none so.
-            return machine, image, None, "" if image or "@" in self.ref else self._how_it_served(host, reader)
+            # NAME@sha256:... names one image alone, and no other can be tagged by that name.
+            return machine, image, None, "" if image or "@" in self.ref else self._describe_return(host, reader)
 
         try:
-            answer = docker.query(host, look)
+            answer = docker.query(host, read_facts)
         except DockerError as error:
             return ImageFacts(self.ref, self.asserts, sanitize(str(error)))
         facts = ImageFacts(self.ref, self.asserts, "known" if answer else "away", *(answer or ()))
@@ -120,16 +121,17 @@ class EngineImage(Check[ImageFacts], frozen=True):
         launches = launch_history.read_history(host.files)
         return replace(facts, checked=launches.assert_result(facts.image.id, self.program))
 
-    def _how_it_served(self, host: Host, reader: DockerReader) -> str:
-        known: tuple[known_good.Entry, ...] = ()
+    def _describe_return(self, host: Host, reader: DockerReader) -> str:
+        """Beginning of a hint: how to get back the image that served by this name or id; empty where none did."""
+        starts: tuple[known_good.Entry, ...] = ()
         with suppress(UsageError, OSError):  # users other than root may not read the file
-            known = known_good.read_known_good(host.files)
-        served = next((start for start in known if start.image_id and self.ref in (start.image, start.image_id)), None)
-        digest, named = (served.image_digest, self.ref != served.image_id) if served else ("", False)
-        if served and named and docker_image.read_image(reader, served.image_id):
+            starts = known_good.read_known_good(host.files)
+        served = next((start for start in starts if start.image_id and self.ref in (start.image, start.image_id)), None)
+        digest, by_name = (served.image_digest, self.ref != served.image_id) if served else ("", False)
+        if served and by_name and docker_image.read_image(reader, served.image_id):
             command = f"sudo docker tag {served.image_id} {self.ref}"
         elif digest:
-            command = f"sudo docker pull {digest}" + f" && sudo docker tag {digest} {self.ref}" * named
+            command = f"sudo docker pull {digest}" + f" && sudo docker tag {digest} {self.ref}" * by_name
         else:
             return ""
         return f"the one that served: {command}; or another: "
@@ -141,21 +143,21 @@ class EngineImage(Check[ImageFacts], frozen=True):
         if facts.docker != "known":
             return docker_unknown(f"docker can't describe the image: {facts.docker}")
         if image is None:
-            get = facts.served + docker_image.how_to_get(facts.ref, self.build)
-            return block(f"image {facts.ref} is not on this node", get)
+            hint = facts.served + docker_image.how_to_get(facts.ref, self.build)
+            return block(f"image {facts.ref} is not on this node", hint)
         if facts.machine and image.architecture and image.architecture != facts.machine:
             reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
-            pull = f"sudo docker pull --platform linux/{facts.machine} {facts.ref}"
-            return block(reason, pull if "/" in facts.ref else docker_image.how_to_get(facts.ref, self.build))
+            command = f"sudo docker pull --platform linux/{facts.machine} {facts.ref}"
+            return block(reason, command if "/" in facts.ref else docker_image.how_to_get(facts.ref, self.build))
         if facts.checked and facts.checked.fault:
             reason = f"image {facts.ref} is not what the recipe needs: {facts.checked.fault}"
             return block(reason, self.build or "build it with what is missing, or choose another: engine.image")
         if self.program and not facts.checked:
             return warn(f"image {facts.ref}: what the recipe asserts of it is not checked yet", "the next start does")
-        return ok(f"{facts.ref}: {_describe(image)}")
+        return ok(f"{facts.ref}: {_describe_image(image)}")
 
 
-def _describe(image: Image) -> str:
+def _describe_image(image: Image) -> str:
     labels = dict(image.labels)
     built = f"built {image.created[:10]}" if image.created else ""
     version, revision = (labels.get(f"org.opencontainers.image.{key}", "") for key in ("version", "revision"))
@@ -208,9 +210,9 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
             return skipped("docker is away, so containers were not checked")
         if facts.docker != "known":
             return docker_unknown(f"docker can't list its containers: {facts.docker}")
-        return verdict(self._problems(facts), f"the name {self.name} is free for a new container")
+        return verdict(self._find_problems(facts), f"the name {self.name} is free for a new container")
 
-    def _problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
         for container in facts.containers:
             if container.name == self.name and not container.ours:
                 state = "running" if container.running else "stopped"

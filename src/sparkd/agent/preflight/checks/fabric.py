@@ -20,18 +20,18 @@ class FabricAddressFacts(Struct, frozen=True):
     carriers: tuple[str, ...]
     """Interfaces that may carry the address: more than one where several lie in its subnet."""
     link: Link | None
-    """The one that carries it; None where that is unknown."""
+    """The interface that carries it; None where that is unknown."""
     interfaces: tuple[str, ...]
-    """Those of this machine, where the settings name none of them."""
+    """All of this machine, where the settings name one that it does not have; else empty."""
     rdma_on: tuple[str, ...]
-    """Interfaces with RDMA devices and a cable, where the fabric's has no such device."""
+    """Interfaces with an RDMA device and a cable, where the fabric's interface has no such device."""
 
 
 class FabricAddress(Check[FabricAddressFacts], frozen=True):
     address: str
     nodes: int
     interface: str = ""
-    """The settings' one; empty where sparkd finds it."""
+    """fabric.interface of the settings; empty where sparkd is to find it."""
     id = "fabric-address"
     levels = (Level.WARN, Level.BLOCK)
 
@@ -46,14 +46,14 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
         files = host.files
         carriers = network.interfaces_of(files, self.address)
         carrier = carriers[0] if len(carriers) == 1 else ""
-        known = network.link_names(files)
-        astray = self.interface and known and self.interface not in known
+        interfaces = network.link_names(files)
+        names_missing_interface = self.interface and interfaces and self.interface not in interfaces
         return FabricAddressFacts(
             owned=network.canonical(self.address) in host.addresses(),
             carriers=carriers,
             link=network.read_link(files, carrier) if carrier else None,
-            interfaces=known if astray else (),
-            rdma_on=_rdma_elsewhere(host, carrier) if carrier else (),
+            interfaces=interfaces if names_missing_interface else (),
+            rdma_on=_find_other_rdma(host, carrier) if carrier else (),
         )
 
     def judge(self, facts: FabricAddressFacts) -> Verdict:
@@ -63,21 +63,21 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
             reason, awaits = f"this node no longer has {self.address}", f"the fabric's address {self.address}"
             return block(reason, "look at: ip -brief address", awaits=awaits)
         link = facts.link
-        on = f"on {link.name}, {link.operstate}" if link else f"is here; its interface is {self.interface}"
-        return verdict(self._problems(facts), f"{self.address} {on}")
+        place = f"on {link.name}, {link.operstate}" if link else f"is here; its interface is {self.interface}"
+        return verdict(self._find_problems(facts), f"{self.address} {place}")
 
-    def _problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
-        named, carriers, link = self.interface, facts.carriers, facts.link
+    def _find_problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
+        setting, carriers, link = self.interface, facts.carriers, facts.link
         if facts.interfaces:
-            reason = f"fabric.interface is {named}, which this node does not have"
+            reason = f"fabric.interface is {setting}, which this node does not have"
             yield block(reason, f"leave it empty, or set it to one of: {', '.join(facts.interfaces)}")
-        elif named and carriers and named not in carriers:
-            reason = f"fabric.interface is {named}, but {self.address} is on {' or '.join(carriers)}"
+        elif setting and carriers and setting not in carriers:
+            reason = f"fabric.interface is {setting}, but {self.address} is on {' or '.join(carriers)}"
             yield warn(reason, "leave fabric.interface empty, or correct cluster.nodes")
         if len(carriers) > 1:
             reason = f"{' and '.join(carriers)} are in the subnet of {self.address}"
             yield warn(reason, "give each interface a subnet of its own")
-        elif not carriers and not named:
+        elif not carriers and not setting:
             reason = f"no interface that is up carries {self.address}"
             yield warn(reason, "look at: ip -brief link; or set fabric.interface")
         elif link is not None and (flaw := _find_flaw(link, facts.rdma_on)):
@@ -86,20 +86,20 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
 
 
 def _find_flaw(link: Link, rdma_on: tuple[str, ...]) -> str:
-    """Why it is hardly the cable between the nodes; empty where it may be."""
+    """Why the link is hardly the cable between the nodes; empty where it may be."""
     if link.loopback or link.wireless:
         return "is loopback" if link.loopback else "is Wi-Fi"
     return f"has no RDMA; {' and '.join(rdma_on)} have it" if rdma_on else ""
 
 
-def _rdma_elsewhere(host: Host, carrier: str) -> tuple[str, ...]:
-    """Interfaces with RDMA and a cable, if the carrier of the address has no RDMA."""
+def _find_other_rdma(host: Host, carrier: str) -> tuple[str, ...]:
+    """Interfaces with RDMA and a cable; empty where the carrier of the address has RDMA."""
     if infiniband.hcas_of(host.files, carrier):
         return ()
-    return tuple(link.name for link in _rdma_links(host.files) if link.carrier)
+    return tuple(link.name for link in _read_rdma_links(host.files) if link.carrier)
 
 
-def _rdma_links(files: Files) -> tuple[Link, ...]:
+def _read_rdma_links(files: Files) -> tuple[Link, ...]:
     names = sorted({name for hca in infiniband.hca_names(files) for name in infiniband.interfaces(files, hca)})
     return tuple(link for link in (network.read_link(files, name) for name in names) if link is not None)
 
@@ -112,17 +112,17 @@ class FabricLinkFacts(Struct, frozen=True):
     links: tuple[Link, ...]
     """The fabric's interface, then its lower interfaces."""
     paths: tuple[PathMtu, ...]
-    """Paths to the other nodes; empty where this node's own interface takes no such frames."""
+    """Paths to the other nodes; empty where this node's own interface is too narrow to try them."""
 
 
 class FabricLink(Check[FabricLinkFacts], frozen=True):
     interface: str | None
-    """None without a plan: then the RDMA interfaces that have a cable are judged, without the way to other nodes."""
+    """The fabric's; empty where it is not known. None without a plan: then RDMA interfaces with a cable are judged."""
     peers: tuple[str, ...]
     port: int
     mtu: int
     uses_gpu: bool = True
-    """Whether it does: else the machine may be no DGX Spark, and no speed is expected."""
+    """Whether the plan uses a GPU; else the machine may be no DGX Spark, and no speed is expected."""
     id = "fabric-link"
     levels = (Level.WARN,)
 
@@ -134,12 +134,14 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
 
     def probe(self, host: Host) -> FabricLinkFacts:
         if self.interface is None:
-            return FabricLinkFacts(tuple(link for link in _rdma_links(host.files) if link.carrier), ())
+            return FabricLinkFacts(tuple(link for link in _read_rdma_links(host.files) if link.carrier), ())
         if not self.peers or not self.interface:
             return FabricLinkFacts((), ())
         links = network.read_links(host.files, self.interface)
-        wide = bool(links) and links[0].carrier is not False and links[0].mtu >= self.mtu
-        return FabricLinkFacts(links, datagrams.probe_paths(host, self.peers, self.port, self.mtu) if wide else ())
+        takes_frames = bool(links) and links[0].carrier is not False and links[0].mtu >= self.mtu
+        return FabricLinkFacts(
+            links, datagrams.probe_paths(host, self.peers, self.port, self.mtu) if takes_frames else ()
+        )
 
     def judge(self, facts: FabricLinkFacts) -> Verdict:
         if self.interface is None and not facts.links:
@@ -149,19 +151,20 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
         if not facts.links:
             what = f"{self.interface} is not there" if self.interface else "its interface is not known"
             return warn(f"the fabric's link can't be judged: {what}", "set fabric.interface")
-        return verdict(self._problems(facts), self._good(facts))
+        return verdict(self._find_problems(facts), self._describe_good(facts))
 
-    def _good(self, facts: FabricLinkFacts) -> str:
+    def _describe_good(self, facts: FabricLinkFacts) -> str:
         if self.interface is None:
             return ", ".join(f"{link.name} {link.operstate} with MTU {link.mtu}" for link in facts.links)
-        top = facts.links[0]
-        speed = f", {_gbps(top.speed_mbps)}" if top.physical and top.speed_mbps else ""
-        silent = sum(path.fits is None for path in facts.paths)
-        reached = f", frames of {self.mtu} arrive at {len(facts.paths) - silent} of {len(facts.paths)}"
-        rest = "; the rest did not answer" if silent else ""
-        return f"{top.name} {top.operstate}{speed}, MTU {top.mtu}{reached if facts.paths else ''}{rest}"
+        fabric_link = facts.links[0]
+        speed = f", {_format_gbps(fabric_link.speed_mbps)}" if fabric_link.physical and fabric_link.speed_mbps else ""
+        silent_count = sum(path.fits is None for path in facts.paths)
+        reach = f", frames of {self.mtu} arrive at {len(facts.paths) - silent_count} of {len(facts.paths)}"
+        silent_note = "; the rest did not answer" if silent_count else ""
+        state = f"{fabric_link.name} {fabric_link.operstate}{speed}, MTU {fabric_link.mtu}"
+        return f"{state}{reach if facts.paths else ''}{silent_note}"
 
-    def _problems(self, facts: FabricLinkFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: FabricLinkFacts) -> Iterator[Verdict]:
         for link in facts.links:
             if not link.up:
                 yield warn(f"{link.name} is not set up ({link.operstate})", f"sudo ip link set {link.name} up")
@@ -169,27 +172,30 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
                 hint = "is the cable in, and the node at its other end on?"
                 yield warn(f"{link.name} has no carrier ({link.operstate})", hint)
             elif self.uses_gpu and link.physical and link.speed_mbps and link.speed_mbps < EXPECTED_MBPS:
-                reason = f"{link.name} runs at {_gbps(link.speed_mbps)}, {_gbps(EXPECTED_MBPS)} expected"
+                reason = f"{link.name} runs at {_format_gbps(link.speed_mbps)}, {_format_gbps(EXPECTED_MBPS)} expected"
                 yield warn(reason, f"look at the cable and the firmware: ethtool {link.name}")
-        top = facts.links[0]
-        if self.interface is not None and top.mtu < self.mtu:
-            reason = f"{top.name} has an MTU of {top.mtu}, fabric.mtu is {self.mtu}"
-            hint = f"in netplan on every node (now: sudo ip link set {top.name} mtu {self.mtu}), or lower fabric.mtu"
+        own_link = facts.links[0]
+        if self.interface is not None and own_link.mtu < self.mtu:
+            reason = f"{own_link.name} has an MTU of {own_link.mtu}, fabric.mtu is {self.mtu}"
+            hint = (
+                f"in netplan on every node (now: sudo ip link set {own_link.name} mtu {self.mtu}), or lower fabric.mtu"
+            )
             yield warn(reason, hint)
-        narrow = [path.address for path in facts.paths if path.fits is False]
-        if narrow:
-            reason = f"the path to {', '.join(narrow)} takes no frames of {self.mtu}, though this interface does"
-            size = self.mtu - (48 if ":" in narrow[0] else 28)
-            hint = f"look at the MTU there, and of what lies between: ping -M do -s {size} {narrow[0]}"
+        addresses = [path.address for path in facts.paths if path.fits is False]
+        if addresses:
+            reason = f"the path to {', '.join(addresses)} takes no frames of {self.mtu}, though this interface does"
+            payload_bytes = self.mtu - (48 if ":" in addresses[0] else 28)
+            hint = f"look at the MTU there, and of what lies between: ping -M do -s {payload_bytes} {addresses[0]}"
             yield warn(reason, hint)
 
 
-def _gbps(mbps: int | None) -> str:
+def _format_gbps(mbps: int | None) -> str:
     return f"{(mbps or 0) / 1000:g} Gb/s"
 
 
 APART_SECONDS = 5.0
-"""Clocks that chrony or timesyncd keep differ by milliseconds; an answer's date has whole seconds."""
+"""Clocks may differ by so much. Those that chrony or timesyncd keep differ by milliseconds; an answer's date has whole
+seconds."""
 
 
 class PeerClock(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What else starts or ends vLLM on this node by itself: units, containers that docker restarts, killers for memory."""
+"""What else starts or ends vLLM on this node: units, containers that docker restarts, programs that kill for memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparkd.base.lib.text import sanitize
 
 SCRIPT_LIMIT_BYTES = 64 << 10
 COMMAND_LENGTH = 8192
-"""Characters of one command: the patterns take the square of it."""
+"""Characters of one command that are searched: the patterns take time by the square of it."""
 SCRIPTS = (".sh", ".bash", ".yml", ".yaml")
 DOCKER_STARTS = re.compile(
     r"(?:^|[\s/])(?:docker|podman|nerdctl|docker-compose)\s(?:.*\s)?(?:run|start|exec|up|restart)\s"
@@ -57,7 +57,7 @@ class ForeignFacts(Struct, frozen=True):
     looked_at: int
     docker_known: bool
     killers: tuple[tuple[str, str], ...] = ()
-    """Units that end processes for want of memory, and which ones."""
+    """Units that end processes for want of memory, and which processes, in words."""
 
 
 class ForeignUnits(Check[ForeignFacts], frozen=True):
@@ -67,13 +67,13 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
     levels = (Level.WARN,)
 
     def probe(self, host: Host) -> ForeignFacts:
-        enabled = units.enabled_services(host.files).items()
-        wanted = {name: how for name, how in enabled if not name.startswith("sparkd-")}
+        services = units.enabled_services(host.files).items()
+        enabled = {name: link for name, link in services if not name.startswith("sparkd-")}
         starters, unread = [], []
-        for name, how in wanted.items():
+        for name, link in enabled.items():
             try:
-                if start := _starts_vllm(host.files, _read(host.files, name)):
-                    starters.append(ForeignUnit(sanitize(name, 80), sanitize(how.by, 80), *start, how.shipped))
+                if start := _find_start(host.files, _read_with_template(host.files, name)):
+                    starters.append(ForeignUnit(sanitize(name, 80), sanitize(link.by, 80), *start, link.shipped))
             except (OSError, ValueError):
                 unread.append(sanitize(name, 80))
         docker = host.docker()
@@ -82,16 +82,22 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
             for facts in docker.containers
             if _restarts_vllm(facts)
         )
-        killers = (*_find_killers(host), *((name, "containers by their name") for name in wanted if "anti-oom" in name))
-        return ForeignFacts(tuple(starters), containers, tuple(unread), len(wanted), docker.known, killers)
+        killers = (
+            *_find_killers(host),
+            *((name, "containers by their name") for name in enabled if "anti-oom" in name),
+        )
+        return ForeignFacts(tuple(starters), containers, tuple(unread), len(enabled), docker.known, killers)
 
     def judge(self, facts: ForeignFacts) -> Verdict:
         away = "" if facts.docker_known else "; docker's containers were not checked"
-        return verdict(_problems(facts), f"none of {facts.looked_at} enabled services starts vLLM{away}")
+        return verdict(_find_problems(facts), f"none of {facts.looked_at} enabled services starts vLLM{away}")
 
 
 def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
-    """Those that run: the arguments may come from anywhere. A user's own program of this name can't end the engine."""
+    """Find them among the running processes, since their arguments may come from anywhere: each unit, and whom it ends.
+
+    A program of this name that is not in its unit is a user's, who can't end the engine.
+    """
     for process in host.processes():
         name, whom = f"{process.comm}.service", ""
         if process.comm not in ("earlyoom", "systemd-oomd"):
@@ -101,16 +107,16 @@ def _find_killers(host: Host) -> Iterator[tuple[str, str]]:
                 continue
             if process.comm == "earlyoom":
                 preferred = re.search(r" --prefer[ =](.*?)(?: -|$)", " ".join(host.argv(process)))
-                likes = preferred is not None and VICTIM.search(preferred[1]) is not None
-                whom = "the engine before others (--prefer)" if likes else "the largest process"
-            elif "kill" in _oomd_values(host.files):
+                prefers_engine = preferred is not None and VICTIM.search(preferred[1]) is not None
+                whom = "the engine before others (--prefer)" if prefers_engine else "the largest process"
+            elif "kill" in _read_oomd_actions(host.files):
                 whom = "containers (ManagedOOM of the slice that has docker's)"
         if whom:
             yield name, whom
 
 
-def _oomd_values(files: Files) -> set[str]:
-    """What is to be done by systemd-oomd in the slices that have docker's containers: none has a file by default."""
+def _read_oomd_actions(files: Files) -> set[str]:
+    """What systemd-oomd does in the slices that have docker's containers, by their drop-ins; by default nothing."""
     values: dict[tuple[str, str], str] = {}
     for name in ("-.slice", "system.slice"):
         for source in units.find_drop_ins(files, units.drop_in_folders(name)):
@@ -120,15 +126,15 @@ def _oomd_values(files: Files) -> set[str]:
     return set(values.values())
 
 
-def _read(files: Files, name: str) -> Unit | None:
-    """Read a unit: an instance without a file of its own has its template's."""
-    own = units.read_unit(files, name)
-    stem, at, rest = name.partition("@")
-    return own if own or not at else units.read_unit(files, f"{stem}@.{rest.rpartition('.')[2]}")
+def _read_with_template(files: Files, name: str) -> Unit | None:
+    """Read a unit. An instance (a@b) without a file of its own has its template's (a@)."""
+    unit = units.read_unit(files, name)
+    stem, at, instance = name.partition("@")
+    return unit if unit or not at else units.read_unit(files, f"{stem}@.{instance.rpartition('.')[2]}")
 
 
-def _starts_vllm(files: Files, unit: Unit | None) -> tuple[str, str] | None:
-    """Key and file of the first command that does."""
+def _find_start(files: Files, unit: Unit | None) -> tuple[str, str] | None:
+    """Key and file of the unit's first command that starts vLLM; None where none does."""
     for command in unit.commands if unit else ():
         words = command.command.words
         if command.key.startswith("ExecStart") and (
@@ -164,7 +170,7 @@ def _restarts_vllm(container: ContainerFacts) -> bool:
     return restarts and (VLLM.search(container.image) is not None or _launches(container.command))
 
 
-def _problems(facts: ForeignFacts) -> Iterator[Verdict]:
+def _find_problems(facts: ForeignFacts) -> Iterator[Verdict]:
     for unit in facts.units:
         reason = f"{unit.name} starts vLLM too, wanted by {unit.wanted_by} ({unit.key} in {unit.source})"
         verb = "mask" if unit.shipped else "disable"

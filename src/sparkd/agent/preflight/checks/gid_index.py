@@ -1,4 +1,4 @@
-"""GID index: the entry of a RoCE port's table of addresses that the plan pins, and that is right for this node."""
+"""GID index: whether the plan pins the right entry of each RoCE port's table of addresses (GIDs)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class GidTable(Struct, frozen=True):
     hca: str
     port: int
     at_index: Gid | None
+    """The entry that the plan pins; None where it is unused."""
     good: tuple[int, ...]
+    """Indexes that would do."""
 
 
 class GidFacts(Struct, frozen=True):
@@ -34,8 +36,9 @@ class GidFacts(Struct, frozen=True):
 class GidIndex(Check[GidFacts], frozen=True):
     env: Mapping[str, str]
     address: str
-    """This node's on the fabric: its family is that of the GIDs."""
+    """This node's address on the fabric. Its family, IPv4 or IPv6, is that of the GIDs."""
     not_needed: str = ""
+    """Why the plan needs no RDMA; empty where it does."""
     id = "gid"
     levels = (Level.BLOCK,)
 
@@ -47,9 +50,11 @@ class GidIndex(Check[GidFacts], frozen=True):
         index = parse_number(self.env.get(INDEX, ""))
         if self.not_needed or index is None or index < 0:
             return GidFacts(())
-        used = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
-        up = ((hca.name, port.number) for hca, port in used if port.ethernet and port.state == ACTIVE)
-        return GidFacts(tuple(self._table(index, *port, infiniband.read_gids(host.files, *port)) for port in up))
+        selected = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
+        ports_up = ((hca.name, port.number) for hca, port in selected if port.ethernet and port.state == ACTIVE)
+        return GidFacts(
+            tuple(self._build_table(index, *port, infiniband.read_gids(host.files, *port)) for port in ports_up)
+        )
 
     def judge(self, facts: GidFacts) -> Verdict:
         text = self.env.get(INDEX)
@@ -61,18 +66,18 @@ class GidIndex(Check[GidFacts], frozen=True):
             return block(f"{INDEX} is {sanitize(text)!r}, which is no index", INDEX_HINT)
         if index < 0:
             return ok(f"{INDEX} is {index}, so NCCL finds the index itself")
-        problems = [self._wrong(index, table) for table in facts.tables if index not in table.good]
-        where = ", ".join(table.hca for table in facts.tables)
-        return verdict(problems, f"index {index} is right on {where}" if where else "no port is up")
+        problems = [self._describe_wrong(index, table) for table in facts.tables if index not in table.good]
+        devices = ", ".join(table.hca for table in facts.tables)
+        return verdict(problems, f"index {index} is right on {devices}" if devices else "no port is up")
 
-    def _table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
-        six = ":" in self.address
-        of_family = (gid for gid in gids if (not (gid.ipv4 or gid.link_local) if six else gid.ipv4))
+    def _build_table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
+        by_ipv6 = ":" in self.address
+        usable = (gid for gid in gids if (not (gid.ipv4 or gid.link_local) if by_ipv6 else gid.ipv4))
         at_index = next((gid for gid in gids if gid.index == index), None)
-        good = tuple(gid.index for gid in of_family if gid.kind == infiniband.ROCE_V2)
+        good = tuple(gid.index for gid in usable if gid.kind == infiniband.ROCE_V2)
         return GidTable(hca, port, at_index, good)
 
-    def _wrong(self, index: int, table: GidTable) -> Verdict:
-        state = f"is {table.at_index.kind} {table.at_index.address}" if table.at_index else "is unused"
-        right = f"the right index is {table.good[0]}" if table.good else "no index of it would do: has it an address?"
-        return block(f"{INDEX}={index}: on {table.hca} that {state}; {right}", INDEX_HINT)
+    def _describe_wrong(self, index: int, table: GidTable) -> Verdict:
+        use = f"is {table.at_index.kind} {table.at_index.address}" if table.at_index else "is unused"
+        remedy = f"the right index is {table.good[0]}" if table.good else "no index of it would do: has it an address?"
+        return block(f"{INDEX}={index}: on {table.hca} that {use}; {remedy}", INDEX_HINT)

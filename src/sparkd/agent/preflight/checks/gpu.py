@@ -1,4 +1,4 @@
-"""The GPU: present, its driver answers, and its version is not known to be bad."""
+"""The GPU: whether it is present, its driver answers, and the driver's version is not known to be bad."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _REMEDIES = {
     Trouble.RESET: ("reboot this node", Action.REBOOT),
     Trouble.MISMATCH: ("reboot this node, so that the kernel loads the driver that was installed", Action.REBOOT),
 }
-"""Remedies that only a person can apply."""
+"""Remedies that only a person can apply, as hint and action."""
 
 
 class GpuCheckFacts(Struct, frozen=True):
     asked: bool  # words: keep - a key of the report
-    """False: the plan uses no GPU, and the driver was not queried."""
+    """Whether the driver was queried: not where the plan uses no GPU."""
     names: tuple[str, ...] = ()
     driver: str = ""
     module: str = ""
@@ -36,7 +36,7 @@ class GpuCheckFacts(Struct, frozen=True):
 
 class Gpu(Check[GpuCheckFacts], frozen=True):
     gpus: int = 1
-    """Those that the plan needs; 0: the driver is not queried."""
+    """How many the plan needs; 0: the driver is not queried."""
     id = "gpu"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
@@ -59,31 +59,32 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
         if not facts.asked:  # words: keep
             return ok("the plan uses no GPU")
         if facts.trouble is not Trouble.NONE:
-            return _troubled(facts.trouble, f"the GPU's driver can't be queried: {facts.error}")
+            return _judge_trouble(facts.trouble, f"the GPU's driver can't be queried: {facts.error}")
         if not facts.names:
-            return _unseen(facts)
+            return _judge_absence(facts)
         if len(facts.names) < self.gpus:
             reason = f"{len(facts.names)} GPU(s) are seen, and the recipe's nodes.gpus is {self.gpus}"
             return block(
                 reason, "look at: nvidia-smi -L; set nodes.gpus of the recipe, and its ranks, to what is there"
             )
-        bad = find_known_bad(facts.driver, DRIVERS) if any(GB10 in name for name in facts.names) else None
-        if bad:
-            reason = f"driver {facts.driver} was reported as bad on GB10: {bad.trouble} ({bad.source})"
-            return warn(reason, bad.remedy)
+        known_bad = find_known_bad(facts.driver, DRIVERS) if any(GB10 in name for name in facts.names) else None
+        if known_bad:
+            reason = f"driver {facts.driver} was reported as bad on GB10: {known_bad.trouble} ({known_bad.source})"
+            return warn(reason, known_bad.remedy)
         return ok(f"{', '.join(facts.names)}, driver {facts.driver or 'of unknown version'}")
 
 
-def _troubled(trouble: Trouble, reason: str) -> Verdict:
+def _judge_trouble(trouble: Trouble, reason: str) -> Verdict:
     if trouble is Trouble.FORBIDDEN:
         return unknown(reason, "run as root")
     awaits = AWAITED if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
     if remedy := _REMEDIES.get(trouble):
-        return block(reason, remedy[0], needs_person=True, awaits=awaits, action=remedy[1])
+        hint, action = remedy
+        return block(reason, hint, needs_person=True, awaits=awaits, action=action)
     return block(reason, LOAD if trouble is Trouble.NOT_LOADED else "look at: nvidia-smi, sudo dmesg")
 
 
-def _unseen(facts: GpuCheckFacts) -> Verdict:
+def _judge_absence(facts: GpuCheckFacts) -> Verdict:
     if not facts.module:
         return block(
             "no GPU is seen, and no NVIDIA kernel module is loaded", "nvidia-smi; sudo modprobe nvidia; dkms status"

@@ -15,7 +15,7 @@ from sparkd.base.plan.inputs import CheckInputs
 
 class KnownBad(Struct, frozen=True, forbid_unknown_fields=True):
     version: str
-    """The version, or its beginning: 590 is 590.44.01 too."""
+    """The version, or its beginning: 590 covers 590.44.01."""
     trouble: str
     remedy: str
     source: str
@@ -39,7 +39,7 @@ NO_KHO = "kho=off"
 
 
 def find_known_bad(version: str, among: tuple[KnownBad, ...], command_line: tuple[str, ...] = ()) -> KnownBad | None:
-    """What is known against a version, unless the kernel's command line fixes it."""
+    """The entry for a version, if there is one and the kernel's command line does not fix it."""
     return next((bad for bad in among if bad.covers(version) and bad.fixed_by not in command_line), None)
 
 
@@ -47,9 +47,9 @@ class KernelFacts(Struct, frozen=True):
     release: str
     kho_off: bool
     kept_back_bytes: int
-    """CmaFree beyond CmaTotal."""
+    """How much CmaFree is above CmaTotal: memory kept back for kexec handover (KHO)."""
     next_release: str = ""
-    """What the next boot takes; empty where it is this one, or unknown."""
+    """The release that the next boot takes; empty where it is this one, or unknown."""
     next_words: tuple[str, ...] = ()
     """Words of its command line."""
 
@@ -61,10 +61,10 @@ class Kernel(Check[KernelFacts], frozen=True):
     def probe(self, host: Host) -> KernelFacts:
         kho_off = NO_KHO in kernel.read_command_line(host.files)
         release = kernel.read_release(host.files)
-        following, words = kernel.read_next_boot(host.files)
-        if following == release:
-            following, words = "", ()
-        return KernelFacts(release, kho_off, host.meminfo().cma_excess_bytes, following, words)
+        next_release, next_words = kernel.read_next_boot(host.files)
+        if next_release == release:
+            next_release, next_words = "", ()
+        return KernelFacts(release, kho_off, host.meminfo().cma_excess_bytes, next_release, next_words)
 
     def judge(self, facts: KernelFacts) -> Verdict:
         problems = []
@@ -88,13 +88,14 @@ class Kernel(Check[KernelFacts], frozen=True):
 
 
 FEWEST_PIDS = 8192
+"""Least good kernel.pid_max."""
 
 
 class Setting(Struct, frozen=True):
     name: str
     wanted: str
     found: str | None
-    """None: this kernel has no such setting."""
+    """The present value; None where this kernel has no such setting."""
 
 
 class SettingsFacts(Struct, frozen=True):
@@ -117,27 +118,27 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
         return cls(inputs.plan.sysctls)
 
     def probe(self, host: Host) -> SettingsFacts:
-        def number(name: str, otherwise: int) -> int:
+        def read_number(name: str, default: int) -> int:
             text = kernel.read_sysctl(host.files, name)
             if text is not None and not text.isdecimal():
                 raise ValueError(f"{name} is {text[:40]!r}, which is no number")
-            return otherwise if text is None else int(text)
+            return default if text is None else int(text)
 
         return SettingsFacts(
             wanted=tuple(Setting(name, value, kernel.read_sysctl(host.files, name)) for name, value in self.wanted),
-            reserved_bytes=number("vm.min_free_kbytes", 0) * 1024,
-            overcommit=number("vm.overcommit_memory", 0),
-            pid_max=number("kernel.pid_max", FEWEST_PIDS),
+            reserved_bytes=read_number("vm.min_free_kbytes", 0) * 1024,
+            overcommit=read_number("vm.overcommit_memory", 0),
+            pid_max=read_number("kernel.pid_max", FEWEST_PIDS),
             huge_pages_bytes=host.meminfo().huge_pages_bytes,
             recovery=kernel.read_recovery(host.files),
         )
 
     def judge(self, facts: SettingsFacts) -> Verdict:
         wanted = f"the {len(facts.wanted)} that the recipe wants are set" if facts.wanted else "the recipe wants none"
-        return verdict(_problems(facts), f"{wanted}, nothing harmful; {facts.recovery.text}")
+        return verdict(_find_problems(facts), f"{wanted}, nothing harmful; {facts.recovery.text}")
 
 
-def _problems(facts: SettingsFacts) -> Iterator[Verdict]:
+def _find_problems(facts: SettingsFacts) -> Iterator[Verdict]:
     # What `tune apply` would refuse comes first.
     for setting in sorted(facts.wanted, key=lambda setting: setting.found is not None):
         if setting.found is None:

@@ -15,8 +15,8 @@ from sparkd.base.host.kernel_events import KINDS, Event, parse_event
 from sparkd.base.status.model import format_duration as age
 
 MOST_OF_A_KIND = 32
-"""Distinct events kept of one kind, the latest: processes killed for memory, Xids by device and code. The limit is
-per kind, so that a flood of one hides no other."""
+"""How many different events of a kind are kept, such as Xids by device and code: the latest. So a flood of one kind
+hides no other."""
 XID, RECOVERY, DRIVER_LOADED, DRIVER_NO_MEMORY = "xid", "gpu-recovery", "driver-loaded", "driver-no-memory"
 _JUDGED = {kind.name for kind in KINDS.values() if any(effect.preflight for effect in (kind, *kind.codes.values()))}
 _JUDGED |= {DRIVER_LOADED, DRIVER_NO_MEMORY}
@@ -24,23 +24,23 @@ _JUDGED |= {DRIVER_LOADED, DRIVER_NO_MEMORY}
 
 
 def find_events(records: Iterable[Record]) -> tuple[Event, ...]:
-    """Events in the order of their last messages."""
+    """The events that matter before a launch, each kind, device and code once, in the order of their last messages."""
     events: dict[tuple[str, str, int], Event] = {}
     for record in records:
         if (event := parse_event(record)) is None or event.kind not in _JUDGED:
             continue
-        # The last recovery action is what counts, whatever it was before.
+        # Of recovery actions of a device only the last one counts, whatever its code.
         key = (event.kind, event.device, 0 if event.kind == RECOVERY else event.code)
-        before = events.pop(key, None)
-        events[key] = event if before is None else replace(event, count=before.count + 1)
-        alike = [known for known in events if known[0] == event.kind] if before is None else []
-        if len(alike) > MOST_OF_A_KIND:
-            del events[alike[0]]
+        earlier = events.pop(key, None)
+        events[key] = event if earlier is None else replace(event, count=earlier.count + 1)
+        keys_of_kind = [other for other in events if other[0] == event.kind] if earlier is None else []
+        if len(keys_of_kind) > MOST_OF_A_KIND:
+            del events[keys_of_kind[0]]
     return tuple(events.values())
 
 
 RECENT_SECONDS = 24 * 3600.0
-"""Faults that the machine has recovered from warn for so long."""
+"""How long faults warn that the machine has recovered from."""
 SINCE_BOOT_SECONDS = 60.0
 """A log that begins within the first minute is complete."""
 
@@ -48,7 +48,7 @@ SINCE_BOOT_SECONDS = 60.0
 class KernelLogFacts(Struct, frozen=True):
     uptime_seconds: float
     begins_seconds: float
-    """Time of the oldest message in the log, since boot."""
+    """Time of the oldest message in the log, since boot; 0 where the log is complete."""
     events: tuple[Event, ...]
     error: str = ""
     absent: bool = False
@@ -60,16 +60,18 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK)
 
     def probe(self, host: Host) -> KernelLogFacts:
-        uptime = host.uptime_seconds()
+        uptime_seconds = host.uptime_seconds()
         records = kernel.read_log(host.files)
         try:
-            first = next(records, None)
-            events = find_events(chain((first,), records)) if first else ()
+            first_record = next(records, None)
+            events = find_events(chain((first_record,), records)) if first_record else ()
         except (FileNotFoundError, NotADirectoryError):
-            return KernelLogFacts(uptime, 0.0, (), absent=True)
+            return KernelLogFacts(uptime_seconds, 0.0, (), absent=True)
         except OSError as error:
-            return KernelLogFacts(uptime, 0.0, (), error=error.strerror or type(error).__name__)
-        return KernelLogFacts(uptime, round(first.seconds, 3) if first and first.sequence else 0.0, events)
+            return KernelLogFacts(uptime_seconds, 0.0, (), error=error.strerror or type(error).__name__)
+        return KernelLogFacts(
+            uptime_seconds, round(first_record.seconds, 3) if first_record and first_record.sequence else 0.0, events
+        )
 
     def judge(self, facts: KernelLogFacts) -> Verdict:
         if facts.absent:
@@ -77,16 +79,16 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
         if facts.error:
             hint = "run as root; in a container it can't be, look on its host: sudo dmesg"
             return warn(f"the kernel's log can't be read: {facts.error}", hint)
-        return verdict(self._problems(facts), _good(facts))
+        return verdict(self._find_problems(facts), _describe_good(facts))
 
-    def _problems(self, facts: KernelLogFacts) -> Iterator[Verdict]:
-        loaded = max((event.last_seconds for event in facts.events if event.kind == DRIVER_LOADED), default=0.0)
+    def _find_problems(self, facts: KernelLogFacts) -> Iterator[Verdict]:
+        loaded_at = max((event.last_seconds for event in facts.events if event.kind == DRIVER_LOADED), default=0.0)
         resets = (event for event in facts.events if event.kind == RECOVERY and event.code == 0)
-        recovered = {event.device: event.last_seconds for event in resets}
+        recovered_at = {event.device: event.last_seconds for event in resets}
         for event in facts.events:
             if event.kind in (XID, RECOVERY):
-                over = event.last_seconds < max(loaded, recovered.get(event.device, 0.0))
-                if over or not self.uses_gpu:
+                is_over = event.last_seconds < max(loaded_at, recovered_at.get(event.device, 0.0))
+                if is_over or not self.uses_gpu:
                     continue
             effect, reason = event.effect, event.reason + _format_time(facts, event)
             if effect.preflight == "block":
@@ -95,19 +97,19 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
                 yield warn(reason, effect.hint, action=effect.action)
 
 
-def _good(facts: KernelLogFacts) -> str:
+def _describe_good(facts: KernelLogFacts) -> str:
     good = "nothing bad in the kernel's log"
     if facts.begins_seconds > SINCE_BOOT_SECONDS:
         good += f", which goes back {age(facts.uptime_seconds - facts.begins_seconds)} of {age(facts.uptime_seconds)}"
-    lacked = sum(event.count for event in facts.events if event.kind == DRIVER_NO_MEMORY)
-    return f"{good}; NV_ERR_NO_MEMORY {_times(lacked)}, as healthy engines cause it too" if lacked else good
+    count = sum(event.count for event in facts.events if event.kind == DRIVER_NO_MEMORY)
+    return f"{good}; NV_ERR_NO_MEMORY {_count_times(count)}, as healthy engines cause it too" if count else good
 
 
 def _format_time(facts: KernelLogFacts, event: Event) -> str:
-    often = f", {_times(event.count)}" if event.count > 1 else ""
+    repeats = f", {_count_times(event.count)}" if event.count > 1 else ""
     # The kernel stamps its log with a clock of its own, which may be a little ahead.
-    return f"{often}, {age(max(0.0, facts.uptime_seconds - event.last_seconds))} ago"
+    return f"{repeats}, {age(max(0.0, facts.uptime_seconds - event.last_seconds))} ago"
 
 
-def _times(count: int) -> str:
+def _count_times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"

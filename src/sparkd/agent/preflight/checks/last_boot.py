@@ -17,7 +17,7 @@ from sparkd.base.state.known_good import Facts
 from sparkd.base.state.launch_history import LOADING, LaunchHistory
 
 TOO_MANY = 3
-"""Boots in a row that ended while one plan loaded. Three power cuts in a row, each within such minutes, are rare."""
+"""Boots in a row that ended while one plan loaded. Three power cuts in a row, each during a load, are rare."""
 PHASE_LENGTH = 60
 
 
@@ -26,13 +26,14 @@ class Launch(Struct, frozen=True):
 
     phase: str
     this_plan: bool
+    """Whether it was of the plan that is to be launched."""
     end_seen: bool
-    """False: it ended with its machine."""
+    """Whether sparkd saw its end; else it ended with its machine."""
 
 
 class LastBootFacts(Struct, frozen=True):
     before: tuple[Launch, ...]
-    """The launches of the boots before this one since the last good start, oldest first."""
+    """The last launch of each boot before this one, since the last good start, oldest first."""
     changes: str
     """Differences of the last launch from the last good start."""
     end: str = ""
@@ -50,20 +51,20 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         return cls(inputs.plan.counted_as, f"sparkd-{inputs.role}")
 
     def probe(self, host: Host) -> LastBootFacts:
-        known = launch_history.FILE.load(host.files, ignore_report) or LaunchHistory()
-        if not known.boots:
+        history = launch_history.FILE.load(host.files, ignore_report) or LaunchHistory()
+        if not history.boots:
             return LastBootFacts((), "")
         boot_id = host.files.value("/proc/sys/kernel/random/boot_id")
         changes = "no good start is on record"
-        if known.good:
-            good, tried = (Facts(values, {}, {}) for values in (known.good, known.tried))
+        if history.good:
+            good, tried = (Facts(values, {}, {}) for values in (history.good, history.tried))
             changes = f"since the last good start {describe_change(good, tried)}"
-        before = tuple(
+        launches = tuple(
             Launch(sanitize(boot.phase, PHASE_LENGTH), boot.digest == self.digest, not boot.open)
-            for boot in known.boots_before(boot_id)
+            for boot in history.boots_before(boot_id)
         )
-        end = str(known.machine_end) if known.machine_end and known.machine_end.boot_id == boot_id else ""
-        return LastBootFacts(before, changes, end)
+        machine_end = str(history.machine_end) if history.machine_end and history.machine_end.boot_id == boot_id else ""
+        return LastBootFacts(launches, changes, machine_end)
 
     def judge(self, facts: LastBootFacts) -> Verdict:
         if not facts.before:
@@ -71,13 +72,17 @@ class LastBoot(Check[LastBootFacts], frozen=True):
         last = facts.before[-1]
         if last.end_seen:
             return ok("sparkd saw the end of the last launch before this boot")
-        ended = f", by what is left of it {facts.end}" if facts.end else ""
-        by_this_load = (one.this_plan and one.phase == LOADING and not one.end_seen for one in reversed(facts.before))
+        how_it_ended = f", by what is left of it {facts.end}" if facts.end else ""
+        by_this_load = (
+            launch.this_plan and launch.phase == LOADING and not launch.end_seen for launch in reversed(facts.before)
+        )
         in_a_row = len(tuple(takewhile(bool, by_this_load)))
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}"
-            return warn(reason + times + ended, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
-        reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{ended}; "
+            return warn(
+                reason + times + how_it_ended, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e"
+            )
+        reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading{how_it_ended}; "
         hint = f"fix the cause (journalctl -b -1 -e), then: sudo systemctl start {self.unit}"
         return block(reason + facts.changes, hint, needs_person=True)

@@ -13,7 +13,8 @@ from sparkd.base.plan.model import LaunchPlan
 
 QUEUE_BYTES = 160 * MIB
 RANK_BYTES = 24 * MIB
-"""vLLM 0.32: the queue to the workers, and one back from each worker of this node (167,772,180 and 25,165,836 B)."""
+"""Shared memory of vLLM 0.32: the queue to the workers, and the one back from each worker of this node (167,772,180 and
+25,165,836 B)."""
 
 
 class ShmSizeFacts(Struct, frozen=True):
@@ -24,7 +25,7 @@ class ShmSizeFacts(Struct, frozen=True):
 
 class ShmSize(Check[ShmSizeFacts], frozen=True):
     own_bytes: int | None
-    """Size of the container's own; None: it has the machine's."""
+    """Size of the container's own /dev/shm; None where it has the machine's."""
     is_head: bool
     cluster_size: int
     id = "shm-size"
@@ -38,26 +39,26 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
     def probe(self, host: Host) -> ShmSizeFacts:
         if self.own_bytes is not None:
             return ShmSizeFacts(self.own_bytes, self.own_bytes, "the container's own /dev/shm")
-        memory = host.meminfo().total_bytes
+        memory_bytes = host.meminfo().total_bytes
         mount = disks.find_mount(host.files, "/dev/shm")  # noqa: S108 - read only
-        total = memory // 2 if mount is None else mount.size_bytes(memory)
-        return ShmSizeFacts(total, max(0, total - host.shm_used_bytes()), "the machine's /dev/shm")
+        total_bytes = memory_bytes // 2 if mount is None else mount.size_bytes(memory_bytes)
+        return ShmSizeFacts(total_bytes, max(0, total_bytes - host.shm_used_bytes()), "the machine's /dev/shm")
 
     def judge(self, facts: ShmSizeFacts) -> Verdict:
-        needed = QUEUE_BYTES + RANK_BYTES
-        several = self.cluster_size > 1
+        needed_bytes = QUEUE_BYTES + RANK_BYTES
+        is_cluster = self.cluster_size > 1
         reason = f"{size(facts.free_bytes)} of {size(facts.total_bytes)} free ({facts.set_by})"
         hint = "take container.shm_bytes out of the recipe, or set at least 1073741824"
         if self.own_bytes is None:
             hint = "sudo mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
-        if facts.free_bytes >= (GIB if several else needed):
+        if facts.free_bytes >= (GIB if is_cluster else needed_bytes):
             return ok(reason)
-        if facts.free_bytes >= needed:
+        if facts.free_bytes >= needed_bytes:
             return warn(f"{reason}: NCCL keeps buffers there too, 1 GiB is usual", hint)
-        reason = f"{reason}, vLLM's queues need {size(needed)}"
-        if facts.total_bytes >= needed:
+        reason = f"{reason}, vLLM's queues need {size(needed_bytes)}"
+        if facts.total_bytes >= needed_bytes:
             return warn(reason, "ls -lS /dev/shm")
-        return (block if several and self.is_head else warn)(reason, hint)
+        return (block if is_cluster and self.is_head else warn)(reason, hint)
 
 
 class MemlockFacts(Struct, frozen=True):
@@ -74,7 +75,7 @@ class Memlock(Check[MemlockFacts], frozen=True):
     levels = (Level.WARN,)
 
     def probe(self, host: Host) -> MemlockFacts:  # noqa: ARG002  # nothing of the machine matters
-        if reason := _why_irrelevant(self.plan):
+        if reason := _explain_irrelevance(self.plan):
             return MemlockFacts(reason)
         limit = self.plan.container.limits.get("memlock")
         if limit is None:
@@ -93,7 +94,7 @@ class Memlock(Check[MemlockFacts], frozen=True):
         return warn(reason, "take container.ulimits.memlock out of the recipe")
 
 
-def _why_irrelevant(plan: LaunchPlan) -> str:
+def _explain_irrelevance(plan: LaunchPlan) -> str:
     if plan.node.cluster_size > 1 and plan.container.gpus == "all" and plan.container.privileged:
         return "the container is privileged"
     return why_no_rdma(plan) or ("" if reaches_verbs(plan.container) else "the container has no RDMA device")
@@ -129,8 +130,8 @@ class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
             hint = "bound the engine by gpu_memory_utilization, and take the limit out of the recipe"
             problems.append(warn(reason, hint))
         if facts.floor_bytes > facts.headroom_bytes:
-            killed = f"the memory guard kills the engine below {size(facts.floor_bytes)} available"
-            admitted = f"preflight admits it with {size(facts.headroom_bytes)} to spare"
-            problems.append(warn(f"{killed}, and {admitted}", "lower memory.floor_mib, or raise memory.headroom_gib"))
-        guarded = f"the memory guard ends the engine below {facts.floor_bytes // MIB} MiB available"
-        return verdict(problems, guarded if facts.floor_bytes else "the memory guard is off (memory.floor_mib = 0)")
+            kill = f"the memory guard kills the engine below {size(facts.floor_bytes)} available"
+            admission = f"preflight admits it with {size(facts.headroom_bytes)} to spare"
+            problems.append(warn(f"{kill}, and {admission}", "lower memory.floor_mib, or raise memory.headroom_gib"))
+        good = f"the memory guard ends the engine below {facts.floor_bytes // MIB} MiB available"
+        return verdict(problems, good if facts.floor_bytes else "the memory guard is off (memory.floor_mib = 0)")

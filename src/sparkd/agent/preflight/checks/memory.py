@@ -1,5 +1,6 @@
-"""Unified memory: the plan's demand on the memory that CPU and GPU share, and whether weights and KV cache fit it; page
-cache, swap, and free memory in large blocks, as the driver of the GPU takes it.
+"""Unified memory: the plan's demand on the memory that CPU and GPU share, and whether weights and KV cache fit into it.
+
+And page cache, swap, and free memory in large blocks, which the GPU's driver takes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import MAX_JOBS
 
 DRIVER_DAEMONS = ("nvidia-persiste",)
-"""nvidia-persistenced (the kernel keeps 15 letters) has the devices open for ever and holds hardly any memory."""
+"""nvidia-persistenced (the kernel keeps 15 letters) always has the devices open, and holds hardly any memory."""
 
 
 def sample_memory(host: Host) -> MemorySample:
@@ -38,18 +39,18 @@ class MemoryFacts(Struct, frozen=True):
     free_bytes: int
     available_bytes: int
     process_bytes: int
-    """Anonymous and shared memory, and the kernel's own, such as page tables: most of it ends with the processes."""
+    """Anonymous and shared memory, and the kernel's own, such as page tables: most is freed when processes end."""
     gpus: tuple[str, ...]
     gpu_total_bytes: int | None
     gpu_error: str
     gpu_users: tuple[str, ...] | None
     """Processes that the driver lists or that have its devices open; None where that is unknown."""
     gpu_held_bytes: int = 0
-    """What the processes that the driver lists hold of the GPU's memory."""
+    """GPU memory of the processes that the driver lists."""
     script_share: float | None = None
-    """Share of the GPU's memory, where engine.script starts an engine with its own."""
+    """Share of the GPU's memory that engine.script starts its own engine with; None where the plan's share counts."""
     _unexplained_bytes: int = 0
-    """As `meminfo.unexplained_bytes`: no more than this can be the driver's."""
+    """As `meminfo.unexplained_bytes`: the driver can hold no more than this."""
 
 
 class UnifiedMemory(Check[MemoryFacts], frozen=True):
@@ -59,7 +60,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     earlier: MemorySample | None = None
     """The first sample of the memory in its present state; None in the first examination."""
     plan: LaunchPlan | None = None
-    """Read for engine.script, which may start an engine with a share of its own."""
+    """The plan, for engine.script, which may start an engine with a share of its own."""
     id = "unified-memory"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
@@ -69,22 +70,22 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.earlier, inputs.made_plan)
 
     def probe(self, host: Host) -> MemoryFacts:
-        info = host.meminfo()
+        memory = host.meminfo()
         gpu = host.gpu() if self.uses_gpu else NO_GPU
         users = find_gpu_users(host, gpu)
         return MemoryFacts(
             uptime_seconds=host.uptime_seconds(),
-            total_bytes=info.total_bytes,
-            free_bytes=info.free_bytes,
-            available_bytes=info.available_bytes,
-            process_bytes=info.anonymous_bytes + info.shared_bytes + info.kernel_bytes,
+            total_bytes=memory.total_bytes,
+            free_bytes=memory.free_bytes,
+            available_bytes=memory.available_bytes,
+            process_bytes=memory.anonymous_bytes + memory.shared_bytes + memory.kernel_bytes,
             gpus=gpu.names,
             gpu_total_bytes=gpu.total_bytes,
             gpu_error=gpu.error,
             gpu_users=None if users is None else tuple(user.label for user in users),
             gpu_held_bytes=sum(user.bytes or 0 for user in users or ()),
             script_share=script_share(host.files, self.plan) if self.plan else None,
-            _unexplained_bytes=meminfo.unexplained_bytes(host.files, info),
+            _unexplained_bytes=meminfo.unexplained_bytes(host.files, memory),
         )
 
     def judge(self, facts: MemoryFacts) -> Verdict:
@@ -97,41 +98,46 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         need = self.need
         if facts.script_share is not None:
             need = replace(need, memory_bytes=None, gpu_memory_utilization=facts.script_share)
-        engine = need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
-        needed = engine + need.headroom_bytes
-        parts = f"{size(engine)} and headroom" if engine else "headroom: the GPU has memory of its own"
-        words = f"{size(needed)} needed ({parts})"
-        if facts.available_bytes < needed:
-            return self._short(facts, needed, f"{size(facts.available_bytes)} available, {words}")
-        if facts.free_bytes < needed:
-            reason = f"{size(facts.available_bytes)} available, but {size(facts.free_bytes)} free; {words}"
+        engine_bytes = need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
+        needed_bytes = engine_bytes + need.headroom_bytes
+        parts = f"{size(engine_bytes)} and headroom" if engine_bytes else "headroom: the GPU has memory of its own"
+        demand = f"{size(needed_bytes)} needed ({parts})"
+        if facts.available_bytes < needed_bytes:
+            return self._judge_shortage(facts, needed_bytes, f"{size(facts.available_bytes)} available, {demand}")
+        if facts.free_bytes < needed_bytes:
+            reason = f"{size(facts.available_bytes)} available, but {size(facts.free_bytes)} free; {demand}"
             return warn(reason, "the rest is page cache, which older builds of vLLM do not count")
-        own = facts.gpu_total_bytes
-        if own and facts.gpu_users and len(facts.gpus) == 1:  # of several, which one the engine takes is open
-            wanted, left = need.of_gpu(own), own - facts.gpu_held_bytes
-            if left < wanted:
-                reason = f"{size(left)} of the GPU's {size(own)} are free, and {size(wanted)} needed; it is used by "
-                return warn(reason + ", ".join(facts.gpu_users), "stop other work on the GPU")
-        return ok(f"{size(facts.available_bytes)} available, {words}")
+        gpu_bytes = facts.gpu_total_bytes
+        # Of several GPUs it is not known which one the engine takes.
+        if gpu_bytes and facts.gpu_users and len(facts.gpus) == 1:
+            share_bytes, left_bytes = need.of_gpu(gpu_bytes), gpu_bytes - facts.gpu_held_bytes
+            if left_bytes < share_bytes:
+                reason = f"{size(left_bytes)} of the GPU's {size(gpu_bytes)} are free, and {size(share_bytes)} needed; "
+                return warn(f"{reason}it is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU")
+        return ok(f"{size(facts.available_bytes)} available, {demand}")
 
-    def _short(self, facts: MemoryFacts, needed: int, reason: str) -> Verdict:
-        shortage = needed - facts.available_bytes
-        short = partial(block, shortage_bytes=shortage)
-        if needed > facts.total_bytes:
+    def _judge_shortage(self, facts: MemoryFacts, needed_bytes: int, reason: str) -> Verdict:
+        """Say who can free the memory that is missing: a person, time, or a reboot where the driver holds it."""
+        shortage_bytes = needed_bytes - facts.available_bytes
+        block_shortage = partial(block, shortage_bytes=shortage_bytes)
+        if needed_bytes > facts.total_bytes:
             hint = f"this node has {size(facts.total_bytes)} in all: lower gpu_memory_utilization or memory_bytes"
             return block(reason, hint)
         if facts.gpu_users:
-            return short(f"{reason}; the GPU is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU")
-        explained = facts.process_bytes >= shortage or facts._unexplained_bytes < shortage
-        if not facts.gpus or facts.gpu_users is None or explained:
-            return short(reason, "stop other work on this node")
-        if not self._unchanged(facts):
+            return block_shortage(
+                f"{reason}; the GPU is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU"
+            )
+        held_by_processes = facts.process_bytes >= shortage_bytes or facts._unexplained_bytes < shortage_bytes
+        if not facts.gpus or facts.gpu_users is None or held_by_processes:
+            return block_shortage(reason, "stop other work on this node")
+        if not self._has_settled(facts):
             # Memory of an engine that has just ended comes back over some seconds.
-            return short(reason, "waiting for memory to come back", awaits="memory")
+            return block_shortage(reason, "waiting for memory to come back", awaits="memory")
         reason = f"{reason}; no process uses the GPU, so its driver holds the memory of one that is gone"
-        return short(reason, "reboot this node", needs_person=True, action=Action.REBOOT)
+        return block_shortage(reason, "reboot this node", needs_person=True, action=Action.REBOOT)
 
-    def _unchanged(self, facts: MemoryFacts) -> bool:
+    def _has_settled(self, facts: MemoryFacts) -> bool:
+        """Whether the memory has not changed for `settle_seconds`."""
         if (earlier := self.earlier) is None or facts.uptime_seconds - earlier.uptime_seconds < self.settle_seconds:
             return False
         return earlier.still_has(facts.available_bytes)
@@ -143,7 +149,7 @@ class GpuUser(Struct, frozen=True):
     pid: int
     comm: str
     bytes: int | None
-    """None where the driver does not say."""
+    """GPU memory that it holds; None where the driver does not say."""
 
     @property
     def label(self) -> str:
@@ -157,19 +163,19 @@ def find_gpu_users(host: Host, gpu: GpuFacts) -> tuple[GpuUser, ...] | None:
     if gpu.processes is None:
         return None
     table = host.processes()
-    opened = host.gpu_users(table)
+    device_files = host.gpu_users(table)
     used = {process.pid: process.used_bytes for process in gpu.processes}
-    pids = sorted(used.keys() | {file.pid for file in opened.found})
-    named = ((pid, process.comm if (process := table.get(pid)) else "?") for pid in pids)
-    users = tuple(GpuUser(pid, comm, used.get(pid)) for pid, comm in named if comm not in DRIVER_DAEMONS)
-    return None if opened.unreadable_pids and not users else users
+    pids = sorted(used.keys() | {file.pid for file in device_files.found})
+    names = ((pid, process.comm if (process := table.get(pid)) else "?") for pid in pids)
+    users = tuple(GpuUser(pid, comm, used.get(pid)) for pid, comm in names if comm not in DRIVER_DAEMONS)
+    return None if device_files.unreadable_pids and not users else users
 
 
 WORTH_BYTES = 4 * GIB
-"""A load of a big model leaves some 100 GiB behind. Below 4 GiB a drop gains nothing that vLLM would notice, and costs
-every program its warm pages."""
+"""Least page cache that is worth a drop: less gains nothing that vLLM would notice, and costs every program its warm
+pages. A load of a big model leaves some 100 GiB of cache behind."""
 WORTH_SHARE = 0.1
-"""Share of the memory that is worth a drop on smaller machines."""
+"""The same on smaller machines, as a share of the memory."""
 
 
 class PageCacheFacts(Struct, frozen=True):
@@ -180,7 +186,7 @@ class PageCacheFacts(Struct, frozen=True):
 
 
 class PageCache(Check[PageCacheFacts], frozen=True):
-    """Worth dropping, or not. It never blocks: MemAvailable counts the page cache as available already."""
+    """Whether the page cache is worth dropping. It never blocks: MemAvailable counts the cache as available already."""
 
     need: MemoryNeed
     id = "page-cache"
@@ -188,21 +194,21 @@ class PageCache(Check[PageCacheFacts], frozen=True):
     fixes = ("drop-page-cache",)
 
     def probe(self, host: Host) -> PageCacheFacts:
-        info = host.meminfo()
-        cache = info.cached_bytes + info.buffers_bytes
-        kept = info.shared_bytes + info.mapped_bytes + info.dirty_bytes
-        return PageCacheFacts(info.total_bytes, info.free_bytes, max(0, cache - kept))
+        memory = host.meminfo()
+        cache_bytes = memory.cached_bytes + memory.buffers_bytes
+        undroppable_bytes = memory.shared_bytes + memory.mapped_bytes + memory.dirty_bytes
+        return PageCacheFacts(memory.total_bytes, memory.free_bytes, max(0, cache_bytes - undroppable_bytes))
 
     def judge(self, facts: PageCacheFacts) -> Verdict:
-        words = f"{size(facts.droppable_bytes)} could be dropped, {size(facts.free_bytes)} free"
+        description = f"{size(facts.droppable_bytes)} could be dropped, {size(facts.free_bytes)} free"
         if not self.need.is_known:
-            return ok(words)
+            return ok(description)
         if facts.free_bytes >= self.need.all_bytes(facts.total_bytes):
-            return ok(f"{words}, which is enough")
+            return ok(f"{description}, which is enough")
         if facts.droppable_bytes < min(WORTH_BYTES, facts.total_bytes * WORTH_SHARE):
-            return ok(f"{words}: not worth it")
+            return ok(f"{description}: not worth it")
         fixes = (DropPageCache(would_free_bytes=facts.droppable_bytes),)
-        return warn(words, "sync, then drop the page cache", fixes)
+        return warn(description, "sync, then drop the page cache", fixes)
 
 
 class SwapFacts(Struct, frozen=True):
@@ -220,13 +226,13 @@ class SwapOff(Check[SwapFacts], frozen=True):
     def judge(self, facts: SwapFacts) -> Verdict:
         if not facts.areas:
             return ok("off")
-        named = ", ".join(f"{area.path} {size(area.bytes)}{' in memory' * area.in_memory}" for area in facts.areas)
-        reason = f"swap is on: {named}; {size(sum(area.used_bytes for area in facts.areas))} in use"
+        areas = ", ".join(f"{area.path} {size(area.bytes)}{' in memory' * area.in_memory}" for area in facts.areas)
+        reason = f"swap is on: {areas}; {size(sum(area.used_bytes for area in facts.areas))} in use"
         if not self.uses_gpu:
             return ok(f"{reason}; the plan uses no GPU")
-        zram = all(area.in_memory for area in facts.areas)
-        for_good = "see systemctl list-units '*zram*'" if zram else "take its line out of /etc/fstab"
-        return warn(reason, f"sudo swapoff -a, and for good: {for_good}")
+        all_zram = all(area.in_memory for area in facts.areas)
+        permanent_remedy = "see systemctl list-units '*zram*'" if all_zram else "take its line out of /etc/fstab"
+        return warn(reason, f"sudo swapoff -a, and for good: {permanent_remedy}")
 
 
 COMPACT_HINT = """compact it: echo 1 | sudo tee /proc/sys/vm/compact_memory; where that gains little, reboot this node.
@@ -234,7 +240,7 @@ Do not raise vm.min_free_kbytes for it: vLLM's check of free memory at its start
 
 
 class FragmentedMemory(Check[FreeMemory], frozen=True):
-    """It never blocks, also where it cannot look: most starts on such a node succeed."""
+    """Free memory in large blocks. It never blocks, also where it cannot look: most starts on such a node succeed."""
 
     wanted_bytes: int
     uses_gpu: bool = True
@@ -274,10 +280,11 @@ class ModelMemoryFacts(Struct, frozen=True):
     request_bytes: int | None = None
     tokens: int | None = None
     compile_jobs: int | None = None
-    """Compilers at once that the room beside the weights holds."""
+    """How many compilers at once fit into the memory beside the weights."""
     _sum: MemorySum | None = None
-    """None where the plan's flags are not those of the engine, or the memory is no GPU's."""
+    """The sum; None where engine.script starts the engine, or the plan uses no GPU."""
     _excess: str = ""
+    """What is wrong with the plan's own number of compilers; empty where nothing is."""
 
 
 class ModelMemory(Check[ModelMemoryFacts], frozen=True):
@@ -290,11 +297,11 @@ class ModelMemory(Check[ModelMemoryFacts], frozen=True):
         if self.plan.container.gpus != "all" or self.plan.user_script:
             return ModelMemoryFacts()
         memory = read_sum(self.plan, self.settings, host)
-        expected = memory.weights.expected if memory.weights else None
+        weights_bytes = memory.weights.expected if memory.weights else None
         room = read_room(self.plan, self.settings, host, memory)
         excess = room.describe_excess(self.plan)
         return ModelMemoryFacts(
-            memory.share_bytes, expected, memory.request_bytes, memory.tokens, room.jobs, memory, excess
+            memory.share_bytes, weights_bytes, memory.request_bytes, memory.tokens, room.jobs, memory, excess
         )
 
     def judge(self, facts: ModelMemoryFacts) -> Verdict:
@@ -309,5 +316,5 @@ class ModelMemory(Check[ModelMemoryFacts], frozen=True):
             return warn(facts._excess, f"take {MAX_JOBS} out: sparkd sets it to {facts.compile_jobs} here")
         if memory.fit not in HINTS:
             return ok(memory.describe())
-        worst = block if memory.fit is ModelFit.WEIGHTS_TOO_BIG else warn
-        return worst(memory.describe(), HINTS[memory.fit])
+        level = block if memory.fit is ModelFit.WEIGHTS_TOO_BIG else warn
+        return level(memory.describe(), HINTS[memory.fit])

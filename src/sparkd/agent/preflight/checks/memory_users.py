@@ -16,24 +16,29 @@ from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import MemoryNeed
 
 LEAST_BYTES = GIB
+"""Smaller users are not named."""
 SHOWN = 5
 
 
-class Held(Struct, frozen=True):
+class HeldMemory(Struct, frozen=True):
+    """Memory that one user holds."""
+
     name: str
     bytes: int
     stop: str
+    """The command that stops it, or that lists its processes."""
 
 
 class TenantFacts(Struct, frozen=True):
     total_bytes: int
     available_bytes: int
     gpu_total_bytes: int | None
-    held: tuple[Held, ...]
-    """Largest first, at most five."""
+    held: tuple[HeldMemory, ...]
+    """The largest holders, at most five, the largest first."""
     held_bytes: int
-    """What all holders of more than 1 GiB hold."""
+    """Memory of all holders of more than 1 GiB."""
     others: int
+    """How many of these are not in `held`."""
 
 
 class OtherTenants(Check[TenantFacts], frozen=True):
@@ -43,17 +48,17 @@ class OtherTenants(Check[TenantFacts], frozen=True):
     levels = (Level.WARN,)
 
     def probe(self, host: Host) -> TenantFacts:
-        info = host.meminfo()
+        memory = host.meminfo()
         gpu = host.gpu() if self.uses_gpu and host.gpu_present() else NO_GPU
         consumers = [consumer for consumer in find_consumers(host, gpu) if consumer.bytes > LEAST_BYTES]
         shown = consumers[:SHOWN]
-        inside = any(consumer.kind == "container" for consumer in shown)
-        names = {container.id: container.name for container in host.docker().containers} if inside else {}
+        has_containers = any(consumer.kind == "container" for consumer in shown)
+        names = {container.id: container.name for container in host.docker().containers} if has_containers else {}
         return TenantFacts(
-            total_bytes=info.total_bytes,
-            available_bytes=info.available_bytes,
+            total_bytes=memory.total_bytes,
+            available_bytes=memory.available_bytes,
             gpu_total_bytes=gpu.total_bytes,
-            held=tuple(_held(consumer, names) for consumer in shown),
+            held=tuple(_describe_consumer(consumer, names) for consumer in shown),
             held_bytes=sum(consumer.bytes for consumer in consumers),
             others=len(consumers) - len(shown),
         )
@@ -61,53 +66,57 @@ class OtherTenants(Check[TenantFacts], frozen=True):
     def judge(self, facts: TenantFacts) -> Verdict:
         if not facts.held:
             return ok(f"nobody holds more than {size(LEAST_BYTES)}")
-        named = ", ".join(f"{held.name} {size(held.bytes)}" for held in facts.held)
-        more = f", and {facts.others} more" if facts.others else ""
-        needed = self.need.all_bytes(facts.total_bytes, facts.gpu_total_bytes)
-        wanted = f", {size(needed)} needed" if self.need.is_known else ""
-        left = f"{size(facts.available_bytes)} available{wanted}"
-        if facts.available_bytes >= needed or not self.need.is_known:
-            return ok(f"{named}{more}; {left}")
-        reason = f"others hold {size(facts.held_bytes)} of what the plan needs: {named}{more}; {left}"
+        names = ", ".join(f"{held.name} {size(held.bytes)}" for held in facts.held)
+        rest = f", and {facts.others} more" if facts.others else ""
+        needed_bytes = self.need.all_bytes(facts.total_bytes, facts.gpu_total_bytes)
+        need = f", {size(needed_bytes)} needed" if self.need.is_known else ""
+        available = f"{size(facts.available_bytes)} available{need}"
+        if facts.available_bytes >= needed_bytes or not self.need.is_known:
+            return ok(f"{names}{rest}; {available}")
+        reason = f"others hold {size(facts.held_bytes)} of what the plan needs: {names}{rest}; {available}"
         return warn(reason, f"stop what you can spare: {facts.held[0].stop}")
 
 
 def find_consumers(host: Host, gpu: GpuFacts) -> tuple[Consumer, ...]:
-    """Largest first. Raises OSError, ValueError."""
-    shares = gpu.total_bytes is None
-    driver_bytes = {process.pid: process.used_bytes or 0 for process in gpu.processes or ()} if shares else {}
+    """All users of memory, largest first. Raises OSError, ValueError."""
+    shares_memory = gpu.total_bytes is None
+    driver_bytes = {process.pid: process.used_bytes or 0 for process in gpu.processes or ()} if shares_memory else {}
     return read_consumers(host.files, host.processes(), driver_bytes)
 
 
-def _held(consumer: Consumer, names: dict[str, str]) -> Held:
+def _describe_consumer(consumer: Consumer, names: dict[str, str]) -> HeldMemory:
     if consumer.kind == "container":
         name = names.get(consumer.name) or consumer.name[:12]
-        return Held(f"container {name}", consumer.bytes, f"sudo docker stop {shlex.quote(name)}")
+        return HeldMemory(f"container {name}", consumer.bytes, f"sudo docker stop {shlex.quote(name)}")
     if consumer.kind == "user-unit":
         user = consumer.user.removeprefix("uid ")
         stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))
-        return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, stop)
+        return HeldMemory(f"{consumer.name} of {consumer.user}", consumer.bytes, stop)
     if consumer.kind == "small":
-        listing = f"ps -u {shlex.quote(consumer.user.removeprefix('uid '))}"
-        return Held(f"{consumer.processes} {consumer.name} of {consumer.user}", consumer.bytes, listing)
+        command = f"ps -u {shlex.quote(consumer.user.removeprefix('uid '))}"
+        return HeldMemory(f"{consumer.processes} {consumer.name} of {consumer.user}", consumer.bytes, command)
     if consumer.kind == "unit":
-        whose = "" if consumer.name.endswith(".service") else f" of {consumer.user}"
-        return Held(f"{consumer.name}{whose}", consumer.bytes, f"sudo systemctl stop {shlex.quote(consumer.name)}")
-    return Held(f"{consumer.name} of {consumer.user}", consumer.bytes, f"sudo kill {consumer.pid}")
+        owner = "" if consumer.name.endswith(".service") else f" of {consumer.user}"
+        return HeldMemory(
+            f"{consumer.name}{owner}", consumer.bytes, f"sudo systemctl stop {shlex.quote(consumer.name)}"
+        )
+    return HeldMemory(f"{consumer.name} of {consumer.user}", consumer.bytes, f"sudo kill {consumer.pid}")
 
 
 UNEXPLAINED_BYTES = 4 * GIB
 UNEXPLAINED_SHARE = 0.04
-"""Below these it is the driver's own, or network buffers: an idle DGX Spark has 4.8 GiB in use in all."""
+"""Unexplained memory up to the larger of both is the driver's own, or network buffers: an idle DGX Spark has 4.8 GiB in
+use in all."""
 
 
 class HeldFacts(Struct, frozen=True):
     shares_memory: bool
-    """Whether a GPU without memory of its own is there."""
+    """Whether there is a GPU that shares this machine's memory."""
     total_bytes: int = 0
     unexplained_bytes: int = 0
-    """As `meminfo.unexplained_bytes`."""
+    """Memory in use that no counter of the kernel explains, as `meminfo.unexplained_bytes`."""
     holders: tuple[GpuUser, ...] | None = ()
+    """Users of the GPU; empty where there are none, or were not searched; None where unknown."""
     gpu_error: str = ""
 
 
@@ -120,32 +129,33 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
         gpu = host.gpu() if self.uses_gpu else NO_GPU
         if not gpu.names or gpu.total_bytes is not None:
             return HeldFacts(shares_memory=False, gpu_error=gpu.error)
-        info = host.meminfo()
-        facts = HeldFacts(True, info.total_bytes, meminfo.unexplained_bytes(host.files, info))
-        # The users of the devices take a scan of all processes: only where it matters.
-        return facts if _little(facts) else replace(facts, holders=find_gpu_users(host, gpu))
+        memory = host.meminfo()
+        facts = HeldFacts(True, memory.total_bytes, meminfo.unexplained_bytes(host.files, memory))
+        # To find the users of the devices all processes are scanned: only where it matters.
+        return facts if _is_little(facts) else replace(facts, holders=find_gpu_users(host, gpu))
 
     def judge(self, facts: HeldFacts) -> Verdict:
         if facts.gpu_error:
             return skipped(f"not inspected: the GPU's driver can't be queried ({facts.gpu_error})")
         if not facts.shares_memory:
             return ok("no GPU of the plan shares this machine's memory")
-        held = f"{size(facts.unexplained_bytes)} are held beside processes and caches"
-        if _little(facts):
-            return ok(held)
+        amount = f"{size(facts.unexplained_bytes)} are held beside processes and caches"
+        if _is_little(facts):
+            return ok(amount)
         if facts.holders is None:
-            return warn(f"{held}, and the GPU's users are unknown", "look at: nvidia-smi")
+            return warn(f"{amount}, and the GPU's users are unknown", "look at: nvidia-smi")
         users = ", ".join(holder.label for holder in facts.holders)
         if any(holder.bytes is None for holder in facts.holders):
-            return ok(f"{held}; the GPU is used by {users}, the driver does not say how much")
-        reported = sum(holder.bytes or 0 for holder in facts.holders)
-        if reported and _little(facts, reported):
-            return ok(f"{held}, {size(reported)} of it by {users}")
-        rest = size(max(0, facts.unexplained_bytes - reported))
-        but = f", but {users} with {size(reported)}" if users else ""
-        reason = f"the GPU's driver holds {rest} that belongs to no process{but}"
+            return ok(f"{amount}; the GPU is used by {users}, the driver does not say how much")
+        reported_bytes = sum(holder.bytes or 0 for holder in facts.holders)
+        if reported_bytes and _is_little(facts, reported_bytes):
+            return ok(f"{amount}, {size(reported_bytes)} of it by {users}")
+        rest = size(max(0, facts.unexplained_bytes - reported_bytes))
+        exception = f", but {users} with {size(reported_bytes)}" if users else ""
+        reason = f"the GPU's driver holds {rest} that belongs to no process{exception}"
         return warn(reason, "if it stays, a reboot gives it back: sudo systemctl reboot")
 
 
-def _little(facts: HeldFacts, reported_bytes: int = 0) -> bool:
+def _is_little(facts: HeldFacts, reported_bytes: int = 0) -> bool:
+    """Whether what is unexplained, beyond what the driver reports, is no more than usual."""
     return facts.unexplained_bytes - reported_bytes <= max(UNEXPLAINED_BYTES, facts.total_bytes * UNEXPLAINED_SHARE)

@@ -1,4 +1,4 @@
-"""Script paths: everything that the unit and the launch will execute, open or mount is there."""
+"""Script paths: whether everything is there that the unit and the launch will execute, open or mount."""
 
 from __future__ import annotations
 
@@ -25,70 +25,72 @@ from sparkd.base.vllm.container_paths import FILE_FLAGS, is_below
 from sparkd.base.vllm.flag import first_values
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
-"""sparkd itself makes these at the launch."""
+"""Folders whose content sparkd itself makes at the launch."""
 MODS = "/workspace/mods"
-"""Where other tools copy mods at the start of a container."""
+"""Folder in a container to which other tools copy mods at its start."""
 _TEMPLATE = re.compile(r"[{}\n]")
 
 
 def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
-    """The launch script's own source, the model, secrets, and everything that the container gets from outside."""
+    """Paths that the plan needs: engine.script, the model, secrets, and all that the container gets from outside."""
     model, device = f"the model of recipe {plan.recipe}", f"a device of recipe {plan.recipe}"
-    # Where no device is found yet, RDMA is not insisted on: the check rdma judges that.
-    no_verbs = plan.names_hcas and not plan.node.hcas
-    devices = (path for path in plan.container.devices if not (no_verbs and path.startswith(VERBS)))
-    write, load = "write the secret there", "load its driver, or take it out of the recipe"
-    pull = f"sudo sparkd model pull {plan.recipe}; or set engine.models_dir"
-    may_be_empty = (
+    # Where the plan is to name RDMA devices and none was found yet, /dev/infiniband is not judged here, but by rdma.
+    skips_verbs = plan.names_hcas and not plan.node.hcas
+    devices = (path for path in plan.container.devices if not (skips_verbs and path.startswith(VERBS)))
+    secret_hint, device_hint = "write the secret there", "load its driver, or take it out of the recipe"
+    model_hint = f"sudo sparkd model pull {plan.recipe}; or set engine.models_dir"
+    optional = (
         NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
-        NeededPath(plan.model_path, model, Needed.FOLDER, pull),
+        NeededPath(plan.model_path, model, Needed.FOLDER, model_hint),
     )
     return (
-        *(needed for needed in may_be_empty if needed.path),
-        *(NeededPath(secret.file, f"secret {secret.name}", Needed.FILE, write) for secret in plan.secrets),
-        *_mount_sources(plan),
-        *_flag_files(plan),
-        *(NeededPath(path, device, Needed.ANYTHING, load) for path in devices),
+        *(needed for needed in optional if needed.path),
+        *(NeededPath(secret.file, f"secret {secret.name}", Needed.FILE, secret_hint) for secret in plan.secrets),
+        *_list_mount_sources(plan),
+        *_list_flag_files(plan),
+        *(NeededPath(path, device, Needed.ANYTHING, device_hint) for path in devices),
     )
 
 
-def _mount_sources(plan: LaunchPlan) -> Iterator[NeededPath]:
-    make = "make it, or take it out of the recipe"
+def _list_mount_sources(plan: LaunchPlan) -> Iterator[NeededPath]:
+    hint = "make it, or take it out of the recipe"
     for volume in plan.container.volumes:
         if not volume.source.startswith(OWN_FOLDERS) and volume.source != plan.model_path:
-            yield NeededPath(volume.source, f"the source of the container's {volume.target}", Needed.ANYTHING, make)
+            yield NeededPath(volume.source, f"the source of the container's {volume.target}", Needed.ANYTHING, hint)
 
 
-def _flag_files(plan: LaunchPlan) -> Iterator[NeededPath]:
-    """The files in mounts that flags name, and those of mods, which are in no mount. Others are the image's."""
+def _list_flag_files(plan: LaunchPlan) -> Iterator[NeededPath]:
+    """Files that flags name: those in mounts, and those of mods, which are in no mount. Others are the image's."""
     flags = first_values(plan.argv)
     for flag in FILE_FLAGS:
-        inside = posixpath.normpath(flags.get(flag) or "")
-        above = [volume for volume in plan.container.volumes if is_below(inside, volume.target)]
-        if volume := max(above, key=lambda volume: len(volume.target), default=None):
-            path = volume.source + inside.removeprefix(volume.target)
+        path_inside = posixpath.normpath(flags.get(flag) or "")
+        volumes = [volume for volume in plan.container.volumes if is_below(path_inside, volume.target)]
+        if volume := max(volumes, key=lambda volume: len(volume.target), default=None):
+            path = volume.source + path_inside.removeprefix(volume.target)
             hint = "write it there, or correct the flag"
-            yield NeededPath(path, f"--{flag} {inside} in the container", Needed.ANYTHING, hint)
-        elif flags.get(flag) and not plan.image_build and _is_of_a_mod(inside):
+            yield NeededPath(path, f"--{flag} {path_inside} in the container", Needed.ANYTHING, hint)
+        elif flags.get(flag) and not plan.image_build and _is_mod_file(path_inside):
             hint = "mount it under container.volumes, and name it there; or use its full path in the image"
-            yield NeededPath(inside, f"--{flag}", Needed.MOUNT, hint, may_fail=True)
+            yield NeededPath(path_inside, f"--{flag}", Needed.MOUNT, hint, may_fail=True)
 
 
-def _is_of_a_mod(name: str) -> bool:
-    """Whether a file is in no image as it is published. A template may also be given as text."""
+def _is_mod_file(name: str) -> bool:
+    """Whether the name is of a mod's file, which no published image has. A template may be given as text, too."""
     return not _TEMPLATE.search(name) and (not name.startswith("/") or is_below(name, MODS))
 
 
 class ScriptFacts(Struct, frozen=True):
     unit: str
     unit_sources: tuple[str, ...]
-    """Empty where the unit is not installed."""
+    """Files of the units; empty where none is installed."""
     masked: bool
     paths: tuple[PathFacts, ...]
     unknown_words: tuple[str, ...]
     drop_in: State | None
     launch_script: Kind | None
+    """What there is in the launch script's place; None for nothing."""
     refused: tuple[Hook, ...]
+    """supervise.power_command, where it is unsafe to run."""
 
 
 class ScriptPaths(Check[ScriptFacts], frozen=True):
@@ -111,23 +113,23 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     def probe(self, host: Host) -> ScriptFacts:
         files, installed = host.files, [unit for unit in map(host.unit, self.unit_names) if unit]
         launch_script = stat_if_any(files, SCRIPT_FILE)
-        named = [paths_of_unit(unit, files) for unit in installed]
-        needed = dict.fromkeys((*(path for paths in named for path in paths.needed), *self.needed))
+        unit_paths = [paths_of_unit(unit, files) for unit in installed]
+        needed = dict.fromkeys((*(path for paths in unit_paths for path in paths.needed), *self.needed))
         return ScriptFacts(
             unit=" and ".join(self.unit_names),
             unit_sources=tuple(source for unit in installed for source in unit.sources),
             masked=any(unit.masked for unit in installed),
             paths=tuple(read_path(files, path) for path in needed),
-            unknown_words=tuple(word for paths in named for word in paths.unknown),
+            unknown_words=tuple(word for paths in unit_paths for word in paths.unknown),
             drop_in=units.compare_file(files, self.drop_in) if self.drop_in else None,
             launch_script=launch_script.kind if launch_script else None,
             refused=tuple(hook for path in self.power_command[:1] if (hook := check_program(files, path)).problem),
         )
 
     def judge(self, facts: ScriptFacts) -> Verdict:
-        return verdict(self._problems(facts), f"{len(facts.paths)} paths, all there")
+        return verdict(self._find_problems(facts), f"{len(facts.paths)} paths, all there")
 
-    def _problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
+    def _find_problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
         for path in facts.paths:
             if path.fault:
                 needed = path.needed
@@ -149,5 +151,5 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
         wanted, state = self.drop_in, facts.drop_in
         if not wanted or not state or facts.masked or (state is State.FOREIGN and not wanted.text):
             return None
-        wrong = units.why_wrong(wanted, state)
-        return block(*wrong) if wrong else None
+        reason_and_hint = units.why_wrong(wanted, state)
+        return block(*reason_and_hint) if reason_and_hint else None

@@ -1,4 +1,4 @@
-"""Plan lint: flags and environment that are known to fail, reported before a load of half an hour."""
+"""Plan lint: reports flags and environment that are known to fail, before a load of half an hour does."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ SCRIPT_LIMIT_BYTES = 64 << 10
 
 class PlanFacts(Struct, frozen=True):
     flags: int
+    """How many the engine gets."""
     model: ModelLimits
     own_command: bool
     """Whether engine.script starts an engine of its own, rather than the plan's."""
     _script: scripts.Script | None
     _resolved: Mapping[str, str]
-    """What the node's symlinks make of each path that the container gets."""
+    """Each path that the container gets, with its symlinks on this node resolved."""
     _vllm: FlagTable = SHIPPED
+    """The flags that the image's vLLM knows."""
 
 
 class PlanLint(Check[PlanFacts], frozen=True):
@@ -41,20 +43,21 @@ class PlanLint(Check[PlanFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK)
 
     def probe(self, host: Host) -> PlanFacts:
-        script = _script(host.files, self.plan)
-        own = script is not None and bool(script.serves) and not script.passes_on
-        vllm = vllm_tables.find_table(host, self.plan.image_to_run)
+        script = _read_script(host.files, self.plan)
+        own_command = script is not None and bool(script.serves) and not script.passes_on
+        flag_table = vllm_tables.find_table(host, self.plan.image_to_run)
         return PlanFacts(
-            flags=len(_launch(self.plan, script if own else None).flags),
+            flags=len(_build_launch(self.plan, script if own_command else None).flags),
             model=parse_limits(weights.read_config(host.files, self.plan.model_path)),
-            own_command=own,
-            _vllm=vllm,
+            own_command=own_command,
+            _vllm=flag_table,
             _script=script,
-            _resolved={path: host.files.resolved(path) for path in self._given},
+            _resolved={path: host.files.resolved(path) for path in self._outside_paths},
         )
 
     @property
-    def _given(self) -> tuple[str, ...]:
+    def _outside_paths(self) -> tuple[str, ...]:
+        """Paths of this node that the container gets."""
         container = self.plan.container
         secrets = (secret.file for secret in self.plan.secrets)
         return (*(volume.source for volume in container.volumes), *container.devices, *secrets)
@@ -63,23 +66,23 @@ class PlanLint(Check[PlanFacts], frozen=True):
         node, script = self.plan.node, facts._script
         place = (node.rank, node.cluster_size, node.head_address, self.plan.master_port)
         issues = list(scripts.find_misplaced(script, *place)) if script is not None else []
-        launch = _launch(self.plan, script if facts.own_command else None)
+        launch = _build_launch(self.plan, script if facts.own_command else None)
         issues += rules.find_issues(replace(launch, model=facts.model, vllm=facts._vllm))
-        read = {f"secrets.{secret.name}": secret.file for secret in self.plan.secrets}
-        issues += find_reach(self.plan.container, read, lambda path: facts._resolved.get(path, path))
+        secret_files = {f"secrets.{secret.name}": secret.file for secret in self.plan.secrets}
+        issues += find_reach(self.plan.container, secret_files, lambda path: facts._resolved.get(path, path))
         problems = [Verdict(Level.BLOCK if issue.blocks else Level.WARN, issue.reason, issue.hint) for issue in issues]
-        whose = "engine.script" if facts.own_command else "the plan"
-        good = f"nothing in the {facts.flags} flags of {whose} is known to fail"
+        owner = "engine.script" if facts.own_command else "the plan"
+        good = f"nothing in the {facts.flags} flags of {owner} is known to fail"
         return verdict(problems, f"{good}, {facts._vllm.judge}" if facts._vllm.image else good)
 
 
 def is_doubtful(plan: LaunchPlan) -> bool:
     """Whether the image's own vLLM may judge the plan otherwise than the table that comes with sparkd."""
-    return rules.is_doubtful(replace(_launch(plan, None), vllm=find_release(plan.image)))
+    return rules.is_doubtful(replace(_build_launch(plan, None), vllm=find_release(plan.image)))
 
 
-def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
-    """The engine that will run: the script's where it starts its own, else the plan's."""
+def _build_launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
+    """The engine that will run: the script's, or the plan's where that is None."""
     launch = Launch(
         flags=first_values(plan.argv),
         env=dict(plan.env),
@@ -93,26 +96,28 @@ def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
     )
     if script is None:
         return launch
-    return replace(launch, flags=_common(script.serves), env={**launch.env, **script.env}, pool_tokens=None, given=())
+    return replace(
+        launch, flags=_merge_flags(script.serves), env={**launch.env, **script.env}, pool_tokens=None, given=()
+    )
 
 
 def script_share(files: Files, plan: LaunchPlan) -> float | None:
     """Share of the GPU's memory of an engine that engine.script starts itself; None where the plan's share counts."""
-    script = _script(files, plan)
+    script = _read_script(files, plan)
     if script is None or not script.serves or script.passes_on:
         return None
-    return _launch(plan, script).share("gpu-memory-utilization")
+    return _build_launch(plan, script).share("gpu-memory-utilization")
 
 
-def _common(commands: Sequence[FirstValues]) -> FirstValues:
-    """Which of several commands runs is unknown: where they differ, the value is None."""
+def _merge_flags(commands: Sequence[FirstValues]) -> FirstValues:
+    """Flags of several commands, of which it is unknown which one runs: where they differ, the value is None."""
     names = dict.fromkeys(name for flags in commands for name in flags)
     values = {name: {flags.get(name) for flags in commands} for name in names}
     return {name: texts.pop() if len(texts) == 1 else None for name, texts in values.items()}
 
 
-def _script(files: Files, plan: LaunchPlan) -> scripts.Script | None:
-    """The parsed script; None where there is none to read: script-paths reports a missing one."""
+def _read_script(files: Files, plan: LaunchPlan) -> scripts.Script | None:
+    """Parse engine.script; None where there is none to read: script-paths reports a missing one. Raises OSError."""
     if not plan.user_script:
         return None
     try:

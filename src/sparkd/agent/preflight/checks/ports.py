@@ -20,40 +20,47 @@ from sparkd.base.vllm.flag import first_values
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
 PROXY = "docker-proxy"
-"""docker's process that holds a container's published ports from outside; without it the container runs on."""
+"""docker's process that holds the published ports of a container. The container survives its end."""
 
 
 class Wanted(Struct, frozen=True):
+    """A port on which this node is to listen."""
+
     port: int
     address: str
     """An address of this node; empty: all of them, of IPv4 and IPv6."""
     what: str
+    """Its use, in words."""
     setting: str
+    """The setting that changes the port."""
     agents: bool = False
     """Whether the agent listens on it, and not the engine."""
     vital: bool = True
     """Whether a launch fails without it."""
 
 
-class Held(Struct, frozen=True):
+class HeldPort(Struct, frozen=True):
+    """A wanted port that is in use."""
+
     wanted: Wanted
     use: PortUse
     container: str
+    """Name of the container that holds it, or the beginning of its id; empty for none."""
     told_by_strays: bool  # words: keep - a key of the report
     """Whether stray-workers names the holder: it is an engine, or in a container of sparkd's."""
     descendants: tuple[EndProcess, ...] = ()
-    """The holder's, ended with it: they may share the socket."""
+    """The holder's descendants, which are ended with it: they may share the socket."""
 
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[Wanted, ...]:
-    """Ports on which this node listens. A worker serves no API, and connects to the head's port of the rendezvous."""
-    several, is_head = plan.node.cluster_size > 1, plan.node.rank == 0
+    """Ports on which this node is to listen. A worker serves no API; for the rendezvous it connects to the head."""
+    is_cluster, is_head = plan.node.cluster_size > 1, plan.node.rank == 0
     ports = []
     if is_head:
         ports.append(Wanted(plan.api_port, first_values(plan.argv).get("host") or EVERY_IPV4, "the API", "args.port"))
-    if is_head and several:
+    if is_head and is_cluster:
         ports.append(Wanted(plan.master_port, "", "the rendezvous", "cluster.master_port"))
-    if several:
+    if is_cluster:
         port = settings.cluster.report_port
         ports.append(Wanted(port, plan.node.address, "the node's report", "cluster.report_port", agents=True))
     if settings.observe.address is not None:
@@ -63,7 +70,7 @@ def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[Wanted, ...]:
 
 
 class PortsFacts(Struct, frozen=True):
-    held: tuple[Held, ...]
+    held: tuple[HeldPort, ...]
     owner_pid: int | None
 
 
@@ -78,76 +85,81 @@ class Ports(Check[PortsFacts], frozen=True):
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners(tuple({wanted.port for wanted in self.wanted}))
-        taken = {other: wanted for wanted in self.wanted for other in listeners if _in_the_way(other, wanted)}
+        taken_by = {
+            listener: wanted for wanted in self.wanted for listener in listeners if _conflicts(listener, wanted)
+        }
         owner = host.owner()
         owner_pid = (owner.pid or None) if owner else None
-        if not taken:
+        if not taken_by:
             return PortsFacts((), owner_pid)
         table = host.processes()
         strays = pids_of(find_engines(host, table)[0])
         containers = {container.id: container for container in host.docker().containers}
         held = []
-        for wanted, use in zip(taken.values(), port_holders(host, table, tuple(taken)), strict=True):
+        for wanted, use in zip(taken_by.values(), port_holders(host, table, tuple(taken_by)), strict=True):
             container = containers.get(use.container_id)
-            name = container.name if container else use.container_id[:12]
-            named = use.pid in strays or (container is not None and container.ours)
-            below = table.descendants(use.pid) if use.pid else ()
-            ends = tuple(EndProcess(child.pid, child.start_time, child.comm) for child in below if not child.dead)
-            held.append(Held(wanted, use, name, named, ends))
+            container_name = container.name if container else use.container_id[:12]
+            named_by_strays = use.pid in strays or (container is not None and container.ours)
+            descendants = table.descendants(use.pid) if use.pid else ()
+            end_processes = tuple(
+                EndProcess(child.pid, child.start_time, child.comm) for child in descendants if not child.dead
+            )
+            held.append(HeldPort(wanted, use, container_name, named_by_strays, end_processes))
         return PortsFacts(tuple(held), owner_pid)
 
     def judge(self, facts: PortsFacts) -> Verdict:
-        problems, own, engines = [], list[str](), list[str]()
+        problems, own_ports, engine_ports = [], list[str](), list[str]()
         for held in facts.held:
-            port = f"{held.wanted.what}, port {held.wanted.port}"
-            # Without root the holder of a socket is unknown, but the node's owner is known: its ports are its own.
+            description = f"{held.wanted.what}, port {held.wanted.port}"
+            # Only root learns who holds a socket. An unknown holder of an agent's port is taken for the node's owner.
             if held.wanted.agents and facts.owner_pid is not None and held.use.pid in (facts.owner_pid, None):
-                own.append(f"{port}: the agent's own, pid {facts.owner_pid}")
+                own_ports.append(f"{description}: the agent's own, pid {facts.owner_pid}")
             elif held.told_by_strays:  # words: keep
-                engines.append(f"{port}: an engine's, see stray-workers")
+                engine_ports.append(f"{description}: an engine's, see stray-workers")
             else:
-                problems.append(_problem(held))
-        taken = {held.wanted.port for held in facts.held}
-        free = ", ".join(str(wanted.port) for wanted in self.wanted if wanted.port not in taken)
-        parts = [f"{free} free" if free else "", *own, *engines]
+                problems.append(_judge_held(held))
+        taken_ports = {held.wanted.port for held in facts.held}
+        free = ", ".join(str(wanted.port) for wanted in self.wanted if wanted.port not in taken_ports)
+        parts = [f"{free} free" if free else "", *own_ports, *engine_ports]
         return verdict(problems, "; ".join(filter(None, parts)) or "this node listens on none")
 
 
-def _in_the_way(listener: Listener, wanted: Wanted) -> bool:
-    here, there = _plain(listener.address), _plain(wanted.address)
-    by_ipv6 = ":" in there or not there
+def _conflicts(listener: Listener, wanted: Wanted) -> bool:
+    """Whether nothing can bind the wanted port beside this listener."""
+    bound, wanted_address = _normalize(listener.address), _normalize(wanted.address)
+    by_ipv6 = ":" in wanted_address or not wanted_address
     if listener.port != wanted.port or (listener.only_ipv6 and not by_ipv6):
         return False
-    if "" in (here, there) or EVERY_IPV6 in (here, there) or here == there:
+    if "" in (bound, wanted_address) or EVERY_IPV6 in (bound, wanted_address) or bound == wanted_address:
         return True
-    return EVERY_IPV4 in (here, there) and (":" in here) is (":" in there)
+    return EVERY_IPV4 in (bound, wanted_address) and (":" in bound) is (":" in wanted_address)
 
 
-def _plain(address: str) -> str:
-    """One text for one address. A name may be any address: empty, as for all of them."""
+def _normalize(address: str) -> str:
+    """The same text for the same address. Empty, as for all addresses, for a name, which may be any of them."""
     try:
         return canonical(address.strip("[]"))
     except ValueError:
         return ""
 
 
-def _problem(held: Held) -> Verdict:
+def _judge_held(held: HeldPort) -> Verdict:
     wanted, use = held.wanted, held.use
-    where = f"port {wanted.port} of {wanted.what} is held on {use.address} by"
+    conflict = f"port {wanted.port} of {wanted.what} is held on {use.address} by"
     refuse = block if wanted.vital else warn
-    choose = f"or change {wanted.setting}"
+    alternative = f"or change {wanted.setting}"
     if use.pid is None:
-        return refuse(f"{where} an unknown process", f"look at: sudo ss -ltnp sport = :{wanted.port}; {choose}")
+        return refuse(f"{conflict} an unknown process", f"look at: sudo ss -ltnp sport = :{wanted.port}; {alternative}")
     inside = f" in container {held.container}" if held.container else ""
-    reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
-    stop = _stop(held)
-    offers = () if stop else ((EndProcess(use.pid, use.start_time, use.comm), *held.descendants),)
-    stop = stop or stop_by_hand(use.pid, use.service_stop)
-    return refuse(reason, f"stop it if it may go: {stop}; {choose}", offers=offers)
+    reason = f"{conflict} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
+    command = _find_stop_command(held)
+    offers = () if command else ((EndProcess(use.pid, use.start_time, use.comm), *held.descendants),)
+    command = command or stop_by_hand(use.pid, use.service_stop)
+    return refuse(reason, f"stop it if it may go: {command}; {alternative}", offers=offers)
 
 
-def _stop(held: Held) -> str:
-    """The command that stops what is no process of its own; empty where it is one."""
+def _find_stop_command(held: HeldPort) -> str:
+    """The command that stops a holder other than by ending its process; empty where there is none."""
     use = held.use
     if held.container:
         return f"sudo docker stop {quote(held.container)}"
@@ -163,11 +175,11 @@ SHOWN = 32
 
 class ListenersFacts(Struct, frozen=True):
     on_all_addresses: tuple[int, ...]
-    """TCP ports of this machine that listen on all addresses; the first of them."""
+    """TCP ports of this machine that listen on all addresses, at most SHOWN."""
 
 
 class Listeners(Check[ListenersFacts], frozen=True):
-    """An API on all addresses without a key serves anybody. It never blocks: the network may be closed."""
+    """Warns of an API on all addresses without a key, which serves anybody. Never blocks: the network may be closed."""
 
     plan: LaunchPlan
     id = "listeners"
@@ -184,12 +196,12 @@ class Listeners(Check[ListenersFacts], frozen=True):
             return ok("this rank serves no API")
         flags = first_values(plan.argv)
         address = flags.get("host") or ""
-        named = {name for name, _ in plan.env} | {secret.name for secret in plan.secrets}
-        open_to_all = address in ("", "*") or _plain(address) in (EVERY_IPV4, EVERY_IPV6)
-        if open_to_all and API_KEY not in named and not flags.get("api-key"):
+        variables = {name for name, _ in plan.env} | {secret.name for secret in plan.secrets}
+        open_to_all = address in ("", "*") or _normalize(address) in (EVERY_IPV4, EVERY_IPV6)
+        if open_to_all and API_KEY not in variables and not flags.get("api-key"):
             reason = f"the API will answer anybody who reaches port {plan.api_port} of this node: "
             hint = "a key, which clients have to send then: sudo sparkd init --api-key; or set args.host to one address"
             return warn(f"{reason}on all addresses, no key", hint)
-        where = "all addresses, with a key" if open_to_all else address
-        ranks = f"; ranks meet on port {plan.master_port}" if plan.node.cluster_size > 1 else ""
-        return ok(f"the API on {where}: port {plan.api_port}{ranks}")
+        place = "all addresses, with a key" if open_to_all else address
+        rank_note = f"; ranks meet on port {plan.master_port}" if plan.node.cluster_size > 1 else ""
+        return ok(f"the API on {place}: port {plan.api_port}{rank_note}")

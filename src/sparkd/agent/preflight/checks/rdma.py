@@ -20,13 +20,13 @@ NAMES = "NCCL_IB_HCA"
 BY_RDMA, BY_TCP = "rdma", "tcp"
 AWAITED = "RDMA devices"
 TCP_COST = "so NCCL goes by TCP, slower than the 98 Gb/s of one device and the 161 of both"
-"""tonyd2wild (Vision), pull request 35."""
+"""Measured in pull request 35 of tonyd2wild (Vision)."""
 CABLE = "is its cable in, and the node at the other end on?"
 TCP_HINT = 'TCP is meant? NCCL_IB_DISABLE = "1" under [engine.env] saves the wait'
 
 
 def why_no_rdma(plan: LaunchPlan) -> str:
-    """Why the plan needs none; empty where it does."""
+    """Why the plan needs no RDMA; empty where it does."""
     if plan.node.cluster_size == 1:
         return "one node"
     return why_tcp(dict(plan.env)) if plan.container.gpus == "all" else "the plan uses no GPU"
@@ -37,8 +37,9 @@ def reaches_verbs(container: Container) -> bool:
 
 
 class Selection(Struct, frozen=True):
-    """NCCL_IB_HCA: `rocep1s0f0,mlx5_1:1` are beginnings of names, each with a port where one is meant; a leading `=`
-    means whole names, a leading `^` all others. Empty: every device.
+    """A value of NCCL_IB_HCA, such as `rocep1s0f0,mlx5_1:1`: beginnings of devices' names, with or without a port.
+
+    A leading `=` means whole names, a leading `^` all other devices. An empty value selects every device.
     """
 
     names: tuple[tuple[str, int | None], ...]
@@ -48,19 +49,19 @@ class Selection(Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Selection:
         others = text.startswith("^")
-        rest = text.removeprefix("^")
-        exact = rest.startswith("=")
-        words = rest.removeprefix("=").split(",")
+        selection = text.removeprefix("^")
+        exact = selection.startswith("=")
+        words = selection.removeprefix("=").split(",")
         pairs = (word.partition(":")[::2] for word in words if word)
-        numbers = ((name, int(port) if port.isdecimal() and port.isascii() else None) for name, port in pairs)
-        return cls(tuple(numbers), exact, others)
+        names = ((name, int(port) if port.isdecimal() and port.isascii() else None) for name, port in pairs)
+        return cls(tuple(names), exact, others)
 
     def takes(self, hca: str, port: int) -> bool:
-        among = (self._matches(name, hca) and number in (None, port) for name, number in self.names)
-        return (not self.names or any(among)) is not self.others
+        matches = (self._matches(name, hca) and number in (None, port) for name, number in self.names)
+        return (not self.names or any(matches)) is not self.others
 
     def missing(self, present: tuple[str, ...]) -> tuple[str, ...]:
-        """Names to use that no device here has."""
+        """Selected names that match none of these devices."""
         names = () if self.others else self.names
         return tuple(name for name, _ in names if not any(self._matches(name, hca) for hca in present))
 
@@ -76,10 +77,11 @@ def select_ports(selection: Selection, hcas: Iterable[Hca]) -> tuple[tuple[Hca, 
 class RdmaFacts(Struct, frozen=True):
     hcas: tuple[Hca, ...]
     no_carrier: tuple[str, ...]
+    """The devices' interfaces that have no carrier."""
     on_fabric: bool = True
-    """Whether the fabric's interface has a device, where the plan is to name it."""
+    """Whether the fabric's interface has an RDMA device; true where that does not matter."""
     has_card: bool = True
-    """Whether waiting may help."""
+    """Whether there is a card, so that its devices may still come."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,28 +89,29 @@ class RdmaFacts(Struct, frozen=True):
 
     @property
     def here(self) -> str:
-        """The beginning of a hint: what there is to choose from."""
+        """The beginning of a hint: the devices to choose from."""
         return f"this machine has {', '.join(self.names)}" if self.hcas else "look at: rdma link; lspci; sudo dmesg"
 
 
 class Rdma(Check[RdmaFacts], frozen=True):
     env: Mapping[str, str]
     wanted: tuple[str, ...]
+    """Names of the devices that the plan uses."""
     reaches_verbs: bool
     """Whether the container sees the devices of /dev/infiniband."""
     not_needed: str = ""
     """Why the plan needs no RDMA; empty where it does."""
     interface: str = ""
-    """The fabric's, where recipe or settings want its devices; empty where they don't, or fabric.hcas names some."""
+    """The fabric's interface, where its devices are wanted; empty where they aren't, or fabric.hcas names some."""
     id = "rdma"
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> Rdma:
-        plan, pinned = inputs.plan, bool(inputs.settings.fabric.hcas)
-        node, verbs = plan.node, reaches_verbs(plan.container)
-        interface = node.interface if plan.insists_on_hcas and not pinned else ""
-        return cls(dict(plan.env), node.hcas, verbs, why_no_rdma(plan), interface)
+        plan, names_hcas = inputs.plan, bool(inputs.settings.fabric.hcas)
+        node, sees_verbs = plan.node, reaches_verbs(plan.container)
+        interface = node.interface if plan.insists_on_hcas and not names_hcas else ""
+        return cls(dict(plan.env), node.hcas, sees_verbs, why_no_rdma(plan), interface)
 
     def probe(self, host: Host) -> RdmaFacts:
         if self.not_needed:
@@ -116,12 +119,13 @@ class Rdma(Check[RdmaFacts], frozen=True):
         hcas = infiniband.read_hcas(host.files)
         names = dict.fromkeys(name for hca in hcas for name in hca.interfaces)
         links = (network.read_link(host.files, name) for name in names)
-        dark = tuple(link.name for link in links if link is not None and link.carrier is not True)
+        no_carrier = tuple(link.name for link in links if link is not None and link.carrier is not True)
         on_fabric = not self.interface or bool(infiniband.hcas_of(host.files, self.interface))
-        return RdmaFacts(hcas, dark, on_fabric, infiniband.has_card(host.files))
+        return RdmaFacts(hcas, no_carrier, on_fabric, infiniband.has_card(host.files))
 
     @property
     def insists(self) -> bool:
+        """Whether NCCL fails without RDMA."""
         return self.env.get("NCCL_NET", "").upper() == "IB"
 
     def transport(self, facts: RdmaFacts) -> str:
@@ -129,37 +133,43 @@ class Rdma(Check[RdmaFacts], frozen=True):
         if self.not_needed:
             return ""
         ports = select_ports(Selection.parse(self.env.get(NAMES, "")), facts.hcas)
-        up = self.reaches_verbs and facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
-        return BY_RDMA if up or self.insists else BY_TCP
+        is_usable = self.reaches_verbs and facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
+        return BY_RDMA if is_usable or self.insists else BY_TCP
 
     def judge(self, facts: RdmaFacts) -> Verdict:
         if self.not_needed:
             return ok(self.not_needed)
         selection = Selection.parse(self.env.get(NAMES, ""))
         ports = select_ports(selection, facts.hcas)
-        up = tuple(dict.fromkeys(hca for hca, port in ports if port.state == ACTIVE))
-        # Half of the ports of a DGX Spark have no cable: where all are selected, those that are up are meant.
-        by_name = {name for name, _ in selection.names if not selection.others}
-        meant = [(hca, port) for hca, port in ports if not up or hca in up or hca.name in by_name]
-        used = tuple(dict.fromkeys(hca for hca, _ in meant))
-        usable = bool(up) and facts.on_fabric
-        problems = [*(self._missing(facts, selection) if usable else [self._none_usable(facts, used)])]
-        problems += _shared_lanes(facts, used)
-        problems += [_describe_down(hca, port, facts) for hca, port in meant if port.state != ACTIVE]
+        hcas_up = tuple(dict.fromkeys(hca for hca, port in ports if port.state == ACTIVE))
+        # Half of the ports of a DGX Spark have no cable: of those that are not selected by name, only devices that are
+        # up are meant.
+        selected_names = {name for name, _ in selection.names if not selection.others}
+        meant_ports = [
+            (hca, port) for hca, port in ports if not hcas_up or hca in hcas_up or hca.name in selected_names
+        ]
+        used_hcas = tuple(dict.fromkeys(hca for hca, _ in meant_ports))
+        usable = bool(hcas_up) and facts.on_fabric
+        problems = [*(self._judge_missing(facts, selection) if usable else [self._judge_none_usable(facts, used_hcas)])]
+        problems += _judge_shared_lanes(facts, used_hcas)
+        problems += [_describe_down(hca, port, facts) for hca, port in meant_ports if port.state != ACTIVE]
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, {TCP_COST}"
             problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
-        judged = verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
-        return judged if usable or not facts.has_card else replace(judged, awaits=AWAITED)
+        summary = verdict(
+            problems,
+            f"{', '.join(_format_name(hca) for hca in used_hcas)}: ACTIVE{_describe_idle_twins(facts, used_hcas)}",
+        )
+        return summary if usable or not facts.has_card else replace(summary, awaits=AWAITED)
 
-    def _missing(self, facts: RdmaFacts, selection: Selection) -> Iterator[Verdict]:
+    def _judge_missing(self, facts: RdmaFacts, selection: Selection) -> Iterator[Verdict]:
         present = facts.names
         names = dict.fromkeys((*selection.missing(present), *(name for name in self.wanted if name not in present)))
         if names:
             reason = f"no RDMA device is called {', '.join(names)}, which the plan names"
             yield warn(reason, f"{facts.here}: correct fabric.hcas or {NAMES}")
 
-    def _none_usable(self, facts: RdmaFacts, used: tuple[Hca, ...]) -> Verdict:
+    def _judge_none_usable(self, facts: RdmaFacts, used: tuple[Hca, ...]) -> Verdict:
         reason, hint = "this machine has no RDMA device", facts.here
         if facts.hcas and not facts.on_fabric:
             reason, hint = f"{self.interface} has no RDMA device", f"{hint}: set fabric.hcas, or {NAMES}: null"
@@ -173,36 +183,40 @@ class Rdma(Check[RdmaFacts], frozen=True):
 
 
 def _describe_down(hca: Hca, port: Port, facts: RdmaFacts) -> Verdict:
-    dark = ", ".join(name for name in hca.interfaces if name in facts.no_carrier)
-    why = f"; {dark} has no carrier" if dark else ""
-    return warn(f"{_name(hca)}: port {port.number} is {port.state}{why}", f"{CABLE} Else leave it out of fabric.hcas")
+    interfaces = ", ".join(name for name in hca.interfaces if name in facts.no_carrier)
+    cause = f"; {interfaces} has no carrier" if interfaces else ""
+    return warn(
+        f"{_format_name(hca)}: port {port.number} is {port.state}{cause}", f"{CABLE} Else leave it out of fabric.hcas"
+    )
 
 
-def _shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:
-    """Several functions of one slot, while another slot's twins could carry half of it."""
+def _judge_shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:
+    """Warn where all devices in use share one PCI slot, while twins in another slot could carry half of the traffic."""
     if len(used) < 2 or len({hca.slot for hca in used}) > 1:
         return
-    twins = [twin for hca in used for twin in _twins(hca, facts.hcas)]
+    twins = [twin for hca in used for twin in _find_twins(hca, facts.hcas)]
     if twins:
         reason = f"{' and '.join(hca.name for hca in used)} share the lanes of one slot ({used[0].slot})"
         pair = ",".join((used[0].name, twins[0].name))
         yield warn(reason, f"one cable is the same port on both PCI domains: {pair}")
 
 
-def _twins(hca: Hca, among: tuple[Hca, ...]) -> tuple[Hca, ...]:
-    """The same function in other slots, with a port that is up."""
+def _find_twins(hca: Hca, hcas: tuple[Hca, ...]) -> tuple[Hca, ...]:
+    """Devices of the same PCI function in other slots, with a port that is up: the same port of the card."""
     return tuple(
         other
-        for other in among
+        for other in hcas
         if hca.pci and other.pci and other.slot != hca.slot
         if other.pci[-1] == hca.pci[-1] and any(port.state == ACTIVE for port in other.ports)
     )
 
 
-def _idle_twins(facts: RdmaFacts, used: tuple[Hca, ...]) -> str:
-    idle = sorted({twin.name for hca in used for twin in _twins(hca, facts.hcas)} - {hca.name for hca in used})
-    return f"; not used on the same cable: {', '.join(idle)} (fabric.hcas)" if idle else ""
+def _describe_idle_twins(facts: RdmaFacts, used: tuple[Hca, ...]) -> str:
+    idle_names = sorted(
+        {twin.name for hca in used for twin in _find_twins(hca, facts.hcas)} - {hca.name for hca in used}
+    )
+    return f"; not used on the same cable: {', '.join(idle_names)} (fabric.hcas)" if idle_names else ""
 
 
-def _name(hca: Hca) -> str:
+def _format_name(hca: Hca) -> str:
     return f"{hca.name} ({', '.join(hca.interfaces)})" if hca.interfaces else hca.name

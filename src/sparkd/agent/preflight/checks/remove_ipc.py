@@ -1,4 +1,4 @@
-"""Segments in /dev/shm that logind would delete under a running engine, when the engine's user logs out."""
+"""Whether logind would delete segments in /dev/shm under a running engine, when the engine's user logs out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sparkd.base.host.units import find_drop_ins, parse_assignments
 from sparkd.base.plan.inputs import CheckInputs
 
 LOGIND_CONF = tuple(f"{folder}/systemd/logind.conf" for folder in ("/etc", "/run", "/usr/lib"))
-"""The first that there is counts, under all drop-ins."""
+"""The first one that exists counts; all drop-ins override it."""
 KEEP_SERVICES = "sudo loginctl enable-linger"  # words: keep
 FIRST_PERSON = 1000
-"""Users below are the system's own, whose segments logind leaves alone."""
+"""Least number of a person. Lower ones are users of the system, whose segments logind leaves alone."""
 
 
 class RemoveIpcFacts(Struct, frozen=True):
@@ -22,6 +22,7 @@ class RemoveIpcFacts(Struct, frozen=True):
     image_user: str | None = None
     """The image's user, by number or name; empty is root. None: unknown, without the image or docker."""
     login: str = ""
+    """The name of this user on the node; empty where there is none."""
     lingers: bool = False  # words: keep - systemd's word, and a key of the report
 
 
@@ -75,8 +76,8 @@ def removes_ipc(files: Files) -> bool:
     if not files.exists("/usr/lib/systemd/systemd-logind"):
         return False
     value = "yes"
-    main = [path for path in LOGIND_CONF if files.exists(path)][:1]
-    for path in (*main, *find_drop_ins(files, [f"{path}.d" for path in LOGIND_CONF])):
+    main_file = [path for path in LOGIND_CONF if files.exists(path)][:1]
+    for path in (*main_file, *find_drop_ins(files, [f"{path}.d" for path in LOGIND_CONF])):
         for section, key, text in parse_assignments(files.text(path, limit=1 << 20)):
             if (section, key) == ("Login", "RemoveIPC") and text:
                 value = text

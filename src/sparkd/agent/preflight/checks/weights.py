@@ -1,4 +1,4 @@
-"""Weights: the model's folder is whole, as far as its metadata shows without reading 149 GB."""
+"""Weights: whether the model's folder is complete, as far as metadata show without reading 149 GB."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ MOST_SHOWN = 8
 class WeightsFacts(ModelFolder, frozen=True):
     folder: str = ""
     leads_out: str = ""
-    """A path of a model file outside the container's mounts."""
+    """A path that a link of the model leads to, outside the container's mounts; empty for none."""
     closed: str = ""
+    """The folder or a file of it that only some users may read; empty for none."""
     image_user: str | None = None
-    """The engine's user, read where that matters; empty is root, None unknown."""
+    """The engine's user, which is read only where `closed` is set; empty is root, None unknown."""
 
 
 class ModelWeights(Check[WeightsFacts], frozen=True):
     folder: str
     seen_as: str = ""
-    """The folder in the container; empty where that does not matter."""
+    """The path of the folder in the container; empty where it is in no mount."""
     binds: tuple[Bind, ...] = ()
     image: str = ""
     load_format: str = ""
@@ -45,10 +46,10 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         plan = inputs.plan
         values = dict(plan.shared)
         binds = tuple(Bind(volume.source, volume.target) for volume in plan.container.volumes)
-        inside = (bind for bind in binds if is_below(plan.model_path, bind.source))
+        model_binds = (bind for bind in binds if is_below(plan.model_path, bind.source))
         return cls(
             folder=plan.model_path,
-            seen_as=next((bind.target + plan.model_path[len(bind.source) :] for bind in inside), ""),
+            seen_as=next((bind.target + plan.model_path[len(bind.source) :] for bind in model_binds), ""),
             binds=binds,
             image=plan.image_to_run,
             load_format=values.get("args.load-format", ""),
@@ -60,16 +61,16 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         model = model_folder.examine(host.files, self.folder, shards=self.load_format in FORMATS)
         closed = model_folder.closed(host.files, self.folder, model)
         user = docker_image.read_user(host, self.image) if closed else None
-        shown = replace(model, flaws=model.flaws[:MOST_SHOWN], partial=model.partial[:MOST_SHOWN], opened=())
-        return WeightsFacts(**asdict(shown), folder=self.folder, leads_out=self._leads_out(host, model),
+        bounded = replace(model, flaws=model.flaws[:MOST_SHOWN], partial=model.partial[:MOST_SHOWN], opened=())
+        return WeightsFacts(**asdict(bounded), folder=self.folder, leads_out=self._find_outside_path(host, model),
                             closed=closed, image_user=user)  # fmt: skip
 
-    def _leads_out(self, host: Host, model: ModelFolder) -> str:
+    def _find_outside_path(self, host: Host, model: ModelFolder) -> str:
         if not model.there or not self.seen_as:
             return ""
-        inside = (self.seen_as, *(f"{self.seen_as}/{name}" for name in model.opened))
-        outside = (find_outside(host.files, self.binds, path) for path in inside)
-        return next((path for path in outside if path), "")
+        paths = (self.seen_as, *(f"{self.seen_as}/{name}" for name in model.opened))
+        outside_paths = (find_outside(host.files, self.binds, path) for path in paths)
+        return next((path for path in outside_paths if path), "")
 
     def judge(self, facts: WeightsFacts) -> Verdict:
         if not facts.there:
@@ -82,12 +83,12 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
         fetch = f"sudo sparkd model pull --to {quote(facts.folder)}, or sparkd model sync on a node that has it"
-        return verdict([*self._faults(facts, fetch), *self._doubts(facts, fetch)], good)
+        return verdict([*self._find_faults(facts, fetch), *self._find_doubts(facts, fetch)], good)
 
-    def _faults(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
-        """What no engine loads."""
+    def _find_faults(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
+        """Problems with which no engine loads the model."""
         for flaw in facts.flaws:
-            reason = f"{flaw.name} {flaw.wrong}{_more(flaw.count)}"
+            reason = f"{flaw.name} {flaw.wrong}{_count_more(flaw.count)}"
             if flaw.unreadable:
                 yield unknown(reason, f"look at: ls -lL {quote(facts.folder)}; sudo dmesg; an NFS server's root_squash")
             else:
@@ -101,9 +102,10 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         if not facts.format and self.load_format in FORMATS:
             yield block(f"{facts.folder} has no weights", fetch)
 
-    def _doubts(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
+    def _find_doubts(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
+        """Problems with which an engine may load the model."""
         if facts.partial:
-            reason = f"a download is under way or was broken off: {facts.partial[0]}{_more(len(facts.partial))}"
+            reason = f"a download is under way or was broken off: {facts.partial[0]}{_count_more(len(facts.partial))}"
             yield warn(reason, "let it end, or remove it")
         if self.needs_tokenizer and not facts.tokenizer and facts.format != ".gguf":
             yield warn(f"{facts.folder} has no tokenizer that is known by its name", fetch)
@@ -115,6 +117,6 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             yield warn(reason, f"sudo chmod -R a+rX {quote(facts.folder)}")
 
 
-def _more(count: int) -> str:
-    """How many there are beside the first one, in words."""
+def _count_more(count: int) -> str:
+    """How many there are besides the first one, in words."""
     return f" (and {count - 1} more)" if count > 1 else ""

@@ -284,7 +284,7 @@ def tune(guarded: Tree) -> Tune:
     root = guarded.root
 
     def run(action: str, *, chosen: bool = False) -> list[str]:
-        return "\n".join(setup.tuned(action, root, lambda: recipe(SWAPPINESS), watchdog=chosen)).splitlines()
+        return "\n".join(setup.run_action(action, root, lambda: recipe(SWAPPINESS), watchdog=chosen)).splitlines()
 
     return run
 
@@ -356,7 +356,7 @@ def until_error(root: Path, action: str, match: str, **options: bool) -> list[st
     """What is printed before it."""
     said: list[str] = []
     with pytest.raises(ConfigError, match=match):
-        said.extend(setup.tuned(action, root, lambda: recipe(SWAPPINESS), **options))
+        said.extend(setup.run_action(action, root, lambda: recipe(SWAPPINESS), **options))
     return said
 
 
@@ -399,4 +399,4 @@ def test_the_recipe_of_the_plan_in_force_counts(monkeypatch: pytest.MonkeyPatch)
     for chosen, names in ((None, []), (Chosen(recipe(SWAPPINESS), Engine()), [*SWAPPINESS])):
         switch = Switch("", Stage.IN_FORCE, chosen, (), 0, 0, "")
         monkeypatch.setattr(setup, "current_switch", lambda *_, switch=switch: switch)
-        assert [*setup._recipe_in_use().host.sysctls] == names
+        assert [*setup._find_recipe_in_use().host.sysctls] == names

@@ -8,7 +8,7 @@ import pytest
 from sparkd.agent.cluster.logs import Entry, Marks
 from sparkd.base.host.journal import Line
 from sparkd.base.lib.errors import UsageError
-from sparkd.tools.cli.logs import _report, parse_since, render_json, render_rows
+from sparkd.tools.cli.logs import _report_trouble, parse_since, render_json, render_rows
 
 NOW = datetime(2026, 11, 23, 15, 0).astimezone()
 
@@ -56,10 +56,10 @@ def test_a_failure_has_its_meaning_below_it() -> None:
 
 @pytest.mark.parametrize(("node", "said"), [("10.0.0.2", "sparkd: 10.0.0.2: refused\n"), ("", "sparkd: refused\n")])
 def test_a_nodes_trouble_is_among_the_objects_too(node: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _report(node, "refused", as_json=True)
+    _report_trouble(node, "refused", as_json=True)
     out, err = capsys.readouterr()
     assert (json.loads(out), err) == ({"node": node, "trouble": "refused"}, said)
-    _report(node, "", as_json=False)
+    _report_trouble(node, "", as_json=False)
     assert capsys.readouterr().out == ""
 
 

@@ -244,14 +244,14 @@ def test_a_missing_image_differs_from_an_unreachable_docker(tree: Tree) -> None:
 def test_the_list_marks_what_is_configured_and_what_is_in_force(tree: Tree) -> None:
     written(tree, **{"max-model-len": 1024})
     host = Host(tree.root)
-    assert command.listed((), settings(), host).rows[1:] == []
+    assert command.list_plans((), settings(), host).rows[1:] == []
     put_in_force(tree, settings())
     digest = membership.make_context(settings(), host).plan.digest
-    _, first, second = command.listed((of(good(), digest), good()), settings(), host).rows
+    _, first, second = command.list_plans((of(good(), digest), good()), settings(), host).rows
     assert (first[0], first[-1]) == (digest[:12], "configured")
     assert second[-1] == "rolled back to"
     again = replace(good(), until="2027-01-01T00:00:00.000+00:00")
-    assert command.listed((again,), settings(), host).rows[1][-1] == "rolled back to", (
+    assert command.list_plans((again,), settings(), host).rows[1][-1] == "rolled back to", (
         "also once it has proven itself again"
     )
 

@@ -15,19 +15,21 @@ from msgspec import Meta, Struct, json
 from sparkd.base.lib import prepared
 
 MOST_OF_CHANCE = 0.8
-"""Share of the mean log-probability that chance gives. Measured: SmolLM2 of 135 million parameters with 4-bit weights
-0.14, a model of 1.5 million that was trained on nothing but licences 0.65, random weights 1.01 and more.
+"""Share of the log-probability of chance that known texts may have at most. Measured: SmolLM2 of 135 million
+parameters with 4-bit weights 0.14, a model of 1.5 million that was trained on nothing but licences 0.65, random
+weights 1.01 and more.
 """
 MOST_WORSE = 0.1
-"""Nats a token below what the recipe expects. In bfloat16 SmolLM2 is below 0.01 off; with rows of one of its 30 layers
-permuted, or two neighbours swapped, over 0.1 in 37 of 39 cases, of which the bound above finds three.
+"""Nats that a token may be below what the recipe expects. In bfloat16 SmolLM2 is off by less than 0.01. With rows of
+one of its 30 layers permuted, or two neighbours swapped, it is off by over 0.1 in 37 of 39 cases, of which
+MOST_OF_CHANCE finds three.
 """
 MOST_APART = 0.5
-"""Nats, as the mean over an answer's 16 tokens. Measured with SmolLM2, decode beside prefill: bfloat16 up to 0.04,
+"""Nats between decode and prefill, as the mean over an answer's 16 tokens. Measured with SmolLM2: bfloat16 up to 0.04,
 an FP8 KV cache 0.07, NVFP4 0.15; with the KV cache or the rows of another request 0.9 to 4.5.
 """
 TEXT_LOGPROB = "text_logprob"
-"""Key in a recipe's `expect`: the mean of known texts."""
+"""Key in a recipe's `expect`: the mean log-probability of a token in known texts."""
 
 Number = Annotated[int, Meta(ge=0, lt=1 << 24)]
 Logprob = Annotated[float, Meta(le=1e-3)]
@@ -41,7 +43,7 @@ class _Entry(Struct, frozen=True):
     logprob: Logprob
 
 
-class _Answer(Struct, frozen=True):
+class _AnswerLogprobs(Struct, frozen=True):
     token_logprobs: tuple[Logprob, ...]
 
 
@@ -51,11 +53,11 @@ class Scored(Struct, frozen=True):
     prompt_logprobs: tuple[dict[Number, _Entry] | None, ...] | None = None
     prompt_token_ids: tuple[Number, ...] | None = None
     token_ids: tuple[Number, ...] | None = None
-    logprobs: _Answer | None = None
+    logprobs: _AnswerLogprobs | None = None
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Prompt and answer. Raises UnscoredError."""
+        """Tokens of prompt and answer. Raises UnscoredError."""
         if self.prompt_token_ids is None or self.token_ids is None:
             raise UnscoredError("the engine does not report an answer's tokens")
         return self.prompt_token_ids + self.token_ids
@@ -77,14 +79,14 @@ class _Completion(Struct, frozen=True):
 
 
 def parse_scored(body: bytes) -> Scored:
-    """Raises ValueError, also for NaN."""
+    """Read a completion. Raises ValueError, also for NaN."""
     return json.decode(body, type=prepared(_Completion)).choices[0]
 
 
 def find_nonsense(texts: Iterable[Scored], expected: float | None) -> tuple[float, str]:
     """The mean log-probability of known texts, and what is wrong with it. Raises ValueError.
 
-    Chance is one of as many tokens as the highest number has: at least what the whole vocabulary gives.
+    Chance is taken from the highest number of a token. The vocabulary has at least as many, which gives less.
     """
     tokens = [token for text in texts for token in text.prompt]
     mean = sum(logprob for _, logprob in tokens) / len(tokens)
@@ -96,13 +98,13 @@ def find_nonsense(texts: Iterable[Scored], expected: float | None) -> tuple[floa
     return mean, ""
 
 
-def find_gap(answer: Scored, again: Scored) -> tuple[float, str]:
-    """How far an answer's log-probabilities are from those of the same tokens in a prompt, and what is wrong with that.
+def find_gap(answer: Scored, as_prompt: Scored) -> tuple[float, str]:
+    """Mean distance of an answer's log-probabilities from those of its tokens as a prompt, and what is wrong with it.
 
-    The mean, since kernels of decode and prefill round differently, by much at a few tokens. Raises ValueError.
+    Single tokens are not compared: kernels of decode and prefill may differ much at a few. Raises ValueError.
     """
-    scored, own = again.prompt, answer.logprobs.token_logprobs if answer.logprobs else ()
-    if [number for number, _ in scored] != [*answer.ids[1:]] or not 0 < len(own) == len(answer.token_ids or ()):
+    prefilled, decoded = as_prompt.prompt, answer.logprobs.token_logprobs if answer.logprobs else ()
+    if [number for number, _ in prefilled] != [*answer.ids[1:]] or not 0 < len(decoded) == len(answer.token_ids or ()):
         raise ValueError("other tokens have log-probabilities than those of the answer")
-    gap = sum(abs(a - b) for a, (_, b) in zip(own, scored[-len(own) :], strict=True)) / len(own)
+    gap = sum(abs(a - b) for a, (_, b) in zip(decoded, prefilled[-len(decoded) :], strict=True)) / len(decoded)
     return gap, "" if gap <= MOST_APART else f"an answer is {gap:.2f} nats off its own score, at most {MOST_APART}"

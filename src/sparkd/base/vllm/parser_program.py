@@ -1,7 +1,7 @@
-"""Program in the engine's image: prints what its own parser of `vllm serve` takes, and its variables, as packed JSON.
+"""Program for the engine's image: prints what its parser of `vllm serve` takes, and its variables, as packed JSON.
 
-What a flag makes of a value is tried out, not read from its source. Any build of vLLM counts: what one lacks is left
-out, so no import of vLLM's stands at the top. tests/bed runs it, too.
+What a flag makes of a value is tried out, not read from its source. It runs with any build of vLLM: what a build lacks
+is left out, so nothing of vLLM is imported at the top. tests/bed runs it, too.
 """
 
 from __future__ import annotations
@@ -42,20 +42,21 @@ OWNERS = ("VllmConfig", "ModelConfig", "ParallelConfig", "CacheConfig", "Observa
 """Classes of vllm.config with fields that are classes of fields, each behind a flag of its name."""
 
 
-def described(action: argparse.Action, names: list[str]) -> dict[str, object]:
-    long, *others = names
-    negative = [word for word in others if word == f"--no-{long.removeprefix('--')}"]
-    read = {text: value for text in PROBES if (value := tried(action, text)) is not REFUSED}
+def describe_flag(action: argparse.Action, names: list[str]) -> dict[str, object]:
+    """The fields of sparkd's Flag. `names`: the long one first."""
+    flag, *others = names
+    negative = [option for option in others if option == f"--no-{flag.removeprefix('--')}"]
+    values = {text: value for text in PROBES if (value := try_value(action, text)) is not REFUSED}
     return {
-        "name": long.removeprefix("--"),
-        "kind": "switch" if action.nargs == 0 else kind(set(read)),
+        "name": flag.removeprefix("--"),
+        "kind": "switch" if action.nargs == 0 else find_kind(set(values)),
         "count": COUNTS.get(action.nargs, "at least one"),
-        "aliases": [word for word in others if word not in negative],
+        "aliases": [option for option in others if option not in negative],
         "negative": bool(negative),
-        "optional": action.nargs != 0 and read.get("None", REFUSED) is None,
+        "optional": action.nargs != 0 and values.get("None", REFUSED) is None,
         "choices": [str(choice) for choice in action.choices or () if choice is not None],
-        "folds": read.get("A-B") == "a_b",
-        "registered": [] if action.choices else registered().get(long, []),
+        "folds": values.get("A-B") == "a_b",
+        "registered": [] if action.choices else load_registered().get(flag, []),
     }
 
 
@@ -68,9 +69,10 @@ def load(name: str, *modules: str) -> Any:
 
 
 def attempt(read: Callable[[], Any], default: Any) -> Any:
+    """What `read` returns, or the default where this build of vLLM raises."""
     try:
         return read()
-    except Exception as error:  # of a build that has it elsewhere, or not at all
+    except Exception as error:  # this build has it elsewhere, or not at all
         print(f"left out: {error!r}", file=sys.stderr)
         return default
 
@@ -84,21 +86,21 @@ def list_literal(name: str, module: str) -> list[str]:
 
 
 @functools.cache
-def registered() -> dict[str, list[str]]:
-    """Names that vLLM itself registers; a plugin may register more."""
+def load_registered() -> dict[str, list[str]]:
+    """Names that vLLM itself registers, by flag; a plugin may register more."""
     names = {flag: attempt(functools.partial(list_literal, *where), []) for flag, *where in LITERALS}
     for flag, manager, *modules in MANAGERS:
         names[flag] = attempt(functools.partial(list_registered, manager, *modules), [])
     return names
 
 
-def parts(hint: object) -> Iterator[Any]:
-    """What a hint may be, one by one: unions and annotations taken apart."""
+def split_hint(hint: object) -> Iterator[Any]:
+    """The types that a hint allows: unions and annotations are taken apart."""
     if not get_args(hint) or (isinstance(get_origin(hint), type) and not is_union(hint)) or get_origin(hint) is Literal:
         yield hint
     else:
         for part in get_args(hint)[: 1 if hasattr(hint, "__metadata__") else None]:
-            yield from parts(part)
+            yield from split_hint(part)
 
 
 def is_union(hint: object) -> bool:
@@ -106,14 +108,14 @@ def is_union(hint: object) -> bool:
 
 
 def config_fields(cls: type, prefix: str = "") -> Iterator[dict[str, object]]:
-    """Each field that JSON can set, with the kinds that it takes, and its choices. Fields of fields are dotted."""
+    """Each field that JSON can set, as sparkd's Field. The fields of a field have dotted names."""
     adapter = load("TypeAdapter", "pydantic")(cls)
     for name, info in cls.__pydantic_fields__.items():  # type: ignore[attr-defined]
-        hints = [*parts(info.annotation)]
+        hints = [*split_hint(info.annotation)]
         takes = [
             kind for kind, probes in JSON_PROBES.items() if any(field_takes(adapter, name, probe) for probe in probes)
         ]
-        words = {word: field_takes(adapter, name, word) for word in listed(hints)} if "text" not in takes else {}
+        words = {word: field_takes(adapter, name, word) for word in list_words(hints)} if "text" not in takes else {}
         choices = [word for word, good in words.items() if good]
         folds = bool(choices) and all(field_takes(adapter, name, word.swapcase()) for word in choices)
         if info.init is not False and (takes or choices):
@@ -123,8 +125,8 @@ def config_fields(cls: type, prefix: str = "") -> Iterator[dict[str, object]]:
                 yield from config_fields(inner, f"{prefix}{name}.")
 
 
-def listed(hints: list[object]) -> Iterator[str]:
-    """Words of literals, then those of enumerations."""
+def list_words(hints: list[object]) -> Iterator[str]:
+    """The words of literals, then those of enumerations."""
     yield from (str(word) for hint in hints if get_origin(hint) is Literal for word in get_args(hint))
     enums = [hint for hint in hints if isinstance(hint, type) and issubclass(hint, enum.Enum)]
     members = [word for choices in enums for member in choices for word in (member.name, member.value)]
@@ -136,11 +138,12 @@ def is_config(hint: object) -> bool:
 
 
 def field_takes(adapter: Any, name: str, value: object) -> bool:
+    """Whether pydantic takes the value for this field; the others may be missing."""
     try:
         adapter.validate_json(json.dumps({name: value}))
     except KeyError:  # the name of no member of an enumeration
         return False
-    except Exception as error:  # pydantic's, or of a check between fields, each of which was read
+    except Exception as error:  # pydantic's, or of a check between fields, which begins once each field is good
         faults = error.errors() if hasattr(error, "errors") else ()
         return not any(fault["loc"][:1] == (name,) and fault["type"] != "missing" for fault in faults)
     return True
@@ -153,23 +156,25 @@ def config_tables(flags: set[str]) -> dict[str, list[dict[str, object]]]:
     for owner in OWNERS:
         for name, info in getattr(configs, owner).__pydantic_fields__.items():
             flag = name.replace("_", "-")
-            for hint in parts(info.annotation):
+            for hint in split_hint(info.annotation):
                 if is_config(hint) and flag in flags:
                     tables[flag] = [*config_fields(hint)]
     return tables
 
 
 REFUSED = object()
+"""Stands for the value of a text that the flag refuses."""
 
 
-def tried(action: argparse.Action, text: str) -> object:
+def try_value(action: argparse.Action, text: str) -> object:
     try:
         return action.type(text) if callable(action.type) else text
-    except Exception:  # a build's own type may raise any
+    except Exception:  # a type of a build's own may raise anything
         return REFUSED
 
 
-def kind(takes: set[str]) -> str:
+def find_kind(takes: set[str]) -> str:
+    """The kind of a flag with one value, by those of PROBES that it takes."""
     if "abc" in takes:
         return "text" if "{x}" in takes else "text or object"
     if "auto" in takes:
@@ -180,7 +185,7 @@ def kind(takes: set[str]) -> str:
         return "json" if "[1]" in takes else "object"
     if "1.5" in takes:
         return "float"
-    return "int" if "1" in takes else "text"  # it takes none of PROBES, as a type of its own
+    return "int" if "1" in takes else "text"  # a type of its own may take none of PROBES
 
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
@@ -193,13 +198,14 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
 def describe(parser: argparse.ArgumentParser) -> dict[str, object]:
     """The fields of sparkd's FlagTable, without the image."""
     actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
-    longest = [action for action in actions if action.option_strings[0].startswith("--")]
+    with_long = [action for action in actions if action.option_strings[0].startswith("--")]
     # vLLM 0.33 hides the --no- forms from the actions; its parser takes them still.
     every = parser._option_string_actions.items()
     names = {
-        action: [*dict.fromkeys((*action.option_strings, *(n for n, a in every if a is action)))] for action in longest
+        action: [*dict.fromkeys((*action.option_strings, *(n for n, a in every if a is action)))]
+        for action in with_long
     }
-    flags = sorted((described(action, names[action]) for action in longest), key=lambda row: str(row["name"]))
+    flags = sorted((describe_flag(action, names[action]) for action in with_long), key=lambda row: str(row["name"]))
     return {
         "version": attempt(lambda: version("vllm"), "") or attempt(lambda: load("__version__", "vllm"), "unknown"),
         "flags": flags,

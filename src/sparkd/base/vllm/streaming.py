@@ -15,17 +15,17 @@ from sparkd.base.lib.text import sanitize
 PATH = "/v1/completions"
 EVENT_BYTES = 64 << 10
 EVENTS_PER_TOKEN = 2
-"""Limit. The engine sends one event for each step, which makes one token or, with a drafter, several."""
+"""Limit of their number. The engine sends one for each step, which makes one token or, with a drafter, several."""
 TOKEN_BYTES = 1 << 10
-"""Limit of an event with a token: one of vLLM 0.32 has some 250 bytes."""
+"""Limit of an event with a token; one of vLLM 0.32 has some 250 bytes."""
 
 
 class StreamError(Exception):
-    """The engine refused the request, broke off, or sent what is no stream of completions."""
+    """The engine refused the request, broke the stream off, or sent something else than a stream of completions."""
 
 
 class Streamed(Struct, frozen=True):
-    """Times are seconds of the monotonic clock."""
+    """A whole answer. Times are seconds of the monotonic clock."""
 
     begun: float
     arrivals: tuple[float, ...]
@@ -33,7 +33,7 @@ class Streamed(Struct, frozen=True):
     ended: float
     prompt_tokens: int
     tokens: int
-    """Both as the server counts them."""
+    """Tokens of the answer. The server counts both."""
 
 
 class _Usage(Struct):
@@ -48,13 +48,13 @@ class _Event(Struct):
 
 
 class _Events:
-    """Takes the stream in pieces of any size. Raises StreamError."""
+    """Reads the events of a stream that comes in pieces of any size. Raises StreamError."""
 
     def __init__(self, most_arrivals: int) -> None:
         self.arrivals: list[float] = []
         self.usage: _Usage | None = None
         self.begin = b""
-        """Begin of the stream, for the text of an error."""
+        """The first bytes of the stream, for the text of an error."""
         self._rest = b""
         self._most_arrivals = most_arrivals
         self._decode = msgspec.json.Decoder(prepared(_Event)).decode
@@ -85,7 +85,10 @@ class _Events:
 
 
 async def stream_completion(http: HttpClient, model: str, prompt: str, tokens: int, seconds: float) -> Streamed:
-    """A completion of exactly `tokens` tokens, wherever the model would end it. Raises HttpError, StreamError."""
+    """Request a completion of exactly `tokens` tokens, also where the model would end it earlier.
+
+    Raises HttpError, StreamError.
+    """
     body: Mapping[str, object] = {
         "model": model,
         "prompt": prompt,
@@ -108,4 +111,5 @@ async def stream_completion(http: HttpClient, model: str, prompt: str, tokens: i
 
 
 def head(body: bytes) -> str:
+    """The beginning, for the text of an error."""
     return sanitize(body.decode("utf-8", "replace"))

@@ -1,5 +1,6 @@
-"""Passes of requests until an engine has compiled what its clients' requests need: a kernel is compiled inside the
-first request that needs it.
+"""Passes of requests until an engine has compiled what the requests of its clients need.
+
+An engine compiles a kernel inside the first request that needs it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from sparkd.base.vllm.api import Answer, Endpoint
 from sparkd.base.vllm.warm_up_steps import ANSWER_SPREAD, BATCH_ANSWER, Limits, Step, make_steps
 
 MOST_PASSES = 6
-"""A kernel that each process compiles again must not hold up every start."""
+"""Limit, since a kernel that each process compiles again would hold up every start."""
 TEXT = "river stone window garden winter paper music bridge letter market engine north seven yellow under quick"
 SAMPLED: Mapping[str, object] = {"temperature": 0.8, "top_p": 0.95, "top_k": 20, "ignore_eos": True}
 GREEDY: Mapping[str, object] = {"temperature": 0, "ignore_eos": True}
 LOGPROBS: Mapping[str, object] = {"temperature": 0, "logprobs": 1}
-"""The one of some twenty kinds of requests that still compiled (vLLM 0.26, a mixture of experts on an H100)."""
+"""The only one of some twenty other kinds of requests that compiled kernels (vLLM 0.26, mixture of experts, H100)."""
 STRUCTURED: Mapping[str, object] = {"response_format": {"type": "json_object"}}
 _FUNCTION = {"name": "get_time", "description": "The time", "parameters": {"type": "object", "properties": {}}}
 TOOLS: Mapping[str, object] = {"tools": [{"type": "function", "function": _FUNCTION}]}
@@ -35,40 +36,41 @@ class Compiled(Struct, frozen=True):
     """What has been compiled so far."""
 
     kernels: int
-    """Kernels by the engine's own lines, on all nodes."""
+    """Kernels on all nodes, by the lines in the engine's log."""
     files: int
-    """Files of kernels in this node's caches."""
+    """Files with kernels in this node's caches."""
     compilers: int
-    """Compilers that run, on all nodes."""
+    """Compilers that run now, on all nodes."""
     works: bool = False
     """Whether a node computes with new memory, as a compiler inside the engine does."""
 
 
 class Result(Struct, frozen=True):
-    """`kernels` and `files`: compiled meanwhile, as in `Compiled`."""
+    """`kernels` and `files`: those that the passes compiled, counted as in `Compiled`."""
 
     requests: int
     passes: int
     kernels: int
     files: int
     over: bool = False
-    """Every prompt of the last pass was answered, and it compiled nothing, or was the last of MOST_PASSES."""
+    """Whether every prompt of the last pass was answered, and that compiled nothing or was number MOST_PASSES."""
     whole: bool = False
-    """The last pass compiled nothing, and every prompt was answered."""
+    """Whether the last pass compiled nothing, and every prompt of it was answered."""
     lost: bool = False
-    """The endpoint has stopped answering."""
+    """Whether the endpoint has stopped answering."""
     fault: str = ""
-    """The error of the last request that was not answered."""
+    """The error of the last request without an answer; empty where there is none."""
 
     @property
     def shown(self) -> str:
+        """A line for people."""
         sent = f"{self.requests:,} requests in {self.passes} passes"
         fault = f"; not answered: {self.fault}" if self.fault else ""
         return f"{sent}: {self.files} new files of kernels, {self.kernels} used for the first time{fault}"
 
 
 def add_up(nodes: Iterable[tuple[int, int, bool]], files: int) -> Compiled:
-    """`nodes`: of each its kernels, its compilers, and whether it works."""
+    """Add up the figures of nodes: of each its kernels, its compilers, and whether it works."""
     kernels, compilers, works = zip(*nodes, strict=True)
     return Compiled(sum(kernels), files, sum(compilers), any(works))
 
@@ -85,21 +87,21 @@ async def warm_up(
     still_seconds: float,
     settle_seconds: float = 3.0,
 ) -> Result:
-    """Passes of requests until one compiles nothing, for at most `seconds`. Raises what `look` raises.
+    """Send passes of requests until one compiles nothing, for at most `seconds`. Raises what `look` raises.
 
-    `show` takes the number of the pass, its steps that are done, and all of them. An endpoint that answers nothing for
-    `still_seconds` while nobody compiles or works is lost. What a pass has compiled is in the log, and in the reports
-    of the other nodes, after `settle_seconds`.
+    `show` takes the number of the pass, of its steps that are done, and of all its steps. An endpoint that answers
+    nothing for `still_seconds`, while no node compiles or works, is lost. The log and the reports of other nodes have
+    what a pass compiled after `settle_seconds`.
     """
     deadline = time.monotonic() + seconds
-    sender, before = Sender(endpoint, limits.tools, look, deadline, still_seconds), await look()
-    await sender.learn_words()
+    sender, first_look = Sender(endpoint, limits.tools, look, deadline, still_seconds), await look()
+    await sender.learn_tokens()
 
-    def sum_up(passes: int, after: Compiled, *, over: bool = False, whole: bool = False) -> Result:
-        new = after.kernels - before.kernels, after.files - before.files
+    def sum_up(passes: int, compiled: Compiled, *, over: bool = False, whole: bool = False) -> Result:
+        new = compiled.kernels - first_look.kernels, compiled.files - first_look.files
         return Result(sender.sent, passes, *new, over, whole, sender.is_lost, sender.fault)
 
-    previous = before
+    previous = first_look
     for number in range(1, MOST_PASSES + 1):
         steps = make_steps(limits, number)
         sender.unanswered = 0
@@ -109,16 +111,17 @@ async def warm_up(
             if sender.is_lost or time.monotonic() >= deadline:
                 return sum_up(number, await look())
         await sender.send_structured()
-        after = await _settle(look, deadline, settle_seconds)
-        if sender.is_lost or after.compilers:
-            return sum_up(number, after)
-        if (after.kernels, after.files) == (previous.kernels, previous.files):
-            return sum_up(number, after, over=not sender.unanswered, whole=not sender.unanswered)
-        previous = after
+        compiled = await _await_compilers(look, deadline, settle_seconds)
+        if sender.is_lost or compiled.compilers:
+            return sum_up(number, compiled)
+        if (compiled.kernels, compiled.files) == (previous.kernels, previous.files):
+            return sum_up(number, compiled, over=not sender.unanswered, whole=not sender.unanswered)
+        previous = compiled
     return sum_up(MOST_PASSES, previous, over=not sender.unanswered)
 
 
-async def _settle(look: Look, deadline: float, seconds: float) -> Compiled:
+async def _await_compilers(look: Look, deadline: float, seconds: float) -> Compiled:
+    """Look each `seconds` until no compiler runs, or the deadline is over."""
     while True:
         await asyncio.sleep(seconds)
         compiled = await look()
@@ -127,56 +130,58 @@ async def _settle(look: Look, deadline: float, seconds: float) -> Compiled:
 
 
 class Sender:
-    """A server's refusal of a request is noted, and is no reason to end: some take no numbers of tokens, or no JSON."""
+    """Sends requests. A refused one is noted, and no reason to end: some servers take no token ids, or no JSON."""
 
     def __init__(self, endpoint: Endpoint, tools: bool, look: Look, deadline: float, still_seconds: float) -> None:
         self.sent = 0
         self.unanswered = 0
         """Prompts without an answer; refusals of JSON and tools do not count."""
         self.fault = ""
-        """The last one."""
+        """The last fault."""
         self.is_lost = False
         self._endpoint = endpoint
         self._structured = (STRUCTURED, TOOLS) if tools else (STRUCTURED,)
         self._look = look
         self._deadline = deadline
         self._still_seconds = still_seconds
-        self._words: tuple[int, ...] = ()
+        self._tokens: tuple[int, ...] = ()
         self._random = Random(time.time_ns())  # noqa: S311 - no secret, and no prompt that a prefix cache knows
 
-    async def learn_words(self) -> None:
-        """Read the words as numbers of tokens, which give prompts of exact lengths. Without them, words are sent."""
+    async def learn_tokens(self) -> None:
+        """Have the server turn TEXT into tokens, which give prompts of exact lengths. Without them, words are sent."""
         with suppress(HttpError, ValueError):
-            self._words = await self._endpoint.tokenize(TEXT)
+            self._tokens = await self._endpoint.tokenize(TEXT)
 
     async def send(self, step: Step) -> None:
         def request(place: int) -> Awaitable[Answer]:
             prompt, wish = self._make_prompt(step.prompts[place]), SAMPLED if step.sampled[place] else GREEDY
-            return self._endpoint.generate(prompt, step.answer_tokens + place % ANSWER_SPREAD, self._seconds, wish)
+            return self._endpoint.generate(
+                prompt, step.answer_tokens + place % ANSWER_SPREAD, self._remaining_seconds, wish
+            )
 
         self.unanswered += await self._send_all([partial(request, place) for place in range(len(step.prompts))])
 
     async def send_structured(self) -> None:
-        """Send each alone, then all at once: Triton compiles another kernel where a number is 1."""
+        """Send JSON, tools and log-probabilities, each alone, then all at once: Triton has another kernel for 1."""
 
         def chat(wish: Mapping[str, object]) -> Awaitable[Answer]:
-            return self._endpoint.chat("What time is it? Answer in JSON.", BATCH_ANSWER, self._seconds, wish)
+            return self._endpoint.chat("What time is it? Answer in JSON.", BATCH_ANSWER, self._remaining_seconds, wish)
 
         def score() -> Awaitable[Answer]:
-            return self._endpoint.generate(self._make_prompt(1), BATCH_ANSWER, self._seconds, LOGPROBS)
+            return self._endpoint.generate(self._make_prompt(1), BATCH_ANSWER, self._remaining_seconds, LOGPROBS)
 
         requests: list[Callable[[], Awaitable[Answer]]] = [partial(chat, wish) for wish in self._structured]
         requests.append(score)
-        for together in (*([alone] for alone in requests), requests):
+        for batch in (*([request] for request in requests), requests):
             if not self.is_lost:
-                await self._send_all(together)
+                await self._send_all(batch)
 
     @property
-    def _seconds(self) -> float:
+    def _remaining_seconds(self) -> float:
         return max(0.1, self._deadline - time.monotonic())
 
     async def _send_all(self, requests: Sequence[Callable[[], Awaitable[Answer]]]) -> int:
-        """Send them at once, and again where the endpoint answers none; the number that were not answered."""
+        """Send requests at once, and again where the endpoint answers none. Returns how many were not answered."""
         faults: list[BaseException] = []
         for _ in range(TRIES):
             answers = await self._await_answers([asyncio.ensure_future(request()) for request in requests])
@@ -186,30 +191,30 @@ class Sender:
                 if not isinstance(fault, HttpError | ValueError):
                     raise fault
                 self.fault = str(fault)
-            silent = all(isinstance(answer, HttpError) for answer in answers)
-            self.is_lost = silent and time.monotonic() < self._deadline  # behind it, it may still compile
+            is_silent = all(isinstance(answer, HttpError) for answer in answers)
+            self.is_lost = is_silent and time.monotonic() < self._deadline  # after that, it may still compile
             if not self.is_lost:
                 break
         return len(faults)
 
     async def _await_answers(self, requests: Sequence[asyncio.Future[Answer]]) -> Sequence[Answer | BaseException]:
-        """The answer or error of each; the same error for all where nobody computes and the endpoint stays silent."""
-        before: Compiled | None = None
+        """The answer or error of each; the same error for all where no node computes and the endpoint stays silent."""
+        previous: Compiled | None = None
         try:
             while True:
-                pause = min(self._still_seconds / 2, self._seconds)
+                pause = min(self._still_seconds / 2, self._remaining_seconds)
                 if not (await asyncio.wait(requests, timeout=pause))[1]:
                     return [request.exception() or request.result() for request in requests]
-                now = await self._look()
-                if now == before and not (now.compilers or now.works):
+                compiled = await self._look()
+                if compiled == previous and not (compiled.compilers or compiled.works):
                     fault = HttpError(f"no answer for {self._still_seconds:g} s, and nothing is compiled")
                     return [fault] * len(requests)
-                before = now
+                previous = compiled
         finally:
             for request in requests:
                 request.cancel()
 
     def _make_prompt(self, length: int) -> str | Sequence[int]:
-        if self._words:
-            return self._random.choices(self._words, k=length)
+        if self._tokens:
+            return self._random.choices(self._tokens, k=length)
         return " ".join(self._random.choices(TEXT.split(), k=length))

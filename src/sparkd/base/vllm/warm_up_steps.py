@@ -1,7 +1,7 @@
 """The sizes of the requests that warm an engine: what its limits are, and what each pass sends.
 
-A kernel is compiled for a number of tokens and of requests in a batch, in sizes that no powers of two alone meet (vLLM,
-pull request 52941, takes 42), and for sampling, drafts, tools and JSON.
+An engine compiles kernels for numbers of tokens and of requests in a batch, and for sampling, drafts, tools and JSON.
+Powers of two do not meet all of these numbers (vLLM, pull request 52941, takes 42 sizes).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ MOST_AT_ONCE = 256
 BATCH_TOKENS = 8192
 """vLLM's own max-num-batched-tokens for a server on a GPU of this size."""
 TILE, TILES = 64, 16
-"""Tokens of a tile: DeepSeek-V4's mHC kernels split by the number of tiles, each number up to some 12 another way."""
+"""Tokens of a tile, and numbers of tiles: DeepSeek-V4's mHC kernels split each number up to some 12 in another way."""
 SHORT_TOKENS = 64
 """The most tokens of a prompt that is sent together with others."""
 PREFILL_ANSWER, BATCH_ANSWER = 2, 12
 ANSWER_SPREAD = 8
 """Tokens by which answers differ, so that a batch shrinks step by step."""
 SAMPLED_IN_TURN = ((False,), (True,), (False, True))
-"""Which answers of a step are sampled, over and over: none, all, or each second."""
+"""Which answers of a step are sampled, repeated over its requests: none, all, or every second one."""
 
 
 class Limits(Struct, frozen=True):
-    """What an engine takes at once."""
+    """How much an engine takes at once."""
 
     batch_tokens: int
     requests: int
@@ -52,6 +52,7 @@ class Step(Struct, frozen=True):
 
 
 def read_limits(argv: Iterable[str], context_tokens: int) -> Limits:
+    """Read the engine's limits off its command line."""
     flags = first_values(tuple(argv))
 
     def amount(flag: str, otherwise: int) -> int:
@@ -67,15 +68,15 @@ def read_limits(argv: Iterable[str], context_tokens: int) -> Limits:
 
 
 def sizes(most: int, draw: Random | None = None) -> list[int]:
-    """Sizes from 1 to `most`: four an octave, and those of few tiles; with `draw` one between each two of these."""
-    marks = {2**power * (4 + quarter) // 4 for power in range(most.bit_length()) for quarter in range(4)}
-    marks |= {TILE * count for count in range(1, TILES + 1)}
-    known = [*sorted(mark for mark in marks if mark < most), most]
-    return known if draw is None else [draw.randint(*pair) for pair in pairwise(known)] or known
+    """Sizes from 1 to `most`: four an octave, and those of few tiles. With `draw`, one between each two of these."""
+    boundaries = {2**power * (4 + quarter) // 4 for power in range(most.bit_length()) for quarter in range(4)}
+    boundaries |= {TILE * count for count in range(1, TILES + 1)}
+    ordered = [*sorted(boundary for boundary in boundaries if boundary < most), most]
+    return ordered if draw is None else [draw.randint(*pair) for pair in pairwise(ordered)] or ordered
 
 
 def with_one_below(size: int) -> tuple[int, ...]:
-    """The size, and the one below it: Triton has another kernel for numbers that 16 divides, as larger sizes are."""
+    """The size and the one below it: Triton has another kernel for multiples of 16, which all larger sizes are."""
     return (size - 1, size) if size > TILE else (size,)
 
 
@@ -89,16 +90,16 @@ def make_steps(limits: Limits, number: int) -> list[Step]:
     longest, short = fit(limits.batch_tokens, PREFILL_ANSWER), fit(SHORT_TOKENS, BATCH_ANSWER + ANSWER_SPREAD)
     lengths = sizes(longest, draw) if number > 1 else [*chain(*map(with_one_below, sizes(longest)))]
     lengths.append(fit(2 * limits.batch_tokens, PREFILL_ANSWER))
-    alone = [(length,) * limits.engines for length in lengths]
+    single = [(length,) * limits.engines for length in lengths]
     counts = {*range(2, TILES + 1), *(2**power * half // 2 for power in range(4, 9) for half in (2, 3))}
-    together = [
+    batches = [
         tuple(draw.randint(1, short) for _ in range(min(count * limits.engines, MOST_AT_ONCE)))
         for count in sorted(counts | {limits.requests})
         if count <= limits.requests
     ]
     steps = []
-    for index, prompts in enumerate((*alone, *together)):
-        kinds, answer_tokens = (2, PREFILL_ANSWER) if index < len(alone) else (3, BATCH_ANSWER)
-        turns = SAMPLED_IN_TURN[(index + number) % kinds]
-        steps.append(Step(prompts, answer_tokens, tuple(islice(cycle(turns), len(prompts)))))
+    for index, prompts in enumerate((*single, *batches)):
+        period, answer_tokens = (2, PREFILL_ANSWER) if index < len(single) else (3, BATCH_ANSWER)
+        sampled = SAMPLED_IN_TURN[(index + number) % period]
+        steps.append(Step(prompts, answer_tokens, tuple(islice(cycle(sampled), len(prompts)))))
     return steps

@@ -1,5 +1,7 @@
-"""`sparkd bench`, `smoke` and `warm`: how fast this node's endpoint answers, beside the recipe's figures and this
-node's usual ones; whether the answers make sense, alone and at once; and kernels compiled before clients wait for them.
+"""`sparkd bench`, `smoke` and `warm`, which send requests to this node's endpoint.
+
+`bench` measures how fast it answers, beside the recipe's figures and this node's usual ones. `smoke` tests whether
+answers make sense, alone and at once. `warm` has kernels compiled before clients wait for them.
 """
 
 from __future__ import annotations
@@ -69,12 +71,12 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
-    """Print what a soak shows. Raises HttpError, StreamError where not even the first request is answered."""
-    work, interrupted = measuring.run_soak(served, wanted, seconds)
-    verdict = judge(work.samples, work.first_failure)
+    """Run a soak, and print its verdict. Raises HttpError, StreamError where not even the first request is answered."""
+    measured, interrupted = measuring.run_soak(served, wanted, seconds)
+    verdict = judge(measured.samples, measured.first_failure)
     if as_json:
         outcome = {"verdict": verdict.outcome, "lines": verdict.lines, "interrupted": interrupted}
-        print(json.dumps({"schema": 1, **outcome, "samples": msgspec.to_builtins(work.samples)}))
+        print(json.dumps({"schema": 1, **outcome, "samples": msgspec.to_builtins(measured.samples)}))
     else:
         print("\n".join([*map(sanitize, verdict.lines), f"verdict: {verdict.outcome}"]))
     if interrupted:
@@ -83,19 +85,19 @@ def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
 
 
 def report(args: argparse.Namespace, benchmark: Result, served: Served) -> None:
-    """Print it beside what is expected and what is usual, and keep it where it is whole."""
+    """Print the figures beside the expected and the usual ones. Those of a benchmark without a fault are kept."""
     rows, row = measuring.read_rows(Host()), measuring.make_row(benchmark, served)
-    whole = bool(benchmark.levels) and not benchmark.interrupted and not benchmark.fault
-    usual, slower = find_usual(benchmark, find_runs(rows)), describe_slower(find_runs((*rows, row))) if whole else ()
+    is_whole = bool(benchmark.levels) and not benchmark.interrupted and not benchmark.fault
+    usual, slower = find_usual(benchmark, find_runs(rows)), describe_slower(find_runs((*rows, row))) if is_whole else ()
     expect = served.node.recipe.expect
     if args.json:
-        shown = {"schema": 1, **msgspec.to_builtins(benchmark), "slower": slower}
-        print(msgspec.json.format(msgspec.json.encode(shown), indent=1).decode())
+        figures = {"schema": 1, **msgspec.to_builtins(benchmark), "slower": slower}
+        print(msgspec.json.format(msgspec.json.encode(figures), indent=1).decode())
     elif args.markdown:
         print("\n".join((bench_table.markdown(benchmark, expect, usual), *slower)))
     else:
         console.show((*bench_table.tables(benchmark, expect, usual), *slower))
-    if whole:
+    if is_whole:
         measuring.keep(row)
 
 
@@ -127,7 +129,7 @@ def read_numbers(args: argparse.Namespace) -> Wanted:
 
 COLUMNS = 80
 LEAST_SHARE = 0.9
-"""Share of the recipe's KV cache: with less, something else has the memory."""
+"""Share of the recipe's KV cache that is needed: with less, something else has the memory."""
 
 
 def add_smoke(parser: argparse.ArgumentParser) -> None:
@@ -145,24 +147,26 @@ def smoke(args: argparse.Namespace) -> int:
         if not args.json:
             print(f"{'round':<20}{'answers':>7}{'bad':>5}{'tokens/s':>10}")
         rounds = asyncio.run(collect(served) if args.json else collect(served, show))
-        cache, too_small = describe_cache(served.report.engine.kv_cache_tokens, served.node.plan.kv_cache_tokens)
+        cache_text, is_too_small = describe_cache(
+            served.report.engine.kv_cache_tokens, served.node.plan.kv_cache_tokens
+        )
         faults = tuple(sanitize(fault) for round_ in rounds for fault in round_.faults)
         recipe, launch = served.node.plan.recipe, served.report.launch_id
         measuring.keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:20]))
     bad, seconds = len(faults), time.monotonic() - began
     if args.json:
-        listed = msgspec.to_builtins(rounds)
-        console.show_json(bad_outputs=bad, seconds=round(seconds, 1), kv_cache=cache, rounds=listed)
+        round_rows = msgspec.to_builtins(rounds)
+        console.show_json(bad_outputs=bad, seconds=round(seconds, 1), kv_cache=cache_text, rounds=round_rows)
     else:
-        print(f"KV cache            {cache}")
+        print(f"KV cache            {cache_text}")
         skipped = sum(bool(round_.skipped) for round_ in rounds)
         print(f"bad outputs: {bad}   ({seconds:.0f} s{f'; skipped: {skipped}' if skipped else ''})")
         if any(fault.startswith("known texts") for fault in faults):
             print("next: sudo sparkd model pull, or another image; if it should know no texts,")
             print("      model.random_weights: true in its recipe")
-        if too_small:
+        if is_too_small:
             print("next: who has the memory: sparkd preflight --dry-run")
-    return ExitCode.NOT_READY if bad or too_small else ExitCode.GOOD
+    return ExitCode.NOT_READY if bad or is_too_small else ExitCode.GOOD
 
 
 def show(round_: Round) -> None:
@@ -170,7 +174,10 @@ def show(round_: Round) -> None:
 
 
 def lines(round_: Round) -> list[str]:
-    """A row, and one for each bad answer or why it was skipped, within 80 columns of letters that take one each."""
+    """The round's row, and a line for each bad answer or why it was skipped.
+
+    Letters that take one column each fit into 80 columns.
+    """
     rate = "-" if round_.tokens_per_second is None else f"{round_.tokens_per_second:.1f}"
     row = f"{round_.name:<20}{round_.answers:>7}{len(round_.faults):>5}{rate:>10}"
     if round_.note:
@@ -180,15 +187,15 @@ def lines(round_: Round) -> list[str]:
 
 
 def describe_cache(tokens: int | None, expected: int | None) -> tuple[str, bool]:
-    """The engine's KV cache beside the plan's, and whether it is too small."""
+    """The size of the engine's KV cache beside the plan's, and whether it is too small."""
     if tokens is None:
         return "not reported", False
     text = f"{tokens:,} tokens"
     if expected is None:
         return f"{text}; nothing known to hold it against", False
-    too_small = tokens < LEAST_SHARE * expected
+    is_too_small = tokens < LEAST_SHARE * expected
     text += f", {tokens / expected:.0%} of the recipe's {expected:,}"
-    return text + "; too few" * too_small, too_small
+    return text + "; too few" * is_too_small, is_too_small
 
 
 def add_warm(parser: argparse.ArgumentParser) -> None:

@@ -17,33 +17,36 @@ Expect = Mapping[str, object]
 
 
 def tables(benchmark: Result, expect: Expect, usual: Usual | None) -> Parts:
+    """Title, tables and notes for a terminal."""
     parts: list[str | Table] = [
         f"{sanitize(benchmark.model, 30)} by {sanitize(benchmark.recipe, 40)}",
-        _lengths(benchmark),
+        _describe_lengths(benchmark),
     ]
-    for rows in _filled_tables(benchmark, expect, usual):
+    for rows in _make_tables(benchmark, expect, usual):
         parts += ["", Table(rows, heading=True, flexible=0)]
     return [*parts, *notes(benchmark, usual)]
 
 
 def markdown(benchmark: Result, expect: Expect, usual: Usual | None) -> str:
+    """The same text as Markdown."""
     names = f"`{sanitize(benchmark.model)}`, recipe `{sanitize(benchmark.recipe)}`"
-    lines = [f"{names}, sparkd {benchmark.version}, {benchmark.made[:10]}: {_lengths(benchmark)}"]
-    for headings, *rows in _filled_tables(benchmark, expect, usual):
-        lines += ["", *map(_line, (headings, ["---:"] * len(headings), *rows))]
+    lines = [f"{names}, sparkd {benchmark.version}, {benchmark.made[:10]}: {_describe_lengths(benchmark)}"]
+    for headings, *rows in _make_tables(benchmark, expect, usual):
+        lines += ["", *map(_format_row, (headings, ["---:"] * len(headings), *rows))]
     return "\n".join([*lines, *notes(benchmark, usual)])
 
 
-def _filled_tables(benchmark: Result, expect: Expect, usual: Usual | None) -> list[list[tuple[str, ...]]]:
+def _make_tables(benchmark: Result, expect: Expect, usual: Usual | None) -> list[list[tuple[str, ...]]]:
+    """Tables with at least one row below their headings."""
     return [rows for rows in (level_rows(benchmark, expect, usual), depth_rows(benchmark.depths)) if rows[1:]]
 
 
-def _lengths(benchmark: Result) -> str:
-    late = ", staggered" if any(level.arrivals == "staggered" for level in benchmark.levels) else ""
-    return f"{benchmark.prompt_tokens} tokens in, {benchmark.answer_tokens} out{late}"
+def _describe_lengths(benchmark: Result) -> str:
+    arrivals = ", staggered" if any(level.arrivals == "staggered" for level in benchmark.levels) else ""
+    return f"{benchmark.prompt_tokens} tokens in, {benchmark.answer_tokens} out{arrivals}"
 
 
-def _line(cells: Sequence[str]) -> str:
+def _format_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -51,19 +54,19 @@ def level_rows(benchmark: Result, expect: Expect, usual: Usual | None) -> list[t
     rows: list[tuple[str, ...]] = [LEVELS]
     for level in benchmark.levels:
         rate, first = level.output_tokens_per_second, level.first_token_seconds
-        before = find_level(usual.levels, level) if usual else None
-        old = before.output_tokens_per_second if before else None
+        usual_level = find_level(usual.levels, level) if usual else None
+        usual_rate = usual_level.output_tokens_per_second if usual_level else None
         rows.append(
             (
                 str(level.concurrency),
-                _rate(rate.median) if rate else NONE,
-                f"{_rate(rate.low)}-{_rate(rate.high)}" if rate else NONE,
-                _ratio(ratio(rate, expected(expect, DECODE, level.concurrency))),
-                _ratio(ratio(rate, old.median if old else None)),
-                _seconds(first),
-                _ratio(ratio(first, expected(expect, FIRST, level.concurrency))),
-                _seconds(level.inter_token_seconds),
-                _seconds(level.request_seconds),
+                _format_rate(rate.median) if rate else NONE,
+                f"{_format_rate(rate.low)}-{_format_rate(rate.high)}" if rate else NONE,
+                _format_ratio(ratio(rate, expected(expect, DECODE, level.concurrency))),
+                _format_ratio(ratio(rate, usual_rate.median if usual_rate else None)),
+                _format_seconds(first),
+                _format_ratio(ratio(first, expected(expect, FIRST, level.concurrency))),
+                _format_seconds(level.inter_token_seconds),
+                _format_seconds(level.request_seconds),
             )
         )
     return rows
@@ -87,6 +90,7 @@ def depth_rows(depths: Sequence[Depth]) -> list[tuple[str, ...]]:
 
 
 def notes(benchmark: Result, usual: Usual | None) -> list[str]:
+    """Lines below the tables, after an empty one."""
     lines = ["recipe, usual: the ratio to their figure; first: until the first token"] if benchmark.levels else []
     for level in benchmark.levels:
         if level.accepted:
@@ -95,18 +99,19 @@ def notes(benchmark: Result, usual: Usual | None) -> list[str]:
         if level.failed:
             failed = f"{level.failed} of {level.requests} failed"
             lines.append(f"{level.concurrency} requests: {failed}: {sanitize(level.fault)}")
-    if idle := _idle_positions(benchmark):
+    if idle := _find_idle_positions(benchmark):
         lines.append(f"position {', '.join(idle)} accepted nothing, at any level: lower num_speculative_tokens")
     if usual:
         runs = f"the median of {usual.runs} runs since" if usual.runs > 1 else "the run of"
         lines.append(f"usual: {runs} {format_utc(usual.since)}{'' if usual.same_plan else ', of another plan'}")
     if benchmark.fault and not any(level.failed == level.requests for level in benchmark.levels):
         lines.append(f"ended early: {sanitize(benchmark.fault)}")
-    lines += _cold(benchmark)
+    lines += _describe_cold(benchmark)
     return ["", *lines] if lines else []
 
 
-def _cold(benchmark: Result) -> list[str]:
+def _describe_cold(benchmark: Result) -> list[str]:
+    """Lines that name what was slowed by the compilation of kernels."""
     cold = [f"{level.concurrency} requests" for level in benchmark.levels if level.compiled]
     cold += [f"the prompt of {depth.prompt_tokens:,}" for depth in benchmark.depths if depth.compiled]
     if not cold:
@@ -114,19 +119,19 @@ def _cold(benchmark: Result) -> list[str]:
     return [f"cold, kernels were compiled meanwhile: {', '.join(cold)}", "next, once more: sudo sparkd bench"]
 
 
-def _idle_positions(benchmark: Result) -> list[str]:
+def _find_idle_positions(benchmark: Result) -> list[str]:
     """A drafter's positions at which no level has accepted a token."""
     shares_by_position = zip(*(level.accepted for level in benchmark.levels if level.accepted), strict=False)
     return [str(position) for position, shares in enumerate(shares_by_position, 1) if not any(shares)]
 
 
-def _rate(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value:.1f}" if value < 999.95 else f"{value:,.0f}"
 
 
-def _seconds(spread: Spread | None) -> str:
+def _format_seconds(spread: Spread | None) -> str:
     return seconds(spread.median) if spread else NONE
 
 
-def _ratio(value: float | None) -> str:
+def _format_ratio(value: float | None) -> str:
     return f"{value:.2f}" if value is not None else NONE

@@ -1,4 +1,4 @@
-"""`sparkd config` and `sparkd plan`: the settings and their sources, and their plan. No secret is printed."""
+"""`sparkd config` and `sparkd plan`: print or check the settings, and print their plan. No secret is printed."""
 
 from __future__ import annotations
 
@@ -68,42 +68,44 @@ def show_settings(args: argparse.Namespace) -> None:
 
 
 def check_settings(args: argparse.Namespace) -> None:
-    """Check all that would end a start with 78, each file that is named, and what `recipe check` judges.
+    """Check all that would end a start with 78, each file that settings name, and what `recipe check` judges.
 
-    Raises ConfigError. Left out is what depends on the node's state.
+    Nothing is checked that depends on the node's state. Raises ConfigError.
     """
-    lines = list(_check_all(Host(), load_with_origins(os.environ)))
+    lines = list(_check_settings(Host(), load_with_origins(os.environ)))
     if args.json:
         console.show_json(lines=lines)
     else:
         print("\n".join(lines))
 
 
-def _check_all(host: Host, own: LoadedSettings) -> Iterator[str]:
-    """What is good, with warnings. Raises ConfigError."""
+def _check_settings(host: Host, loaded: LoadedSettings) -> Iterator[str]:
+    """Yield lines about what is good, and warnings. Raises ConfigError with all that is wrong."""
     from sparkd.agent.preflight.runner import check_ids
 
-    settings, is_root = own.settings, not os.geteuid()
+    settings, is_root = loaded.settings, not os.geteuid()
     recipe = partial(load_recipe, settings.engine.recipe, recipe_folders())
-    # The recipe by itself too: where the node's place is wrong, no plan would read it.
-    planned = [] if settings.cluster.follow_head else [recipe]
-    unset = not (settings.engine.recipe or settings.cluster.follow_head)
+    # The recipe is a step of its own: where the node's place is wrong, no plan would read it.
+    recipe_steps = [] if settings.cluster.follow_head else [recipe]
+    is_unset = not (settings.engine.recipe or settings.cluster.follow_head)
     context = partial(membership.make_context, settings, host)
-    private = _private_files(settings, host)
-    readable = private.values() if is_root else ()
-    steps = [partial(membership.find_place, settings, host)] if unset else [*planned, context]
-    _raise_all(partial(check_ids, settings.preflight), *steps, *readable, partial(_check_programs, settings, host))
-    node = None if unset else context()
+    private = _find_private_readers(settings, host)
+    private_steps = private.values() if is_root else ()
+    steps = [partial(membership.find_place, settings, host)] if is_unset else [*recipe_steps, context]
+    _run_steps(partial(check_ids, settings.preflight), *steps, *private_steps, partial(_check_programs, settings, host))
+    node = None if is_unset else context()
     warnings = [] if node is None else _check_plan(node, recipe, host)
-    yield f"settings are good ({', '.join(str(path) for path in own.files) or 'no file'})"
+    yield f"settings are good ({', '.join(str(path) for path in loaded.files) or 'no file'})"
     if node is None:
         yield f"{NOT_SET_UP}\nnext: {SET_UP_HINT}"
         return
-    where = recipe().files[0] if node.followed is None else f"of the head {node.plan.node.head_address}"
-    overridden = overridden_keys(own.origins) if node.followed else ()
-    yield f"recipe {node.recipe.name} is good ({where})"
+    recipe_source = recipe().files[0] if node.followed is None else f"of the head {node.plan.node.head_address}"
+    overridden = overridden_keys(loaded.origins) if node.followed else ()
+    yield f"recipe {node.recipe.name} is good ({recipe_source})"
     yield from warnings
-    yield from (f"{name} in {own.origins[name]} has no effect, the head decides it: take it out" for name in overridden)
+    yield from (
+        f"{name} in {loaded.origins[name]} has no effect, the head decides it: take it out" for name in overridden
+    )
     files = (*private, *(secret.file for secret in node.plan.secrets), node.plan.user_script)
     names = ", ".join(filter(None, files))
     if names and not is_root:
@@ -111,19 +113,19 @@ def _check_all(host: Host, own: LoadedSettings) -> Iterator[str]:
 
 
 def _check_plan(node: NodeContext, recipe: Callable[[], Loaded], host: Host) -> list[str]:
-    """Warnings of what the plan names and of its recipe. Raises ConfigError."""
+    """Warnings about the recipe and the files that the plan names. Raises ConfigError."""
     warnings = list[str]()
     steps: list[Callable[[], object]] = []
     if node.followed is None:
-        steps.append(lambda: warnings.extend(_lint(recipe(), node.settings, host)))
+        steps.append(lambda: warnings.extend(_lint_recipe(recipe(), node.settings, host)))
     if not os.geteuid():
         steps += [partial(read_secrets, node.plan), partial(hash_user_script, host, node.plan)]
-    _raise_all(*steps)
-    return [*warnings, *([] if os.geteuid() else _find_open(node.plan, host))]
+    _run_steps(*steps)
+    return [*warnings, *([] if os.geteuid() else _warn_of_open_secrets(node.plan, host))]
 
 
-def _find_open(plan: LaunchPlan, host: Host) -> Iterator[str]:
-    """Secrets that others than root may read: an engine starts with them all the same."""
+def _warn_of_open_secrets(plan: LaunchPlan, host: Host) -> Iterator[str]:
+    """Warn of secrets that others than root may read. An engine starts with them all the same."""
     for secret in plan.secrets:
         try:
             read_private(host.files, secret.file, 64 << 10)
@@ -131,27 +133,27 @@ def _find_open(plan: LaunchPlan, host: Host) -> Iterator[str]:
             yield f"warning: secret {secret.name}: {error.reason}\nhint: {error.hint}"
 
 
-def _private_files(settings: Settings, host: Host) -> dict[str, Callable[[], object]]:
-    """The files that root alone may read, each with what reads it as the agent does."""
+def _find_private_readers(settings: Settings, host: Host) -> dict[str, Callable[[], object]]:
+    """The files that root alone may read, each with the call by which the agent reads it."""
     key_file = settings.cluster.key_file if len(settings.cluster.nodes) > 1 else ""
-    named = (
+    readers = (
         (key_file, auth.read_keys),
         (settings.observe.token_file, read_token),
         (settings.notify.webhook_file, read_url),
     )
-    return {path: partial(reader, host.files, path) for path, reader in named if path}
+    return {path: partial(reader, host.files, path) for path, reader in readers if path}
 
 
 def _check_programs(settings: Settings, host: Host) -> None:
-    """Judge what root runs, and a start does without. Raises ConfigError."""
+    """Check the programs that root runs, and that a start does not need. Raises ConfigError."""
     power = next(iter(settings.supervise.power_command), "")
     for key, path in (("supervise.power_command", power), ("notify.command", settings.notify.command)):
         if path and (program := check_program(host.files, path)).problem:
             raise ConfigError(f"{key} would not be run: {program.problem}", program.hint)
 
 
-def _lint(loaded: Loaded, settings: Settings, host: Host) -> list[str]:
-    """Warnings, as of `recipe check`. Raises ConfigError for its errors, unless the settings let them pass."""
+def _lint_recipe(loaded: Loaded, settings: Settings, host: Host) -> list[str]:
+    """Warnings as of `recipe check`. Its errors raise ConfigError, unless the settings let them pass as warnings."""
     vllm = find_table(host, loaded.recipe.image.ref, loaded.recipe.image.vllm)
     errors, warnings = lint(loaded, host=host, vllm=vllm)
     if errors and "plan-lint" not in (*settings.preflight.skip, *settings.preflight.downgrade):
@@ -159,8 +161,8 @@ def _lint(loaded: Loaded, settings: Settings, host: Host) -> list[str]:
     return [f"warning: {warning}" for warning in (*errors, *warnings)]
 
 
-def _raise_all(*steps: Callable[[], object]) -> None:
-    """Take every step. Raises one ConfigError with all that they found wrong."""
+def _run_steps(*steps: Callable[[], object]) -> None:
+    """Run every step, also after one that fails. Raises one ConfigError with the reasons and hints of all."""
     reasons, hints = dict[str, None](), dict[str, None]()
     for step in steps:
         try:
@@ -177,7 +179,7 @@ def show_plan(args: argparse.Namespace) -> None:
     """Print a plan made from the configuration, and the memory that the sizes of the model's files come to."""
     configured, host = load_settings(os.environ), Host()
     node = membership.resolve_context(configured, None, host) if args.rank is None else None
-    plan = _plan_of_rank(configured, args.rank) if node is None else node.plan
+    plan = _make_plan_of_rank(configured, args.rank) if node is None else node.plan
     settings = configured if node is None else node.settings
     demand = room = None
     with suppress(OSError, ValueError):
@@ -191,25 +193,26 @@ def show_plan(args: argparse.Namespace) -> None:
     elif args.script:
         print(plan.script, end="")
     else:
-        chosen = node.switch.findings if node and node.switch else ()
+        switch_findings = node.switch.findings if node and node.switch else ()
         unbuilt = read_unbuilt(CheckInputs(plan, settings), host)
-        text = f"{describe_plan(plan, chosen, demand, room, unbuilt)}\n\n{plan.script}"
+        text = f"{describe_plan(plan, switch_findings, demand, room, unbuilt)}\n\n{plan.script}"
         print("\n".join(map(printable, text.rstrip("\n").split("\n"))))
 
 
 def read_unbuilt(inputs: CheckInputs, host: Host) -> str:
-    """Version of FlashInfer where the image of this node was checked, and has no prebuilt kernels of it."""
+    """Version of FlashInfer of which the image has no prebuilt kernels; empty where it has, or was not checked here."""
     with suppress(OSError, ValueError):
         checked = EngineImage.from_inputs(inputs).probe(host).checked
         return checked.unbuilt if checked else ""
     return ""
 
 
-def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
+def _make_plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
+    """The plan of another node. Raises UsageError where `cluster.nodes` has no such rank."""
     recipe = None
     if settings.cluster.follow_head:
-        used = membership.make_context(settings, Host())
-        settings, recipe = used.settings, used.recipe
+        context = membership.make_context(settings, Host())
+        settings, recipe = context.settings, context.recipe
     if not 0 <= rank < max(1, len(settings.cluster.nodes)):
         raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
     recipe = recipe or load_recipe(settings.engine.recipe, recipe_folders()).recipe

@@ -1,4 +1,4 @@
-"""Tables, progress and a live screen: by rich on a terminal, as plain text elsewhere.
+"""Tables, progress, a live screen and questions: by rich on a terminal, as plain text elsewhere.
 
 Nothing is read as rich's markup: every cell is a Text, in which a control character is written out.
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 STYLES = {"ok": "green", "warn": "yellow", "block": "bold red", "unknown": "magenta", "skipped": "dim"}
 LEAST_WIDTH = 16
-"""A flexible column keeps it however narrow the terminal is, which then breaks the line itself."""
+"""A flexible column is at least this wide. A terminal too narrow for that breaks the line itself."""
 BAR_WIDTH, FIGURES_WIDTH = 14, 40
-"""A progress's bar, and its figures with the space between."""
+"""Columns of a progress's bar, and of its figures with the space between."""
 
 
 def on_terminal() -> bool:
@@ -37,7 +37,7 @@ def on_terminal() -> bool:
 
 
 def show(parts: Parts) -> None:
-    """Print to stdout."""
+    """Print texts and tables to stdout."""
     if not sys.stdout.isatty():
         print(plain(parts), flush=True)
         return
@@ -49,12 +49,12 @@ def show(parts: Parts) -> None:
 
 
 def show_json(**fields: object) -> None:
-    """Print one object, whose `schema` is 1 until a key changes its meaning; an error on one line, as of `logs`."""
+    """Print one object. `schema` is 1 until a key changes its meaning. An error is one line, as all JSON of `logs`."""
     print(json.dumps({"schema": 1, **fields}, indent=None if "error" in fields else 1), flush=True)
 
 
 def show_table(table: Table, json_key: str) -> None:
-    """A table with a heading; with a key, as JSON instead: an object for each row, by the heading's words."""
+    """Print a table that has a heading. With a key, print JSON: an object for each row, by the heading's words."""
     headings, *rows = table.rows
     names = [re.sub(r"\W+", "_", heading.lower()) or "note" for heading in headings]
     if json_key:
@@ -67,8 +67,8 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _console(file: TextIO, columns: int | None = None) -> Console:
-    """Make rich's console. `columns`: the terminal's own where it is None."""
+def _make_console(file: TextIO, columns: int | None = None) -> Console:
+    """Make rich's console. `columns`: None for those of the terminal."""
     from rich.console import Console
 
     # On a dumb terminal rich uses a width only together with a height.
@@ -76,7 +76,7 @@ def _console(file: TextIO, columns: int | None = None) -> Console:
 
 
 def _show_table(table: Table) -> None:
-    """Columns keep their width, save the flexible ones; below their least width the terminal itself breaks lines."""
+    """Print a table. Only the flexible columns become narrower, down to LEAST_WIDTH; then the terminal breaks lines."""
     from rich.cells import cell_len
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -84,26 +84,26 @@ def _show_table(table: Table) -> None:
     cells = [[Text(printable(cell)) for cell in row] for row in table.rows]
     fixed_columns = len(cells[0]) - table.flexible
     fixed_width = sum(max(cell_len(row[column].plain) for row in cells) + len(GAP) for column in range(fixed_columns))
-    least = fixed_width + table.flexible * (LEAST_WIDTH + len(GAP)) - len(GAP)
-    width = max(shutil.get_terminal_size().columns, least)
-    shown = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, len(GAP), 0, 0))
+    least_width = fixed_width + table.flexible * (LEAST_WIDTH + len(GAP)) - len(GAP)
+    width = max(shutil.get_terminal_size().columns, least_width)
+    rich_table = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, len(GAP), 0, 0))
     for column in range(len(cells[0])):
-        shown.add_column(no_wrap=column < fixed_columns, overflow="fold")
+        rich_table.add_column(no_wrap=column < fixed_columns, overflow="fold")
     for number, (row, level) in enumerate(zip_longest(cells, table.levels)):
         if table.one_line:
             row[-1].truncate(width - fixed_width, overflow="ellipsis")
         row[0].stylize(STYLES.get(level, ""))
-        shown.add_row(*row, style="bold" if table.heading and not number else "")
-    _console(sys.stdout, width).print(shown)
+        rich_table.add_row(*row, style="bold" if table.heading and not number else "")
+    _make_console(sys.stdout, width).print(rich_table)
 
 
 class Screen:
-    """The terminal's other screen, where `on_terminal`. A context manager: what was there before comes back."""
+    """The terminal's other screen, for use `on_terminal`. A context manager: at its end the old content comes back."""
 
     def __init__(self) -> None:
         from rich.live import Live
 
-        console = _console(sys.stdout)
+        console = _make_console(sys.stdout)
         self._live = Live(
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         )
@@ -117,24 +117,26 @@ class Screen:
         self._live.stop()
 
     def show(self, parts: Parts) -> None:
-        """Draw it where it, or the terminal's size, has changed. What does not fit is left out, and counted."""
+        """Draw the parts if they, or the terminal's size, have changed. Lines that do not fit are only counted."""
         from rich.console import Group
         from rich.text import Text
 
-        size = self._live.console.size
-        lines = [line for part in parts for line in _lines(part)]
-        if len(lines) > size.height:
-            lines[size.height - 1 :] = [(f"… {len(lines) - size.height + 1} more lines: sparkd status", "")]
-        if (lines, size) != self._shown:
-            self._shown = lines, size
+        screen_size = self._live.console.size
+        lines = [line for part in parts for line in _split_lines(part)]
+        if len(lines) > screen_size.height:
+            lines[screen_size.height - 1 :] = [
+                (f"… {len(lines) - screen_size.height + 1} more lines: sparkd status", "")
+            ]
+        if (lines, screen_size) != self._shown:
+            self._shown = lines, screen_size
             texts = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line, _ in lines]
             for text, (_, level) in zip(texts, lines, strict=True):
                 text.stylize(STYLES.get(level, ""), 0, (text.plain.find(GAP) + 1) or None)
             self._live.update(Group(*texts), refresh=True)
 
 
-def _lines(part: str | Table) -> Iterable[tuple[str, str]]:
-    """Lines with the level of each."""
+def _split_lines(part: str | Table) -> Iterable[tuple[str, str]]:
+    """The lines of a part, each with its level."""
     if isinstance(part, str):
         return [(part, "")]
     return zip_longest(str(part).splitlines(), part.levels, fillvalue="") if part.rows else ()
@@ -144,9 +146,9 @@ TICK_SECONDS = 30.0
 
 
 class Ticker:
-    """A line on stderr each 30 s while work lasts, where that is no terminal, as in a log or through ssh.
+    """A context manager that prints a line each 30 s, where stderr is no terminal, as in a log or through ssh.
 
-    A context manager. `text`: what is done now; any thread may change it.
+    `text`: what is done now; any thread may change it.
     """
 
     def __init__(self, text: str, every_seconds: float = TICK_SECONDS) -> None:
@@ -173,9 +175,9 @@ class Ticker:
 
 
 class Progress(Ticker):
-    """A bar on stderr, or a ticker's lines, over the bytes of some files. Any thread may call it.
+    """A bar on stderr, or a ticker's lines, for the bytes of some files. Any thread may call it.
 
-    A context manager, since it hides the cursor. `total_bytes`: None where that is not known.
+    It is a context manager, since it hides the cursor. `total_bytes`: None where that is not known.
     """
 
     def __init__(self, files: int, total_bytes: int | None, every_seconds: float = TICK_SECONDS) -> None:
@@ -187,14 +189,14 @@ class Progress(Ticker):
         from rich import progress
         from rich.table import Column
 
-        line = Column(no_wrap=True)
+        one_line = Column(no_wrap=True)
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(BAR_WIDTH),
-            progress.DownloadColumn(binary_units=True, table_column=line),
-            progress.TransferSpeedColumn(table_column=line),
-            progress.TimeRemainingColumn(table_column=line),
-            console=_console(sys.stderr),
+            progress.DownloadColumn(binary_units=True, table_column=one_line),
+            progress.TransferSpeedColumn(table_column=one_line),
+            progress.TimeRemainingColumn(table_column=one_line),
+            console=_make_console(sys.stderr),
             transient=True,
         )
         self._task = self._bar.add_task("", total=total_bytes)
@@ -217,14 +219,15 @@ class Progress(Ticker):
             self._bar.stop()
 
     def next(self, name: str) -> None:
+        """Show the name and number of the next file."""
         self._number += 1
         self.text = sanitize(f"{self._number}/{self._files} {name}")
         if self._bar:
-            room = max(8, self._bar.console.width - BAR_WIDTH - FIGURES_WIDTH)
-            self._bar.update(self._task, description=sanitize(f"{self._number}/{self._files} {name}", room))
+            name_width = max(8, self._bar.console.width - BAR_WIDTH - FIGURES_WIDTH)
+            self._bar.update(self._task, description=sanitize(f"{self._number}/{self._files} {name}", name_width))
 
     def done(self, size_bytes: int) -> None:
-        """Count so many bytes more; a number below zero takes some back."""
+        """Count so many more bytes as done; a number below zero takes some back."""
         self._done_bytes += size_bytes
         if self._bar:
             self._bar.update(self._task, advance=size_bytes)
@@ -239,18 +242,18 @@ def prompt(question: str) -> str:
 
 
 def announce_paste(what: str) -> None:
-    """Say what a command waits for, where a person is at stdin."""
+    """Print what a command waits for, where stdin is a terminal."""
     if sys.stdin.isatty():
         print(f"paste {what}, then press Ctrl-D", file=sys.stderr, flush=True)
 
 
-def confirmed(question: str, hint: str, *, yes: bool, why: str = "there is no terminal to confirm on") -> bool:
-    """Whether `yes` was given, or a person gives it now. Raises UsageError where there is no terminal for that."""
+def is_confirmed(question: str, hint: str, *, yes: bool, why: str = "there is no terminal to confirm on") -> bool:
+    """Whether `yes` is set, or a person confirms it now. Raises UsageError where there is no terminal for that."""
     if not yes and not sys.stdin.isatty():
         raise UsageError(why, hint)
     return yes or confirm(question)
 
 
 def confirm(question: str, answers: Sequence[str] = ("y", "yes")) -> bool:
-    """Whether a person answers with one of these. Raises UsageError at the end of stdin."""
+    """Whether a person types one of the answers. Raises UsageError at the end of stdin."""
     return prompt(question).strip().lower() in answers

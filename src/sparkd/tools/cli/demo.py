@@ -1,4 +1,4 @@
-"""`sparkd demo`: status, preflight, explain and the page of example nodes that the package has; needs no Spark."""
+"""`sparkd demo`: print status, preflight and explain, and serve the page, of example nodes. It needs no Spark."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ from sparkd.tools.cli import console
 
 STATES = ("serving", "loading", "blocked", "degraded")
 WRITTEN = datetime(2026, 1, 1, tzinfo=UTC)
-"""Time at which the report of each example was written."""
+"""Time of the report of each example, before it is moved to now."""
 NEXT = "next, on a Spark; it writes nothing:\n  sudo sparkd init --plan"
 PORTS = 65536
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00")
 
 
 class Example(Struct, frozen=True):
-    """What was recorded of one node."""
+    """The record of one node."""
 
     report: NodeReport
     served: str = ""
-    """URL and model, as `sparkd status` has them."""
+    """URL and model, as `sparkd status` prints them."""
     preflight: Parts = ()
     """What `sparkd preflight --dry-run` prints."""
     log: tuple[str, ...] = ()
-    """Lines of vLLM's before its last end."""
+    """Lines that vLLM logged before its last end."""
 
 
 def read_example(state: str, now: datetime) -> Example:
-    """An example whose report was written just now."""
+    """Read an example, with its times moved as if its report had been written at `now`."""
     return json.decode(move_stamps(read_data(f"demo/{state}.json").decode(), now - WRITTEN), type=prepared(Example))
 
 
 def move_stamps(report: str, by: timedelta) -> str:
-    return _STAMP.sub(lambda at: (datetime.fromisoformat(at[0]) + by).isoformat(timespec="milliseconds"), report)
+    """Add `by` to every time in the JSON of a report."""
+    return _STAMP.sub(lambda match: (datetime.fromisoformat(match[0]) + by).isoformat(timespec="milliseconds"), report)
 
 
 def add_demo(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +67,7 @@ def demo(args: argparse.Namespace) -> None:
     if not 0 <= args.port <= PORTS - len(states):
         raise UsageError(f"--port {args.port}: no port for each page", "sparkd demo, which takes unused ones")
     print("Example nodes: none of their figures was measured, and none is of this machine.")
-    reports = {state: _show(state) for state in states}
+    reports = {state: _print_example(state) for state in states}
     print()
     if not args.once and console.on_terminal():
         try:
@@ -76,8 +77,8 @@ def demo(args: argparse.Namespace) -> None:
     print(NEXT)
 
 
-def _show(state: str) -> Published:
-    """Print what the commands print on that node; its report."""
+def _print_example(state: str) -> Published:
+    """Print what the commands print on that node. Returns its report."""
     from sparkd.tools.cli.logs import render_explanations
     from sparkd.tools.cli.status import render
 
@@ -97,13 +98,13 @@ async def serve_pages(reports: Mapping[str, Published], port: int) -> None:
     """Serve the page of each example on a port of its own, until this is cancelled. Raises UsageError."""
     servers = []
     for number, state in enumerate(reports):
-        at = port and port + number
+        page_port = port and port + number
         try:
             handle = make_handler(partial(reports.__getitem__, state), lambda: 0.0)
-            servers.append(HttpServer("127.0.0.1", at, handle))
+            servers.append(HttpServer("127.0.0.1", page_port, handle))
         except OSError as error:
             reason = (error.strerror or "").lower()
-            raise UsageError(f"port {at}: {reason}", "sparkd demo, which takes unused ones") from None
+            raise UsageError(f"port {page_port}: {reason}", "sparkd demo, which takes unused ones") from None
         print(f"page of {state:<9} http://127.0.0.1:{servers[-1].port}/")
     print("end: Ctrl-C", flush=True)
     await asyncio.gather(*(server.serve() for server in servers))

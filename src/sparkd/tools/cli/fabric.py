@@ -35,31 +35,34 @@ def add_fabric(parser: argparse.ArgumentParser) -> None:
 def run_test(args: argparse.Namespace) -> int:
     with console.Ticker("measures the ports"):
         results = measure_all(load_settings(os.environ), Host())
-    for test in results:
-        print(as_json(test)) if args.json else console.show(render(test))
-    slow = any(judge(pair, test.ceiling_gbps).outcome == SLOW for test in results for pair in test.pairs)
-    return ExitCode.BLOCKED if slow else ExitCode.GOOD
+    for measurement in results:
+        print(as_json(measurement)) if args.json else console.show(render(measurement))
+    is_slow = any(
+        judge(pair, measurement.ceiling_gbps).outcome == SLOW for measurement in results for pair in measurement.pairs
+    )
+    return ExitCode.BLOCKED if is_slow else ExitCode.GOOD
 
 
-def render(test: Result) -> Sequence[str | Table]:
-    rows, below = [HEADINGS], list[tuple[str, str]]()
-    for pair in test.pairs:
-        figures, verdict, link = pair.measured, judge(pair, test.ceiling_gbps), pair.link_gbps
-        name, to = (sanitize(end.interface or end.address, 40) for end in (pair.own, pair.other))
+def render(measurement: Result) -> Sequence[str | Table]:
+    """A title, a row for each pair of ports, and remarks below."""
+    rows, remarks = [HEADINGS], list[tuple[str, str]]()
+    for pair in measurement.pairs:
+        figures, verdict, link = pair.measured, judge(pair, measurement.ceiling_gbps), pair.link_gbps
+        name, peer_name = (sanitize(end.interface or end.address, 40) for end in (pair.own, pair.other))
         rates = ("-", "-") if figures is None else (f"{figures.sent_gbps:.1f}", f"{figures.received_gbps:.1f}")
         trips = ("-", "-") if figures is None else (f"{figures.round_trip_us:.0f}", f"{figures.round_trip_99_us:.0f}")
         rdma = "-" if pair.rdma_gbps is None else f"{pair.rdma_gbps:.1f}"
-        rows.append((name, to, *rates, rdma, f"{link:g}" if link else "-", *trips, verdict.outcome))
+        rows.append((name, peer_name, *rates, rdma, f"{link:g}" if link else "-", *trips, verdict.outcome))
         hint = f" ({verdict.hint})" if verdict.hint else ""
-        below.append((f"{name}:", sanitize(f"{verdict.reason}{hint}", 400)))
+        remarks.append((f"{name}:", sanitize(f"{verdict.reason}{hint}", 400)))
         if figures and pair.trouble:
-            below.append((f"{name}:", sanitize(f"RDMA was not measured: {pair.trouble}", 400)))
-    title = f"{test.own.node} and {test.other.node}, TCP, {STREAMS} streams: Gb/s, round trip in us"
-    below += [(f"{node}:", text) for node, text in describe_twins(test)]
-    return (sanitize(title, 300), Table(rows, heading=True), Table(below))
+            remarks.append((f"{name}:", sanitize(f"RDMA was not measured: {pair.trouble}", 400)))
+    title = f"{measurement.own.node} and {measurement.other.node}, TCP, {STREAMS} streams: Gb/s, round trip in us"
+    remarks += [(f"{node}:", text) for node, text in describe_twins(measurement)]
+    return (sanitize(title, 300), Table(rows, heading=True), Table(remarks))
 
 
-def as_json(test: Result) -> str:
-    verdicts = [msgspec.to_builtins(judge(pair, test.ceiling_gbps)) for pair in test.pairs]
-    twins = [": ".join(twin) for twin in describe_twins(test)]
-    return json.dumps({"schema": 1, **msgspec.to_builtins(test), "verdicts": verdicts, "twins": twins})
+def as_json(measurement: Result) -> str:
+    verdicts = [msgspec.to_builtins(judge(pair, measurement.ceiling_gbps)) for pair in measurement.pairs]
+    twins = [": ".join(twin) for twin in describe_twins(measurement)]
+    return json.dumps({"schema": 1, **msgspec.to_builtins(measurement), "verdicts": verdicts, "twins": twins})

@@ -1,4 +1,4 @@
-"""`sparkd init` and `deinit`: set up this node by what is on it, alone or with others, and undo that."""
+"""`sparkd init` and `deinit`: set up this node, alone or with others, from what is found on it; and undo that."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def add_init(parser: argparse.ArgumentParser) -> None:
     either = argparse.BooleanOptionalAction
     parser.add_argument("--api-key", action=either, help="make a key of the API; or none, without a question")
     parser.add_argument(
-        "--webhook-file", metavar="FILE", type=_file, default="", help="send messages to the URL in this file"
+        "--webhook-file", metavar="FILE", type=_parse_file, default="", help="send messages to the URL in this file"
     )
     parser.add_argument(NEW_KEY, action="store_true", help="only make a key; the other nodes get a copy of the file")
     parser.add_argument("--rotate", action="store_true", help=f"with {NEW_KEY}: put the new key above the one there is")
     parser.set_defaults(run=init)
 
 
-def _file(text: str) -> str:
+def _parse_file(text: str) -> str:
     """The file's absolute path, as settings have it."""
     try:
         return text and check_path(os.path.abspath(text))  # noqa: PTH100 - without ..
@@ -59,7 +59,7 @@ def add_deinit(parser: argparse.ArgumentParser) -> None:
 
 
 def init(args: argparse.Namespace) -> None:
-    _refuse(args)
+    _refuse_options(args)
     if args.new_cluster_key:
         path, setup = load_settings(os.environ).cluster.key_file, Setup()
         with setup.alone():
@@ -74,8 +74,8 @@ def init(args: argparse.Namespace) -> None:
         wizard.join(args.join)
 
 
-def _refuse(args: argparse.Namespace) -> None:
-    """Raises UsageError for options that do not go together, or that this user or terminal can't use."""
+def _refuse_options(args: argparse.Namespace) -> None:
+    """Raise UsageError for options that do not go together, or that this user or terminal can't use."""
     if args.rotate and not args.new_cluster_key:
         raise UsageError("--rotate is of the cluster's key", f"sudo sparkd init {NEW_KEY} --rotate")
     if args.join is not None and any((args.api_key, args.webhook_file)):
@@ -86,12 +86,13 @@ def _refuse(args: argparse.Namespace) -> None:
         raise UsageError("only root may set up this node", "sudo sparkd init, or only look: sparkd init --plan")
     if not (args.new_cluster_key or args.yes or args.plan or sys.stdin.isatty()):
         raise UsageError(
-            "there is no terminal to confirm on", f"{_at_once(args)}   # writes at once; --plan only shows"
+            "there is no terminal to confirm on",
+            f"{_make_unconfirmed_command(args)}   # writes at once; --plan only shows",
         )
 
 
-def _at_once(args: argparse.Namespace) -> str:
-    """This command without a question, and without the code, which is a secret."""
+def _make_unconfirmed_command(args: argparse.Namespace) -> str:
+    """This command with --yes, and without the code of --join, which is a secret."""
     return shlex.join(["sudo", "sparkd", *(["init", "--join"] if args.join else sys.argv[1:]), "--yes"])
 
 
@@ -99,7 +100,7 @@ REMOVE_KEPT_IMAGES = (
     "sudo docker ps -aqf label=io.sparkd.kept | xargs -r sudo docker rm;"
     " sudo docker images sparkd/known-good --format '{{.Repository}}:{{.Tag}}' | xargs -r sudo docker rmi"
 )
-"""Removes what keeps known good images, and does nothing where there are none."""
+"""Command that removes the containers and names that keep known good images; does nothing where there are none."""
 
 
 def deinit(_args: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
-"""What is looked at after a failure. `sparkd logs`: the journals of all nodes as one, with the first failure marked and
-known errors explained; `explain`: what known errors mean, and what to do; `capture`: what a helper needs of the nodes
-in one archive, without secrets.
+"""The commands that show what happened after a failure.
+
+`sparkd logs` prints the journals of all nodes as one, marks the first failure and explains known errors. `explain`
+prints what known errors mean, and what to do. `capture` writes an archive for a helper, without secrets.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ def show_logs(args: argparse.Namespace) -> None:
         raise UsageError("only root may read the journal and the cluster's key", "sudo sparkd logs")
     logs, trouble = open_logs(load_settings(os.environ), Host())
     if trouble:
-        _report("", f"only this node's lines: {sanitize(trouble, 400)}", as_json=args.json)
-    asyncio.run(_show(logs, query, args))
+        _report_trouble("", f"only this node's lines: {sanitize(trouble, 400)}", as_json=args.json)
+    asyncio.run(_print_logs(logs, query, args))
 
 
-async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> None:
-    """Print the nodes' lines, and a node's trouble where that changes. Raises BlockedError where no node answers."""
+async def _print_logs(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> None:
+    """Print the nodes' lines, and a node's trouble each time it changes. Raises BlockedError where no node answers."""
     marks, troubles = Marks(), dict[str, str]()
     while True:
         answers = await asyncio.gather(*(log.next(query) for log in logs))
         if entries := merge(lines for lines, _ in answers):
-            _print(entries, marks, as_json=args.json)
+            _print_entries(entries, marks, as_json=args.json)
         for log, (_, trouble) in zip(logs, answers, strict=True):
             if trouble != troubles.get(log.name, ""):
                 troubles[log.name] = trouble
-                _report(log.name or "this node", trouble, as_json=args.json)
+                _report_trouble(log.name or "this node", trouble, as_json=args.json)
         if not args.follow:
             break
         await asyncio.sleep(1)
@@ -69,14 +70,14 @@ async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> 
         print(f"no lines since {args.since}; what the node does now: sparkd status")
 
 
-def _report(node: str, trouble: str, *, as_json: bool) -> None:
-    """A node's trouble on stderr, and as JSON beside its lines. `trouble`: empty where the node answers again."""
+def _report_trouble(node: str, trouble: str, *, as_json: bool) -> None:
+    """Print a node's trouble to stderr, and as JSON among its lines. `trouble`: empty where the node answers again."""
     print(f"sparkd: {node and f'{node}: '}{trouble or 'answers again'}", file=sys.stderr, flush=True)
     if as_json:
         print(json.dumps({"node": node, "trouble": trouble}, ensure_ascii=False), flush=True)
 
 
-def _print(entries: list[Entry], marks: Marks, *, as_json: bool) -> None:
+def _print_entries(entries: list[Entry], marks: Marks, *, as_json: bool) -> None:
     if as_json:
         console.show(list(render_json(entries, marks)))
     else:
@@ -85,34 +86,34 @@ def _print(entries: list[Entry], marks: Marks, *, as_json: bool) -> None:
 
 
 def render_rows(entries: list[Entry], marks: Marks) -> Iterator[tuple[tuple[str, str, str], str]]:
-    """Rows of time, node and text, each with its style; below a failure a row with what it means."""
+    """Rows of time, node and text, each with its style. Below a failure comes a row with what it means."""
     for entry in entries:
-        known, first = marks.judge(entry.line)
+        known, is_first = marks.judge(entry.line)
         at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
-        style = {"error": "block", "warning": "warn"}.get(_level(entry), "")
+        style = {"error": "block", "warning": "warn"}.get(_find_level_name(entry), "")
         yield (f"{at:%b %d %H:%M:%S}.{at.microsecond // 1000:03}", entry.node, entry.line.text), style
-        if first or known is not None:
+        if is_first or known is not None:
             meaning = [f"{known.meaning}; do: {known.remedy}"] if known is not None else []
-            text = ": ".join([*["first failure"] * first, *meaning])
-            yield ("", "", f"^ {text}"), "block" if first else "warn"
+            text = ": ".join([*["first failure"] * is_first, *meaning])
+            yield ("", "", f"^ {text}"), "block" if is_first else "warn"
 
 
 def render_json(entries: list[Entry], marks: Marks) -> Iterator[str]:
     for entry in entries:
-        known, first = marks.judge(entry.line)
+        known, is_first = marks.judge(entry.line)
         at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
-        line = {"node": entry.node, "level": _level(entry), "engine": entry.engine, "text": entry.line.text}
+        line = {"node": entry.node, "level": _find_level_name(entry), "engine": entry.engine, "text": entry.line.text}
         error = {"meaning": known.meaning if known else "", "remedy": known.remedy if known else ""}
-        shown = {"at": at.isoformat(timespec="microseconds"), **line, "first_failure": first, **error}
-        yield json.dumps(shown, ensure_ascii=False)
+        row = {"at": at.isoformat(timespec="microseconds"), **line, "first_failure": is_first, **error}
+        yield json.dumps(row, ensure_ascii=False)
 
 
-def _level(entry: Entry) -> str:
+def _find_level_name(entry: Entry) -> str:
     return next((name for name in ("error", "warning", "info") if entry.line.priority <= PRIORITIES[name]), "debug")
 
 
 def parse_since(text: str, now: datetime) -> datetime:
-    """The time that is meant by 10m (before now), 14:30 (today), or a date with or without time. Raises UsageError."""
+    """The time that 10m (before `now`), 14:30 (today), or a date with or without time means. Raises UsageError."""
     if text[:1].isdigit() and text[-1:].isalpha():
         return now - timedelta(seconds=parse_time("--since", text, 0, 366 * 86400))
     with suppress(ValueError, OverflowError):
@@ -132,13 +133,13 @@ def add_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def show_explanations(args: argparse.Namespace) -> None:
-    lines = _stdin_lines() if args.line == "-" else [args.line]
+    lines = _read_stdin_lines() if args.line == "-" else [args.line]
     if args.json:
-        shown = [
+        errors = [
             {"line": sanitize(line.strip()), "lines": count, "meaning": error.meaning, "remedy": error.remedy}
             for error, (line, count) in find_known(lines).items()
         ]
-        console.show_json(known=shown)
+        console.show_json(known=errors)
         return
     console.show(list(render_explanations(lines)) or ["no error that sparkd knows; it may still be one"])
 
@@ -154,6 +155,7 @@ def find_known(lines: Iterable[str]) -> dict[KnownError, tuple[str, int]]:
 
 
 def render_explanations(lines: Iterable[str]) -> Iterator[str]:
+    """The first line of each known error, with its meaning and what to do."""
     for known, (line, count) in find_known(lines).items():
         times = f" ({count} lines)" if count > 1 else ""
         yield f"{sanitize(line.strip(), 200)}{times}"
@@ -161,13 +163,14 @@ def render_explanations(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _explain_kernel(line: str) -> KnownError | None:
+    """The known error of a line that the kernel printed; None for any other line."""
     if (event := parse_printed(line)) is None:
         return None
     remedy = f"{event.effect.action}: {event.effect.hint}"
     return KnownError((event.kind,), event.reason, remedy, "sparkd's table of the kernel's messages")
 
 
-def _stdin_lines() -> Iterator[str]:
+def _read_stdin_lines() -> Iterator[str]:
     console.announce_paste("a log")
     splitter, chunk = LineSplitter(), b""
     for chunk in iter(partial(os.read, sys.stdin.fileno(), 1 << 16), b""):

@@ -1,4 +1,4 @@
-"""The commands, each with the module that is imported when it is used; errors become exit codes here."""
+"""The entry point: the table of commands, whose modules are imported only where used. Errors become exit codes here."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("deinit", "init", "take back what `init` wrote"),
     ("demo", "demo", "show status, preflight, explain and the page on example nodes, without a Spark"),
 )
-"""Name, module and summary. The module's `add_NAME` sets the options and `run`, the function of the command; and
-`as_root`, the reason and the hint of a UsageError, where root alone may run any of it.
+"""Name, module and summary.
+
+The module's `add_NAME` sets the options and the default `run`, which is the function of the command. Where root alone
+may run the command, it also sets `as_root`: reason and hint of the UsageError for others.
 """
 
 GROUPS = {
@@ -62,6 +64,7 @@ GROUPS = {
 }
 """The commands as `--help` shows them, by what a person is about to do."""
 COMPLETE = "__complete"
+"""The command that the completions of shells call."""
 SYSTEMCTL = ("start", "stop", "restart", "enable", "disable")
 """Words for which a person wants systemctl: systemd starts and stops the units."""
 EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner,
@@ -74,7 +77,7 @@ HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
 
 
 def build_parser(*used: str) -> argparse.ArgumentParser:
-    """The parser with the options of these commands; of all others, only their summaries."""
+    """The parser. Only the commands that are `used` get their options; the others have just their summaries."""
     from importlib import import_module
 
     from sparkd.tools.cli.parser import Parser
@@ -83,9 +86,9 @@ def build_parser(*used: str) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sparkd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module, summary in COMMANDS:
-        sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        command_parser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name in used:
-            getattr(import_module(f"sparkd.tools.cli.{module}"), f"add_{name.replace('-', '_')}")(sub)
+            getattr(import_module(f"sparkd.tools.cli.{module}"), f"add_{name.replace('-', '_')}")(command_parser)
     return parser
 
 
@@ -111,18 +114,18 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         try:
-            return _run(words)
+            return _run_command(words)
         finally:
             sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except SparkdError as error:
-        return _fail(_with_help(error, words), words)
+        return _report_error(_add_help_hint(error, words), words)
     except BrokenPipeError:
         _discard_output()
         return ExitCode.GOOD
     except OSError as error:
         reason = ": ".join(filter(None, (str(error.filename or ""), (error.strerror or str(error)).lower())))
         hint = getattr(error, "hint", HINTS.get(error.errno or 0, ""))  # a FolderError's
-        _fail(SparkdError(reason, hint, cause=Cause.SYSTEM_ERROR), words)
+        _report_error(SparkdError(reason, hint, cause=Cause.SYSTEM_ERROR), words)
         _discard_output()
         return ExitCode.BUG
     except KeyboardInterrupt:
@@ -130,20 +133,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _replace_closed_streams() -> None:
-    """Let nothing meet the None that Python has for a closed stream: <&-, >&-, 2>&-."""
+    """Open /dev/null for each closed stream (<&-, >&-, 2>&-), which is None in Python."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115, PTH123 - until the end
 
 
-def _with_help(error: SparkdError, words: list[str]) -> SparkdError:
-    """What was typed wrongly, and has no hint of its own, is explained by the command's help."""
+def _add_help_hint(error: SparkdError, words: list[str]) -> SparkdError:
+    """Refer to the command's help where a UsageError has no hint of its own."""
     if error.code is not ExitCode.USAGE or error.hint:
         return error
     return UsageError(error.reason, " ".join(("sparkd", *words[:1], "--help")))
 
 
-def _fail(error: SparkdError, words: list[str]) -> int:
+def _report_error(error: SparkdError, words: list[str]) -> int:
     """Report the error on stderr, and with --json also as an object on stdout, where that can be written."""
     print(error.lines, file=sys.stderr)
     if "--json" in words:
@@ -154,7 +157,7 @@ def _fail(error: SparkdError, words: list[str]) -> int:
     return error.code
 
 
-def _run(words: list[str]) -> int:
+def _run_command(words: list[str]) -> int:
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     if words in (["--version"], ["version"]):
@@ -164,7 +167,7 @@ def _run(words: list[str]) -> int:
         print(overview())
         return ExitCode.GOOD
     words = words or ["status"]
-    if words[:1] == [COMPLETE]:  # of the shells' completions: in no help, and fast
+    if words[:1] == [COMPLETE]:  # in no help, and fast
         from sparkd.tools.cli.complete import complete
 
         complete("".join(words[1:2]))
@@ -184,20 +187,20 @@ def _run(words: list[str]) -> int:
 
 
 def _refuse_unknown(word: str) -> None:
-    """Raises UsageError for a command that there is not, with the likely one."""
+    """Raise UsageError for an unknown command; it names the likely one."""
     names = [name for name, _, _ in COMMANDS]
     if word.startswith("-") or word in names:
         return
     from sparkd.base.lib.text import did_you_mean, sanitize
 
     if word in SYSTEMCTL:
-        lines = f"sudo systemctl {word} sparkd-head\non every other node: sudo systemctl {word} sparkd-worker"
-        raise UsageError(f"systemd does that: there is no command {word}", lines)
+        hint = f"sudo systemctl {word} sparkd-head\non every other node: sudo systemctl {word} sparkd-worker"
+        raise UsageError(f"systemd does that: there is no command {word}", hint)
     raise UsageError(f"there is no command {sanitize(word, 40)}{did_you_mean(word, names)}", "sparkd --help")
 
 
 def _discard_output() -> None:
-    """What is left in the buffer can't be written; without this, the interpreter's end would report it again."""
+    """Drop what is left in stdout's buffer: else the interpreter would report at its end that it can't be written."""
     with suppress(OSError):  # no file below it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""`sparkd model` and `sparkd image`: what the engine needs, checked, downloaded, built, or copied to other nodes."""
+"""`sparkd model` and `sparkd image`: check, download, build and copy what the engine needs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from sparkd.tools.models.image_copy import Image, find_image, send_image
 from sparkd.tools.models.peers import choose_peers, run_on_each
 
 CONFIRM_BYTES = 20 * 10**9
-"""A larger download takes most of an hour by a usual line: on a terminal a person confirms it."""
-_MODEL = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
+"""On a terminal a person confirms a larger download: it takes most of an hour by a usual line."""
+_MODEL_HELP = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "whether they still have them. That reads them all: 149 GB take minutes.",
     )
     check.set_defaults(run=check_model)
-    check.add_argument("model", nargs="?", help=_MODEL)
+    check.add_argument("model", nargs="?", help=_MODEL_HELP)
     console.add_json(check)
     check.add_argument("--quick", action="store_true", help="names and sizes alone, as preflight does")
     pull = actions.add_parser(
@@ -48,26 +48,28 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "look at it as `check` does. HF_ENDPOINT may name a mirror, HTTPS_PROXY a proxy.",
     )
     pull.set_defaults(run=pull_model)
-    named = "such as deepseek-ai/DeepSeek-V4-Flash; or a recipe, by name or file; engine.recipe's where none is named"
-    pull.add_argument("name", nargs="?", help=named)
+    name_help = (
+        "such as deepseek-ai/DeepSeek-V4-Flash; or a recipe, by name or file; engine.recipe's where none is named"
+    )
+    pull.add_argument("name", nargs="?", help=name_help)
     pull.add_argument("--revision", help="a branch, a tag or a commit, instead of the recipe's or the newest files")
     pull.add_argument("--to", metavar="FOLDER", help="folder of the model, instead of its own below engine.models_dir")
     pull.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help='files to leave out, such as "original/*"'
     )
-    token = f"file of a token; else that of {model_files.TOKEN} under engine.secrets, if any"
-    pull.add_argument("--token-file", metavar="FILE", help=token)
+    token_help = f"file of a token; else that of {model_files.TOKEN} under engine.secrets, if any"
+    pull.add_argument("--token-file", metavar="FILE", help=token_help)
     pull.add_argument("--yes", action="store_true", help=f"download more than {CONFIRM_BYTES // 10**9} GB unconfirmed")
-    copy = actions.add_parser(
+    sync = actions.add_parser(
         "sync",
         help="copy a model's folder to the other nodes, or resume that",
         description="Copy a model's folder to the same place on the other nodes by rsync over ssh, or resume an "
         "interrupted copy; then look at it there as `check` does. Nothing is deleted there.",
     )
-    copy.set_defaults(run=sync_model)
-    copy.add_argument("model", nargs="?", help=_MODEL)
-    copy.add_argument("--quick", action="store_true", help="check names and sizes alone there, no hashes")
-    add_targets(copy)
+    sync.set_defaults(run=sync_model)
+    sync.add_argument("model", nargs="?", help=_MODEL_HELP)
+    sync.add_argument("--quick", action="store_true", help="check names and sizes alone there, no hashes")
+    add_targets(sync)
 
 
 def check_model(args: argparse.Namespace) -> None:
@@ -87,13 +89,13 @@ def _warn_if_loading(folder: str, host: Host) -> None:
 
 
 def _check_hashes(folder: str, files: Files) -> str:
-    """How many are as they were downloaded. Raises BlockedError (10) where a file is another one."""
-    wanted = weights.recorded_hashes(files, folder, files.names(folder))
-    if not wanted:
+    """A line that says how many files are as they were downloaded. Raises BlockedError (10) where one is not."""
+    hashes = weights.recorded_hashes(files, folder, files.names(folder))
+    if not hashes:
         return "no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir"
-    with Progress(len(wanted), sum(files.stat(f"{folder}/{name}").size_bytes for name in wanted)) as progress:
-        model_files.refuse_changed(folder, wanted, files, progress.next, progress.done)
-    return f"as they were downloaded, by SHA-256: {len(wanted)} of its files"
+    with Progress(len(hashes), sum(files.stat(f"{folder}/{name}").size_bytes for name in hashes)) as progress:
+        model_files.refuse_changed(folder, hashes, files, progress.next, progress.done)
+    return f"as they were downloaded, by SHA-256: {len(hashes)} of its files"
 
 
 def pull_model(args: argparse.Namespace) -> None:
@@ -112,7 +114,7 @@ def pull_model(args: argparse.Namespace) -> None:
         print("nothing is downloaded; another folder: --to FOLDER")
         return
     _warn_if_loading(folder, host)
-    with Progress(1, repo.missing_bytes(Path(folder))) as progress, _ended_by_interrupt(progress):
+    with Progress(1, repo.missing_bytes(Path(folder))) as progress, _end_at_interrupt(progress):
         progress.next(repo.name)
         hub.download(repo, Path(folder), token, progress.done)
     print(model_files.describe_files(folder, host))
@@ -120,19 +122,19 @@ def pull_model(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _ended_by_interrupt(progress: Progress) -> Iterator[None]:
-    """End at SIGINT, where the download's threads would first finish their files. Partial files are kept."""
+def _end_at_interrupt(progress: Progress) -> Iterator[None]:
+    """End at once at SIGINT; the download's threads would first finish their files. Partial files are kept."""
 
     def end(number: int, _frame: object) -> None:
         progress.__exit__()  # the cursor is shown again
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    before = signal.signal(signal.SIGINT, end)
+    previous_handler = signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 def sync_model(args: argparse.Namespace) -> int:
@@ -156,8 +158,8 @@ def add_image(parser: argparse.ArgumentParser) -> None:
     build.add_argument("recipe", help="name or file")
     build.add_argument("--yes", action="store_true", help="build without a question")
     build.add_argument("--no-cache", action="store_true", help="repeat steps that docker has done before, too")
-    again = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
-    build.set_defaults(run=build_image, as_root=("only root may build what root's docker runs", again))
+    same_command = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
+    build.set_defaults(run=build_image, as_root=("only root may build what root's docker runs", same_command))
     sync = actions.add_parser(
         "sync",
         help="copy an image to the other nodes, or resume that",
@@ -171,26 +173,28 @@ def add_image(parser: argparse.ArgumentParser) -> None:
 
 def build_image(args: argparse.Namespace) -> None:
     host, show = Host(), partial(print, flush=True)
-    word = os.path.abspath(args.recipe) if "/" in args.recipe else args.recipe  # noqa: PTH100 - as choose_repo
-    sources = image_build.read_sources(word, host)
+    recipe = os.path.abspath(args.recipe) if "/" in args.recipe else args.recipe  # noqa: PTH100 - as choose_repo
+    sources = image_build.read_sources(recipe, host)
     show("\n".join(sources.describe()))
-    # Each may take all memory that is available as it begins, and would end another one's check of the same image.
+    # A build may take all memory that is available as it begins, and would end another build's check of the same image.
     with locked(Path("/"), "run/sparkd/image-build.lock", "`sparkd image build`"):
-        base, replaced, (name, before), room = image_build.find_images(sources, host)
+        base, replaced, (known_name, known_build), room = image_build.find_images(sources, host)
         memory_bytes = image_build.find_memory(host, load_settings(os.environ).memory)
         show(f"each step has at most {size(memory_bytes)} of memory, of what is available now")
-        for change in sources.built_from(base).changes(before) if before else ():
-            show(f"other than in {name}: {change}")
-        again = f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
-        if not console.confirmed("build it? [y/N] ", again, yes=args.yes, why="a build runs these steps as root"):
+        for change in sources.built_from(base).changes(known_build) if known_build else ():
+            show(f"other than in {known_name}: {change}")
+        confirmed_command = f"sudo sparkd image build {shlex.quote(args.recipe)} --yes"
+        if not console.is_confirmed(
+            "build it? [y/N] ", confirmed_command, yes=args.yes, why="a build runs these steps as root"
+        ):
             show("nothing is built; nothing is to be done")
             return
         with explain_interrupt(args.recipe), Ticker("builds") as ticker, image_build.explain_full_disk(room, host):
             progress = show if console.on_terminal() else partial(setattr, ticker, "text")
             image = image_build.build(sources, base, memory_bytes, cached=not args.no_cache, show=progress)
             image_build.check(sources, image)
-            named = tuple(image_build.give_name(sources, image, replaced))
-    show("\n".join(named))
+            lines = tuple(image_build.give_name(sources, image, replaced))
+    show("\n".join(lines))
     if sources.recipe.nodes.max > 1:
         show(f"sparkd image sync {sources.recipe.image.ref}   # to the other nodes, if any")
     show("sudo sparkd preflight --dry-run   # says what is left to do")
@@ -198,7 +202,7 @@ def build_image(args: argparse.Namespace) -> None:
 
 @contextmanager
 def explain_interrupt(recipe: str) -> Iterator[None]:
-    """Print what an interrupted build leaves."""
+    """Print what a build leaves where it is interrupted, and how to resume it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -214,10 +218,10 @@ def sync_image(args: argparse.Namespace) -> int:
     peers = choose_peers(args.to, args.user, configured, host)
     catch_ends()  # a part of the archive, of some 20 GB, is of no use
     with Ticker("copies the image"):
-        return send_image(find_image(args.ref, configured, host), peers, host, _save, partial(print, flush=True))
+        return send_image(find_image(args.ref, configured, host), peers, host, _save_image, partial(print, flush=True))
 
 
-def _save(image: Image) -> None:
+def _save_image(image: Image) -> None:
     print(f"docker writes {image.ref} to {image.file}", flush=True)
     with Progress(1, image.size_bytes) as progress:
         progress.next(image.ref)

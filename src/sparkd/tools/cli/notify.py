@@ -1,4 +1,4 @@
-"""`sparkd notify`: a test message, and what a unit that stays down leaves to be sent."""
+"""`sparkd notify`: send a test message, and the messages that are left once a unit stays down."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sparkd.base.status.notices import TEST, Notice, unit_down
 
 def add_notify(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    test = actions.add_parser("test", help="send a test message now by each way that is configured")
-    test.set_defaults(run=send_test)
-    left = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
-    left.set_defaults(run=lambda _args: flush(Host(), os.environ))
+    test_parser = actions.add_parser("test", help="send a test message now by each way that is configured")
+    test_parser.set_defaults(run=send_test)
+    flush_parser = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
+    flush_parser.set_defaults(run=lambda _args: flush(Host(), os.environ))
 
 
 def send_test(_: argparse.Namespace) -> int:
@@ -34,22 +34,22 @@ def send_test(_: argparse.Namespace) -> int:
         raise UsageError("no way for messages is configured", "man sparkd.toml: notify.command, notify.webhook_file")
     if os.geteuid():
         raise UsageError("what sends messages is for root", "sudo sparkd notify test")
-    failed = False
+    has_failed = False
     for way in settings.ways:
         try:
             deliver(host.files, settings, way, Notice(TEST, host.name(), "a test message of sparkd", at=time.time()))
             print(f"notify.{way}: sent")
         except LaunchError as error:
-            failed = True
+            has_failed = True
             print(f"notify.{way}: {error}")
     drop_in = units.dropins(loaded)[-1]
-    if wrong := units.why_wrong(drop_in, units.compare_file(host.files, drop_in)):
-        print(": ".join(wrong))
-    return ExitCode.LAUNCH_FAILED if failed else ExitCode.GOOD
+    if differences := units.why_wrong(drop_in, units.compare_file(host.files, drop_in)):
+        print(": ".join(differences))
+    return ExitCode.LAUNCH_FAILED if has_failed else ExitCode.GOOD
 
 
 def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
-    """Exit code 11 while something is left to be sent. What has ended is in systemd's variables (systemd.exec(5))."""
+    """Send what is left, and return 11 where that fails. systemd's variables name the ended unit (systemd.exec(5))."""
     state = FILE.read(host.files)
     try:
         settings = load_settings(env, Path(host.files.root)).notify
@@ -61,14 +61,14 @@ def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
         return ExitCode.GOOD
     unit, code = env.get("MONITOR_UNIT", ""), env.get("MONITOR_EXIT_STATUS", "")
     if unit and code in map(str, NOT_RESTARTED):
-        outbox.record(*unit_down(outbox.state, host.name(), unit, code, redact(_status_of(unit)), time.time()))
+        outbox.record(*unit_down(outbox.state, host.name(), unit, code, redact(_read_status_text(unit)), time.time()))
     outbox.send()
     outbox.close()
     return ExitCode.LAUNCH_FAILED if outbox.state.queue else ExitCode.GOOD
 
 
-def _status_of(unit: str) -> str:
-    """What the unit's agent reported last; empty where that can't be read."""
+def _read_status_text(unit: str) -> str:
+    """The last status that the unit's agent reported; empty where it can't be read."""
     command = ("systemctl", "show", "--property", "StatusText", "--value", "--", unit)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5.0, check=False)

@@ -46,7 +46,7 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
 
 def preflight(args: argparse.Namespace) -> int:
     if args.explain is not None:
-        print(_page(args.explain))
+        print(_render_page(args.explain))
         return ExitCode.GOOD
     if args.root and not Path(args.root).is_dir():
         raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
@@ -62,7 +62,7 @@ def preflight(args: argparse.Namespace) -> int:
 
 
 def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
-    """Raises ConfigError where there is no plan, and as `measure_gpu`."""
+    """Judge the GPU under load. Raises ConfigError where there is no plan, and as `measure_gpu`."""
     from sparkd.tools.measure.gpu import measure_gpu  # as below
     from sparkd.tools.measure.interrupts import catch_ends
 
@@ -74,35 +74,39 @@ def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     catch_ends()  # or the container would outlive this
     node = resolve_context(load_settings(os.environ), args.role, host)
     shown = Shown(host.name(), node.role, False, tuple(measure_gpu(node, host)), ())
-    return shown, _code(shown)
+    return shown, _choose_code(shown)
 
 
 def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
-    """Raises ConfigError where fixes may be applied and there is no plan; else as `tools.node.fixing`."""
-    acts = not (args.dry_run or args.root or args.fix is not None)
+    """Run the checks, with fixes if these are allowed.
+
+    Without a plan, a mere look checks what needs none; raises ConfigError where fixes may be applied. Else raises as
+    `tools.node.fixing`.
+    """
+    may_fix = not (args.dry_run or args.root or args.fix is not None)
     config = Settings()
     try:
         config = load_settings(os.environ if host.live else {}, Path(host.files.root))
         check_ids(config.preflight)
         node = resolve_context(config, args.role, host)
     except ConfigError as error:
-        if acts:
+        if may_fix:
             raise
         look = partial(look_without_plan, error, args.role, config, host)
         return _look_after_fix(args.fix, look, host), error.code
     for finding in node.switch.findings if node.switch is not None else ():
         hint = f" ({finding.hint})" if finding.hint else ""
         print(f"sparkd: {finding.reason}{hint}", file=sys.stderr)
-    if acts:
+    if may_fix:
         from sparkd.tools.node.fixing import fix_node  # where nothing is changed, nothing is imported that could
 
         shown = fix_node(node, config, host)
     else:
         shown = _look_after_fix(args.fix, partial(only_look, node, config, host), host)
-    return shown, _code(shown)
+    return shown, _choose_code(shown)
 
 
-def _code(shown: Shown) -> ExitCode:
+def _choose_code(shown: Shown) -> ExitCode:
     blocked = blocking(shown.findings)
     if not blocked:
         return ExitCode.GOOD
@@ -110,7 +114,7 @@ def _code(shown: Shown) -> ExitCode:
 
 
 def _look_after_fix(pid: int | None, look: Callable[[], Shown], host: Host) -> Shown:
-    """Look, once the process `pid` is ended, if there is one to end."""
+    """End the process `pid`, if one is given; then look."""
     if pid is None:
         return look()
     from sparkd.tools.node.fixing import end_named  # as above
@@ -118,7 +122,8 @@ def _look_after_fix(pid: int | None, look: Callable[[], Shown], host: Host) -> S
     return end_named(pid, look, host)
 
 
-def _page(check_id: str) -> str:
+def _render_page(check_id: str) -> str:
+    """The manual's text about a check; the list of checks where the id is empty."""
     if not check_id:
         return "\n".join((*IDS, "", "next: sparkd preflight --explain ID"))
     if check_id not in IDS:

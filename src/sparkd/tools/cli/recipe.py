@@ -33,9 +33,9 @@ HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listed = actions.add_parser("list", help="name every recipe")
-    listed.set_defaults(run=list_recipes)
-    console.add_json(listed)
+    list_parser = actions.add_parser("list", help="name every recipe")
+    list_parser.set_defaults(run=list_recipes)
+    console.add_json(list_parser)
     show = actions.add_parser("show", help="print what would be launched, each value with who says it and where")
     show.set_defaults(run=show_recipe)
     show.add_argument("--json", action="store_true", help="print the recipe alone, as one JSON object")
@@ -50,90 +50,93 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     check.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
     console.add_json(check)
     check.add_argument(
-        "--memory", type=_gigabytes, metavar="GB", help="memory of a node that it is judged for: 128, or what is given"
+        "--memory",
+        type=_parse_gigabytes,
+        metavar="GB",
+        help="memory of a node that it is judged for: 128, or what is given",
     )
     check.add_argument("--model", type=Path, metavar="FOLDER", help="judge them with the model in this folder")
-    foreign = actions.add_parser("import", help="make recipes of those of others, and of what starts vLLM today")
-    foreign.set_defaults(run=import_recipes)
-    foreign.add_argument(
+    import_parser = actions.add_parser("import", help="make recipes of those of others, and of what starts vLLM today")
+    import_parser.set_defaults(run=import_recipes)
+    import_parser.add_argument(
         "path", nargs="*", metavar="FILE|DIR|URL", help="a URL: of the raw file, by https; -: standard input"
     )
-    foreign.add_argument("--container", metavar="NAME", help="a container of this machine's docker")
-    foreign.add_argument("--service", default="", metavar="NAME", help="service of a compose file with several")
-    foreign.add_argument("--image", default="", metavar="REF", help="image for a vLLM that runs in none")
-    foreign.add_argument(
+    import_parser.add_argument("--container", metavar="NAME", help="a container of this machine's docker")
+    import_parser.add_argument("--service", default="", metavar="NAME", help="service of a compose file with several")
+    import_parser.add_argument("--image", default="", metavar="REF", help="image for a vLLM that runs in none")
+    import_parser.add_argument(
         "-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="put in another default"
     )
-    foreign.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml there, with what it needs")
-    foreign.add_argument("--mods", type=Path, metavar="FOLDER", help="further folder that holds mods")
-    foreign.add_argument("--yes", action="store_true", help="write what a URL gave without a question")
-    foreign.add_argument("--force", action="store_true", help="write over a recipe that is there")
+    import_parser.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml there, with what it needs")
+    import_parser.add_argument("--mods", type=Path, metavar="FOLDER", help="further folder that holds mods")
+    import_parser.add_argument("--yes", action="store_true", help="write what a URL gave without a question")
+    import_parser.add_argument("--force", action="store_true", help="write over a recipe that is there")
     schema = actions.add_parser("schema", help="print the JSON Schema of recipe files")
     schema.set_defaults(run=lambda _args: print(json_schema()))
 
 
-def _gigabytes(text: str) -> int:
-    """Bytes that a node of so many GB, as sold, has: the firmware keeps as large a part as of a Spark's."""
+def _parse_gigabytes(text: str) -> int:
+    """Bytes that a node sold with so many GB has: its firmware keeps as large a part as that of a Spark."""
     if not (number := parse_count(text, 9999)):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of GB, such as 64")
     return GB10_BYTES * number // 128
 
 
 def list_recipes(args: argparse.Namespace) -> None:
-    console.show_table(Table([HEADINGS, *_rows()], heading=True, one_line=True), "recipes" * args.json)
+    console.show_table(Table([HEADINGS, *_make_rows()], heading=True, one_line=True), "recipes" * args.json)
 
 
-def _rows() -> Iterator[tuple[str, ...]]:
-    """Every recipe that can be named."""
+def _make_rows() -> Iterator[tuple[str, ...]]:
+    """A row for every recipe that has a name."""
     folders = loader.recipe_folders()
     for name, path in loader.find_recipes(folders).items():
-        own = "" if path.parent == recipes_dir() else f" ({path})"
+        location = "" if path.parent == recipes_dir() else f" ({path})"
         try:
             recipe = loader.load_recipe(name, folders).recipe
         except ConfigError:
-            yield name, "", "", "", f"broken: `sparkd recipe check` says why{own}"
+            yield name, "", "", "", f"broken: `sparkd recipe check` says why{location}"
             continue
         nodes = recipe.nodes
         yield (
             name,
             str(nodes.min) if nodes.min == nodes.max else f"{nodes.min}-{nodes.max}",
             str(recipe.args.get("max-model-len") or "-"),
-            _tokens_per_second(recipe),
-            ("you build its image; " if recipe.image.build else "") + sanitize(recipe.model.path) + own,
+            _format_rates(recipe),
+            ("you build its image; " if recipe.image.build else "") + sanitize(recipe.model.path) + location,
         )
 
 
-def _tokens_per_second(recipe: Recipe) -> str:
-    """Rates expected of one request alone, and of the most at once."""
+def _format_rates(recipe: Recipe) -> str:
+    """The rates that the recipe expects of one request alone, and of the most requests at once."""
     rates = recipe.expect.get("decode_tokens_per_second")
     if not isinstance(rates, Mapping):
         return "-"
     by_requests = {count: rate for name, rate in rates.items() if (count := parse_count(name, 999_999)) is not None}
     counts = sorted(by_requests)
-    ends = dict.fromkeys(counts[:1] + counts[-1:])
-    return " to ".join(sanitize(str(by_requests[count]), 20) for count in ends) or "-"
+    extremes = dict.fromkeys(counts[:1] + counts[-1:])
+    return " to ".join(sanitize(str(by_requests[count]), 20) for count in extremes) or "-"
 
 
 def show_recipe(args: argparse.Namespace) -> None:
-    """Print one line a value: what it is, its source, and what the recipe says instead."""
-    loaded = _load(args.recipe)
+    """Print a line for each value: what it is, its source, and the recipe's own value where another one counts."""
+    loaded = _load_recipe(args.recipe)
     if args.json:
         print(json.dumps(loaded.recipe.model_dump(mode="json", by_alias=True), indent=2))
         return
-    for origin in loader.explain(loaded, _settings()):
+    for origin in loader.explain(loaded, _load_settings()):
         value, instead = json.dumps(origin.value, ensure_ascii=False), json.dumps(origin.instead_of, ensure_ascii=False)
-        after = "" if origin.instead_of is None else f", instead of {sanitize(instead, 60)}"
-        print(printable(f"{f'{origin.key}: {value}':<60} # {origin.by}: {origin.where}{after}"))
+        replaced = "" if origin.instead_of is None else f", instead of {sanitize(instead, 60)}"
+        print(printable(f"{f'{origin.key}: {value}':<60} # {origin.by}: {origin.where}{replaced}"))
     ref, images = loaded.recipe.image.ref, None
     with suppress(DockerError):  # such as for users other than root
         images = docker.query(Host(), lambda reader: (read_image(reader, ref), read_built(reader, ref)))
     image, built = images or (None, None)
-    at = f"the image that is here, of {image.created[:10]}" if image else ""
+    image_source = f"the image that is here, of {image.created[:10]}" if image else ""
     for number, line in enumerate(built.lines() if built else ()):
-        print(printable(f"{f'image.built[{number}]: {json.dumps(line)}':<60} # docker: {at}"))
+        print(printable(f"{f'image.built[{number}]: {json.dumps(line)}':<60} # docker: {image_source}"))
 
 
-def _settings() -> config.Loaded | None:
+def _load_settings() -> config.Loaded | None:
     """The settings; None where they are wrong, with the reason printed."""
     try:
         return config.load_with_origins(os.environ)
@@ -143,7 +146,7 @@ def _settings() -> config.Loaded | None:
 
 
 def diff_recipes(args: argparse.Namespace) -> None:
-    differences = loader.compare_recipes(_load(args.left).recipe, _load(args.right).recipe)
+    differences = loader.compare_recipes(_load_recipe(args.left).recipe, _load_recipe(args.right).recipe)
     if args.json:
         console.show_json(differences=[asdict(difference) for difference in differences])
         return
@@ -152,17 +155,19 @@ def diff_recipes(args: argparse.Namespace) -> None:
     console.show([table if differences else f"{args.left} and {args.right} mean the same"])
 
 
-def _load(word: str) -> loader.Loaded:
-    return loader.load_recipe(_locate(word), loader.recipe_folders())
+def _load_recipe(word: str) -> loader.Loaded:
+    return loader.load_recipe(_find_source(word), loader.recipe_folders())
 
 
-def _locate(word: str) -> str:
-    """`word` is a name, or a path where it looks like one."""
+def _find_source(word: str) -> str:
+    """The name, or the absolute path where `word` looks like a path."""
     is_path = "/" in word or word.endswith(loader.SUFFIX)
     return str(Path(word).absolute()) if is_path else word
 
 
 class Checked(NamedTuple):
+    """What `recipe check` found; JSON has the same fields."""
+
     recipe: str
     files: list[str]
     errors: list[str]
@@ -171,13 +176,13 @@ class Checked(NamedTuple):
 
 
 def check_recipes(args: argparse.Namespace) -> ExitCode:
-    """Print what is good and what could be better. Raises ConfigError with all that is wrong."""
-    gc.disable()  # what a file of 60,000 keys makes is needed until the end: a third of the time
+    """Print the good recipes, and warnings. Raises ConfigError with all that is wrong."""
+    gc.disable()  # it takes a third of the time with a file of 60,000 keys, and would free nothing
     host = CachedHost(Host())  # recipes have models in common
     checked, model = list[Checked](), _find_model(args.model, host)
     for word in args.recipes or loader.find_recipes(loader.recipe_folders()):
-        checked.append(recipe := _check(word, args.memory or GB10_BYTES, host, model))
-        for line in () if args.json else _describe(recipe):
+        checked.append(recipe := _check_recipe(word, args.memory or GB10_BYTES, host, model))
+        for line in () if args.json else _describe_checked(recipe):
             print(printable(line))
     faults = [error for recipe in checked for error in recipe.errors]
     if args.json:
@@ -198,9 +203,9 @@ def _find_model(folder: Path | None, host: Host) -> str:
     return str(folder.absolute()) if folder else ""
 
 
-def _check(word: str, memory_bytes: int, host: Host, model: str) -> Checked:
+def _check_recipe(word: str, memory_bytes: int, host: Host, model: str) -> Checked:
     try:
-        loaded, problems = loader.read_recipe(_locate(word), loader.recipe_folders())
+        loaded, problems = loader.read_recipe(_find_source(word), loader.recipe_folders())
     except ConfigError as error:
         return Checked(word, [], [str(error)], [])
     if not loaded:
@@ -211,12 +216,12 @@ def _check(word: str, memory_bytes: int, host: Host, model: str) -> Checked:
     return Checked(loaded.recipe.name, files, [*problems, *errors], warnings, vllm.judge)
 
 
-def _describe(recipe: Checked) -> Iterator[str]:
+def _describe_checked(recipe: Checked) -> Iterator[str]:
     yield from (f"warning: {warning}" for warning in recipe.warnings)
     if not recipe.errors:
         count = len(recipe.warnings)
-        but = f", with {count} warning{'s' * (count > 1)}" if count else ""
-        yield f"{recipe.recipe} is good{but} ({', '.join(recipe.files)})"
+        suffix = f", with {count} warning{'s' * (count > 1)}" if count else ""
+        yield f"{recipe.recipe} is good{suffix} ({', '.join(recipe.files)})"
 
 
 def import_recipes(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`sparkd recipe import`: recipes of other tools, printed or written with what they need, and the commands to run."""
+"""`sparkd recipe import`: print or write recipes of other tools with what they need, and the commands to run."""
 
 from __future__ import annotations
 
@@ -34,45 +34,46 @@ NOT_YET = "this does not lead to an endpoint yet"
 
 
 def import_recipes(args: argparse.Namespace) -> ExitCode:
-    """Print or write what can be imported, and print what was left out. BLOCKED where that leads to no endpoint yet.
+    """Print or write what can be imported, and print what was left out. Raises ConfigError with every fault.
 
-    Raises ConfigError with every fault.
+    Returns BLOCKED where that does not lead to an endpoint yet.
     """
     if bool(args.path) == bool(args.container):
         raise UsageError("name a file, or --container NAME")
-    overrides, place = parse_overrides(args.overrides), _place(args)
+    overrides, place = parse_overrides(args.overrides), _make_place(args)
     if any("://" in word for word in args.path):
         return _import_url(args, overrides, place)
     if args.container or args.path[1:] or args.path == ["-"]:
-        return _show(args, place, convert.import_forms(_read_forms(args, overrides), (), place))
+        return _deliver(args, place, convert.import_forms(_read_forms(args, overrides), (), place))
     if (args.service or args.image) and Path(args.path[0]).is_dir():
         raise UsageError("--service and --image are for one file", "leave them out, or name that file")
     code, faults = ExitCode.GOOD, list[str]()
-    taken: set[str] = set()
+    taken_names: set[str] = set()
     for path in convert.find_files(Path(args.path[0])):
         try:
-            conversion = convert.import_file(path, overrides, taken, place)
-            code = _show(args, place, conversion, "---\n" * bool(taken)) or code
+            conversion = convert.import_file(path, overrides, taken_names, place)
+            code = _deliver(args, place, conversion, "---\n" * bool(taken_names)) or code
         except ConfigError as error:
             faults.append(str(error))
             continue
-        taken.add(conversion.name)
+        taken_names.add(conversion.name)
     if faults:
         raise ConfigError("\n".join(faults))
     return code
 
 
-def _show(args: argparse.Namespace, place: Place, conversion: convert.Result, before: str = "") -> ExitCode:
+def _deliver(args: argparse.Namespace, place: Place, conversion: convert.Result, before: str = "") -> ExitCode:
+    """Write the recipe, or print it behind the text `before`; and print its notes."""
     if args.write:
         write(place, conversion, args.force)
     else:
         print(before + conversion.text, end="")
-    _print_open(conversion, args.write)
+    _print_notes(conversion, args.write)
     return ExitCode.BLOCKED if conversion.missing else ExitCode.GOOD
 
 
 def _read_forms(args: argparse.Namespace, overrides: Overrides) -> list[Form]:
-    """What the container, or the files, start together. Raises ConfigError."""
+    """Read the container, or the files that start one engine together. Raises ConfigError."""
     if args.container:
         return [form_of_container(args.container, Host())]
     forms: list[Form] = []
@@ -101,10 +102,10 @@ def _read_input() -> str:
     return text
 
 
-def _place(args: argparse.Namespace) -> Place:
-    """The place of what is imported, by absolute paths from which docker can mount. Raises ConfigError."""
+def _make_place(args: argparse.Namespace) -> Place:
+    """The folders of the import, by absolute paths from which docker can mount. Raises ConfigError."""
     place = Place(mods=args.mods, find_image=cache(_find_image), service=args.service, image=args.image)
-    with suppress(SparkdError):  # a wrong configuration is found by the printed commands
+    with suppress(SparkdError):  # the printed commands report a wrong configuration
         place = replace(place, models=load_settings(os.environ).engine.models_dir)
     if not args.write:
         return place
@@ -113,19 +114,19 @@ def _place(args: argparse.Namespace) -> Place:
         raise ConfigError(f"{sanitize(folder)}: docker can mount nothing from there", "name a folder without a colon")
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder}: is no folder")
-    used = ADMINISTRATORS if find_writable(Files(), folder) else Path(folder)
-    return replace(place, folder=used, origin=Path(folder))
+    used_folder = ADMINISTRATORS if find_writable(Files(), folder) else Path(folder)
+    return replace(place, folder=used_folder, origin=Path(folder))
 
 
 def _find_image(ref: str) -> Image | None:
-    """The image; None also where docker does not answer this user, whose commands then get what is there already."""
+    """The image in docker. None also where docker does not answer this user: the commands may then pull it again."""
     with suppress(DockerError):
         return query(Host(), lambda docker: read_image(docker, ref))
     return None
 
 
 def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> ExitCode:
-    """What a stranger publishes is shown before it is written. Raises ConfigError, UsageError."""
+    """Print what a stranger publishes, and write it once that is confirmed. Raises ConfigError, UsageError."""
     from sparkd.tools.importers.download import download_text
 
     if args.write and not args.yes and not sys.stdin.isatty():
@@ -136,13 +137,13 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
     path = Path(unquote(urlsplit(args.path[0]).path).lstrip("/") or "imported")
     conversion = convert.import_text(text, path, overrides, (), place, None)
     print(conversion.text, end="", flush=True)
-    _print_open(conversion, args.write)
+    _print_notes(conversion, args.write)
     if args.write and (args.yes or console.confirm(f"write it to {place.origin}? [y/N] ")):
         write(place, conversion, args.force)
     return ExitCode.BLOCKED if conversion.missing else ExitCode.GOOD
 
 
-def _print_open(conversion: convert.Result, written: Path | None) -> None:
+def _print_notes(conversion: convert.Result, written: Path | None) -> None:
     for note in conversion.notes:
         print(note, file=sys.stderr)
     if conversion.missing and not written:
@@ -152,19 +153,20 @@ def _print_open(conversion: convert.Result, written: Path | None) -> None:
 
 
 def _refuse_existing(place: Place, name: str) -> None:
+    """Raise ConfigError where a recipe of this name exists, or would be hidden. Elsewhere the latter is printed."""
     file = f"{name}{SUFFIX}"
     for path in (place.origin / file, place.folder / file):
         if path.exists():
             raise ConfigError(f"{path}: exists already", "--force writes over it")
     if (recipes_dir() / file).exists():
-        hidden = f"{name} is a recipe of sparkd, which this one would hide"
+        reason = f"{name} is a recipe of sparkd, which this one would hide"
         if place.origin.resolve() == ADMINISTRATORS.resolve():
-            raise ConfigError(hidden, "--force writes it")
-        print(f"{hidden} in {ADMINISTRATORS}", file=sys.stderr)
+            raise ConfigError(reason, "--force writes it")
+        print(f"{reason} in {ADMINISTRATORS}", file=sys.stderr)
 
 
 def write(place: Place, conversion: convert.Result, force: bool) -> None:
-    """Write it, the recipe last: where that is, the rest is, too. Raises ConfigError, SharedFolderError."""
+    """Write the files, and the recipe last: where that exists, they do, too. Raises ConfigError, SharedFolderError."""
     from sparkd.agent.actions import files
     from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner
 
@@ -172,13 +174,13 @@ def write(place: Place, conversion: convert.Result, force: bool) -> None:
     if not force:
         _refuse_existing(place, conversion.name)
 
-    def leave() -> None:
+    def write_files() -> None:
         for name, file in conversion.files.items():  # in a folder that is named by their content
             files.write(folder / name, file.content, 0o755 if file.executable else 0o644, durable=True, over=True)
         files.write(folder / recipe_file, conversion.text, 0o644, durable=True, over=force)
 
     try:
-        as_owner(folder, leave)
+        as_owner(folder, write_files)
     except SharedFolderError:
         raise
     except OSError as error:

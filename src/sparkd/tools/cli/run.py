@@ -1,4 +1,4 @@
-"""`sparkd run`, `sparkd reload` and `sparkd sweep`: what the units start.
+"""`sparkd run`, `sparkd reload` and `sparkd sweep`: the commands that systemd's units run.
 
 systemd runs `sweep` after every end of the unit (ExecStopPost=) with the invocation id of the agent that has just
 ended. By hand it stops every container of sparkd's whose owner is gone.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FLUSH_SECONDS = 5.0
 STOP_FLUSH_SECONDS = 0.2
-"""Limit after a stop, where journald takes nothing: no line says then what a person must do, and systemd waits."""
+"""Limit after a stop where journald takes nothing: no line is left that a person needs, and systemd waits."""
 ROLES = ("head", "worker")
 
 
@@ -81,13 +81,13 @@ def run_agent(args: argparse.Namespace) -> int:
 
 
 def report_thread(events: Events, error: threading.ExceptHookArgs) -> None:
-    """Log what ended a thread whose result nothing waits for."""
+    """Log the error that ended a thread whose result nothing waits for."""
     name = error.thread.name if error.thread else ""
     events.error("agent.thread.failed", thread=name, reason=f"{error.exc_type.__name__}: {error.exc_value}")
 
 
 def _report_refusal(error: SparkdError, log: ProcessLog) -> ExitCode:
-    """Log why there is no agent: wrong configuration, wrong role, another owner."""
+    """Log why no agent runs: a wrong configuration, a wrong role, another owner."""
     from sparkd.base.lib.redaction import Redaction
     from sparkd.base.lib.systemd import Notifier
 
@@ -95,8 +95,8 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> ExitCode:
     Notifier().status(redact(str(error)))
     events = log.events(redact)
     for line in error.reason.splitlines():
-        named = {"code": int(error.code), "cause": error.cause.value, "action": error.action.value}
-        events.error("agent.run.refused", **named, reason=line, hint=error.hint)
+        fields = {"code": int(error.code), "cause": error.cause.value, "action": error.action.value}
+        events.error("agent.run.refused", **fields, reason=line, hint=error.hint)
     return error.code
 
 

@@ -64,41 +64,43 @@ def tune(args: argparse.Namespace) -> None:
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
     if args.action == "show" and args.json:
         manager = system_config.SysctlManager(Path("/"))
-        console.show_table(list_settings(manager, _with_panic(_recipe_in_use(), manager)), "settings")
+        console.show_table(list_settings(manager, _keep_panic(_find_recipe_in_use(), manager)), "settings")
         return
     chosen = args.action == "apply" and args.watchdog
-    for line in tuned(args.action, Path("/"), _recipe_in_use, watchdog=chosen):
+    for line in run_action(args.action, Path("/"), _find_recipe_in_use, watchdog=chosen):
         print(line, flush=True)
 
 
-def tuned(action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watchdog: bool = False) -> Iterator[str]:
-    """Do it, and yield what is printed, also before an error."""
+def run_action(
+    action: str, root: Path, recipe_in_use: Callable[[], Recipe], *, watchdog: bool = False
+) -> Iterator[str]:
+    """Carry out show, apply or revert, and yield the lines to print as they come, so that an error follows them."""
     manager = system_config.SysctlManager(root)
     if action == "revert":
         try:
-            yield from (done := manager.revert())
+            yield from (reverted := manager.revert())
         finally:
             yield from (removed := system_config.revert_watchdog(root))
-        yield from () if done or removed else ("nothing to take back",)
+        yield from () if reverted or removed else ("nothing to take back",)
         return
-    own = recipe_in_use()
-    recipe = system_config.with_panic(own) if watchdog else _with_panic(own, manager)
+    plain_recipe = recipe_in_use()
+    recipe = system_config.with_panic(plain_recipe) if watchdog else _keep_panic(plain_recipe, manager)
     if action == "show":
-        hint = "; to have it reset itself: sudo sparkd tune apply --watchdog" if recipe is own else ""
+        hint = "; to have it reset itself: sudo sparkd tune apply --watchdog" if recipe is plain_recipe else ""
         yield from (*show_tuning(manager, recipe), f"{read_recovery(Files(str(root))).text}{hint}")
         return
     yield from apply_tuning(manager, recipe)
     yield from system_config.apply_watchdog(root) if watchdog else ()
 
 
-def _with_panic(recipe: Recipe, manager: system_config.SysctlManager) -> Recipe:
-    """Once it is applied, no `apply` takes it back until `revert`."""
+def _keep_panic(recipe: Recipe, manager: system_config.SysctlManager) -> Recipe:
+    """The recipe, with the settings of PANIC where they are applied: they stay until `revert`."""
     return system_config.with_panic(recipe) if system_config.PANIC.keys() <= manager.saved().keys() else recipe
 
 
-def _recipe_in_use() -> Recipe:
+def _find_recipe_in_use() -> Recipe:
     settings, host = load_settings(os.environ), Host()
-    # A worker's is its head's, with the kernel settings of this node's own recipe of that name.
+    # A worker uses its head's recipe, with the kernel settings of this node's own recipe of that name.
     if settings.cluster.follow_head and follows_head(settings, find_place(settings, host)):
         return make_context(settings, host).recipe
     switch = current_switch(settings, host)
@@ -110,20 +112,20 @@ def _recipe_in_use() -> Recipe:
 def show_tuning(manager: system_config.SysctlManager, recipe: Recipe) -> Iterator[str]:
     table = list_settings(manager, recipe)
     yield from (str(table), "") if table.rows[1:] else ()
-    yield _source(recipe)
+    yield _describe_source(recipe)
 
 
 def list_settings(manager: system_config.SysctlManager, recipe: Recipe) -> Table:
-    manager.file_content()  # one not written by sparkd is an error here too
-    proposed, before = recipe.host.sysctls, manager.saved()
-    names = sorted({*proposed, *before})
-    cells = ((name, manager.current(name), proposed.get(name), before.get(name)) for name in names)
+    manager.file_content()  # raises for a file that sparkd has not written
+    proposed, previous = recipe.host.sysctls, manager.saved()
+    names = sorted({*proposed, *previous})
+    cells = ((name, manager.current(name), proposed.get(name), previous.get(name)) for name in names)
     return Table([HEADINGS, *(tuple(cell or "-" for cell in row) for row in cells)])
 
 
 def apply_tuning(manager: system_config.SysctlManager, recipe: Recipe) -> Iterator[str]:
     if not recipe.host.sysctls:
-        yield _source(recipe)
+        yield _describe_source(recipe)
         yield from manager.revert() or ["nothing to take back"]
         return
     yield from manager.apply(recipe.host.sysctls, sysctl_file(recipe))
@@ -133,10 +135,10 @@ def apply_tuning(manager: system_config.SysctlManager, recipe: Recipe) -> Iterat
 def sysctl_file(recipe: Recipe) -> str:
     lines = [f"{name} = {value}" for name, value in sorted(recipe.host.sysctls.items())]
     head = f"{system_config.HEADER}; `sparkd tune revert` removes it and gives back what was set before."
-    return "\n".join([head, f"# {_source(recipe)}", *lines, ""])
+    return "\n".join([head, f"# {_describe_source(recipe)}", *lines, ""])
 
 
-def _source(recipe: Recipe) -> str:
+def _describe_source(recipe: Recipe) -> str:
     if not recipe.host.sysctls:
         return f"recipe {recipe.name} has no kernel settings"
     return " ".join(f"from recipe {recipe.name}: {recipe.source}".split()).removesuffix(":")

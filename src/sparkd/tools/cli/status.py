@@ -50,11 +50,11 @@ def show_status(args: argparse.Namespace) -> int:
     files, on_terminal = Files(), console.on_terminal() and not args.json
     if args.watch and on_terminal:
         return watch(files)
-    before: Parts = ()
+    previous: Parts = ()
     while True:
         shown, code = render_report(files, as_json=args.json, on_terminal=on_terminal)
-        if shown != before:
-            console.show(before := shown)
+        if shown != previous:
+            console.show(previous := shown)
         if not args.watch:
             return code
         time.sleep(WATCH_SECONDS)
@@ -76,25 +76,25 @@ def watch(files: Files) -> int:
 
 
 def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = False) -> tuple[Parts, ExitCode]:
-    """What to print, and the exit code."""
+    """The parts that `status` prints, and its exit code."""
     text = read_report(files)
     report = parse(text)
     alive = report is not None and agent_running(files, report)
     code = exit_code(report, alive=alive)
     if as_json and not text.strip():
-        reason, todo = map(str, _before_first(files))
+        reason, todo = map(str, _describe_idle(files))
         error = {"code": code, "cause": "", "reason": reason, "hint": todo.removeprefix("next: ")}
         return [json.dumps({"schema": REPORT_SCHEMA, "error": error})], code
     if as_json:
         return [text.strip()], code
     if report is None:
-        return UNREADABLE if text else _before_first(files), code
+        return UNREADABLE if text else _describe_idle(files), code
     served = describe_served(files, report) if alive else ""
     return render(report, View(datetime.now(UTC), alive), served, whole=not on_terminal), code
 
 
 def describe_served(files: Files, report: NodeReport) -> str:
-    """URL and model, as an agent that runs reports them, else by the configuration."""
+    """URL and model: those that a running agent reports, else those of the configuration."""
     if report.head and (engine := report.head.engine).url:
         return f"{sanitize(engine.url)}  model {sanitize(engine.model)}"
     return describe_endpoint(files, report.plan_digest)
@@ -102,8 +102,7 @@ def describe_served(files: Files, report: NodeReport) -> str:
 
 @lru_cache(1)
 def describe_endpoint(files: Files, _plan_digest: str) -> str:
-    """URL and model of what does not serve yet, by the configuration; empty where this user can't read it, or it is
-    wrong."""
+    """URL and model that the configuration gives; empty where it is wrong, or this user can't read it."""
     from sparkd.base.cluster.membership import find_url, resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host
@@ -115,8 +114,8 @@ def describe_endpoint(files: Files, _plan_digest: str) -> str:
     return ""
 
 
-def _before_first(files: Files) -> Parts:
-    """What holds on a node whose agent has not run since boot, and what to do."""
+def _describe_idle(files: Files) -> Parts:
+    """The state of a node whose agent has not run since boot, and what to do."""
     from sparkd.base.cluster.membership import current_switch, find_place, resolve_context
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host
@@ -127,7 +126,7 @@ def _before_first(files: Files) -> Parts:
         has_plan = config.engine.recipe or config.cluster.follow_head
         if not has_plan and current_switch(config, host) is None:
             return [NOT_SET_UP, f"next: {SET_UP_HINT}"]
-        rank = int(config.cluster.follow_head)  # of a node that does not know its place yet
+        rank = int(config.cluster.follow_head)  # stays where the node does not know its place yet
         with suppress(AwaitedError, UsageError, OSError):  # the agent waits for it, or root alone may read it
             rank = find_place(config, host).rank
             resolve_context(config, None, host)
@@ -143,40 +142,41 @@ def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:
 
 
 CAUSE_LIMIT = 300
-"""Characters of a cause on a terminal, which wraps it."""
+"""Characters of a cause on a terminal, which wraps the line."""
 
 
 def render(report: NodeReport, view: View, served: str = "", *, whole: bool = False) -> Parts:
-    """The headline, what is served and what to do; two lines for each node, in 80 columns unless `whole`, which cuts
-    no cause; then what needs attention.
+    """The headline, what is served and what to do; two lines for each node; then what needs attention.
+
+    Lines fit into 80 columns, unless `whole`, with which no cause is cut.
     """
     cluster = overview(report, view)
     width = min(30, max(cell_width(node.name) for node in cluster.nodes))
     limit = 2 * TEXT_LIMIT if whole else CAUSE_LIMIT
-    rows = [(row, node.level) for node in cluster.nodes for row in _node_rows(node, width, limit) if row[1]]
-    notes = _notes(cluster)
+    rows = [(row, node.level) for node in cluster.nodes for row in _make_node_rows(node, width, limit) if row[1]]
+    notes = _make_notes(cluster)
     table = Table([row for row, _ in rows], [level for _, level in rows])
-    first = headline(report, view)
-    lines = (sanitize(first.text, limit), served, f"next: {sanitize(first.next, limit)}")
-    head = Table([(line,) for line in lines if line], [first.level])
-    return [head, "", table, *([""] if notes.rows else []), notes]
+    top = headline(report, view)
+    lines = (sanitize(top.text, limit), served, f"next: {sanitize(top.next, limit)}")
+    title = Table([(line,) for line in lines if line], [top.level])
+    return [title, "", table, *([""] if notes.rows else []), notes]
 
 
-def _node_rows(node: NodeView, width: int, limit: int) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Two rows: who the node is and what it does; its figures."""
-    shown = node.name if cell_width(node.name) <= width else f"{node.name[: width // 2]}…"
-    since = f"{node.phase} for {node.age}" if node.age and node.age not in node.phase else node.phase
-    serves = sanitize(node.living.message, TEXT_LIMIT) if node.phase == Phase.SERVING.value and node.living else ""
-    doing = sanitize("; last: ".join(part for part in (serves, node.cause) if part), limit)
+def _make_node_rows(node: NodeView, width: int, limit: int) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Two rows: the node with what it does, and its figures."""
+    name = node.name if cell_width(node.name) <= width else f"{node.name[: width // 2]}…"
+    phase = f"{node.phase} for {node.age}" if node.age and node.age not in node.phase else node.phase
+    serving = sanitize(node.living.message, TEXT_LIMIT) if node.phase == Phase.SERVING.value and node.living else ""
+    activity = sanitize("; last: ".join(part for part in (serving, node.cause) if part), limit)
     if node.loading:
         share = bounded_share(node.loading.progress)
-        doing = f"{f'{bar(share)} ' if share is not None else ''}{progress_text(node.loading)}"
-    first = f"{pad(shown, width)}  {since}  {doing}".rstrip()
+        activity = f"{f'{bar(share)} ' if share is not None else ''}{progress_text(node.loading)}"
+    description = f"{pad(name, width)}  {phase}  {activity}".rstrip()
     rank = str(node.rank) if node.rank >= 0 else "?"
-    return (rank, first), ("", "  ".join(filter(None, _figures(node))).rstrip())
+    return (rank, description), ("", "  ".join(filter(None, _list_figures(node))).rstrip())
 
 
-def _figures(node: NodeView) -> Iterator[str]:
+def _list_figures(node: NodeView) -> Iterator[str]:
     if node.living and (memory := node.living.memory):
         yield f"{bar(memory_share(memory))} {memory_text(memory)} {sparkline(memory.used_percent)}"
     yield node.left
@@ -184,7 +184,7 @@ def _figures(node: NodeView) -> Iterator[str]:
         yield gpu_text(node.living.gpu)
 
 
-def _notes(cluster: Overview) -> Table:
+def _make_notes(cluster: Overview) -> Table:
     known = activity_figures(cluster.activity) if cluster.activity else {}
     figures = [f"{text} {name}" for name, text in known.items()]
     lines = (("activity", figures[:2]), ("", figures[2:4]), ("caches", figures[4:]))

@@ -1,6 +1,6 @@
-"""`sparkd diff` and `rollback`: what differs from the last known good start, and the way back to one. `sparkd use`:
-another recipe or image, by one command on the head, and the way back by itself where it does not serve.
+"""`sparkd diff`, `rollback` and `use`: what differs from the last known good start, and changes of the plan in force.
 
+`use` changes to another recipe or image by one command on the head, and goes back by itself where that does not serve.
 A rollback is one file of state, which the next start reads: it ends nothing, and works while an agent loops or is down.
 `use` checks before it changes anything, then writes the switch, which the running agent sees:
 `agent/daemon/switching.py`.
@@ -50,21 +50,21 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
 
 def diff(args: argparse.Namespace) -> None:
     host, config = Host(), load_settings(os.environ)
-    known = known_good.read_known_good(host)
-    if not known:
-        print(known_good.as_json(None, None) if args.json else _none_yet(config))
+    plans = known_good.read_known_good(host)
+    if not plans:
+        print(known_good.as_json(None, None) if args.json else _explain_no_plan(config))
         return
-    now = known_good.gather_facts(host, membership.make_context(config, host).plan)
+    facts = known_good.gather_facts(host, membership.make_context(config, host).plan)
     if args.json:
-        print(known_good.as_json(known[0], now))
+        print(known_good.as_json(plans[0], facts))
         return
     switch = membership.resolve_context(config, None, host).switch
     for finding in switch.findings if switch is not None else ():
         print(f"{finding.reason}; compared is what is configured")
-    print(known_good.as_text(known[0], now))
+    print(known_good.as_text(plans[0], facts))
 
 
-def _none_yet(config: Settings) -> str:
+def _explain_no_plan(config: Settings) -> str:
     return (
         "no start is known good on this node yet: one that has served for "
         f"{config.supervise.proven_seconds} s (supervise.proven_seconds) becomes that"
@@ -77,11 +77,11 @@ def rollback(args: argparse.Namespace) -> None:
     _refuse_json(args)
     config, host = load_settings(os.environ), Host()
     if args.list:
-        known = known_good.read_known_good(host)
-        if known or args.json:
-            console.show_table(listed(known, config, host), "known_good" * args.json)
+        plans = known_good.read_known_good(host)
+        if plans or args.json:
+            console.show_table(list_plans(plans, config, host), "known_good" * args.json)
         else:
-            print(_none_yet(config))
+            print(_explain_no_plan(config))
         return
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", "sudo sparkd rollback")
@@ -90,21 +90,21 @@ def rollback(args: argparse.Namespace) -> None:
             reason = f"this node runs what its head, {place.head_address}, decides (cluster.follow_head)"
             raise UsageError(reason, "sudo sparkd rollback there")
     for line in known_good.end_rollback(config, host) if args.end else known_good.roll_back(args.plan, config, host):
-        print(line, flush=True)  # a look at a model's dead disk, further on, hides no line of what was done
+        print(line, flush=True)  # at once: a later step may hang at a dead disk of a model
 
 
-def listed(known: Sequence[Entry], config: Settings, host: Host) -> Table:
-    """A row for each plan."""
-    plan, back = known_good.configured_plan(config, host), None
+def list_plans(plans: Sequence[Entry], config: Settings, host: Host) -> Table:
+    """A table with a row for each plan that is known good."""
+    configured, chosen = known_good.configured_plan(config, host), None
     with suppress(ConfigError):
         switch = membership.resolve_context(config, None, host).switch
-        back = switch.chosen if switch is not None else None
+        chosen = switch.chosen if switch is not None else None
     rows: list[tuple[str, ...]] = [HEADINGS]
-    for entry in known:
+    for entry in plans:
         image = entry.image_id.removeprefix("sha256:")[: known_good.DIGITS]
         cells = (entry.plan[: known_good.DIGITS], entry.name, format_utc(entry.since), format_utc(entry.until), image)
-        marks = ["configured"] * (plan is not None and plan.digest == entry.plan)
-        if back is not None and back.plan == entry.plan and back.image_id in ("", entry.image_id):
+        marks = ["configured"] * (configured is not None and configured.digest == entry.plan)
+        if chosen is not None and chosen.plan == entry.plan and chosen.image_id in ("", entry.image_id):
             marks.append("rolled back to")  # also once it has proven itself again, at another time
         rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
     return Table(rows)
@@ -126,7 +126,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
 
 
 def use(args: argparse.Namespace) -> int:
-    span, drain = _read_times(args)
+    use_seconds, drain_seconds = _read_times(args)
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", shlex.join(["sudo", "sparkd", *sys.argv[1:]]))
     config, host = load_settings(os.environ), Host()
@@ -136,34 +136,35 @@ def use(args: argparse.Namespace) -> int:
     if args.list:
         console.show_table(switching.list_usable(config, host), "recipes" * args.json)
         return ExitCode.GOOD
-    before = switching.read_choice(host)
-    to = switching.choose_recipe(args.recipe, span, config, host) if args.recipe else None
-    to = switching.exchange_image(args.image, span, config, host) if args.image else to
-    switch = switching.make_switch(to, drain, before, config, host)
+    current = switching.read_choice(host)
+    choice = switching.choose_recipe(args.recipe, use_seconds, config, host) if args.recipe else None
+    choice = switching.exchange_image(args.image, use_seconds, config, host) if args.image else choice
+    switch = switching.make_switch(choice, drain_seconds, current, config, host)
     if switch is None:
         what = f"image {args.image}" if args.image else f"recipe {args.recipe}"
         print("what is configured holds already" if args.end else f"{what} is in force already")
         return ExitCode.GOOD
     if args.image and not args.no_bench:
-        return _try_image(args.image, switch, before, config, host)
-    return _carry_out(switch, before, args.image, host)
+        return _try_image(args.image, switch, current, config, host)
+    return _carry_out(switch, current, args.image, host)
 
 
 def _carry_out(switch: Switch, before: Switch | None, ref: str, host: Host) -> int:
-    """Have the agent switch, and follow it. `ref`: as for `_describe_outcome`."""
+    """Have the agent switch, and print how that goes. `ref`: as in `_describe_outcome`."""
     switching.write_switch(before, switch, host)
     if read_living_report(host.files) is None:
         print(f"{label(switch.to)} holds from the next start on: sudo systemctl start sparkd-head")
         return ExitCode.GOOD
     print(f"on the way to {label(switch.to)}; it continues without this command: sparkd status", flush=True)
-    if why := switching.follow(switch, host, partial(print, flush=True)):
-        print(f"sparkd: {why}", file=sys.stderr)
+    if fault := switching.follow(switch, host, partial(print, flush=True)):
+        print(f"sparkd: {fault}", file=sys.stderr)
         return ExitCode.NOT_READY
     print("\n".join(_describe_outcome(switch, ref)))
     return ExitCode.GOOD
 
 
 def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings, host: Host) -> int:
+    """Switch to the image, and compare its speed with the one before."""
     if switch.stage is not Stage.DRAINING:
         keep = f"sudo sparkd use --image {ref} --no-bench keeps it, sudo sparkd use --end goes back"
         chosen = label(before.to if before else None)
@@ -176,34 +177,34 @@ def _try_image(ref: str, switch: Switch, before: Switch | None, config: Settings
     if not fault:
         print("\n".join(_describe_outcome(switch, ref)))
         return ExitCode.GOOD
-    now = switching.read_choice(host)
-    back = f"this node runs, or is on the way to: {label(now.chosen if now else None)}; sparkd status"
-    print(f"sparkd: {fault}\n{back}", file=sys.stderr)
+    current = switching.read_choice(host)
+    state = f"this node runs, or is on the way to: {label(current.chosen if current else None)}; sparkd status"
+    print(f"sparkd: {fault}\n{state}", file=sys.stderr)
     return 130 if fault == "interrupted" else ExitCode.NOT_READY
 
 
 def _describe_outcome(switch: Switch, ref: str) -> Iterator[str]:
-    """What is in force, and the way back. `ref`: the image that was exchanged, or empty."""
-    to, before = switch.to, switch.before
-    yield f"{label(to)} is in force"
-    if to is None or not ref:
+    """Lines on what is in force, and the way back. `ref`: the new image; empty where the recipe was changed."""
+    choice, previous = switch.to, switch.before
+    yield f"{label(choice)} is in force"
+    if choice is None or not ref:
         return
-    if before is not None and before.recipe == to.recipe and not before.proven:
-        yield f"back to the image before: sudo sparkd use --image {before.engine.image or before.recipe.image.ref}"
+    if previous is not None and previous.recipe == choice.recipe and not previous.proven:
+        yield f"back to the image before: sudo sparkd use --image {previous.engine.image or previous.recipe.image.ref}"
     else:
         yield f"back to {CONFIGURED}: sudo sparkd use --end"
-    recipe = "" if before is None else f'recipe = "{to.engine.recipe}", '
+    recipe = "" if previous is None else f'recipe = "{choice.engine.recipe}", '
     yield f'to keep it for good, in sparkd.toml under [engine]: {recipe}image = "{ref}"'
 
 
 def _refuse_json(args: argparse.Namespace) -> None:
-    """Raises UsageError for JSON of what changes something: it prints lines while it does."""
+    """Raise UsageError for --json with an action: that prints lines while it works."""
     if args.json and not args.list:
         raise UsageError("--json is of --list alone", f"sudo sparkd {args.command} --list --json")
 
 
 def _read_times(args: argparse.Namespace) -> tuple[int, int]:
-    """Seconds of --for and --drain. Raises UsageError, also for words that do not go together."""
+    """Seconds of --for and --drain. Raises UsageError, also for options that do not go together."""
     if bool(args.recipe) + bool(args.image) + args.list + args.end != 1:
         raise UsageError("a recipe, --image, --list or --end is needed", "sudo sparkd use --list")
     _refuse_json(args)
@@ -211,6 +212,6 @@ def _read_times(args: argparse.Namespace) -> tuple[int, int]:
         raise UsageError("--for is the time of a recipe or an image", "sudo sparkd use RECIPE --for 2h")
     if args.no_bench and not args.image:
         raise UsageError("--no-bench is for --image alone", "sudo sparkd use --image REF --no-bench")
-    drain = parse_time("--drain", args.drain, 0, 3600)
-    span = parse_time("--for", args.time, 60, 90 * 86400) if args.time else 0
-    return span, drain
+    drain_seconds = parse_time("--drain", args.drain, 0, 3600)
+    use_seconds = parse_time("--for", args.time, 60, 90 * 86400) if args.time else 0
+    return use_seconds, drain_seconds

@@ -25,14 +25,14 @@ from sparkd.tools.node.switching import load_chosen, refuse_worker
 
 def add_tune_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="name of the recipe to begin with")
-    bounds = "a knob and its bounds, such as max-num-seqs=4..16; several are climbed in this order"
-    parser.add_argument("--knob", metavar="NAME=LOW..HIGH", action="append", default=[], help=bounds)
+    knob_help = "a knob and its bounds, such as max-num-seqs=4..16; several are climbed in this order"
+    parser.add_argument("--knob", metavar="NAME=LOW..HIGH", action="append", default=[], help=knob_help)
     parser.add_argument("--name", metavar="NAME", help="of the recipe to write (RECIPE-tuned)")
     parser.add_argument("--yes", action="store_true", help="begin without a question")
     parser.add_argument("--despite-warnings", action="store_true", help="with --yes: also beyond what reports warn of")
     parser.epilog = f"knobs: {', '.join(ladder.BOUNDS)}"
-    again = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
-    parser.set_defaults(run=tune_recipe, as_root=("only root may choose what this node runs", again))
+    same_command = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
+    parser.set_defaults(run=tune_recipe, as_root=("only root may choose what this node runs", same_command))
 
 
 def tune_recipe(args: argparse.Namespace) -> int:
@@ -43,10 +43,10 @@ def tune_recipe(args: argparse.Namespace) -> int:
     knobs = ladder.read_knobs(args.knob, base.recipe)
     refuse_without_effect(knobs, base, config, host)
     with only_one():
-        begun = Tuning(name, fingerprint_engine(base.engine, base.recipe), knobs, choose_load(knobs, base))
-        begun = resume(begun, host)
-        climb = Climb(begun, base, config, host, partial(print, flush=True))
-        print("\n".join(announce(begun, base, host)), flush=True)
+        tuning = Tuning(name, fingerprint_engine(base.engine, base.recipe), knobs, choose_load(knobs, base))
+        tuning = resume(tuning, host)
+        climb = Climb(tuning, base, config, host, partial(print, flush=True))
+        print("\n".join(announce(tuning, base, host)), flush=True)
         confirm(args, tuple(ladder.warnings(knobs, base.recipe)))
         try:
             with climb:
@@ -58,7 +58,7 @@ def tune_recipe(args: argparse.Namespace) -> int:
 
 
 def resume(begun: Tuning, host: Host) -> Tuning:
-    """What is kept of the same ladder, else `begun`. Raises OSError where that is unknown: it must not be lost."""
+    """The tuning on file if it is of the same ladder, else `begun`. Raises OSError: no kept step must be lost."""
     kept = FILE.load(host.files, partial(print, "dropped:"))
     if kept is not None and replace(kept, measured=(), tried=None, tries=0) == begun:
         return kept
@@ -68,10 +68,10 @@ def resume(begun: Tuning, host: Host) -> Tuning:
 
 
 def confirm(args: argparse.Namespace, warnings: Sequence[str]) -> None:
-    """Print the warnings, and have a person confirm. Raises UsageError where that is refused."""
+    """Print the warnings, and have a person confirm the beginning. Raises UsageError where that is refused."""
     for warning in warnings:
         print(f"warning: {warning}", flush=True)
     if args.yes and warnings and not args.despite_warnings:
         raise UsageError("reports warn of that", "narrower bounds, or --despite-warnings")
-    if not console.confirmed("begin? [y/N] ", "--yes begins without a question", yes=args.yes):
+    if not console.is_confirmed("begin? [y/N] ", "--yes begins without a question", yes=args.yes):
         raise UsageError("not begun: nothing is changed")

@@ -1,6 +1,6 @@
-"""An imported recipe with all that it needs, and the commands from there to an endpoint, which it does not run.
+"""An imported recipe with all that it needs, and the commands from there to an endpoint, which are only printed.
 
-As YAML its comments say what was left out, what is missing, and what to run.
+The comments of its YAML name what was left out, what is missing, and what to run.
 """
 
 from __future__ import annotations
@@ -28,70 +28,71 @@ _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 class Place(Struct, frozen=True):
     folder: Path = ADMINISTRATORS
-    """Where the recipe is used; absolute."""
+    """The folder in which the recipe is used; absolute."""
     mods: Path | None = None
     """Further folder of mods."""
     origin: Path = ADMINISTRATORS
-    """Where it is written; another folder where others than root may write to that one."""
+    """The folder to which the recipe is written. It is not `folder` where others than root may write to it."""
     models: str = Engine().models_dir
     find_image: Callable[[str], Image | None] = lambda _ref: None
-    """In this machine's docker, by its name."""
+    """Finds an image of this machine's docker by its name."""
     service: str = ""
-    """The engine's in a compose file; empty for the only one."""
+    """The engine's service in a compose file; empty for the only one."""
     image: str = ""
-    """For a vLLM that is started without one."""
+    """The image for a vLLM that is started without one; else empty."""
 
 
 class Bundle(Struct):
-    """A recipe with what it needs. Grows while it is completed."""
+    """A recipe with what it needs, which `complete` fills in."""
 
     recipe: Recipe
     place: Place
     base: str
-    """The image that no mod has changed."""
+    """The image before mods change it."""
     build: str = ""
-    """Command that builds it, if any is known."""
+    """The command that builds `base`; empty where none is known."""
     container: str = ""
-    """That the recipe was read off, as a shell's word: its port and its memory are the engine's."""
+    """The container that the recipe was read from, as a word for a shell: it uses the engine's port and memory."""
     is_here: bool = False
-    """Whether this machine has the image."""
+    """Whether this machine has the image `base`."""
     drafts: dict[str, str] = field(default_factory=dict)
-    """Revision, if any, by repository."""
+    """Draft models to download: revision, or empty text, by repository."""
     files: dict[str, File] = field(default_factory=dict)
-    """By path below the recipe's folder."""
+    """Files to write, by path below the recipe's folder."""
 
     def update(self, section: str, **values: object) -> None:
+        """Set values in a section of the recipe."""
         part = getattr(self.recipe, section).model_copy(update=values)
         self.recipe = self.recipe.model_copy(update={section: part})
 
     def steps(self) -> Iterator[str]:
         """The commands from here to a served token, in order."""
-        recipe, place, many = self.recipe, self.place, self.recipe.nodes.min > 1
+        recipe, place, is_cluster = self.recipe, self.place, self.recipe.nodes.min > 1
         path = str(place.folder / f"{recipe.name}.yaml")
         beside = sorted({f"{recipe.name}.yaml", *(name.partition("/")[0] for name in self.files)})
         if place.origin != place.folder:
             copy = shlex.join(["sudo", "cp", "-r", *(f"{place.origin}/{name}" for name in beside), f"{place.folder}/"])
             yield f"sudo mkdir -p {place.folder} && {copy}"
-        yield from self._steps_to_image(path)
-        yield from self._steps_to_models(path)
-        if many and place.folder != ADMINISTRATORS:  # a cluster has its recipe by name
+        yield from self._list_image_steps(path)
+        yield from self._list_model_steps(path)
+        if is_cluster and place.folder != ADMINISTRATORS:  # a cluster names its recipe without a path
             yield shlex.join(["sudo", "install", "-D", "-m", "644", path, str(ADMINISTRATORS / f"{recipe.name}.yaml")])
         yield shlex.join(["sparkd", "recipe", "check", path])
-        named = recipe.name if many or place.folder == ADMINISTRATORS else path
-        yield _write_settings(SETTINGS, "[engine]", f"recipe = {json.dumps(named, ensure_ascii=False)}")
+        recipe_word = recipe.name if is_cluster or place.folder == ADMINISTRATORS else path
+        yield _write_settings(SETTINGS, "[engine]", f"recipe = {json.dumps(recipe_word, ensure_ascii=False)}")
         yield "sparkd config check"
-        if many:
-            yield from self._steps_to_others(beside)
+        if is_cluster:
+            yield from self._list_node_steps(beside)
         yield "sudo sparkd units install"
         if self.container:
             yield f"sudo docker update --restart no {self.container} && sudo docker stop {self.container}"
         yield "sudo sparkd preflight --dry-run"
-        if many:
+        if is_cluster:
             yield f"sudo systemctl start sparkd-worker{_OTHERS}"
         yield "sudo systemctl start sparkd-head"
 
-    def _steps_to_image(self, path: str) -> Iterator[str]:
-        """`path`: of the recipe, as below."""
+    def _list_image_steps(self, path: str) -> Iterator[str]:
+        """Commands that pull or build the image. `path`: of the recipe."""
         if self.is_here:
             pass
         elif is_published(self.base):
@@ -101,8 +102,8 @@ class Bundle(Struct):
         if self.recipe.image.ref != self.base:
             yield shlex.join(["sudo", "sparkd", "image", "build", path])
 
-    def _steps_to_models(self, path: str) -> Iterator[str]:
-        """`path`: of the recipe. Secrets come first: the model may be one that needs the token."""
+    def _list_model_steps(self, path: str) -> Iterator[str]:
+        """Commands that write secrets and download models, which may need a token. `path`: of the recipe."""
         secrets, pull = self.recipe.secrets, ["sudo", "sparkd", "model", "pull"]
         for file in secrets.values():
             where = "; on each node" * (self.recipe.nodes.min > 1)
@@ -114,7 +115,8 @@ class Bundle(Struct):
             to = ["--to", f"{self.place.models}/{repo.rpartition('/')[2]}", *["--revision", revision] * bool(revision)]
             yield shlex.join([*pull, repo, *to, *token])
 
-    def _steps_to_others(self, beside: list[str]) -> Iterator[str]:
+    def _list_node_steps(self, beside: list[str]) -> Iterator[str]:
+        """Commands that set up the other nodes. `beside`: the recipe's file, and the folders of its files."""
         recipe, place, model = self.recipe, self.place, self.recipe.model
         yield f"sudo sparkd init --nodes {recipe.nodes.min}  # here, the head: shows a code, waits ten minutes"
         yield f"sudo sparkd init --join{_OTHERS}, meanwhile: enter the code"
@@ -122,7 +124,7 @@ class Bundle(Struct):
         to_other = ["rsync", "-a", "--relative", "--no-implied-dirs", *sorted(files), "root@OTHER:/"]
         yield shlex.join(to_other) + "  # for each other node; needs ssh as root there"
         container = recipe.container
-        mounts = [f"{one.source}{'' if one.read_only else ':rw'}" for one in container.volumes]
+        mounts = [f"{volume.source}{'' if volume.read_only else ':rw'}" for volume in container.volumes]
         allowed = ["privileged = true"] * container.privileged
         allowed += [f"mounts = {json.dumps(mounts, ensure_ascii=False)}"] * bool(mounts)
         if allowed:
@@ -137,13 +139,13 @@ def _write_settings(file: str, *lines: str) -> str:
 
 
 def is_published(image: str) -> bool:
-    """Whether a registry may have it: localhost without a port is docker's name for this machine's own images."""
+    """Whether a registry may have the image. `localhost/` without a port is for images of this machine."""
     return "/" in image and not image.startswith("localhost/")
 
 
 def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[str]) -> str:
-    """`files`: paths of what it was imported from."""
-    names = ", ".join(dict.fromkeys(_one_line(Path(file).name) for file in files))
+    """The recipe as YAML, with comments. `files`: the imported ones."""
+    names = ", ".join(dict.fromkeys(_join_lines(Path(file).name) for file in files))
     lines = [f"# Imported from {names} ({recipe.source.partition(' recipe of ')[0]})."]
     missing = [note for note in notes if note.is_missing]
     for heading, part in (
@@ -152,8 +154,8 @@ def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[
     ):
         lines += ["#", f"# {heading}"] if part else []
         for note in part:
-            where = f"{_one_line(note.file)}: " if files[1:] else ""
-            lines.append(f"#   {where}line {note.line}: {_one_line(note.text)}")
+            where = f"{_join_lines(note.file)}: " if files[1:] else ""
+            lines.append(f"#   {where}line {note.line}: {_join_lines(note.text)}")
     lines += [
         "#",
         "# After that:" if missing else "# To an endpoint:",
@@ -176,12 +178,12 @@ def render(recipe: Recipe, files: list[str], notes: list[Note], steps: Iterable[
     ):
         lines += ["", f"{section}:"] if entries else []
         for key, value in entries.items():
-            lines.append(f"  {format_flow(key, plain_numbers=False)}: {_format(section, value)}")
+            lines.append(f"  {format_flow(key, plain_numbers=False)}: {_format_value(section, value)}")
     return "\n".join(lines) + "\n"
 
 
-def _format(section: str, value: object) -> str:
-    """A value. That of `image.build` has a line for each step, since people read them."""
+def _format_value(section: str, value: object) -> str:
+    """A value as YAML. That of `image.build` has a line for each step, since people read them."""
     if section == "expect":
         return json.dumps(value)
     if section == "image" and isinstance(value, dict):
@@ -190,5 +192,5 @@ def _format(section: str, value: object) -> str:
     return format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return printable(" ".join(text.split()))

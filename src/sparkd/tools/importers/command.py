@@ -1,4 +1,4 @@
-"""What the words of a command start: vLLM's server, with its model and its flags, or Ray."""
+"""Reads the words of a command: whether they start vLLM's server, with its model and flags, or Ray."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEVEL = re.compile(r"-O=?([0-3])")
 
 class Flag(Struct, frozen=True):
     name: str
-    """In kebab case, without leading dashes; includes a `no-` prefix."""
+    """The long name in kebab case, without leading dashes; a prefix `no-` is a part of it."""
     values: tuple[str, ...]
 
 
@@ -34,17 +34,17 @@ def program(words: list[str]) -> tuple[tuple[str, ...], int]:
     """The words that start vLLM's server, and how many words come before its model; none and 0 where nothing does."""
     for at, word in enumerate(words):
         if word == "serve" and at and "vllm" in words[at - 1].rpartition("/")[2]:
-            return _without_prefix(words[: at + 1]), at + 1
+            return _drop_prefix(words[: at + 1]), at + 1
         if _SERVER.fullmatch(word) and (word.endswith(".py") or words[at - 1 : at] == ["-m"]):
-            return VLLM_SERVE, at + 1  # the same server; as a module it ignores a model that is no flag's
+            return VLLM_SERVE, at + 1  # the same server, which as a module ignores a model without a flag
     return (), 0
 
 
-def _without_prefix(words: list[str]) -> tuple[str, ...]:
-    """`words`: up to `serve`."""
-    if "exec" in words:  # of a launcher, such as eugr's
+def _drop_prefix(words: list[str]) -> tuple[str, ...]:
+    """The words that start the server. `words`: the command up to `serve`."""
+    if "exec" in words:  # as a launcher has it, such as eugr's
         words = words[len(words) - words[::-1].index("exec") :]
-    start = next(n for n, word in enumerate(words) if word not in BEFORE and "=" not in word)
+    start = next(place for place, word in enumerate(words) if word not in BEFORE and "=" not in word)
     return tuple(words if words[start].startswith("-") else words[start:])  # such as env -u NAME
 
 
@@ -53,7 +53,7 @@ def is_ray(words: list[str]) -> bool:
 
 
 def parse_serve(entrypoint: tuple[str, ...], words: list[str]) -> Serve:
-    """`words`: those behind the entrypoint. Raises CommandError."""
+    """Read model and flags. `words`: those behind the entrypoint. Raises CommandError."""
     model, rest = "", words
     if rest and not _is_flag(rest[0]):
         model, rest = rest[0], rest[1:]
@@ -73,13 +73,13 @@ def _is_flag(word: str) -> bool:
 
 def _parse_flags(words: list[str]) -> list[Flag]:
     flags: list[tuple[str, list[str]]] = []
-    closed = False
+    is_closed = False
     for word in words:
         if _is_flag(word):
             name, equals, value = _split_flag(word)
             flags.append((name, [value] if equals else []))
-            closed = bool(equals)
-        elif not flags or closed:
+            is_closed = bool(equals)
+        elif not flags or is_closed:
             raise CommandError(f"{word[:60]} belongs to no flag: remove it, or put its value in quotes")
         else:
             flags[-1][1].append(word)

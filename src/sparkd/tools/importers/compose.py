@@ -26,15 +26,16 @@ _VALUES = {
     "platform": "platform",
 }  # fmt: skip
 _NOTES = {"build": "build: not done: where no registry has the image, `docker compose build` makes it"}
-_OWN = (
+_UNNOTED = (
     "image", "command", "entrypoint", "environment", "container_name", "restart", "logging", "healthcheck", "hostname",
     "labels", "depends_on", "stdin_open", "tty", "networks", "profiles", "pull_policy", "runtime", "expose",
     "stop_grace_period", "env_file",
 )  # fmt: skip
+"""Keys that are read elsewhere, or that mean nothing for the engine: no note says that they are left out."""
 
 
 def parse_env_file(text: str, variables: Variables) -> dict[str, str]:
-    """Raises CommandError."""
+    """Read an env file. Its variables are assigned, too, so that later texts can use them. Raises CommandError."""
     values: dict[str, str] = {}
     for line in text.splitlines():
         if match := _ENV_LINE.fullmatch(line.strip()):
@@ -45,7 +46,7 @@ def parse_env_file(text: str, variables: Variables) -> dict[str, str]:
 
 
 def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping[str, str]) -> list[Launch]:
-    """The services with an image, or the one that is wanted. Raises LaunchError."""
+    """Read every service, or only the one that is wanted. Raises LaunchError."""
     try:
         document = parse_as_pyyaml(text, aliases=True)
     except YamlError as error:
@@ -59,7 +60,7 @@ def read_compose(text: str, variables: Variables, wanted: str, env_file: Mapping
     if wanted and wanted not in services:
         raise LaunchError(document.line(("services",)), f"no service is named {wanted}: {', '.join(services)[:200]}")
     chosen = ((name, data) for name, data in services.items() if wanted in ("", name) and isinstance(data, dict))
-    return [_Service(document, name, data, variables, env_file).launch() for name, data in chosen]
+    return [_Service(document, name, data, variables, env_file).make_launch() for name, data in chosen]
 
 
 class _Service(Struct):
@@ -69,109 +70,116 @@ class _Service(Struct):
     variables: Variables
     env_file: Mapping[str, str]
 
-    def launch(self) -> Launch:
-        line = self._line("command" if "command" in self.data else "image")
-        launch = Launch(line, self._text(self.data.get("image")), service=self.name)
-        launch.words = self._words("command") or []
-        launch.entrypoint = self._words("entrypoint")
+    def make_launch(self) -> Launch:
+        line = self._find_line("command" if "command" in self.data else "image")
+        launch = Launch(line, self._fill_text(self.data.get("image")), service=self.name)
+        launch.words = self._read_words("command") or []
+        launch.entrypoint = self._read_words("entrypoint")
         if "extends" in self.data:
-            raise LaunchError(self._line("extends"), "extends: write the service out, or name another by --service")
+            raise LaunchError(
+                self._find_line("extends"), "extends: write the service out, or name another by --service"
+            )
         if self.document.data.get("include"):
             text = "include: not read: write what the engine needs of it into this file"
             launch.note(self.document.line(("include",)), text)
-        launch.env = {option.name: option for option in self._environment(launch)}
-        launch.options = list(self._options(launch))
+        launch.env = {option.name: option for option in self._read_environment(launch)}
+        launch.options = list(self._read_options(launch))
         return launch
 
-    def _line(self, *steps: str) -> int:
+    def _find_line(self, *steps: str) -> int:
         return self.document.line(("services", self.name, *steps))
 
-    def _text(self, value: object, *steps: str) -> str:
-        """Filled in, of a scalar. Raises LaunchError."""
+    def _fill_text(self, value: object, *steps: str) -> str:
+        """The text of a scalar, with variables filled in. `steps`: its key. Raises LaunchError."""
         if isinstance(value, Mapping | list):
-            raise LaunchError(self._line(*steps), f"{'.'.join(steps)}: must be text")
+            raise LaunchError(self._find_line(*steps), f"{'.'.join(steps)}: must be text")
         if isinstance(value, bool):
             return str(value).lower()
         try:
             return self.variables.fill("" if value is None else str(value))
         except CommandError as error:
-            raise LaunchError(self._line(*steps), f"{'.'.join(steps)}: {error}") from None
+            raise LaunchError(self._find_line(*steps), f"{'.'.join(steps)}: {error}") from None
 
-    def _words(self, name: str) -> list[str] | None:
+    def _read_words(self, name: str) -> list[str] | None:
         value = self.data.get(name)
         if isinstance(value, list):
-            return [self._text(word, name, f"[{n}]") for n, word in enumerate(value)]
+            return [self._fill_text(word, name, f"[{number}]") for number, word in enumerate(value)]
         try:
-            return None if value is None else shlex.split(self._text(value, name))
+            return None if value is None else shlex.split(self._fill_text(value, name))
         except ValueError as error:
-            raise LaunchError(self._line(name), f"{name}: {str(error).lower()}") from None
+            raise LaunchError(self._find_line(name), f"{name}: {str(error).lower()}") from None
 
-    def _items(self, name: str) -> Iterator[tuple[object, tuple[str, ...]]]:
+    def _list_entries(self, name: str) -> Iterator[tuple[object, tuple[str, ...]]]:
+        """Each entry of a list, or a single value, with its key."""
         value = self.data.get(name)
-        for n, item in enumerate(value if isinstance(value, list) else [] if value is None else [value]):
-            yield item, (name, f"[{n}]")
+        for number, entry_value in enumerate(value if isinstance(value, list) else [] if value is None else [value]):
+            yield entry_value, (name, f"[{number}]")
 
-    def _environment(self, launch: Launch) -> Iterator[Option]:
-        for file, steps in self._items("env_file"):
+    def _read_environment(self, launch: Launch) -> Iterator[Option]:
+        for file, steps in self._list_entries("env_file"):
             if str(file) in (".env", "./.env") and self.env_file:
-                yield from (Option(name, value, self._line(*steps)) for name, value in self.env_file.items())
+                yield from (Option(name, value, self._find_line(*steps)) for name, value in self.env_file.items())
             else:
                 text = f"env_file: {str(file)[:80]}: not read: write its variables under env, secrets under secrets"
-                launch.note(self._line(*steps), text)
+                launch.note(self._find_line(*steps), text)
         value = self.data.get("environment")
         if isinstance(value, dict):
             for name, assigned in value.items():
-                text = self.variables.value(name) if assigned is None else self._text(assigned, "environment", name)
-                yield Option(name, text, self._line("environment", name))
+                text = (
+                    self.variables.value(name) if assigned is None else self._fill_text(assigned, "environment", name)
+                )
+                yield Option(name, text, self._find_line("environment", name))
         elif isinstance(value, list):
-            for assignment, steps in self._items("environment"):
-                name, equals, text = self._text(assignment, *steps).partition("=")
-                yield Option(name, text if equals else self.variables.value(name), self._line(*steps))
+            for assignment, steps in self._list_entries("environment"):
+                name, equals, text = self._fill_text(assignment, *steps).partition("=")
+                yield Option(name, text if equals else self.variables.value(name), self._find_line(*steps))
 
-    def _options(self, launch: Launch) -> Iterator[Option]:
+    def _read_options(self, launch: Launch) -> Iterator[Option]:
         for name in self.data:
-            line = self._line(name)
+            line = self._find_line(name)
             if name in _VALUES:
-                yield from self._value(name, line)
+                yield from self._read_value(name, line)
             elif name in _LISTS:
-                for item, steps in self._items(name):
-                    yield Option(*self._item(name, item, steps), self._line(*steps))
+                for entry_value, steps in self._list_entries(name):
+                    yield Option(*self._read_entry(name, entry_value, steps), self._find_line(*steps))
             elif name == "ulimits":
-                yield from self._ulimits()
+                yield from self._read_ulimits()
             elif name == "deploy":
-                yield from self._deploy(launch)
-            elif name not in _OWN and not name.startswith("x-"):
+                yield from self._read_deploy(launch)
+            elif name not in _UNNOTED and not name.startswith("x-"):
                 launch.note(line, _NOTES.get(name) or f"{name}: left out: a recipe cannot say it")
 
-    def _value(self, name: str, line: int) -> Iterator[Option]:
-        text = "all" if name == "gpus" else self._text(self.data[name], name)
+    def _read_value(self, name: str, line: int) -> Iterator[Option]:
+        text = "all" if name == "gpus" else self._fill_text(self.data[name], name)
         is_switch = name in ("privileged", "init")
         if not is_switch or text in ("true", "yes", "y", "on"):
             yield Option(_VALUES[name], "true" if is_switch else text, line)
 
-    def _item(self, name: str, option: object, steps: tuple[str, ...]) -> tuple[str, str]:
-        """An entry in docker's short form."""
-        if not isinstance(option, dict):
-            text = self._text(option, *steps)
+    def _read_entry(self, name: str, entry_value: object, steps: tuple[str, ...]) -> tuple[str, str]:
+        """Name and value of the option for an entry of a list."""
+        if not isinstance(entry_value, dict):
+            text = self._fill_text(entry_value, *steps)
             home = self.variables.values.get("HOME", "")
             return _LISTS[name], home + text[1:] if name == "volumes" and text.startswith("~/") else text
-        parts = {key: self._text(part, *steps) for key, part in option.items() if not isinstance(part, dict | list)}
+        parts = {
+            key: self._fill_text(part, *steps) for key, part in entry_value.items() if not isinstance(part, dict | list)
+        }
         if name == "ports":
             port = port_text(parts.get("host_ip", ""), parts.get("published", ""), parts.get("target", ""))
             return "publish", port
         is_read_only = ",readonly" if parts.get("read_only") == "true" else ""
         return "mount", ",".join(f"{key}={parts.get(key, '')}" for key in ("type", "source", "target")) + is_read_only
 
-    def _ulimits(self) -> Iterator[Option]:
+    def _read_ulimits(self) -> Iterator[Option]:
         for name, limit in as_mapping(self.data["ulimits"]).items():
             ends = [limit.get("soft"), limit.get("hard")] if isinstance(limit, dict) else [limit]
-            text = ":".join(self._text(end, "ulimits", name) for end in ends)
-            yield Option("ulimit", f"{name}={text}", self._line("ulimits", name))
+            text = ":".join(self._fill_text(end, "ulimits", name) for end in ends)
+            yield Option("ulimit", f"{name}={text}", self._find_line("ulimits", name))
 
-    def _deploy(self, launch: Launch) -> Iterator[Option]:
+    def _read_deploy(self, launch: Launch) -> Iterator[Option]:
         resources = as_mapping(as_mapping(self.data["deploy"]).get("resources"))
         if as_mapping(resources.get("reservations")).get("devices"):
-            yield Option("gpus", "all", self._line("deploy"))
+            yield Option("gpus", "all", self._find_line("deploy"))
         if resources.get("limits"):
             text = "deploy.resources.limits: left out: use container.memory_limit_bytes"
-            launch.note(self._line("deploy", "resources", "limits"), text)
+            launch.note(self._find_line("deploy", "resources", "limits"), text)

@@ -41,10 +41,10 @@ from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
 
 IMPORTERS = (read_nvidia, read_eugr, read_sparkrun)
-"""One for each tool; the first that knows a recipe reads it, and the last one takes any."""
+"""One for each tool. The first that knows a recipe reads it, and the last one takes any."""
 COMMAND = ("command",)
 FABRIC = ("devices", ["/dev/infiniband"])
-"""Of no use to one node alone, which may not have it."""
+"""A key and value of `container`: without use on a single node, which may not have the device."""
 _MOST_RANKS = 9999
 _RAY = re.compile(r"--distributed-executor-backend[=\s]+ray\b")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
@@ -60,13 +60,13 @@ class Result(Struct, frozen=True):
     text: str
     """The recipe as YAML."""
     notes: tuple[str, ...]
-    """Each with file and line."""
+    """Notes for people, each with file and line."""
     files: Mapping[str, File]
-    """To leave beside the recipe, by path."""
+    """Files to write beside the recipe, by path."""
     steps: tuple[str, ...]
     """Commands from here to an endpoint, once nothing is missing."""
     missing: tuple[str, ...]
-    """Those of the notes without which there is no endpoint."""
+    """The notes about what keeps the recipe from an endpoint."""
 
 
 def find_files(path: Path) -> list[Path]:
@@ -77,10 +77,10 @@ def find_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     try:
-        below = [one for one in walk(path, hidden=False) if one.name.endswith(SUFFIXES) and not one.is_dir()]
+        below = [file for file in walk(path, hidden=False) if file.name.endswith(SUFFIXES) and not file.is_dir()]
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be read: {(error.strerror or '').lower()}") from None
-    files = sorted(one for one in below if not one.name.startswith(".") and not is_measurement(one))
+    files = sorted(file for file in below if not file.name.startswith(".") and not is_measurement(file))
     if not files:
         raise ConfigError(f"{path}: holds no file *.yaml")
     return files
@@ -98,7 +98,7 @@ def import_file(path: Path, overrides: Overrides, taken: Collection[str] = (), p
 def import_text(
     text: str, path: Path, overrides: Overrides, taken: Collection[str], place: Place, owner: int | None
 ) -> Result:
-    """`owner`: uid of the owner of the file `path`, which the recipe's mods lie beside; None where it is no file.
+    """Convert a text. `owner`: uid of the owner of its file `path`, beside which mods lie; None for no file.
 
     Raises ConfigError with `path` and line, UsageError.
     """
@@ -114,17 +114,20 @@ def import_text(
     if not any(source.has(key) for key in ("recipe_version", "model", "command")):
         raise not_read(text, path, "line 1: is no recipe: it names neither a model nor a command")
     name = _choose_name(path, taken, catalogue_name(source))
-    return _complete(source, [str(path)], place, lambda: _convert(source, name, overrides))
+    return _make_result(source, [str(path)], place, lambda: _convert_recipe(source, name, overrides))
 
 
 def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Result:
-    """One recipe of what all of them start together, named by its model. Raises ConfigError with file and line."""
+    """Convert what all forms start together to one recipe, named by its model. Raises ConfigError with the line."""
     source, foreign, serve = combine(forms, place.image)
     name = _choose_name(Path(f"{serve.model.strip('/')}.model"), taken, "")
-    return _complete(source, [form.path for form in forms], place, lambda: _make(source, name, foreign, serve))
+    return _make_result(
+        source, [form.path for form in forms], place, lambda: _make_recipe(source, name, foreign, serve)
+    )
 
 
-def _complete(source: Source, files: list[str], place: Place, make: Callable[[], Recipe]) -> Result:
+def _make_result(source: Source, files: list[str], place: Place, make: Callable[[], Recipe]) -> Result:
+    """Complete the recipe that `make` returns. Raises ConfigError with file and line for its Unusable."""
     document, file = source.document, source.file or files[0]
     try:
         bundle = complete(source, make(), place)
@@ -132,38 +135,38 @@ def _complete(source: Source, files: list[str], place: Place, make: Callable[[],
         raise ConfigError(printable(f"{file}: line {document.line(fault.key)}: {fault.reason}")) from None
     notes = sorted(source.notes, key=lambda note: (note.file, note.line))
     steps = tuple(bundle.steps())
-    shown = [printable(f"{note.file or file}: line {note.line}: {note.text}") for note in notes]
-    missing = tuple(line for line, note in zip(shown, notes, strict=True) if note.is_missing)
+    lines = [printable(f"{note.file or file}: line {note.line}: {note.text}") for note in notes]
+    missing = tuple(line for line, note in zip(lines, notes, strict=True) if note.is_missing)
     recipe = bundle.recipe
-    return Result(recipe.name, render(recipe, files, notes, steps), tuple(shown), bundle.files, steps, missing)
+    return Result(recipe.name, render(recipe, files, notes, steps), tuple(lines), bundle.files, steps, missing)
 
 
-def _choose_name(path: Path, taken: Collection[str], given: str) -> str:
-    """The file's name in the letters of recipe names, prefixed with the folder's if taken."""
-    names = [_slug(given or path.stem), _slug(f"{path.parent.name}-{given or path.stem}")]
+def _choose_name(path: Path, taken: Collection[str], wanted: str) -> str:
+    """`wanted`, else the file's name, in the letters of recipe names. If taken, the folder's name comes first."""
+    names = [_make_slug(wanted or path.stem), _make_slug(f"{path.parent.name}-{wanted or path.stem}")]
     free = [name for name in names if name not in taken]
     if not free:
         raise ConfigError(printable(f"{path}: line 1: another file gives a recipe of the name {names[-1]}"))
     return free[0]
 
 
-def _slug(text: str) -> str:
+def _make_slug(text: str) -> str:
     return _NOT_IN_A_NAME.sub("-", text.lower()).strip("-._") or "imported"
 
 
-def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
-    """Raises Unusable."""
+def _convert_recipe(source: Source, name: str, overrides: Overrides) -> Recipe:
+    """Convert another tool's recipe. Raises Unusable."""
     try:
         foreign = next(filter(None, (read(source, overrides) for read in IMPORTERS)))
         engine = _find_engine(source, foreign, overrides)
     except (CommandError, LaunchError) as error:
         raise Unusable(COMMAND, f"command: {redact(str(error))}") from None
     foreign = replace(foreign, env={**foreign.env, **engine.env}, secrets={**foreign.secrets, **engine.secrets})
-    return _make(source, name, foreign, engine.serve)
+    return _make_recipe(source, name, foreign, engine.serve)
 
 
-def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe:
-    """Raises Unusable."""
+def _make_recipe(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe:
+    """Make a recipe of schema 1. Raises Unusable."""
     served_name, args = _convert_flags(source, command)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
@@ -192,13 +195,15 @@ def _make(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe
             "args": args,
             "env": env,
             "secrets": {**secrets, **foreign.secrets},
-            "container": {key: one for key, one in foreign.container.items() if not is_alone or (key, one) != FABRIC},
+            "container": {
+                key: value for key, value in foreign.container.items() if not is_alone or (key, value) != FABRIC
+            },
         }
     )
 
 
 def _find_engine(source: Source, foreign: Foreign, overrides: Overrides) -> Engine:
-    """Raises CommandError, LaunchError."""
+    """Find what the recipe's command starts. Raises CommandError, LaunchError."""
     launch = Launch(source.document.line(COMMAND), foreign.image)
     engine = read_inner_engine(launch, foreign.command, foreign.env, overrides)
     source.notes += [replace(note, text=f"command: {note.text}") for note in launch.notes]
@@ -210,18 +215,18 @@ def _convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonV
     served_name = ""
     args: dict[str, JsonValue] = {}
     for flag in command.flags:
-        stem = flag.name.partition(".")[0].removeprefix("no-")
+        base_name = flag.name.partition(".")[0].removeprefix("no-")
         where = f"command: --{flag.name}"
-        if stem == "config":
-            raise Unusable(COMMAND, f"{where}: {OTHER_HOMES[stem]}")
+        if base_name == "config":
+            raise Unusable(COMMAND, f"{where}: {OTHER_HOMES[base_name]}")
         if flag.name == "served-model-name" and flag.values:
             served_name = flag.values[0]
             if flag.values[1:]:
                 source.note(COMMAND, f"{where}: further names left out: {', '.join(flag.values[1:])}")
-        elif stem in OWNED:
+        elif base_name in OWNED:
             continue  # sparkd sets it, from the recipe's executor or cluster.nodes
-        elif stem in OTHER_HOMES:
-            source.note(COMMAND, f"{where}: left out: {OTHER_HOMES[stem]}")
+        elif base_name in OTHER_HOMES:
+            source.note(COMMAND, f"{where}: left out: {OTHER_HOMES[base_name]}")
         else:
             _convert_flag(source, args, flag, where)
     return served_name, args
@@ -243,7 +248,7 @@ def _convert_flag(source: Source, args: dict[str, JsonValue], flag: Flag, where:
 
 
 def _note_code(source: Source) -> None:
-    """Note the code that the tool would run besides the engine, except what `endpoint` makes commands of."""
+    """Note the code that the tool would run besides the engine, except what `endpoint` turns into commands."""
     for key, meaning in _NOT_RUN.items():
         for step in source.items(key):
             source.note((key,), f"{key}: {redact(cut(step))}: not run: {meaning}")
@@ -253,7 +258,7 @@ def _note_code(source: Source) -> None:
 
 
 def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]) -> dict[str, int]:
-    """One rank per node: as many nodes as the flags give ranks, unless the recipe requires another number."""
+    """Fewest and most nodes: one for each rank of the flags, unless the recipe requires another number."""
     fewest, most = foreign.nodes
     sizes = (parse_count(args.get(flag), _MOST_RANKS) for flag in rank_flags(args))
     ranks = prod(1 if size is None else size for size in sizes)
@@ -266,7 +271,7 @@ def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]
 
 
 def _split_environment(source: Source, env: Mapping[str, str], *, many: bool) -> tuple[dict[str, str], dict[str, str]]:
-    """Variables, and the files of those that are secrets."""
+    """Variables, and the files of those variables that are secrets."""
     kept: dict[str, str] = {}
     secrets: dict[str, str] = {}
     for name, text in env.items():
@@ -289,11 +294,12 @@ def _split_environment(source: Source, env: Mapping[str, str], *, many: bool) ->
 
 
 def _validate(written: Mapping[str, object]) -> Recipe:
+    """Make the recipe. Raises Unusable with the first error."""
     try:
         return Recipe.model_validate(written)
     except ValidationError as error:
-        first = error.errors()[0]
-        context = first.get("ctx", {})
-        key = str(context["at"]) if context.get("at") else ".".join(str(step) for step in first["loc"])
-        found = format_key((key,), context.get("found", first["input"]))
-        raise Unusable((), f"{found}: {validator_message(first['msg'])}") from None
+        fault = error.errors()[0]
+        context = fault.get("ctx", {})
+        key = str(context["at"]) if context.get("at") else ".".join(str(step) for step in fault["loc"])
+        shown = format_key((key,), context.get("found", fault["input"]))
+        raise Unusable((), f"{shown}: {validator_message(fault['msg'])}") from None

@@ -19,32 +19,32 @@ _SWITCHES = frozenset(
      "read-only", "sig-proxy", "quiet", "disable-content-trust", "use-api-socket", "replace")
 )  # fmt: skip
 """Options of `docker run` and `docker exec` that take no value (docker's command line reference)."""
-_LETTERS = {
+_SHORT_OPTIONS = {
     "d": "detach", "i": "interactive", "t": "tty", "q": "quiet", "P": "publish-all", "e": "env", "v": "volume",
     "p": "publish", "u": "user", "w": "workdir", "h": "hostname", "l": "label", "m": "memory", "c": "cpu-shares",
     "a": "attach",
 }  # fmt: skip
 _PROGRAMS = ("docker", "podman")
 _SECTION = re.compile(r"^\s*\[([A-Za-z-]+)\]\s*$")
-_OF_SYSTEM = re.compile(r"^(?:User=|WantedBy=(?:multi-user|graphical)\.target)", re.MULTILINE)
-"""A unit of the system, whose %h is root's home, also with User= (systemd.unit(5))."""
+_SYSTEM_UNIT = re.compile(r"^(?:User=|WantedBy=(?:multi-user|graphical)\.target)", re.MULTILINE)
+"""Shows a unit of the system manager, in which %h is root's home, also with User= (systemd.unit(5))."""
 _SPECIFIER = re.compile(r"%[A-Za-z%]")
 
 
 def read_script(text: str, variables: Variables) -> list[Launch]:
-    """Raises LaunchError."""
+    """Read what the commands of a script start. Raises LaunchError."""
     script = Script(text, variables)
     try:
-        given = {name: variables.values[name] for name in variables.fixed}
-        return [launch for command in script.read() for launch in _launches(command, given)]
+        overrides = {name: variables.values[name] for name in variables.fixed}
+        return [launch for command in script.read() for launch in _find_launches(command, overrides)]
     except CommandError as error:
         raise LaunchError(script.line, str(error)) from None
 
 
-def _launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
-    """What the command starts, also where it is a shell's own command."""
+def _find_launches(command: Command, overrides: Mapping[str, str], depth: int = 0) -> Iterator[Launch]:
+    """What the command starts; of a shell with -c, what its text starts, to three levels."""
     words, line = command.words, command.lines[0] if command.lines else 1
-    at = next((n for n, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
+    at = next((place for place, word in enumerate(words) if word.rpartition("/")[2] in _PROGRAMS), -1)
     verb = [word for word in words[at + 1 : at + 3] if word != "container"][:1] if at >= 0 else []
     inner = inner_commands(words, command.env, overrides, line) if depth < 3 else None
     if verb in (["run"], ["exec"], ["create"]):
@@ -54,7 +54,7 @@ def _launches(command: Command, overrides: Mapping[str, str], depth: int = 0) ->
     elif inner is not None:
         for nested in inner:
             nested.block, nested.env = nested.block or command.block, {**command.env, **nested.env}
-            yield from _launches(nested, overrides, depth + 1)
+            yield from _find_launches(nested, overrides, depth + 1)
     elif at < 0 and program(words)[1]:
         launch = Launch(line, words=words, entrypoint=[])
         launch.env = {name: Option(name, value, line) for name, value in command.env.items()}
@@ -65,7 +65,7 @@ def _launches(command: Command, overrides: Mapping[str, str], depth: int = 0) ->
 
 
 def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[str, str]) -> Launch:
-    """`at`: where the options of run, create or exec begin. Raises LaunchError."""
+    """Read the options, image and words. `at`: where the options of run, create or exec begin. Raises LaunchError."""
     launch, verb = Launch(lines[at - 1]), words[at - 1]
     while at < len(words) and (words[at].startswith("-") or is_unknown(words[at], "[@]}")) and words[at] != "--":
         word, line, at = words[at], lines[at], at + 1
@@ -73,42 +73,42 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
             text = f"left out: what {redact(unknown(word))} stands for is not known: write it"
             launch.note(line, text, is_missing=True)
             continue
-        options, needs_value = _options(word, line)
+        options, needs_value = _parse_options(word, line)
         if needs_value:
             if at >= len(words):
                 raise LaunchError(line, f"{word[:60]} needs a value")
             options[-1] = options[-1]._replace(value=words[at])
             at += 1
         for option in options:
-            _take(launch, option, shell_env)
-    started, launch.words = "".join(words[at : at + 1]), words[at + 1 :]
-    if not started:
+            _take_option(launch, option, shell_env)
+    name, launch.words = "".join(words[at : at + 1]), words[at + 1 :]
+    if not name:
         raise LaunchError(launch.line, f"docker {verb} names no {'container' if verb == 'exec' else 'image'}: write it")
     if verb == "exec":
         launch.entrypoint = []
     else:
-        launch.image = started
+        launch.image = name
     return launch
 
 
-def _options(word: str, line: int) -> tuple[list[Option], bool]:
+def _parse_options(word: str, line: int) -> tuple[list[Option], bool]:
     """The options in one word, and whether the last one's value is the next word."""
     if word.startswith("--"):
         name, equals, value = word[2:].partition("=")
         return [Option(name, value or "true" * (not equals), line)], not equals and name not in _SWITCHES
     options: list[Option] = []
-    for n, letter in enumerate(word[1:], 1):
-        name = _LETTERS.get(letter, "")
+    for place, letter in enumerate(word[1:], 1):
+        name = _SHORT_OPTIONS.get(letter, "")
         if not name:
             raise LaunchError(line, f"docker's option {word[:60]} is not known: write its long form")
         if name not in _SWITCHES:
-            value = word[n + 1 :].removeprefix("=")
+            value = word[place + 1 :].removeprefix("=")
             return [*options, Option(name, value, line)], not value
         options.append(Option(name, "true", line))
     return options, False
 
 
-def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
+def _take_option(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
     if option.name == "env":
         name, equals, value = option.value.partition("=")
         value = value if equals else shell_env.get(name, mark(f"${name}"))
@@ -120,7 +120,7 @@ def _take(launch: Launch, option: Option, shell_env: Mapping[str, str]) -> None:
         launch.entrypoint = [option.value] if option.value else []
     else:
         if option.name == "platform":  # the last one counts
-            launch.options = [given for given in launch.options if given.name != option.name]
+            launch.options = [earlier for earlier in launch.options if earlier.name != option.name]
         launch.options.append(option)
 
 
@@ -130,17 +130,17 @@ def is_unit(text: str) -> bool:
 
 
 def read_unit(text: str, variables: Variables) -> list[Launch]:
-    """Of a systemd unit, by the rules of systemd.syntax(7) and systemd.exec(5). Raises LaunchError."""
-    home = "/root" if _OF_SYSTEM.search(text) else variables.value("HOME")
+    """Read what a systemd unit starts, by systemd.syntax(7) and systemd.exec(5). Raises LaunchError."""
+    home = "/root" if _SYSTEM_UNIT.search(text) else variables.value("HOME")
     env: dict[str, str] = {}
     launches: list[Launch] = []
     notes: list[Note] = []
-    for line, key, value in _settings(text):
+    for line, key, value in _read_settings(text):
         try:
             if key == "Environment":
                 for word in shlex.split(value):
                     name, _, content = word.partition("=")
-                    env[name] = _specifiers(content, home)
+                    env[name] = _fill_specifiers(content, home)
                     variables.assign(name, env[name])
             elif key == "EnvironmentFile":
                 notes.append(Note(line, f"EnvironmentFile={value[:80]}: not read: write its variables under env"))
@@ -150,9 +150,9 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
                     text = f"{key}={redact(value)[:100]}: not run: do it on the node, or in an image"
                     notes.append(Note(line, text))
             elif key == "ExecStart" and value:
-                words = _exec_words(_specifiers(value.lstrip("-@:+!|"), home), variables)
-                started = [*_launches(Command(words, [line] * len(words), dict(env)), {})]
-                launches += started or [_other(line, words, env)]
+                words = _split_exec(_fill_specifiers(value.lstrip("-@:+!|"), home), variables)
+                started = [*_find_launches(Command(words, [line] * len(words), dict(env)), {})]
+                launches += started or [_make_other_launch(line, words, env)]
         except (CommandError, ValueError, YamlError) as error:
             raise LaunchError(line, f"{key}: {str(error).lower()}") from None
     for launch in launches:
@@ -160,16 +160,16 @@ def read_unit(text: str, variables: Variables) -> list[Launch]:
     return launches
 
 
-def _other(line: int, words: list[str], env: Mapping[str, str]) -> Launch:
-    """What starts no engine by itself, such as a script; what the unit sets for it is lost."""
+def _make_other_launch(line: int, words: list[str], env: Mapping[str, str]) -> Launch:
+    """The launch of a program that starts no engine by itself, such as a script. The unit's variables are left out."""
     launch, names = Launch(line, words=words, entrypoint=[]), " ".join(env)[:80]
     if names:
         launch.note(line, f"Environment={names}: left out: write what the engine needs of it under env")
     return launch
 
 
-def _settings(text: str) -> Iterator[tuple[int, str, str]]:
-    """Line, key and value of the section Service."""
+def _read_settings(text: str) -> Iterator[tuple[int, str, str]]:
+    """Line, key and value of each setting in the section Service."""
     section, lines = "", iter(enumerate(text.splitlines(), 1))
     for number, raw in lines:
         line = raw.strip()
@@ -184,16 +184,16 @@ def _settings(text: str) -> Iterator[tuple[int, str, str]]:
         yield number, key.strip(), value.strip()
 
 
-def _specifiers(text: str, home: str) -> str:
-    """What systemd fills in at the start beside %h is not known."""
+def _fill_specifiers(text: str, home: str) -> str:
+    """Fill in %h and %%. Any other specifier becomes a mark, since only systemd knows its value."""
     known = {"%%": "%", "%h": home}
-    return _SPECIFIER.sub(lambda found: known.get(found[0]) or mark(found[0]), text)
+    return _SPECIFIER.sub(lambda match: known.get(match[0]) or mark(match[0]), text)
 
 
-def _exec_words(text: str, variables: Variables) -> list[str]:
-    """$NAME as a word of its own becomes several words; ${NAME} is a part of one."""
-    found: list[str] = []
+def _split_exec(text: str, variables: Variables) -> list[str]:
+    """Words of ExecStart=. $NAME as a whole word may become several; ${NAME} stays within one."""
+    words: list[str] = []
     for word in shlex.split(text):
         filled = variables.fill(word)
-        found += filled.split() if re.fullmatch(r"\$\w+", word) else [filled]
-    return found
+        words += filled.split() if re.fullmatch(r"\$\w+", word) else [filled]
+    return words

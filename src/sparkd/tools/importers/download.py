@@ -1,4 +1,4 @@
-"""One text from the web, for a person who named its URL: by https alone, bounded, without credentials.
+"""Downloads one text whose URL a person has named: only by https, within limits, without credentials.
 
 No cookie, no password of a URL or of ~/.netrc is sent; a proxy and SSL_CERT_FILE of the environment count.
 """
@@ -19,16 +19,16 @@ with without("rich", "click"):
 
 LIMIT_BYTES = 1 << 20
 WAIT_SECONDS = 10.0
-"""For each step: connection, answer, next bytes."""
+"""Limit for each step: the connection, the answer, the next bytes."""
 TOTAL_SECONDS = 30.0
 MOST_REDIRECTS = 5
 
 
 def download_text(url: str, total_seconds: float = TOTAL_SECONDS) -> str:
-    """UTF-8 text of at most LIMIT_BYTES. Raises ConfigError."""
+    """Download UTF-8 text of at most LIMIT_BYTES. Raises ConfigError."""
     shown = sanitize(url)
     try:
-        return asyncio.run(asyncio.wait_for(_follow(url, shown), total_seconds))
+        return asyncio.run(asyncio.wait_for(_request(url, shown), total_seconds))
     except TimeoutError:
         raise ConfigError(f"{shown}: took longer than {total_seconds:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, ValueError) as error:
@@ -37,19 +37,20 @@ def download_text(url: str, total_seconds: float = TOTAL_SECONDS) -> str:
         raise ConfigError(f"{shown}: {reason}", offline if isinstance(error, httpx.TransportError) else "") from None
 
 
-async def _follow(url: str, shown: str) -> str:
+async def _request(url: str, shown: str) -> str:
     async with httpx.AsyncClient(timeout=WAIT_SECONDS, headers={"Accept-Encoding": "identity"}) as client:
         for _ in range(MOST_REDIRECTS + 1):
-            _check(url)
+            _refuse_url(url)
             async with client.stream("GET", url) as answer:
                 if not answer.has_redirect_location:
-                    return await _read(answer, shown)
+                    return await _read_body(answer, shown)
                 url = str(answer.url.join(answer.headers["Location"]))
                 client.cookies.clear()
     raise ConfigError(f"{shown}: is redirected more than {MOST_REDIRECTS} times")
 
 
-def _check(url: str) -> None:
+def _refuse_url(url: str) -> None:
+    """Raise ConfigError for a URL that is not used."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise ConfigError(f"{sanitize(url)}: only https is used")
@@ -60,7 +61,7 @@ def _check(url: str) -> None:
         raise ConfigError("a URL with a name or a password is not used")
 
 
-async def _read(answer: httpx.Response, shown: str) -> str:
+async def _read_body(answer: httpx.Response, shown: str) -> str:
     if answer.status_code != httpx.codes.OK:
         raise ConfigError(f"{shown}: HTTP {answer.status_code}")
     body = bytearray()

@@ -1,4 +1,4 @@
-"""Completes an imported recipe: its models, its mods as files to leave beside it, and how its image is made."""
+"""Completes an imported recipe: its models, its mods as files to write beside it, and how its image is made."""
 
 from __future__ import annotations
 
@@ -34,91 +34,100 @@ DRAFT = "speculative-config"
 EUGR = "https://github.com/eugr/spark-vllm-docker"
 _CHECKOUT = EUGR.rpartition("/")[2]
 _BUILD_TOOL = "build-and-copy.sh"
-_REGULAR, _B12X = "eugr/spark-vllm:latest", "eugr/spark-vllm-b12x:latest"
-_PULLED = {"vllm-node": _REGULAR, "vllm-node-tf5": _REGULAR, "vllm-node-b12x": _B12X}
-"""Published image by the name that the tool gives it: pulled, if all arguments are of _PULL_FLAGS (028b7ce, 2026)."""
+_USUAL, _B12X = "eugr/spark-vllm:latest", "eugr/spark-vllm-b12x:latest"
+_PULLED = {"vllm-node": _USUAL, "vllm-node-tf5": _USUAL, "vllm-node-b12x": _B12X}
+"""Published image by the tool's name for it. The tool pulls it if all arguments are of _PULL_FLAGS (028b7ce, 2026)."""
 _BUILT_NAMES = ("vllm-node", "sparkrun-eugr-vllm")
-"""Beginnings of the names of what this tool, and sparkrun by it, build."""
+"""Beginnings of the names of images that this tool builds, also for sparkrun."""
 _EXP_B12X = {"--exp-b12x", "--experimental-b12x"}
 _PULL_FLAGS = {"--tf5", "--pre-tf", "--pre-transformers", *_EXP_B12X}
-_OF_HUB_CACHE = re.compile(
+_IN_HUB_CACHE = re.compile(
     r"(?:/root/\.cache|/cache)/huggingface/hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
     r"/snapshots/([0-9a-f]{7,40})/?",
     re.ASCII,
 )
 _OTHER_MOUNTS = ("/root/.cache/huggingface", "/cache/huggingface")
-"""Where eugr's tool and sparkrun mount the hub's cache of their node."""
+"""Folders of a container to which eugr's tool and sparkrun mount the hub's cache of their node."""
 MOST_MODS = 24
 _CUDA_TORCH = """\
 python3 -c 'from importlib.util import find_spec; from runpy import run_path
 torch = find_spec("torch"); assert torch, "torch is missing"
 assert run_path(torch.origin.replace("__init__", "version"))["cuda"], "torch is built without CUDA"'
 """
-"""A build that resolves torch from Python's package index gets its wheel for the CPU."""
+"""Check of a built image: a build that resolves torch from Python's package index gets its wheel for the CPU."""
 
 
 def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
-    """The recipe with its models, mods and image; what stays open becomes a note."""
-    bundle, path = Bundle(recipe, place, recipe.image.ref), source.beside
+    """Complete the recipe with its models, mods and image. What stays open becomes a note."""
+    bundle, recipe_file = Bundle(recipe, place, recipe.image.ref), source.beside
     if recipe.nodes.min > MAX_NODES:
         source.miss((), f"it needs {recipe.nodes.min} nodes, and with sparkd at most {MAX_NODES} serve together")
     if is_for_x86(recipe.image.ref):
         source.miss(("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another")
     bundle.container = source.container
     bundle.is_here = source.is_running_here or place.find_image(bundle.base) is not None
-    bundle.build = _build_command(source, bundle, path)
+    bundle.build = _build_command(source, bundle, recipe_file)
     if bundle.build:
         bundle.update("image", build=bundle.build, asserts=(_CUDA_TORCH,))
     _find_model(source, bundle)
     _find_drafts(source, bundle)
-    _take_mods(source, bundle, path)
+    _take_mods(source, bundle, recipe_file)
     _note_files(source, bundle)
     _note_other_mounts(source, bundle.recipe)
     return bundle
 
 
-def _build_command(source: Source, bundle: Bundle, path: Path | None) -> str:
-    """How the image is built; empty where a registry has it, perhaps by another name, and where that is not known."""
+def _build_command(source: Source, bundle: Bundle, recipe_file: Path | None) -> str:
+    """The command that builds the image; empty where a registry has it, and where no command is known.
+
+    Where the tool would pull the image under another name, the bundle gets that name.
+    """
     image = bundle.base
-    words = [str(word) for word in _listed(source, "build_args")]
-    if source.is_running_here or (is_published(image) and not words):
+    arguments = [str(word) for word in _list_entries(source, "build_args")]
+    if source.is_running_here or (is_published(image) and not arguments):
         return ""
-    if not words and not image.startswith(_BUILT_NAMES) and source.document.data.get("builder") != "eugr":
+    if not arguments and not image.startswith(_BUILT_NAMES) and source.document.data.get("builder") != "eugr":
         if not bundle.is_here:
             source.miss(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return ""
-    above = [folder for folder in mods.trees(path) if (folder / _BUILD_TOOL).is_file()]
-    if not bundle.is_here and (pulled := _pulled_image(image, words, above)):
+    checkouts = [folder for folder in mods.trees(recipe_file) if (folder / _BUILD_TOOL).is_file()]
+    if not bundle.is_here and (pulled := _find_pulled_image(image, arguments, checkouts)):
         source.note(("container",), f"container: {image}: {pulled}, which its tool gives this name: a tag that moves")
         bundle.base, bundle.is_here = pulled, bundle.place.find_image(pulled) is not None
         bundle.update("image", ref=pulled)
         return ""
-    checkout, clone = (str(above[0]), "") if above else (_CHECKOUT, f"[ -d {_CHECKOUT} ] || git clone {EUGR} && ")
-    run = shlex.join([f"./{_BUILD_TOOL}", "-t", image, *words])
-    command = f"{clone}(cd {shlex.quote(checkout)} && {run})"
+    checkout, clone = (
+        (str(checkouts[0]), "") if checkouts else (_CHECKOUT, f"[ -d {_CHECKOUT} ] || git clone {EUGR} && ")
+    )
+    build = shlex.join([f"./{_BUILD_TOOL}", "-t", image, *arguments])
+    command = f"{clone}(cd {shlex.quote(checkout)} && {build})"
     if not command.isprintable():
         source.miss(("build_args",), "build_args: left out: not plain words")
         return ""
     return command
 
 
-def _listed(source: Source, key: str) -> list[object]:
-    """Also below `runtime_config`, where sparkrun has keys that it does not know."""
+def _list_entries(source: Source, key: str) -> list[object]:
+    """Entries of the key, also below `runtime_config`, to which sparkrun moves keys that it does not know."""
     inner = as_mapping(source.document.data.get("runtime_config")).get(key)
     return [*source.items(key), *(inner if isinstance(inner, list) else [])]
 
 
-def _pulled_image(name: str, words: list[str], checkouts: list[Path]) -> str:
-    """Empty where the tool builds. One beside the recipe may be older, or a fork, and then names another image."""
-    image = _PULLED.get(name, "") if _EXP_B12X.isdisjoint(words) else _B12X
+def _find_pulled_image(name: str, arguments: list[str], checkouts: list[Path]) -> str:
+    """The image that the tool pulls; empty where it builds.
+
+    A copy of the tool beside the recipe may be older, or a fork: then it must name the same image.
+    """
+    image = _PULLED.get(name, "") if _EXP_B12X.isdisjoint(arguments) else _B12X
     with suppress(OSError, ConfigError):
-        known = not checkouts or f'"{image}"' in read_file(checkouts[0] / _BUILD_TOOL)
-        return image if known and _PULL_FLAGS.issuperset(words) else ""
+        is_named = not checkouts or f'"{image}"' in read_file(checkouts[0] / _BUILD_TOOL)
+        return image if is_named and _PULL_FLAGS.issuperset(arguments) else ""
     return ""
 
 
 def _find_model(source: Source, bundle: Bundle) -> None:
-    if cached := _OF_HUB_CACHE.fullmatch(bundle.recipe.model.path):
+    """Set the model's path on the node, repository and revision. Notes where its files come from, if not the hub."""
+    if cached := _IN_HUB_CACHE.fullmatch(bundle.recipe.model.path):
         bundle.update("model", path=cached[2], repo=f"{cached[1]}/{cached[2]}", revision=cached[3])
     elif REVISION.fullmatch(revision := str(bundle.recipe.args.get("revision", ""))):
         bundle.update("model", revision=revision)
@@ -138,7 +147,7 @@ def _find_model(source: Source, bundle: Bundle) -> None:
 
 
 def _find_drafts(source: Source, bundle: Bundle) -> None:
-    """Models on the hub that speculative decoding names: downloaded, and read below sparkd's mount of the models."""
+    """Take the hub's models that speculative decoding names: they are read below sparkd's mount of the models."""
     args, model = dict(bundle.recipe.args), bundle.recipe.model
     for flag in (DRAFT, f"{DRAFT}.model"):
         config = parse_json(str(args.get(DRAFT))) if flag == DRAFT else {"model": args.get(flag)}
@@ -159,41 +168,41 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
 
 
 def _read_draft(config: Mapping[str, object]) -> tuple[str, str]:
-    """Name on the hub and revision, which may be empty; no name where it is no model of the hub."""
+    """The draft's name on the hub and its revision, which may be empty. Both are empty for a model of no hub."""
     draft, revision = str(config.get("model")), str(config.get("revision") or "")
-    if cached := _OF_HUB_CACHE.fullmatch(draft):
+    if cached := _IN_HUB_CACHE.fullmatch(draft):
         draft, revision = f"{cached[1]}/{cached[2]}", cached[3]
     good = REPO.fullmatch(draft) and (not revision or REVISION.fullmatch(revision))
     return (draft, revision) if good else ("", "")
 
 
-def _find_mods(source: Source, bundle: Bundle, path: Path | None) -> Iterable[mods.Mod]:
-    references = _listed(source, "mods")
+def _find_mods(source: Source, bundle: Bundle, recipe_file: Path | None) -> Iterable[mods.Mod]:
+    references = _list_entries(source, "mods")
     taken: dict[str, mods.Mod] = {}
     for reference in references[:MOST_MODS]:
         try:
-            mod = mods.find_mod(reference, path, bundle.place.mods)
+            mod = mods.find_mod(reference, recipe_file, bundle.place.mods)
             if taken.get(mod.name, mod).files != mod.files:
                 raise mods.ModError("another one of that name is taken")
             taken[mod.name] = mod
         except mods.ModError as error:
             shown = " ".join(str(reference).split())[:100]
-            source.miss(("mods",), f"mods: {shown}: {error}: left out; {_where_mods_are(str(reference))}")
+            source.miss(("mods",), f"mods: {shown}: {error}: left out; {_explain_where_mods_are(str(reference))}")
     if references[MOST_MODS:]:
         source.miss(("mods",), f"mods: only the first {MOST_MODS} are taken")
     return taken.values()
 
 
-def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
-    """Templates that mods only copy become mounts; all other mods, and `pre_exec`, steps of a build."""
+def _take_mods(source: Source, bundle: Bundle, recipe_file: Path | None) -> None:
+    """Take mods and `pre_exec`. A mod that only copies templates becomes mounts; all else becomes steps of a build."""
     runs = _take_pre_exec(source, bundle)
-    taken = _find_mods(source, bundle, path)
-    contents = sha256()
+    taken = _find_mods(source, bundle, recipe_file)
+    digest = sha256()
     for mod in taken:
         for name, file in mod.files.items():
-            contents.update(f"{mod.name}/{name}\0{len(file.content)}\0".encode() + file.content)
-    folder = f"{bundle.recipe.name[:80]}.mods-{contents.hexdigest()[:12]}"
-    built = [mod for mod in taken if not _mount(bundle, mod, folder)]
+            digest.update(f"{mod.name}/{name}\0{len(file.content)}\0".encode() + file.content)
+    folder = f"{bundle.recipe.name[:80]}.mods-{digest.hexdigest()[:12]}"
+    built = [mod for mod in taken if not _mount_templates(bundle, mod, folder)]
     files = [file.content for mod in built for file in mod.files.values()]
     if len(files) > MOST_FILES or sum(map(len, files)) > MOST_BYTES:
         most = f"{MOST_FILES} files and {size(MOST_BYTES)}"
@@ -204,23 +213,24 @@ def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
             f"{folder}/{mod.name}/{name}": mods.File(file.content, file.executable or name == mods.SCRIPT)
             for name, file in mod.files.items()
         }
-        if mod.starts_beside():
+        if mod.starts_background():
             source.note(("mods",), f"mods: {mod.name}: what it starts in the background ends with the build")
     if built or runs:
-        _build(bundle, (*runs, *mods.build_steps(folder, built)))
+        _set_build(bundle, (*runs, *mods.build_steps(folder, built)))
 
 
-def _where_mods_are(reference: str) -> str:
+def _explain_where_mods_are(reference: str) -> str:
+    """The command by which a person gets the mods of the reference's registry."""
     registry = sanitize(mods.registry_and_path(reference)[0])
-    again, url = "import again with --mods", TABLES.registries.get(registry) if registry else EUGR
+    advice, url = "import again with --mods", TABLES.registries.get(registry) if registry else EUGR
     if not url:
-        return f"{again} FOLDER: a copy of the registry {registry}, which `sparkrun registry list` names"
-    own = "" if registry else f"{again} FOLDER: a copy of the recipe's repository; for a mod of eugr's: "
-    return f"{own}git clone {url}, and {again} {url.rpartition('/')[2]}"
+        return f"{advice} FOLDER: a copy of the registry {registry}, which `sparkrun registry list` names"
+    own_advice = "" if registry else f"{advice} FOLDER: a copy of the recipe's repository; for a mod of eugr's: "
+    return f"{own_advice}git clone {url}, and {advice} {url.rpartition('/')[2]}"
 
 
-def _mount(bundle: Bundle, mod: mods.Mod, folder: str) -> bool:
-    """Whether the mod only copies templates that the flags name; then they are mounted."""
+def _mount_templates(bundle: Bundle, mod: mods.Mod, folder: str) -> bool:
+    """Mount the templates of a mod that only copies templates which flags name. Returns whether it is such a mod."""
     templates, args = mod.templates(), dict(bundle.recipe.args)
     users = {flag: name for name in templates for flag in FILE_FLAGS if args.get(flag) in (name, f"./{name}")}
     if not templates or {*users.values()} != {*templates}:
@@ -240,37 +250,40 @@ def _mount(bundle: Bundle, mod: mods.Mod, folder: str) -> bool:
 
 
 def _take_pre_exec(source: Source, bundle: Bundle) -> list[Step]:
-    """All of it, as sparkrun does before mods; none where a command stays, or needs a mount or a container's value."""
+    """The build steps of `pre_exec`, which run before those of mods, as in sparkrun.
+
+    There are none where a command keeps running, or needs a mount or a value of the container.
+    """
     volumes = (volume.target for volume in bundle.recipe.container.volumes)
     places = "|".join(map(re.escape, ("/root/.cache", "~/.cache", "$HOME/.cache", *_OTHER_MOUNTS, MODELS, *volumes)))
     variables = "|".join([*map(re.escape, bundle.recipe.env), *bundle.recipe.secrets, "HF_TOKEN"])
-    open_to = re.compile(
-        rf"{NAMED.pattern}|\$\{{?(?:{variables})\b|(?<![\w.-])(?:{places})\b|{mods.BESIDE.pattern}|\s&[\s)]", re.M
+    open_pattern = re.compile(
+        rf"{NAMED.pattern}|\$\{{?(?:{variables})\b|(?<![\w.-])(?:{places})\b|{mods.BACKGROUND.pattern}|\s&[\s)]", re.M
     )
     texts, steps = source.items("pre_exec"), list[Step]()
-    is_open = any(open_to.search(text) or redact(text) != text for text in map(str, texts))
+    is_open = any(open_pattern.search(text) or redact(text) != text for text in map(str, texts))
     if len(texts) <= MOST_STEPS - 2 * MOST_MODS and not is_open:
         with suppress(ValidationError):
             steps = [Step.model_validate({"run": text}) for text in texts]
-    done = "done once, to the image" if steps else "not run: do it in an image, or on the node"
+    outcome = "done once, to the image" if steps else "not run: do it in an image, or on the node"
     for text in texts:
-        source.note(("pre_exec",), f"pre_exec: {redact(cut(text))}: {done}", is_missing=not steps)
+        source.note(("pre_exec",), f"pre_exec: {redact(cut(text))}: {outcome}", is_missing=not steps)
     return steps
 
 
-def _build(bundle: Bundle, steps: tuple[Step, ...]) -> None:
-    """Name the built image by its content, under a registry of this machine's own, where no stranger can publish it."""
-    base, here = bundle.base, bundle.place.find_image(bundle.base)
-    known = digest_of(here, base) if here and is_published(base) else ""
-    build = Build.model_validate({"from": known or base, "steps": steps})
+def _set_build(bundle: Bundle, steps: tuple[Step, ...]) -> None:
+    """Set the build. Its image is named by its content, below localhost/, where no stranger can publish it."""
+    base, local_image = bundle.base, bundle.place.find_image(bundle.base)
+    pinned_digest = digest_of(local_image, base) if local_image and is_published(base) else ""
+    build = Build.model_validate({"from": pinned_digest or base, "steps": steps})
     name = re.sub("[._-]+", "-", bundle.recipe.name).strip("-")
-    content = sha256(build.dockerfile(build.base).encode()).hexdigest()
-    vllm = name_release(base)  # which neither the new name nor a digest says
-    bundle.update("image", ref=f"localhost/{name}:{content[:12]}", build=build, vllm=vllm)
+    content_digest = sha256(build.dockerfile(build.base).encode()).hexdigest()
+    vllm = name_release(base)  # neither the new name nor a digest names the release
+    bundle.update("image", ref=f"localhost/{name}:{content_digest[:12]}", build=build, vllm=vllm)
 
 
 def _note_files(source: Source, bundle: Bundle) -> None:
-    """Name what nothing makes or pulls."""
+    """Note templates and repositories of flags that nothing makes or pulls. The model's own becomes its folder."""
     recipe = bundle.recipe
     for flag in FILE_FLAGS if recipe.image.ref == bundle.base else ():  # a mod that is built may make the file
         if "/" not in (name := str(recipe.args.get(flag) or "/")) and name.endswith(".jinja"):
@@ -285,12 +298,13 @@ def _note_files(source: Source, bundle: Bundle) -> None:
 
 
 def _note_other_mounts(source: Source, recipe: Recipe) -> None:
-    """Name what lies in the other tool's mounts, except compile caches, which sparkd keeps at the same place."""
+    """Note paths in the other tool's mounts, except those of compile caches, which sparkd keeps at the same place."""
     env = {name: text for name, text in recipe.env.items() if text}
     kept = kept_caches(recipe.caches, env, (), gpu=True).values()
     for key, value in (*((f"args.{key}", value) for key, value in recipe.args.items()), *env.items()):
-        named = isinstance(value, str) and any(f"{mount}/" in value for mount in _OTHER_MOUNTS)
-        if named and not any(is_below(target, str(value)) for target in kept):
+        is_mounted = isinstance(value, str) and any(f"{mount}/" in value for mount in _OTHER_MOUNTS)
+        if is_mounted and not any(is_below(target, str(value)) for target in kept):
             text = f"{key}: {str(value)[:120]}: sparkd mounts nothing there: add a volume, or change it"
-            is_made = key in env and re.search("CACHE|EXTENSIONS|WORKSPACE", key)  # by the compiler that works there
+            # A compiler that writes to such a folder makes it.
+            is_made = key in env and re.search("CACHE|EXTENSIONS|WORKSPACE", key)
             source.note(("command",), text, is_missing=not is_made)

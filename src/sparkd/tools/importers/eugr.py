@@ -1,6 +1,6 @@
 """Reads recipes of eugr's spark-vllm-docker by the rules of its run-recipe.py.
 
-That a file is one shows in its content: sparkrun writes `recipe_version: "1"` too, and runs any version.
+They are recognised by their content, since sparkrun writes `recipe_version: "1"`, too, and runs any version.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sparkd.tools.importers.sparkrun import TABLES
 from sparkd.tools.importers.templates import Values, format_template
 from sparkd.tools.importers.variables import CommandError, unknown
 
-_WHOLE = ("port", "tensor_parallel", "max_model_len")
-"""Its options that are whole numbers."""
+_WHOLE_NUMBERS = ("port", "tensor_parallel", "max_model_len")
+"""Options of the tool that are whole numbers."""
 _BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 _NOTHING = re.compile(r"[\s\\]*")
 
 
 def _is_eugrs(source: Source, overrides: Overrides) -> bool:
-    """Whether eugr's tool would run it, or sparkrun can't for want of a model, and no key is sparkrun's alone."""
+    """Whether no key is sparkrun's alone, and eugr's tool can run the recipe, or sparkrun can't: it has no model."""
     if source.text("recipe_version") != "1" or not all(source.has(key) for key in ("name", "container", "command")):
         return False
     if not source.document.data.keys().isdisjoint((*TABLES.keys, *TABLES.refused)):
@@ -36,10 +36,10 @@ def _is_eugrs(source: Source, overrides: Overrides) -> bool:
 
 
 def read_eugr(source: Source, overrides: Overrides) -> Foreign | None:
-    """None for another tool's. Raises Unusable, or CommandError for the command."""
+    """Read a recipe; None for one of another tool. Raises Unusable, or CommandError for the command."""
     if not _is_eugrs(source, overrides):
         return None
-    values = Values({**_defaults(source), **_read_options(overrides)})
+    values = Values({**_read_defaults(source), **_read_options(overrides)})
     command = format_template(source.needed_text("command"), values)
     values.check_overrides(overrides, command)
     return Foreign(
@@ -47,19 +47,20 @@ def read_eugr(source: Source, overrides: Overrides) -> Foreign | None:
         description=source.text("description") or source.text("name"),
         image=source.needed_text("container").strip(),
         command=_drop_empty_lines(command),
-        env=_exported(source),
+        env=_read_environment(source),
         container={"privileged": True, "ipc": "host"},
         nodes=(2 if source.has("cluster_only") else 1, 1 if source.has("solo_only") else None),
     )
 
 
 def _drop_empty_lines(command: str) -> str:
-    """What its launcher makes of the command: neither the executor nor lines without a word, so that a gap is none."""
+    """The command as the launcher changes it: without the executor's flag, and without lines that have no word."""
     lines = _BACKEND.sub("", command.rstrip().rstrip("\\")).split("\n")
     return "\n".join(line for line in lines if not _NOTHING.fullmatch(line))
 
 
-def _defaults(source: Source) -> Mapping[str, object]:
+def _read_defaults(source: Source) -> Mapping[str, object]:
+    """The recipe's defaults. For one node alone `tensor_parallel` is 1."""
     defaults = source.mapping("defaults")
     if not source.has("solo_only"):
         return defaults
@@ -74,15 +75,15 @@ def _read_options(overrides: Overrides) -> dict[str, object]:
     values: dict[str, object] = {}
     for name, text in overrides.items():
         try:
-            kind = whole_number if name in _WHOLE else float if name == "gpu_memory_utilization" else str
-            values[name] = kind(text)
+            parse = whole_number if name in _WHOLE_NUMBERS else float if name == "gpu_memory_utilization" else str
+            values[name] = parse(text)
         except ValueError:
             raise Unusable(("defaults", name), f"-o {name}={text}: must be a number") from None
     return values
 
 
-def _exported(source: Source) -> Mapping[str, str]:
-    """Variables as bash evaluates the tool's `export NAME="value"`."""
+def _read_environment(source: Source) -> Mapping[str, str]:
+    """Variables with the values that bash gives them in the tool's `export NAME="value"`."""
     variables: dict[str, str] = {}
     for name, value in source.mapping("env").items():
         try:

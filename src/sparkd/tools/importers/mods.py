@@ -1,4 +1,4 @@
-"""Mods of a foreign recipe: found beside it and read, never run; as steps of a build, or as a template to mount.
+"""Finds and reads mods of a foreign recipe, and makes steps of a build of them. Runs none.
 
 A mod is a folder with a run.sh, which both tools copy into each container and run there before the engine starts.
 The names come from the recipe, the files from its publisher: nothing outside the recipe's tree is read.
@@ -19,18 +19,18 @@ from sparkd.base.lib.text import sanitize
 from sparkd.base.recipes.image import Step
 
 CONTAINER_FOLDER = "/workspace/mods"
-"""Where both tools copy a mod to."""
+"""The folder of a container to which both tools copy mods."""
 SCRIPT = "run.sh"
 MOST_FILES, MOST_BYTES = 300, 16 << 20
-"""Of one mod. The largest one published has 30 files and 2 MB."""
+"""Limits of one mod. The largest published one has 30 files and 2 MB."""
 _MOST_LEVELS = 4
-"""Folders that may hold a recipe's mods, its own among them."""
+"""Levels of folders that may hold a recipe's mods, its own included."""
 _ROOTS = (".git", ".sparkrun", "run-recipe.py")
-"""Each lies in the root of a published tree: nothing above it belongs to the recipe."""
-_STEP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Names in the root of a published tree. Nothing above it belongs to the recipe."""
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NO_EFFECT = re.compile(r"(?:#.*|set -[a-z]+(?: pipefail)?|echo (?:\"[^\"`$\\]*\"|'[^']*'|[\w .,:=-]*))?")
 _COPY = re.compile(r"cp (?P<file>[\w.-]+\.jinja) \"?\$(?:WORKSPACE_DIR|\{WORKSPACE_DIR\})/(?P<name>[\w.-]+\.jinja)\"?")
-BESIDE = re.compile(r"\bnohup\b|(?<![&>|])&[ \t]*(?:$|#)", re.MULTILINE)
+BACKGROUND = re.compile(r"\bnohup\b|(?<![&>|])&[ \t]*(?:$|#)", re.MULTILINE)
 
 
 class ModError(Exception):
@@ -45,12 +45,12 @@ class File(Struct, frozen=True):
 class Mod(Struct, frozen=True):
     name: str
     files: Mapping[str, File]
-    """By path below the mod."""
+    """Files by path below the mod's folder."""
 
     def templates(self) -> dict[str, str]:
-        """File of the mod by the name that it gets beside the engine; empty where run.sh may do anything else."""
+        """The mod's templates by the name that run.sh copies them to; empty where run.sh may do anything else."""
         copies: dict[str, str] = {}
-        for line in map(str.strip, self._script().splitlines()):
+        for line in map(str.strip, self._read_script().splitlines()):
             copied = _COPY.fullmatch(line)
             if copied and copied["file"] in self.files:
                 copies[copied["name"]] = copied["file"]
@@ -58,21 +58,21 @@ class Mod(Struct, frozen=True):
                 return {}
         return copies
 
-    def starts_beside(self) -> bool:
+    def starts_background(self) -> bool:
         """Whether run.sh seems to leave something running, which a build ends."""
-        return bool(BESIDE.search(self._script()))
+        return bool(BACKGROUND.search(self._read_script()))
 
-    def _script(self) -> str:
+    def _read_script(self) -> str:
         return self.files[SCRIPT].content.decode("utf-8", "replace")
 
 
 def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mod:
-    """A mod beside the recipe, or in the folder `further`. Raises ModError, also where others may have put it there."""
+    """Read a mod beside the recipe, or in the folder `further`. Raises ModError, also where others may write to it."""
     text = reference if isinstance(reference, str) else json.dumps(reference, default=str)
     steps = registry_and_path(text)[1].removeprefix("mods/").rstrip("/").split("/")
-    if not all(_STEP.fullmatch(step) for step in steps) or len(steps) > _MOST_LEVELS:
+    if not all(_FOLDER_NAME.fullmatch(step) for step in steps) or len(steps) > _MOST_LEVELS:
         raise ModError("is no name of a folder beside the recipe")
-    for root, place in _places(recipe, further):
+    for root, place in _list_places(recipe, further):
         folder = place.joinpath(*steps)
         if (folder / SCRIPT).is_file():
             if not folder.resolve().is_relative_to(root.resolve()):
@@ -82,25 +82,25 @@ def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mo
                 while step != top:
                     _refuse_others(Files().stat(str(step)), step.name, owners)
                     step = step.parent
-            return Mod(steps[-1], _read(folder))
+            return Mod(steps[-1], _read_files(folder))
     raise ModError("it is not beside the recipe")
 
 
 def registry_and_path(reference: str) -> tuple[str, str]:
-    """Of sparkrun's @REGISTRY/MOD. The registry is empty where none is named."""
+    """Split sparkrun's @REGISTRY/MOD. The registry is empty where none is named."""
     registry, _, path = reference[1:].partition("/")
     return (registry, path) if reference.startswith("@") else ("", reference)
 
 
-def _places(recipe: Path | None, further: Path | None) -> Iterator[tuple[Path, Path]]:
-    """Folders that may hold mods, each with the tree that it must stay in."""
+def _list_places(recipe: Path | None, further: Path | None) -> Iterator[tuple[Path, Path]]:
+    """Tree and folder of each place that may hold mods. A mod must stay in the tree."""
     for root in (*([further] if further else []), *trees(recipe)):
         yield root, root
         yield from ((root, place) for place in sorted(root.glob("*mods")))
 
 
 def trees(recipe: Path | None) -> Iterator[Path]:
-    """The recipe's folder and those above it that belong to what was published with it."""
+    """The recipe's folder, and those above it that were published with it."""
     folder = recipe.absolute().parent if recipe else Path("/")
     for _ in range(_MOST_LEVELS):
         if folder == folder.parent or folder.stat().st_mode & 0o002:
@@ -111,10 +111,10 @@ def trees(recipe: Path | None) -> Iterator[Path]:
         folder = folder.parent
 
 
-def _read(folder: Path) -> dict[str, File]:
-    """Every file below a mod. Raises ModError: a link could lead to a secret of the reader's."""
+def _read_files(folder: Path) -> dict[str, File]:
+    """Read every file below a mod. Raises ModError also for a link: it could lead to a secret of the reader's."""
     files: dict[str, File] = {}
-    left = MOST_BYTES
+    remaining_bytes = MOST_BYTES
     try:
         owners = (folder.stat().st_uid,)
         for count, path in enumerate(walk(folder), 1):
@@ -126,9 +126,9 @@ def _read(folder: Path) -> dict[str, File]:
             if path.is_dir():
                 _refuse_others(Files().stat(str(path)), name, owners)
                 continue
-            opened = Files().itself(str(path), left)
+            opened = Files().itself(str(path), remaining_bytes)
             files[name] = File(opened.content, bool(opened.facts.permissions & 0o100))
-            left -= len(opened.content)
+            remaining_bytes -= len(opened.content)
             _refuse_others(opened.facts, name, owners)  # a folder may become a link while it is read
     except OSError as error:
         raise ModError(f"{sanitize(str(error.filename))} cannot be read: {error.strerror}") from None
@@ -136,12 +136,13 @@ def _read(folder: Path) -> dict[str, File]:
 
 
 def _refuse_others(facts: FileFacts, name: str, owners: Collection[int]) -> None:
+    """Raise ModError where others than the owners may change the file."""
     if facts.uid not in owners or facts.permissions & 0o002:
         raise ModError(f"{sanitize(name)} has another owner, or anybody may write to it")
 
 
 def walk(folder: Path, *, hidden: bool = True) -> Iterator[Path]:
-    """What is below a folder, through no link; without `hidden`, no folder of such a name. Raises OSError."""
+    """Files and folders below a folder, through no link. `hidden`: also in hidden folders. Raises OSError."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -152,7 +153,7 @@ def walk(folder: Path, *, hidden: bool = True) -> Iterator[Path]:
 
 
 def build_steps(folder: str, mods: list[Mod]) -> Iterator[Step]:
-    """What both tools do to each container, done to the image. `folder`: beside the recipe, of its mods."""
+    """Steps that do to the image what both tools do to each container. `folder`: of the mods, beside the recipe."""
     for mod in mods:
         place = f"{CONTAINER_FOLDER}/{mod.name}"
         yield Step.model_validate({"copy": f"{folder}/{mod.name}", "to": place})

@@ -24,50 +24,50 @@ from sparkd.tools.importers.launch import find_differences, read_inner_engine
 from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, redact, secret_file
 from sparkd.tools.importers.shell import Script
 from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, as_mapping
-from sparkd.tools.importers.sparkrun import convert_option, reached, why_unused
+from sparkd.tools.importers.sparkrun import convert_option, explain_reach, why_unused
 from sparkd.tools.importers.templates import Values
 from sparkd.tools.importers.variables import CommandError, Variables, shown
 
-_OF_RANKS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")
-"""Flags that sparkd sets, with values of the shell's."""
+_RANK_FLAGS = re.compile(r"""(--(?:node-rank|master-addr|master-port)[= ])"?\$\{?\w+\}?"?""")
+"""Flags that sparkd sets, with variables of the shell as their values."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 _MOST_NODES = 64
-"""As the schema has it."""
+"""The limit in the catalogue's schema."""
 _SETUP = "runtime.setup_command"
 _MEASUREMENT = "performance.yaml"
 _IGNORED = ("rm", "interactive", "tty", "detach", "init", "cap-add")
-"""Options of `docker run` without meaning for the engine."""
+"""Options of `docker run` that mean nothing for the engine."""
 _OPTIONS = {"shm-size": "shm_size", "device": "devices", "security-opt": "security_opt"}
 _CACHES = re.compile(r"[^:]+:(/root/\.(?:triton|cache/(?:([a-z0-9_]{1,32})/?)?.*))")
-"""Volumes of compilers, with the name of one, and of the hub: sparkd keeps the former, and mounts models itself."""
-_ON_DISK = re.compile(r"^[^#\n]*\bVLLM_PLE_TABLE_MEMORY=[\"']?disk\b", re.MULTILINE)
+"""Volumes with caches of compilers, which sparkd keeps, and of the hub. Groups: the folder, and the cache's name."""
+_TABLE_ON_DISK = re.compile(r"^[^#\n]*\bVLLM_PLE_TABLE_MEMORY=[\"']?disk\b", re.MULTILINE)
 _SHOWN = ("status", "min_vidmem_gb", "security", "limitations", "notes", "validation")
 
 
-class _Blanks(Variables):
-    """What a set-up assigns is for a person to fill in, and stays open."""
+class _UnassignedVariables(Variables):
+    """Variables of a set-up stay unknown: the values that it assigns are examples for a person to fill in."""
 
     def assign(self, name: str, value: str) -> None:
         pass
 
 
 def catalogue_name(source: Source) -> str:
-    """Of model and hardware, since every file there is recipe.yaml; empty for another tool's."""
+    """The recipe's name, from model and hardware, since every file is named recipe.yaml; empty for another tool's."""
     if source.document.data.get("schema_version") not in (3, 4) or not source.has("serve"):
         return ""
     return f"{source.document.data.get('model')}-{source.document.data.get('hardware')}".rpartition("/")[2]
 
 
 def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
-    """None for another tool's. Raises Unusable, or CommandError for the command."""
+    """Read a recipe; None for one of another tool. Raises Unusable, or CommandError for the command."""
     if not catalogue_name(source):
         return None
     if source.text("backend") != "vllm":
         raise source.fault(("backend",), source.text("backend"), "sparkd runs vLLM alone")
     command = str(source.mapping("serve").get("command") or "")
     Values({}).check_overrides(overrides, command)
-    command = _OF_RANKS.sub(r"\g<1>0", command)
+    command = _RANK_FLAGS.sub(r"\g<1>0", command)
     nodes, measured, launch = _count_nodes(source), _read_measurement(source), _read_docker_run(source)
     if not re.match(r"dgx-spark(-|\Z)", source.text("hardware")):
         source.miss(("hardware",), f"hardware: {source.text('hardware')[:60]}: is no DGX Spark: choose another recipe")
@@ -76,7 +76,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
             source.note((key,), f"{key}: {value if isinstance(value, str) else _flatten(value)}"[:400])
     software = as_mapping(measured.get("software"))
     image, release = _pin_image(source, launch, software)
-    env, secrets = _environment(source, launch)
+    env, secrets = _split_environment(source, launch)
     _compare_workers(source, command, env, overrides)
     _miss_io_uring(source, launch, command)
     return Foreign(
@@ -88,8 +88,8 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
         revision=_pin_model(source, command, str(software.get("model_revision"))),
         env=env,
         secrets=secrets,
-        container=_container(source, launch),
-        caches=_caches(launch),
+        container=_convert_options(source, launch),
+        caches=_find_caches(launch),
         nodes=(nodes, nodes),
         expect=_read_figures(measured),
     )
@@ -103,7 +103,7 @@ def _count_nodes(source: Source) -> int:
 
 
 def _pin_image(source: Source, launch: Launch, software: Mapping[str, object]) -> tuple[str, str]:
-    """Name of the image, and its release where the name does not say it."""
+    """The image, by its digest if that was measured, and its release where the name has none."""
     digest, image = str(software.get("runtime_revision")), str(source.mapping("runtime").get("image") or "")
     if launch.image not in (image, "$IMAGE"):
         source.note(("runtime",), f"runtime.image: {image}: is taken, and not {launch.image} of its setup_command")
@@ -116,24 +116,27 @@ def _pin_image(source: Source, launch: Launch, software: Mapping[str, object]) -
 
 
 def _pin_model(source: Source, command: str, revision: str) -> str:
-    """Its measured revision; empty without one. Notes the models that nothing pins."""
-    checkpoint, known = as_mapping(source.document.data.get("checkpoint")), _REVISION.fullmatch(revision)
-    is_pinned = known or re.search(rf"--revision[\s=]+{_REVISION.pattern}", command)
+    """The model's measured revision; empty without one. Models that nothing pins are noted."""
+    checkpoint, is_measured = as_mapping(source.document.data.get("checkpoint")), _REVISION.fullmatch(revision)
+    is_pinned = is_measured or re.search(rf"--revision[\s=]+{_REVISION.pattern}", command)
     model = checkpoint.get("target_label") or source.mapping("serve").get("api_model") or source.text("model")
     for name in (None if is_pinned else model, checkpoint.get("draft_label")):
         if name:
             text = f"checkpoint: {redact(str(name))[:200]}: no performance.yaml has its revision, and it may change"
             source.note(("checkpoint",), text)
-    return revision if known else ""
+    return revision if is_measured else ""
 
 
 def _flatten(value: object) -> str:
+    """A mapping as text on one line."""
     fields = as_mapping(value).items()
-    return ", ".join(_flatten(one) if isinstance(one, dict) else f"{name} {one}" for name, one in fields) or str(value)
+    return ", ".join(_flatten(part) if isinstance(part, dict) else f"{key} {part}" for key, part in fields) or str(
+        value
+    )
 
 
 def _read_measurement(source: Source) -> Mapping[str, object]:
-    """Content of performance.yaml beside the recipe; empty without one, and where it is of another text."""
+    """Content of performance.yaml beside the recipe; empty without one, and where it measured another recipe."""
     if source.beside is None:
         return {}
     try:
@@ -153,19 +156,19 @@ def _read_measurement(source: Source) -> Mapping[str, object]:
 
 
 def is_measurement(path: Path) -> bool:
-    """Whether it belongs to a recipe beside it, and is no recipe itself."""
+    """Whether the file is a measurement of a recipe beside it, and no recipe itself."""
     if path.name != _MEASUREMENT or not path.with_name("recipe.yaml").exists():
         return False
     try:
         return "profiles" in parse_as_pyyaml(read_file(path)).data
-    except YamlError:  # which a note of the recipe says
+    except YamlError:  # a note of the recipe reports it
         return True
     except ConfigError:
         return False
 
 
 def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
-    """Tokens a second by the number of parallel requests, as recipes of sparkd have them."""
+    """Tokens a second by the number of parallel requests, in the form of a recipe's `expect`."""
     figures: dict[str, dict[str, object]] = {}
     profiles = measured.get("profiles")
     for profile in map(as_mapping, profiles if isinstance(profiles, list) else []):
@@ -178,9 +181,9 @@ def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
 
 
 def _read_docker_run(source: Source) -> Launch:
-    """The only one of its set-up. Raises Unusable."""
+    """Read the only `docker run` of the set-up. Raises Unusable."""
     try:
-        commands = Script(str(source.mapping("runtime").get("setup_command") or ""), _Blanks({})).read()
+        commands = Script(str(source.mapping("runtime").get("setup_command") or ""), _UnassignedVariables({})).read()
         runs = [[*map(shown, command.words)] for command in commands if command.words[:2] == ["docker", "run"]]
         if len(runs) == 1:
             return read_docker(runs[0], [1] * len(runs[0]), 2, {})
@@ -189,12 +192,12 @@ def _read_docker_run(source: Source) -> Launch:
         raise Unusable(("runtime",), f"{_SETUP}: {error}") from None
 
 
-def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[str, str]]:
-    """Variables, and the files of those that are secrets."""
+def _split_environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables, and the files of those variables that are secrets."""
     values = {name: option.value for name, option in launch.env.items()}
-    of_shell = [name for name in values if "$" in values[name] and name not in (*BETWEEN_NODES, *BETWEEN_GPUS)]
-    secrets = {name: secret_file(name) for name in of_shell if SECRET_NAME.search(name) and name.isidentifier()}
-    for name in of_shell:
+    shell_names = [name for name in values if "$" in values[name] and name not in (*BETWEEN_NODES, *BETWEEN_GPUS)]
+    secrets = {name: secret_file(name) for name in shell_names if SECRET_NAME.search(name) and name.isidentifier()}
+    for name in shell_names:
         file = secrets.get(name)
         text = f"its value is not taken: put it into {file}" if file else "left out: a value of the shell's"
         source.note(("runtime",), f"{_SETUP}: {name[:60]}: {text}")
@@ -206,39 +209,39 @@ def _environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[s
 
 
 def _compare_workers(source: Source, command: str, env: Mapping[str, str], overrides: Overrides) -> None:
-    """Note what further commands have otherwise than the head's, whose words every rank gets, and what they lose."""
+    """Note in what the workers' commands differ from the head's, since every rank gets the words of the head's."""
     key = ("serve", "additional_commands")
     commands = source.mapping("serve").get("additional_commands")
     others = map(as_mapping, commands if isinstance(commands, list) else [])
-    texts = [*dict.fromkeys(_OF_RANKS.sub(r"\g<1>0", str(other.get("command"))) for other in others)]
+    texts = [*dict.fromkeys(_RANK_FLAGS.sub(r"\g<1>0", str(other.get("command"))) for other in others)]
     lines: dict[str, bool] = {}
     for text in texts[:_MOST_NODES]:
         try:
-            head, worker = (read_inner_engine(Launch(1), each, env, overrides) for each in (command, text))
+            head, worker = (read_inner_engine(Launch(1), shell_text, env, overrides) for shell_text in (command, text))
         except (CommandError, LaunchError) as error:
             lines[f"not compared: {redact(str(error))}"] = False
             continue
         notes = [note for note in worker.launch.notes if note not in head.launch.notes]
-        lost = {note.text.partition(": put it into")[0]: note.is_missing for note in notes}
-        lines |= lost
-        for name, mine, its in find_differences(head, worker):
-            if not any(text.startswith(f"{name}: left out") for text in lost):
-                lines[f"{name}: {mine} for the head, {its} for the others: every rank gets the head's"] = False
+        left_out = {note.text.partition(": put it into")[0]: note.is_missing for note in notes}
+        lines |= left_out
+        for name, mine, theirs in find_differences(head, worker):
+            if not any(text.startswith(f"{name}: left out") for text in left_out):
+                lines[f"{name}: {mine} for the head, {theirs} for the others: every rank gets the head's"] = False
     if len(texts) > _MOST_NODES:
         lines[f"{len(texts) - _MOST_NODES} of {len(texts)} are not compared"] = False
     for line, is_missing in lines.items():
         source.note(key, f"{'.'.join(key)}: {line}", is_missing=is_missing)
 
 
-def _container(source: Source, launch: Launch) -> dict[str, object]:
-    """Keys of schema 1's `container`. What has no counterpart becomes a note."""
+def _convert_options(source: Source, launch: Launch) -> dict[str, object]:
+    """Keys of schema 1's `container`. Options without a counterpart are noted."""
     container: dict[str, object] = {}
     is_privileged = _is_privileged(launch)
     for option, value, *_ in launch.options:
         name = _OPTIONS.get(option, option)
         is_needless = _is_needless(name, value, is_privileged=is_privileged)
         converted = {} if is_needless else convert_option(name, value)
-        if name == "devices" and (why := reached(Container.model_construct(devices=(value.partition(":")[0],)))):
+        if name == "devices" and (why := explain_reach(Container.model_construct(devices=(value.partition(":")[0],)))):
             source.note(("runtime",), f"{_SETUP}: --{option} {value[:60]}: left out: {why}")
             continue
         if converted is None:
@@ -252,7 +255,7 @@ def _container(source: Source, launch: Launch) -> dict[str, object]:
 
 
 def _is_needless(name: str, value: str, *, is_privileged: bool) -> bool:
-    """Whether it means nothing for the engine, or sparkd and `--privileged` have it anyway."""
+    """Whether the option means nothing for the engine, or sparkd or `--privileged` provides it anyway."""
     if name == "security_opt":
         return is_privileged and value.endswith("unconfined")
     return name in _IGNORED or (name == "volume" and bool(_CACHES.fullmatch(value)))
@@ -263,16 +266,16 @@ def _is_privileged(launch: Launch) -> bool:
 
 
 def _miss_io_uring(source: Source, launch: Launch, command: str) -> None:
-    """Where docker's own seccomp profile stays, which the recipe takes away."""
+    """Note io_uring as missing: the recipe turns docker's own seccomp profile off, which stays on under sparkd."""
     is_unconfined = any(option.value == "seccomp=unconfined" for option in launch.options)
-    given = [f"{name}={option.value}" for name, option in launch.env.items()]
-    if is_unconfined and not _is_privileged(launch) and _ON_DISK.search("\n".join([*given, command])):
-        needed = "VLLM_PLE_TABLE_MEMORY=disk: needs io_uring, which docker's own seccomp profile forbids"
-        source.miss(("runtime",), f"{_SETUP}: {needed}: write container.privileged: true")
+    settings = [f"{name}={option.value}" for name, option in launch.env.items()]
+    if is_unconfined and not _is_privileged(launch) and _TABLE_ON_DISK.search("\n".join([*settings, command])):
+        reason = "VLLM_PLE_TABLE_MEMORY=disk: needs io_uring, which docker's own seccomp profile forbids"
+        source.miss(("runtime",), f"{_SETUP}: {reason}: write container.privileged: true")
 
 
-def _caches(launch: Launch) -> dict[str, str]:
-    """Of compilers that sparkd does not know by itself, by name."""
-    found = [_CACHES.fullmatch(option.value) for option in launch.options if option.name == "volume"]
+def _find_caches(launch: Launch) -> dict[str, str]:
+    """Folders of compilers' caches that sparkd does not know by itself, by name."""
+    matches = [_CACHES.fullmatch(option.value) for option in launch.options if option.name == "volume"]
     known = (*cache_folders({}), "huggingface")
-    return {match[2]: match[1] for match in found if match and match[2] and match[2] not in known}
+    return {match[2]: match[1] for match in matches if match and match[2] and match[2] not in known}

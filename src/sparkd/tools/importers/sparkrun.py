@@ -27,49 +27,51 @@ _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?\s*([kmgt]?)i?b?", re.IGNORECASE)
 _ULIMIT = re.compile(r"([a-z]+)=(-?\d{1,18})(?::(-?\d{1,18}))?")
 _VOLUME = re.compile(r"([^:]+)(?::([^:]+))?(?::(ro|rw))?")
-_ANYWAY = re.compile(r"gpus all|network host|platform (?i:(?:linux/)?(?:arm64|aarch64)(?:/v\d)?|linux)?")
-"""What is so on a Spark; docker takes from the machine what a platform leaves out."""
+_PROVIDED = re.compile(r"gpus all|network host|platform (?i:(?:linux/)?(?:arm64|aarch64)(?:/v\d)?|linux)?")
+"""Options that hold on a Spark anyway. Docker takes from the machine what a platform leaves out."""
 _NO_NEW_PRIVILEGES = ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
 
 
 class _Tables(Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of sparkrun.toml. `image`, `defaults`, `env` and `container` are what sparkrun takes on a DGX Spark where
-    a recipe says nothing."""
+    """Content of sparkrun.toml.
+
+    `image`, `defaults`, `env` and `container` are what sparkrun takes on a DGX Spark where a recipe says nothing.
+    """
 
     flags: tuple[str, ...]
     """Keys of `defaults` that become flags of a recipe without a command, behind the model and tensor_parallel."""
     sizes: dict[str, str]
     """Flags whose name differs from their key."""
     switches: tuple[str, ...]
-    """Besides those that begin with enable or disable."""
+    """Keys of switches, besides those that begin with enable or disable."""
     negated: tuple[str, ...]
     """Switches whose false is a --no- flag."""
     refused: dict[str, str]
-    """Keys without which the recipe would mean something else."""
+    """Keys that can't be left out, since the recipe would mean something else; each with the reason."""
     keys: tuple[str, ...]
-    """Those of sparkrun beside them that eugr's tool does not know."""
+    """Other keys of sparkrun that eugr's tool does not know."""
     unused: dict[str, str]
     image: str
     defaults: dict[str, float]
     env: dict[str, str]
     container: dict[str, object]
     registries: dict[str, str]
-    """Repositories of those that it has from the start."""
+    """Repositories of the registries that sparkrun has from the start, by name."""
 
 
 TABLES = toml.decode(read_data("sparkrun.toml"), type=_Tables)
 
 
 def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
-    """Raises Unusable, or CommandError for the command."""
+    """Read a recipe. Raises Unusable, or CommandError for the command."""
     runtime = source.text("runtime")
     if runtime not in ("", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm"):
         raise source.fault(("runtime",), runtime, "sparkd runs vLLM alone")
     for key, reason in TABLES.refused.items():
         if source.has(key) and source.document.data[key] != "docker":
             raise Unusable((key,), f"{key}: {reason}")
-    values = _values(source, overrides)
-    command = _command(source, values)
+    values = _make_values(source, overrides)
+    command = _make_command(source, values)
     _check_replicas(values)
     values.check_overrides(overrides, command)
     return Foreign(
@@ -78,29 +80,34 @@ def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
         image=source.text("container").strip() or TABLES.image,
         command=command,
         revision=source.text("model_revision"),
-        env={**TABLES.env, **_environment(source)},
-        container=_container(source, command),
-        nodes=_nodes(source),
+        env={**TABLES.env, **_read_environment(source)},
+        container=_read_container(source, command),
+        nodes=_count_nodes(source),
         executor="ray" if runtime == "vllm-ray" else "mp",
     )
 
 
-def _values(source: Source, overrides: Overrides) -> Values:
+def _make_values(source: Source, overrides: Overrides) -> Values:
+    """The values of the command's placeholders: sparkrun's defaults, the recipe's own, and overrides."""
     model, revision = source.needed_text("model"), source.text("model_revision")
     defaults = {
         name: value.replace("{{", "{").replace("}}", "}") if isinstance(value, str) and "{{" in value else value
         for name, value in source.mapping("defaults").items()
     }
     text = source.text("command")
-    of_shell = {name for name in overrides if text.count(f"{{{name}}}") == text.count(f"${{{name}}}") > 0}
-    of_shell -= {*TABLES.defaults, *defaults}
-    given = {name: _override(text.strip()) for name, text in overrides.items() if name not in of_shell}
-    place = source.mapping("cluster_config").get("resolved_model_path") or model
-    own = {"model": place, "resolved_model_path": place, **({"model_revision": revision} if revision else {})}
-    return Values({**TABLES.defaults, **own, **defaults, **given})
+    shell_names = {name for name in overrides if text.count(f"{{{name}}}") == text.count(f"${{{name}}}") > 0}
+    shell_names -= {*TABLES.defaults, *defaults}
+    chosen = {name: _parse_override(text.strip()) for name, text in overrides.items() if name not in shell_names}
+    model_path = source.mapping("cluster_config").get("resolved_model_path") or model
+    model_values = {
+        "model": model_path,
+        "resolved_model_path": model_path,
+        **({"model_revision": revision} if revision else {}),
+    }
+    return Values({**TABLES.defaults, **model_values, **defaults, **chosen})
 
 
-def _override(text: str) -> object:
+def _parse_override(text: str) -> object:
     if text.lower() in ("true", "yes", "false", "no"):
         return text.lower() in ("true", "yes")
     for kind in (whole_number, float):
@@ -111,16 +118,17 @@ def _override(text: str) -> object:
     return text
 
 
-def _command(source: Source, values: Values) -> str:
+def _make_command(source: Source, values: Values) -> str:
+    """The recipe's command, or one of its defaults, with a served name."""
     filled = substitute(source.text("command").strip(), values)
-    text = _SPACE_BEHIND_BACKSLASH.sub("\\\n", filled) or _from_defaults(source, values)
+    text = _SPACE_BEHIND_BACKSLASH.sub("\\\n", filled) or _make_command_from_defaults(source, values)
     served = values.get("served_model_name")
     if _SERVED_NAME.search(text):
         return text
     return text.rstrip().rstrip("\\") + f" --served-model-name {source.text('model') if served is None else served}"
 
 
-def _from_defaults(source: Source, values: Values) -> str:
+def _make_command_from_defaults(source: Source, values: Values) -> str:
     model, revision = str(values.get("resolved_model_path")), source.text("model_revision")
     parts = ["vllm", "serve", model]
     if revision and not model.startswith("/") and ":" not in model:
@@ -132,7 +140,7 @@ def _from_defaults(source: Source, values: Values) -> str:
         if value is None:
             continue
         if name not in TABLES.switches and not name.startswith(("enable_", "disable_")):
-            parts += [flag, _word(value)]
+            parts += [flag, _quote_json(value)]
         elif _is_true(value):
             parts.append(flag)
         elif name in TABLES.negated:
@@ -140,25 +148,27 @@ def _from_defaults(source: Source, values: Values) -> str:
     return " ".join(parts)
 
 
-def _word(value: object) -> str:
-    """JSON is quoted; all other text is the shell's."""
+def _quote_json(value: object) -> str:
+    """Quote JSON for the shell. Any other text is the shell's own."""
     text = json.dumps(value, separators=(",", ":"), default=str) if isinstance(value, dict | list) else str(value)
     return shlex.quote(text.strip()) if text.strip().startswith(("{", "[")) else text
 
 
 def _is_true(value: object) -> bool:
-    """sparkrun's own reading: any text with 1, t or y in it."""
+    """Whether sparkrun takes the value for true: so it does any text with 1, t or y."""
     return value is True or (bool(value) and any(letter in str(value).lower() for letter in "1ty"))
 
 
 def _check_replicas(values: Values) -> None:
+    """Raise Unusable for several replicas of the engine."""
     values.used.update(("tensor_parallel", "pipeline_parallel", "data_parallel"))
     if str(values.get("data_parallel") or 1) != "1":
         reason = "sparkrun gives each replica flags of its own, and sparkd runs one engine"
         raise Unusable(("defaults", "data_parallel"), f"defaults.data_parallel: {reason}")
 
 
-def _nodes(source: Source) -> tuple[int, int | None]:
+def _count_nodes(source: Source) -> tuple[int, int | None]:
+    """Fewest and most nodes."""
     fewest, most, mode = source.count("min_nodes"), source.count("max_nodes"), source.text("mode")
     fewest = 1 if fewest is None else fewest
     if mode == "solo" or source.has("solo_only"):
@@ -166,7 +176,7 @@ def _nodes(source: Source) -> tuple[int, int | None]:
     return max(fewest, 2) if source.has("cluster_only") else fewest, most
 
 
-def _environment(source: Source) -> Mapping[str, str]:
+def _read_environment(source: Source) -> Mapping[str, str]:
     variables: dict[str, str] = {}
     for name, value in source.mapping("env").items():
         text = str(value)
@@ -180,24 +190,27 @@ def _environment(source: Source) -> Mapping[str, str]:
     return variables
 
 
-def _container(source: Source, command: str) -> Mapping[str, object]:
+def _read_container(source: Source, command: str) -> Mapping[str, object]:
     """Keys of schema 1's `container`, starting from sparkrun's defaults. Notes options without a counterpart."""
     keys = dict(TABLES.container)
     for name, value in source.mapping(EXECUTOR).items():
         if value is None:
             continue
         if name not in ("volumes", "devices"):
-            keys.update(_take(source, name, value, command))
+            keys.update(_convert_or_note(source, name, value, command))
             continue
-        each = value if isinstance(value, list) else [value]
-        taken = [kept for one in each for kept in _take(source, name, [one], command).get(name, [])]
-        if taken or not each:
+        entries = value if isinstance(value, list) else [value]
+        taken = [kept for entry in entries for kept in _convert_or_note(source, name, [entry], command).get(name, [])]
+        if taken or not entries:
             keys[name] = taken
     return keys
 
 
-def _take(source: Source, name: str, value: object, command: str) -> dict[str, Any]:
-    """Keys of `container`; none, which is noted, where a recipe can't say it, or the container would reach too much."""
+def _convert_or_note(source: Source, name: str, value: object, command: str) -> dict[str, Any]:
+    """Convert an option to keys of `container`.
+
+    One that a recipe can't have, or by which the container would reach too much, is noted, and gives no key.
+    """
     converted = convert_option(name, value)
     try:
         container = Container.model_validate(converted)
@@ -205,10 +218,10 @@ def _take(source: Source, name: str, value: object, command: str) -> dict[str, A
         fault = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
         reason = why_unused(name, value) or fault
     else:
-        reason = "" if name == "privileged" else reached(container)
+        reason = "" if name == "privileged" else explain_reach(container)
     if reason:
-        shown = "".join(f" {cut(str(one))}:" for one in value) if isinstance(value, list) else ""
-        is_used = name == "volumes" and any(_is_used(one, command) for one in shown.split())
+        shown = "".join(f" {cut(str(entry))}:" for entry in value) if isinstance(value, list) else ""
+        is_used = name == "volumes" and any(_is_used(volume, command) for volume in shown.split())
         leave_out = source.miss if is_used or name == "platform" else source.note
         leave_out((EXECUTOR, name), f"{EXECUTOR}.{name}:{shown} left out: {reason}")
     return {} if reason else converted or {}
@@ -220,13 +233,13 @@ def _is_used(volume: str, command: str) -> bool:
     return any(is_below(word, target) for word in re.split(r"[\s'\"=,]+", command)) if target else False
 
 
-def reached(container: Container) -> str:
-    """What of the node the container would reach beyond what an engine needs; empty for nothing."""
+def explain_reach(container: Container) -> str:
+    """Describe what the container would reach of the node beyond what an engine needs; empty for nothing."""
     return next((issue.reason for issue in find_reach(container, {})), "")
 
 
 def why_unused(name: str, value: object) -> str:
-    """Why an option is left out; empty for one that the engine may miss."""
+    """Why the engine does without an option; empty for an option that it may need."""
     is_apparmor = name == "security_opt" and "apparmor" in str(value) and "seccomp" not in str(value)
     return TABLES.unused.get("apparmor" if is_apparmor else name, "")
 
@@ -234,13 +247,13 @@ def why_unused(name: str, value: object) -> str:
 def convert_option(name: str, value: object) -> dict[str, object] | None:
     """Keys of `container`; None for an option or a value without a counterpart."""
     text, words = str(value), [str(item) for item in value] if isinstance(value, list) else [str(value)]
-    limits, volumes = [_limit(word) for word in words], [_volume(word) for word in words]
+    limits, volumes = [_parse_limit(word) for word in words], [_parse_volume(word) for word in words]
     match name:
         case "privileged":
             return {name: _is_true(value)}
         case "gpus" if text in ("none", ""):
             return {name: "none"}
-        case "gpus" | "network" | "platform" if _ANYWAY.fullmatch(f"{name} {text}"):
+        case "gpus" | "network" | "platform" if _PROVIDED.fullmatch(f"{name} {text}"):
             return {}
         case "entrypoint" | "cap_add" if not value:
             return {}
@@ -259,19 +272,19 @@ def convert_option(name: str, value: object) -> dict[str, object] | None:
     return None
 
 
-def _limit(word: str) -> tuple[str, dict[str, int]] | None:
+def _parse_limit(word: str) -> tuple[str, dict[str, int]] | None:
     match = _ULIMIT.fullmatch(word)
     return (match[1], {"soft": int(match[2]), "hard": int(match[3] or match[2])}) if match else None
 
 
-def _volume(word: str) -> str:
+def _parse_volume(word: str) -> str:
     """`SOURCE:TARGET:MODE`, with what the text leaves out; empty for text that is no volume."""
     match = _VOLUME.fullmatch(word)
     return f"{match[1]}:{match[2] or match[1]}:{match[3] or 'rw'}" if match else ""
 
 
 def _parse_size(text: str) -> int:
-    """In bytes; 0 for text that is no size, or one out of bounds."""
+    """The size in bytes; 0 for text that is no size, or one out of bounds."""
     size = _SIZE.fullmatch(text)
     if size is None:
         return 0

@@ -16,57 +16,60 @@ from sparkd.base.vllm.lint.rules import Issue
 
 _ALL_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]{0,99}\})")
 _PUNCTUATION = frozenset("();<>|&")
-_INNER_HASH = re.compile(r"(?<=[^\s();<>|&])#")
-_MENTION = ("echo", "printf", "grep", "pgrep", "pkill", ":")
+_HASH_INSIDE_WORD = re.compile(r"(?<=[^\s();<>|&])#")
+_MENTIONING = ("echo", "printf", "grep", "pgrep", "pkill", ":")
 """Commands that may mention an engine without starting one."""
-_MOST_JOINED = 20
+_MOST_JOINED_LINES = 20
 """Lines that one open quote may join, so that a stray quote does not hide the rest."""
-_LONGEST = 16 << 10
-"""Characters of joined lines, by which shlex is slow: 100,000 in an open quote took seconds."""
+_LONGEST_JOINED = 16 << 10
+"""Characters of joined lines. shlex is slow on more: 100,000 in an open quote took seconds."""
 _READERS = frozenset(("cat", "eval", "mapfile", "read", "readarray", "xargs"))
 """Commands that read words from other sources."""
-_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
 class Script(Struct, frozen=True):
-    """`serves`: the flags of each `vllm serve`; a value from a variable is None."""
-
     serves: tuple[FirstValues, ...]
+    """The flags of each `vllm serve`. A value that the shell would expand is None."""
     env: Mapping[str, str]
     """Variables set to plain text."""
     passes_on: bool
-    """Whether it passes on its arguments, which are the whole command."""
+    """Whether the script passes on its arguments, which are the whole command."""
     may_be_headless: bool
-    """Whether it contains --headless, reads words from elsewhere, or starts Ray, whose workers start no vLLM."""
+    """Whether --headless is given or may come from elsewhere, or the script starts Ray, whose workers start no vLLM."""
 
 
 def parse_script(text: str, inherited: Mapping[str, str]) -> Script:
-    """`inherited` is the environment of the script, which may contain --headless."""
+    """Read the script. `inherited`: the environment that it starts with, which may contain --headless."""
     serves: list[FirstValues] = []
     env: dict[str, str] = {}
     passes_on, may_be_headless = False, any("--headless" in value for value in inherited.values())
-    for words in _commands(text):
+    for words in _split_commands(text):
         passes_on |= any(_ALL_ARGUMENTS.search(word) for word in words)
         may_be_headless |= words[:1] in (["."], ["source"]) or not _READERS.isdisjoint(words)
         may_be_headless |= ("ray", "start") in pairwise(words) or any("--headless" in word for word in words)
-        env |= _exported(words)
-        start = _after_serve(words)
-        values = {flag: _literal(value) for flag, value in first_values(words[start:]).items()} if start else {}
-        if start and "help" not in values:
+        env |= _read_assignments(words)
+        arguments_at = _find_after_serve(words)
+        values = (
+            {flag: _keep_literal(value) for flag, value in first_values(words[arguments_at:]).items()}
+            if arguments_at
+            else {}
+        )
+        if arguments_at and "help" not in values:
             serves.append(values)
             may_be_headless |= "config" in values
     return Script(tuple(serves), env, passes_on, may_be_headless)
 
 
 def find_misplaced(script: Script, rank: int, size: int, head_address: str, master_port: int) -> Iterator[Issue]:
-    """Differences between this node's rank and the engine that the script starts itself."""
+    """Report where the engine that the script starts itself is not this node's rank. `size`: of the cluster."""
     if script.passes_on or not script.serves:
         return
     if rank and not script.may_be_headless:
         reason = f"this node's rank is {rank}, and the `vllm serve` of engine.script has no --headless"
-        yield _blocked("script-headless", f"{reason}: the head would wait for ever")
+        yield _make_issue("script-headless", f"{reason}: the head would wait for ever")
     if not rank and all("headless" in serve for serve in script.serves):
-        yield _blocked("script-headless", "this node is the head, and engine.script starts vLLM with --headless")
+        yield _make_issue("script-headless", "this node is the head, and engine.script starts vLLM with --headless")
     for flag, wanted in (
         ("node-rank", str(rank)),
         ("nnodes", str(size)),
@@ -75,25 +78,26 @@ def find_misplaced(script: Script, rank: int, size: int, head_address: str, mast
     ):
         values = [serve.get(flag) for serve in script.serves]
         if all(value is not None and _values_differ(value, wanted) for value in values):
-            yield _blocked("script-rank", f"engine.script says --{flag} {values[0]}, this node needs {wanted}")
+            yield _make_issue("script-rank", f"engine.script says --{flag} {values[0]}, this node needs {wanted}")
 
 
-def _blocked(rule: str, reason: str) -> Issue:
+def _make_issue(rule: str, reason: str) -> Issue:
     return Issue(
         rule, True, "engine.script", reason, 'end the script with: exec "$@" (sparkd gives it the whole command)'
     )
 
 
 def _values_differ(written: str, wanted: str) -> bool:
+    """Whether the two are surely different addresses or numbers."""
     with suppress(ValueError):
         return ip_address(written) != ip_address(wanted)
     # A host name may resolve to any address.
     return written.isdecimal() and wanted.isdecimal() and written.lstrip("0") != wanted.lstrip("0")
 
 
-def _commands(text: str) -> Iterator[list[str]]:
+def _split_commands(text: str) -> Iterator[list[str]]:
     """Words of each simple command, unquoted as in a shell; without comments."""
-    for line in _lines(text):
+    for line in _join_lines(text):
         command: list[str] = []
         for word in line:
             if word and _PUNCTUATION.issuperset(word):
@@ -104,13 +108,13 @@ def _commands(text: str) -> Iterator[list[str]]:
         yield command
 
 
-def _lines(text: str) -> Iterator[list[str]]:
-    """Words of each line, after joining lines at a backslash or an open quote."""
+def _join_lines(text: str) -> Iterator[list[str]]:
+    """Words of each line, with lines joined at a backslash or an open quote."""
     joined = ""
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         joined = f"{joined}\n{line}" if joined else line
-        words = _split(joined) if len(joined) <= _LONGEST else joined.split()
-        if words is None and joined.count("\n") >= _MOST_JOINED:
+        words = _split_words(joined) if len(joined) <= _LONGEST_JOINED else joined.split()
+        if words is None and joined.count("\n") >= _MOST_JOINED_LINES:
             words = joined.split()
         if words is not None:
             yield words
@@ -118,10 +122,10 @@ def _lines(text: str) -> Iterator[list[str]]:
     yield joined.split()
 
 
-def _split(line: str) -> list[str] | None:
+def _split_words(line: str) -> list[str] | None:
     """Words as in a shell; None for an open quote."""
     # shlex would start a comment at a # inside a word, such as $# and x#y.
-    lexer = shlex.shlex(_INNER_HASH.sub("\0", line), posix=True, punctuation_chars=True)
+    lexer = shlex.shlex(_HASH_INSIDE_WORD.sub("\0", line), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:
         return [word.replace("\0", "#") for word in lexer]
@@ -129,9 +133,9 @@ def _split(line: str) -> list[str] | None:
         return None
 
 
-def _after_serve(words: list[str]) -> int:
+def _find_after_serve(words: list[str]) -> int:
     """Position of the first word after `serve`; 0 for another command."""
-    if words and words[0] in _MENTION:
+    if words and words[0] in _MENTIONING:
         return 0
     modules = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
     for position, (program, word) in enumerate(pairwise(words), 2):
@@ -140,18 +144,18 @@ def _after_serve(words: list[str]) -> int:
     return 0
 
 
-def _exported(words: list[str]) -> dict[str, str]:
-    """Variables of `export A=b` and `A=b vllm serve`; an assigned one may be exported later."""
+def _read_assignments(words: list[str]) -> dict[str, str]:
+    """Variables of `export A=b`, `A=b vllm serve` and `A=b`, which may be exported later; only plain text."""
     variables: dict[str, str] = {}
     for word in words[1:] if words[:1] == ["export"] else words:
-        match = _ASSIGNED.fullmatch(word)
+        match = _ASSIGNMENT.fullmatch(word)
         if match is None:
             break
-        if _literal(match[2]) is not None:
+        if _keep_literal(match[2]) is not None:
             variables[match[1]] = match[2]
     return variables
 
 
-def _literal(value: str | None) -> str | None:
-    """The text, unless the shell would expand it."""
+def _keep_literal(value: str | None) -> str | None:
+    """The text; None where the shell would expand it."""
     return None if value is None or "$" in value or "`" in value else value

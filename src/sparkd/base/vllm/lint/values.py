@@ -1,4 +1,4 @@
-"""Predicates on single values, on flags that need each other, and on the fields in the JSON of flags."""
+"""Predicates of rules on values: single ones, those of flags that need each other, and fields in the JSON of flags."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "e
 """Switches, each with the flag without which vLLM ends."""
 NUMBERS = frozenset(("null", "bool", "int", "float"))
 MOST_FIELDS = 200
-"""Fields of one flag; vLLM's own have 50 at most."""
+"""Fields of one flag that are judged; vLLM's own have 50 at most."""
 PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
 """Flags whose names a plugin extends, each with the flag that loads the plugin."""
 OF_ANY_RELEASE = {"quantization": ("marlin",)}
-"""Flags whose earlier names a plugin may bring back, each with names that vLLM takes unregistered, in any case."""
+"""Flags that may be given a name of any release, in upper or lower case, since a plugin may bring it back.
+
+Each has the names that vLLM takes although it does not register them.
+"""
 _MACHINES = re.compile(r"(?:\A|(?<=[/:._-]))(?:(x86[_-]?64|amd64)|arm64|aarch64)(?=\Z|[/:@._-])", re.IGNORECASE)
-"""Parts of an image's name."""
+"""Machines in the name of an image; the group has one of x86."""
 _UNFILLED = re.compile(r"(?<!\$)\{[A-Za-z_][A-Za-z0-9_.-]{0,60}\}|\$\{?[A-Za-z_]\w{0,60}\}?")
 """`{name}`, `$NAME` and `${NAME}`: sparkd fills in its own placeholders alone, and quotes all words for the shell."""
-_OF_SHELL = re.compile(
+_SHELL_VARIABLE = re.compile(
     r"(?<!\$)\$(?!\{?(?:ORIGIN|LIB|PLATFORM)\b)(?:\{[A-Za-z_]\w{0,60}\}|[A-Z][A-Z0-9_]{1,60}(?![\w]))"
 )
-"""A variable, where text may well hold dollars and braces. The dynamic linker fills in the three left out."""
+"""A variable in a text that may well hold dollars and braces. The dynamic linker fills in the three left out."""
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 COUNTS = ("max-model-len", "max-num-batched-tokens", "max-num-seqs")
 _BELOW_ONE = re.compile(r"\s*(?:-\d+|0+[kKmMgGtT]?)\s*", re.ASCII)
 _OCTAL = re.compile(r"0{1,20}[1-7][0-7]{1,20}")
-"""Not 07, which is the same."""
+"""An octal number, except those such as 07, which are the same in decimal."""
 DRAFTS_APART = ("draft_model", "eagle", "eagle3", "medusa")
 """Methods with a model of their own, at least where the number of tokens is given."""
 HIGHEST_MODE = 3
@@ -42,9 +45,9 @@ HIGHEST_MODE = 3
 
 LEAST_BYTES, SPARK_BYTES = 64 << 20, 1 << 37
 BLOCK = 16
-"""FlashAttention, FlashInfer and Triton of vLLM 0.32 take multiples of it."""
+"""FlashAttention, FlashInfer and Triton of vLLM 0.32 take multiples of this size."""
 NOT_FOR_NVFP4 = ("FLASH_ATTN", "FLEX_ATTENTION", "TRITON_ATTN", "TORCH_SDPA")
-"""Without nvfp4 in their supported_kv_cache_dtypes (vLLM 0.32)."""
+"""Backends without nvfp4 in their supported_kv_cache_dtypes (vLLM 0.32)."""
 _POINTLESS: tuple[tuple[str, bool, Callable[[int], bool], str], ...] = (
     ("port", False, lambda number: number < 1024,
      " is a port of the system, such as 22 of ssh: 8000 is usual"),
@@ -53,43 +56,43 @@ _POINTLESS: tuple[tuple[str, bool, Callable[[int], bool], str], ...] = (
     ("cpu-offload-gb", True, lambda number: number > 0,
      ": CPU and GPU of a Spark share one memory, so it gains nothing"),
 )  # fmt: skip
-"""Numbers by flag: whether only with a GPU, which, and why."""
+"""Flag, whether it is judged only with a GPU, which of its numbers are pointless, and why."""
 
 
 def incomplete(launch: Launch) -> Matches:
     for switch, other in NEEDS.items():
-        if switch in launch.flags and not _has(launch, other):
+        if switch in launch.flags and not _is_given(launch, other):
             yield about(switch, f"needs --{other}, and it is not given")
 
 
 def unused(launch: Launch) -> Matches:
-    if _has(launch, "tool-call-parser") and "enable-auto-tool-choice" not in launch.flags:
+    if _is_given(launch, "tool-call-parser") and "enable-auto-tool-choice" not in launch.flags:
         yield about("tool-call-parser", "does nothing without --enable-auto-tool-choice")
 
 
 def unregistered(launch: Launch) -> Matches:
     for flag, names in ((known.name, known.registered) for known in launch.vllm.flags if known.registered):
         value = launch.flags.get(flag) or ""
-        unjudged = value in NOTHING or flag in launch.extra or _has(launch, PLUGINS.get(flag, flag + "-plugin"))
-        if not unjudged and flag in OF_ANY_RELEASE:
+        is_unjudged = value in NOTHING or flag in launch.extra or _is_given(launch, PLUGINS.get(flag, flag + "-plugin"))
+        if not is_unjudged and flag in OF_ANY_RELEASE:
             value, names = value.lower(), (*sorted({*names, *list_registered(flag), *OF_ANY_RELEASE[flag]}),)
-        if not unjudged and value not in names:
-            others = did_you_mean(value, names) or f": {', '.join(names[:8])}, ..."
-            yield about(flag, f"{value[:60]!r} is not registered in {launch.vllm.vllm}{others}")
+        if not is_unjudged and value not in names:
+            suggestion = did_you_mean(value, names) or f": {', '.join(names[:8])}, ..."
+            yield about(flag, f"{value[:60]!r} is not registered in {launch.vllm.vllm}{suggestion}")
 
 
 def unfilled(launch: Launch) -> Matches:
-    named = [(f"args.{flag}", f"--{flag}", text, _UNFILLED) for flag, text in launch.flags.items()]
-    named += [(f"env.{name}", name, text, _OF_SHELL) for name, text in launch.env.items()]
-    named += [(key, key, text, _UNFILLED) for key, text in launch.texts]
-    for at, what, text, pattern in named:
+    texts = [(f"args.{flag}", f"--{flag}", text, _UNFILLED) for flag, text in launch.flags.items()]
+    texts += [(f"env.{name}", name, text, _SHELL_VARIABLE) for name, text in launch.env.items()]
+    texts += [(key, key, text, _UNFILLED) for key, text in launch.texts]
+    for key, shown, text, pattern in texts:
         if text and "{{" not in text and "{%" not in text and (match := pattern.search(text)):
-            yield at, f"{what} is given {match[0]} as it stands: nothing fills it in"
+            yield key, f"{shown} is given {match[0]} as it stands: nothing fills it in"
 
 
 def moves_memory(launch: Launch) -> Matches:
-    """vLLM's _verify_kv_transfer_compat."""
-    connector = launch.table("kv-transfer-config").get("kv_connector") or _has(launch, "kv-offloading-size")
+    """A KV connector with memory segments that move, which vLLM's _verify_kv_transfer_compat refuses."""
+    connector = launch.table("kv-transfer-config").get("kv_connector") or _is_given(launch, "kv-offloading-size")
     pooled = {"enable-cumem-allocator", "enable-sleep-mode"} & launch.flags.keys()
     if connector and not pooled and "expandable_segments:True" in launch.env.get(ALLOCATOR, ""):
         yield f"env.{ALLOCATOR}", f"{ALLOCATOR} has expandable_segments:True, and the flags set a KV connector"
@@ -117,25 +120,25 @@ def unmeant(launch: Launch) -> Matches:
     """Sizes that vLLM reads, and that no Spark can hold or no engine can use."""
     flag = "kv-cache-memory-bytes"
     size = launch.amount(flag)
-    if launch.gpu and size is not None and (why := _why_unmeant(size)):
+    if launch.gpu and size is not None and (why := _explain_unmeant(size)):
         yield about(flag, f"{(launch.flags[flag] or '')[:60]}: {why}")
 
 
 def unmeant_by_recipe(launch: Launch) -> Matches:
     """Sizes that docker or sparkd reads."""
     for key, size in launch.sizes:
-        if (launch.gpu or size < LEAST_BYTES) and (why := _why_unmeant(size)):
+        if (launch.gpu or size < LEAST_BYTES) and (why := _explain_unmeant(size)):
             yield key, f"{key}: {size}: {why}"
 
 
-def _why_unmeant(size: int) -> str:
+def _explain_unmeant(size: int) -> str:
     if size < LEAST_BYTES:
         return "it is a number of bytes"
     return "a Spark has 128 GB" if size > SPARK_BYTES else ""
 
 
 def pointless(launch: Launch) -> Matches:
-    """What vLLM takes, and the user can't have meant."""
+    """Values that vLLM takes, and that the user can't have meant."""
     for flag in launch.flags:
         if f"no-{flag}" in launch.flags:
             yield about(flag, f"and --no-{flag} are both given: the last one counts")
@@ -146,11 +149,11 @@ def pointless(launch: Launch) -> Matches:
     dtype, backend = (launch.flags.get(flag) or "" for flag in ("kv-cache-dtype", "attention-backend"))
     if dtype.startswith("nvfp4") and backend.upper() in NOT_FOR_NVFP4:
         yield about("attention-backend", f"{backend} has no KV cache of {dtype}: FLASHINFER has")
-    yield from _octal(launch)
-    yield from _cached_models(launch)
+    yield from _find_octal(launch)
+    yield from _find_cached_models(launch)
 
 
-def _octal(launch: Launch) -> Matches:
+def _find_octal(launch: Launch) -> Matches:
     """A recipe is YAML 1.2, where 010 is 10; readers of YAML 1.1, as launchers in Python have, take it for 8."""
     for flag, text in launch.flags.items():
         known = launch.vllm.by_name.get(flag)
@@ -159,14 +162,14 @@ def _octal(launch: Launch) -> Matches:
             yield about(flag, f"{text} is {number} here, and {octal} to readers of YAML 1.1: write {number} or {octal}")
 
 
-def _cached_models(launch: Launch) -> Matches:
+def _find_cached_models(launch: Launch) -> Matches:
     for key, text in launch.texts:
         if key == "model.path" and "models--" in text and "/snapshots/" in text:
             yield key, f"{text[:200]} is a snapshot of Hugging Face's cache: its files are links out of the folder"
 
 
 def is_for_x86(image: str) -> bool:
-    """Whether its name says so, and names no other machine."""
+    """Whether the image's name has x86_64 or amd64, and no other machine."""
     registry, _, path = image.partition("/")
     name = path if path and re.search(r"[.:]", registry) else image
     machines = [match[1] for match in _MACHINES.finditer(name)]
@@ -179,51 +182,55 @@ def for_x86(launch: Launch) -> Matches:
             yield key, f"{text[:200]}: is for x86_64, and a Spark is arm64"
 
 
-def _has(launch: Launch, flag: str) -> bool:
-    """Whether it is given, also with a value that is not known yet."""
+def _is_given(launch: Launch, flag: str) -> bool:
+    """Whether the flag is given, also with a value that is not known yet."""
     return flag in launch.flags and launch.flags[flag] not in NOTHING
 
 
 def wrong_fields(launch: Launch, *, sure: bool) -> Matches:
-    """`sure`: those that no build takes, else those that a fork may take, which may have more fields and choices."""
+    """Keys and values of flags' JSON that vLLM does not take.
+
+    `sure`: those that no build takes; else those that a fork may take, since it may have more fields and choices.
+    """
     for flag, name, value in _list_fields(launch):
-        at, shown, known = f"args.{flag}.{name}", sanitize(name, 60), launch.vllm.fields_by_name[flag]
-        if name not in known:
+        key, shown, fields = f"args.{flag}.{name}", sanitize(name, 60), launch.vllm.fields_by_name[flag]
+        if name not in fields:
             has = methodcaller("has", f"{flag}.{name}")
-            elsewhere = any(map(has, load_releases()))
-            right = "" if elsewhere else misprint_of(name, known)
-            if sure is bool(right):
-                meant = f": {right} is" if right else "" if elsewhere else did_you_mean(shown, known)
-                yield at, add_history(f"--{flag}: {shown} is no key of {launch.vllm.vllm}{meant}", has)
-        elif sure is _needs_number(known[name], value) and (reason := known[name].wrong_value(value)):
-            yield at, f"--{flag}: {name} {reason}"
+            is_elsewhere = any(map(has, load_releases()))
+            correction = "" if is_elsewhere else misprint_of(name, fields)
+            if sure is bool(correction):
+                suggestion = f": {correction} is" if correction else "" if is_elsewhere else did_you_mean(shown, fields)
+                yield key, add_history(f"--{flag}: {shown} is no key of {launch.vllm.vllm}{suggestion}", has)
+        elif sure is _needs_number(fields[name], value) and (reason := fields[name].wrong_value(value)):
+            yield key, f"--{flag}: {name} {reason}"
 
 
 def _needs_number(field: Field, value: JsonValue) -> bool:
-    """Whether no build takes other values than numbers: a later one may give names to what is a switch."""
+    """Whether no build takes anything but numbers and null. A switch is none: a later build may give it names."""
     takes = set(field.takes.split())
     return "int" in takes and takes <= NUMBERS and not field.choices and value is not None
 
 
 def _list_fields(launch: Launch) -> Iterator[tuple[str, str, JsonValue]]:
-    """Flag, dotted key and value, of each flag with a table of fields."""
-    given = {name.partition(".")[0] for name in launch.flags}
-    for flag, known in launch.vllm.fields_by_name.items():
-        if flag in given and flag not in launch.extra:
-            entries = _flatten(launch.table(flag), known, dashes=flag == "speculative-config")
+    """Flag, dotted key and value of each entry in the JSON of flags whose fields are known."""
+    names = {name.partition(".")[0] for name in launch.flags}
+    for flag, fields in launch.vllm.fields_by_name.items():
+        if flag in names and flag not in launch.extra:
+            entries = _flatten_table(launch.table(flag), fields, dashes=flag == "speculative-config")
             yield from ((flag, name, value) for name, value in islice(entries, MOST_FIELDS))
 
 
-def _flatten(
-    table: Mapping[str, JsonValue], known: Mapping[str, Field], *, dashes: bool, prefix: str = ""
+def _flatten_table(
+    table: Mapping[str, JsonValue], fields: Mapping[str, Field], *, dashes: bool, prefix: str = ""
 ) -> Iterator[tuple[str, JsonValue]]:
+    """Dotted key and value. An object whose keys vLLM knows is taken apart."""
     for key, value in table.items():
         # vLLM itself changes dashes in the keys of this one flag.
         name = prefix + (key.replace("-", "_") if dashes else key)
-        if isinstance(value, dict) and _has_fields(name, known):
-            yield from _flatten(value, known, dashes=False, prefix=f"{name}.")
-        elif (outer := name.rpartition(".")[0]) not in known or _has_fields(outer, known):
-            yield name, value  # others lie in an object of which vLLM does not know the keys
+        if isinstance(value, dict) and _has_fields(name, fields):
+            yield from _flatten_table(value, fields, dashes=False, prefix=f"{name}.")
+        elif (outer := name.rpartition(".")[0]) not in fields or _has_fields(outer, fields):
+            yield name, value  # any other name lies in an object of which vLLM does not know the keys
 
 
 def _has_fields(name: str, known: Mapping[str, Field]) -> bool:

@@ -139,7 +139,7 @@ class Script(Struct):
             self._add(self.variables.values.get("HOME", mark("~")))
             return at + 1
         if blank := _TO_FILL_IN.match(self.text, at):
-            self._add(self.variables.given(blank[0][1:-1]) or mark(blank[0]))
+            self._add(self.variables.by_user(blank[0][1:-1]) or mark(blank[0]))
             return blank.end()
         if redirect := _REDIRECT.match(self.text, at):
             self.redirected = not redirect["to"]
@@ -153,7 +153,7 @@ class Script(Struct):
         return 0
 
     def _list(self, name: str) -> list[str]:
-        return self.variables.given(name).split() or self.arrays.get(name, [mark(f"${{{name}[@]}}")])
+        return self.variables.by_user(name).split() or self.arrays.get(name, [mark(f"${{{name}[@]}}")])
 
     def _end(self, text: str, end: int) -> int:
         if text == "(" and self.word is not None and (name := _ASSIGNMENT.fullmatch(self.word)) and not name[3]:

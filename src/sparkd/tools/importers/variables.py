@@ -33,7 +33,7 @@ _MOST_FILLED_IN = 1 << 22
 
 
 def mark(name: str) -> str:
-    """The mark in place of an unknown value."""
+    """The mark in place of an unknown value. `name`: its expression, such as $HOME."""
     return _OPEN + _NO_BREAK.join(name[:60].split()) + _CLOSE  # one word, also where it is unquoted
 
 
@@ -43,21 +43,23 @@ def hide(name: str, value: str) -> str:
 
 
 def unknown(text: str) -> str:
-    """The name in the first mark of the text; empty if there is none."""
+    """The expression of the first unknown value in the text; empty if there is none."""
     return match[1].replace(_NO_BREAK, " ") if (match := _MARK.search(text)) else ""
 
 
 def is_unknown(word: str, end: str = "") -> bool:
-    """Whether the word is a mark alone, of a name that ends with `end`: [@]} is the end of a list's."""
+    """Whether the word is a mark alone, of an expression that ends with `end`, such as [@]} for a list."""
     return bool(_MARK.fullmatch(word)) and shown(word).endswith(end)
 
 
 def shown(text: str) -> str:
-    """The text for people: the name in place of each mark."""
+    """The text for people: in place of each mark the expression of its value."""
     return _MARK.sub(lambda match: match[1].replace(_NO_BREAK, " "), text)
 
 
 class Variables(Struct):
+    """Values of variables by name."""
+
     values: dict[str, str]
     fixed: frozenset[str] = frozenset()
     """Names that no assignment changes."""
@@ -126,8 +128,8 @@ class Variables(Struct):
             return ""
         if (base := re.fullmatch(r"\$\{(\w+)##\*/\}", text)) and base[1] in self.values:
             return self.values[base[1]].rpartition("/")[2]
-        here = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") or _SCRIPT_FOLDER.fullmatch(text) else ""
-        return text if text == "$" else here or mark(text)
+        folder = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") or _SCRIPT_FOLDER.fullmatch(text) else ""
+        return text if text == "$" else folder or mark(text)
 
 
 def _find_end(text: str, at: int) -> int:

@@ -109,22 +109,22 @@ class Climb:
 
         Raises SparkdError where it is stopped: the figures are kept, and the next run continues from there.
         """
-        while (at := find_position(self.tuning.knobs, self.tuning.measured)).step is not None:
-            step, tries = at.step, self.tuning.tries if self.tuning.tried == at.step else 0
+        while (position := find_position(self.tuning.knobs, self.tuning.measured)).step is not None:
+            step, tries = position.step, self.tuning.tries if self.tuning.tried == position.step else 0
             step_name = name_step(*step)
             self.keep(replace(self.tuning, tried=step, tries=tries + 1))
             self._show(f"step {len(self.tuning.measured) + 1}: {step_name}")
             try:
                 fault = "the node, or this command, was gone twice meanwhile"
                 if tries < TRIES:
-                    fault = self._use(step[0], at.values)
+                    fault = self._use(step[0], position.values)
                 measured = Measured(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
             except BaseException:
                 self.keep(replace(self.tuning, tried=None, tries=0))
                 raise
             self.keep(replace(self.tuning, measured=(*self.tuning.measured, measured), tried=None, tries=0))
             self._show(f"{step_name}: {describe(measured)}")
-        return at
+        return position
 
     def _use(self, knob: str, values: Mapping[str, Value]) -> str:
         """Switch to a plan with the values, and return "" once it is in force, or the fault for which it is not.

@@ -30,6 +30,8 @@ JUMBO_MTU = 9000
 
 
 class Port(Struct, frozen=True):
+    """An address of a node, with its interface."""
+
     interface: Annotated[str, Meta(max_length=64)]
     address: Annotated[str, Meta(max_length=64)]
     speed_mbps: Annotated[int, Meta(ge=1, lt=1 << 31)] | None
@@ -66,6 +68,8 @@ class Pair(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
+    """Whether a pair carries what it should."""
+
     outcome: str
     """OK, SLOW or UNKNOWN."""
     reason: str

@@ -118,15 +118,15 @@ def compare_depth(answer: Streamed, repeated_answer: Streamed) -> Depth:
     return Depth(answer.prompt_tokens, first_seconds, rate, stream_rate(answer), repeated_seconds)
 
 
-def accepted(before: Drafts | None, after: Drafts | None) -> tuple[float, ...]:
+def accepted(earlier: Drafts | None, later: Drafts | None) -> tuple[float, ...]:
     """The share of proposed tokens that were accepted, by position.
 
     Empty without a drafter, where nothing was proposed, or where one of the counts is not known.
     """
-    if before is None or after is None:
+    if earlier is None or later is None:
         return ()
-    proposed = after.proposed - before.proposed
-    pairs = zip(after.accepted, before.accepted, strict=False)
+    proposed = later.proposed - earlier.proposed
+    pairs = zip(later.accepted, earlier.accepted, strict=False)
     return tuple((after_count - before_count) / proposed for after_count, before_count in pairs) if proposed > 0 else ()
 
 

@@ -37,7 +37,7 @@ NEED_BYTES, HELD_BYTES, BUSY_PERCENT = 8 * GIB, GIB, 20
 
 
 class Scale(NamedTuple):
-    """What figures of a GB10 mean: below `latched` its clock is latched, below `low` it is slow."""
+    """Limits for a figure of a GB10: below `latched` its clock is latched, below `low` it is slow."""
 
     latched: float
     low: float
@@ -95,10 +95,10 @@ def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadlin
 @contextmanager
 def _sample_clocks(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterator[None]:
     """Meanwhile add the first GPU's clocks to `samples`, with monotonic times. Raises LaunchError with a hint."""
-    ended = Event()
+    has_ended = Event()
 
     def sample() -> None:
-        while not ended.wait(SAMPLE_SECONDS):
+        while not has_ended.wait(SAMPLE_SECONDS):
             samples.extend((time.monotonic(), clocks) for clocks in read()[:1])
 
     start_thread(Thread(target=sample, name="gpu-clocks", daemon=True))
@@ -108,7 +108,7 @@ def _sample_clocks(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterat
         hint = f"sudo dmesg | grep -e NVRM -e Xid; sudo sparkd sweep, {AGAIN}"
         raise LaunchError(f"the GPU was not measured: {error}", hint) from None
     finally:
-        ended.set()
+        has_ended.set()
 
 
 def _refuse_where_busy(error: str, users: dict[str, int], available_bytes: int) -> None:

@@ -98,10 +98,10 @@ class ImageTrial:
         """`switch`: the one to the tried plan as it is to stay, without an end."""
         self._switch, self._config, self._host, self._show = switch, config, host, show
 
-    def run(self, before: Switch | None) -> str:
+    def run(self, current: Switch | None) -> str:
         """Try the image. Returns "" once it stays, or the fault for which the node returns to the plan before.
 
-        `before`: the switch in the file. Raises SparkdError, KeyboardInterrupt: the node returns then, too.
+        `current`: the switch in the file. Raises SparkdError, KeyboardInterrupt: the node returns then, too.
         """
         baseline = find_baseline(read_rows(self._host), read_living_report(self._host.files))
         if baseline is None:
@@ -111,7 +111,7 @@ class ImageTrial:
         trial = replace(self._switch, to=chosen and replace(chosen, until=until))
         stays = False
         try:
-            write_switch(before, trial, self._host)
+            write_switch(current, trial, self._host)
             self._show(f"trying {label(trial.to)}; Ctrl-C goes back")
             fault = follow(trial, self._host, self._show) or self._find_fault(baseline)
             if not fault:

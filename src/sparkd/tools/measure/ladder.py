@@ -42,6 +42,8 @@ _BOUNDS = re.compile(r"([a-z-]+)=([0-9][0-9.]{0,9}[kKmM]?)\.\.([0-9][0-9.]{0,9}[
 
 
 class Knob(Struct, frozen=True):
+    """A value of the recipe that a ladder varies, with its bounds."""
+
     name: str
     low: Value
     high: Value
@@ -64,6 +66,8 @@ class Measured(Struct, frozen=True):
 
 
 class Position(Struct, frozen=True):
+    """The state of a climb."""
+
     step: tuple[str, Value] | None
     """The step to measure next, with its knob; None: all is measured."""
     values: Mapping[str, Value]
@@ -136,18 +140,18 @@ def read_knobs(texts: Iterable[str], recipe: Recipe) -> tuple[Knob, ...]:
     """Parse NAME=LOW..HIGH. Raises UsageError."""
     knobs: list[Knob] = []
     for text in texts:
-        shown, (name, low, high) = sanitize(text, 60), _parse_bounds(text)
+        quote, (name, low, high) = sanitize(text, 60), _parse_bounds(text)
         if name not in BOUNDS:
-            raise UsageError(f"--knob {shown}: no knob{did_you_mean(name[:60], BOUNDS)}", f"one of {', '.join(BOUNDS)}")
+            raise UsageError(f"--knob {quote}: no knob{did_you_mean(name[:60], BOUNDS)}", f"one of {', '.join(BOUNDS)}")
         lowest, highest = BOUNDS[name]
         if low is None or high is None or not lowest <= low <= high <= highest or name in [knob.name for knob in knobs]:
-            raise UsageError(f"--knob {shown}: needed is {name}=LOW..HIGH, once, from {lowest} to {highest}")
+            raise UsageError(f"--knob {quote}: needed is {name}=LOW..HIGH, once, from {lowest} to {highest}")
         if name == TOKENS and _read_drafts(recipe) is None:
-            raise UsageError(f"--knob {shown}: the recipe has no {DRAFTS_CONFIG}")
+            raise UsageError(f"--knob {quote}: the recipe has no {DRAFTS_CONFIG}")
         own_value = _read_own_value(recipe, name)
         if own_value is None or not low <= own_value <= high:
             fault = "leaves it to the engine" if own_value is None else f"has {own_value}"
-            raise UsageError(f"--knob {shown}: the recipe {fault}", "a recipe with a number within the bounds")
+            raise UsageError(f"--knob {quote}: the recipe {fault}", "a recipe with a number within the bounds")
         knobs.append(Knob(name, low, high, own_value))
     if not knobs:
         raise UsageError("no knob is given", "such as --knob max-num-seqs=4..16")

@@ -68,8 +68,8 @@ def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
 def announce(tuning: Tuning, base: Chosen, host: Host) -> Iterator[str]:
     """Lines on the steps to come, and about how long they take."""
     rungs_by_knob = {knob: [tuple(ladder.rungs(knob, up=up)) for up in (True, False)] for knob in tuning.knobs}
-    done, most = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(rungs_by_knob.values())))
-    steps = f"{most - done} steps more, {done} are measured" if done else f"{most} steps"
+    done_count, step_count = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(rungs_by_knob.values())))
+    steps = f"{step_count - done_count} steps more, {done_count} are measured" if done_count else f"{step_count} steps"
     yield f"recipe {base.recipe.name} under {tuning.at_once} requests at once, at most {steps}:"
     for knob, both_ways in rungs_by_knob.items():
         up, down = (" ".join(map(str, rungs)) or "none" for rungs in both_ways)
@@ -84,7 +84,7 @@ def announce(tuning: Tuning, base: Chosen, host: Host) -> Iterator[str]:
     load_note = "and a load each time, whose time is not known yet"
     if load_seconds is not None:
         load_note = "the last load's time included"
-    all_seconds = step_seconds * (most - done)
+    all_seconds = step_seconds * (step_count - done_count)
     yield f"each about {format_duration(step_seconds)}, all {format_duration(all_seconds)}, {load_note}"
     yield "while the plan changes, no request is answered; in the end the plan before is in force again"
 

@@ -136,7 +136,7 @@ def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
 
     `warms`: cold caches are warmed first. Raises HttpError, StreamError, ValueError without any figure.
     """
-    made, figures, interrupted, fault = utc_now(), list[Level | Depth](), False, ""
+    started_at, figures, interrupted, fault = utc_now(), list[Level | Depth](), False, ""
 
     def count_kernels() -> int:
         with suppress(OSError):
@@ -163,7 +163,7 @@ def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
     failed_level_fault = next((level.fault for level in levels if level.failed == level.requests), "")
     depths = tuple(figure for figure in figures if isinstance(figure, Depth))
     return Result(
-        made=made,
+        made=started_at,
         node=served.report.node,
         recipe=served.node.plan.recipe,
         model=served.node.plan.served_name,

@@ -180,21 +180,21 @@ def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
     """The verdict, with a line for each figure. The last sample has the totals. Pure."""
     if not samples:
         return Verdict(UNKNOWN, ("nothing was measured",))
-    last = samples[-1]
+    last_sample = samples[-1]
     nodes = sorted({name for sample in samples for name in sample.available_bytes})
     drifts = {node: find_drift(node, samples) for node in nodes}
     lines = [f"{node}: {_describe(drift)}" for node, drift in drifts.items()]
-    swapped_bytes = last.swap_used_bytes - samples[0].swap_used_bytes
+    swapped_bytes = last_sample.swap_used_bytes - samples[0].swap_used_bytes
     if swapped_bytes > NOISE_BYTES:
         lines.append(f"swap in use has grown by {size(swapped_bytes)}")
-    rate = last.tokens / last.seconds if last.seconds else 0.0
-    lines.append(f"{last.answered} requests answered, {rate:.1f} tokens/s, {last.failed} failed")
+    rate = last_sample.tokens / last_sample.seconds if last_sample.seconds else 0.0
+    lines.append(f"{last_sample.answered} requests answered, {rate:.1f} tokens/s, {last_sample.failed} failed")
     if first_failure:
         lines.append(f"first failure {first_failure}")
     shrinks = any(drift and drift.shrinks for drift in drifts.values())
-    if last.failed or first_failure or shrinks or swapped_bytes > NOISE_BYTES:
+    if last_sample.failed or first_failure or shrinks or swapped_bytes > NOISE_BYTES:
         return Verdict(NOT_STEADY, tuple(lines))
-    return Verdict(STEADY if last.answered and all(drifts.values()) else UNKNOWN, tuple(lines))
+    return Verdict(STEADY if last_sample.answered and all(drifts.values()) else UNKNOWN, tuple(lines))
 
 
 def _describe(drift: Drift | None) -> str:
@@ -213,16 +213,16 @@ def find_drift(node: str, samples: Sequence[Sample]) -> Drift | None:
     None with fewer than 6 samples after the beginning, or where most samples do not have the node's memory.
     """
     warm_seconds = min(WARM_SECONDS, samples[-1].seconds * WARM_SHARE)
-    known = [
+    readings = [
         Point(sample.seconds, size_bytes)
         for sample in samples
         if (size_bytes := sample.available_bytes.get(node)) is not None
     ]
-    points = [point for point in known if point.seconds >= warm_seconds]
+    points = [point for point in readings if point.seconds >= warm_seconds]
     points = points[:: max(1, -(-len(points) // 240))]  # at most 240, since each pair of them has a slope
     pairs = ((early, late) for early, late in combinations(points, 2) if late.seconds > early.seconds)
     slopes = [(late.bytes - early.bytes) / (late.seconds - early.seconds) for early, late in pairs]
-    if len(points) < 6 or len(known) * 2 < len(samples) or not slopes:
+    if len(points) < 6 or len(readings) * 2 < len(samples) or not slopes:
         return None
     slope = median(slopes)
     intercept = median(point.bytes - slope * point.seconds for point in points)
@@ -233,4 +233,4 @@ def find_drift(node: str, samples: Sequence[Sample]) -> Drift | None:
     thirds = (points[:third], points[third : 2 * third], points[2 * third :])
     first, second, last = (median(point.bytes for point in part) for part in thirds)
     is_lasting = all(step * change > 0 and abs(step) > abs(change) / 6 for step in (second - first, last - second))
-    return Drift(slope * 3600.0, is_lasting and abs(change) > max(NOISE_BYTES, 4 * noise), known[-1].bytes)
+    return Drift(slope * 3600.0, is_lasting and abs(change) > max(NOISE_BYTES, 4 * noise), readings[-1].bytes)

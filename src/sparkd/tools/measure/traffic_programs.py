@@ -53,6 +53,8 @@ class TrafficError(Exception):
 
 
 class _Sum(Struct):
+    """Part of iperf3's JSON, as the two that follow."""
+
     bits_per_second: Annotated[float, Meta(ge=0, le=1e13)]
 
 
@@ -66,12 +68,12 @@ class _Report(Struct):
     error: str = ""
 
 
-def tcp_command(own: str, to: str = "", *, back: bool = False) -> list[str]:
+def tcp_command(own_address: str, to: str = "", *, back: bool = False) -> list[str]:
     """The command of the side that connects, or without `to` of the side that listens.
 
     `back`: the listening side sends.
     """
-    words = [IPERF3, "-B", own, "-p", str(TCP_PORT), "-i", "0"]
+    words = [IPERF3, "-B", own_address, "-p", str(TCP_PORT), "-i", "0"]
     idle_limit = ["--rcv-timeout", str(SECONDS * 1000)]
     if not to:
         return [*words, "--server", "--one-off", *idle_limit]

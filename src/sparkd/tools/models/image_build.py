@@ -43,6 +43,8 @@ _STEP = re.compile(r"Step (\d{1,3})/(\d{1,3}) : ")
 
 
 class CopiedFile(Struct, frozen=True):
+    """A file that a step copies into the image."""
+
     content: bytes
     executable: bool
 
@@ -160,12 +162,12 @@ def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, Bu
         raise BlockedError(f"docker does not answer: {sanitize(str(error))}", "systemctl status docker") from None
     if answers is None:
         raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
-    base_image, named, built, info = answers
+    base_image, named_image, built, info = answers
     if base_image is None:
         raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
     (room,) = read_rooms(host, (find_store(info),))
     require_room(room, base_image.size_bytes // 2, f" to build from {base}", "; sudo docker system df", None)
-    return base_image, named.id if named else "", built, room
+    return base_image, named_image.id if named_image else "", built, room
 
 
 def find_store(info: object) -> str:
@@ -267,12 +269,12 @@ def check(sources: Sources, image: str) -> None:
         raise BlockedError(f"the new image {reason}: {fault}", f"it has no name; look into it: {command}")
 
 
-def give_name(sources: Sources, image: str, before: str) -> Iterator[str]:
-    """Name the image, and yield lines for the person who built it. `before`: id of the image that has the name.
+def give_name(sources: Sources, image: str, old_id: str) -> Iterator[str]:
+    """Name the image, and yield lines for the person who built it. `old_id`: id of the image that has the name.
 
     Raises BlockedError.
     """
-    ref, replaced = sources.recipe.image.ref, before if before != image else ""
+    ref, replaced = sources.recipe.image.ref, old_id if old_id != image else ""
     try:
         image_build.give_name(image, ref, replaced)
     except DockerError as error:

@@ -176,24 +176,24 @@ def read_token(path: str | None, files: Files) -> str | None:
 
 def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick: bool) -> None:
     """Send the folder to a peer, and let sparkd there check it. `quick`: without reading all. Raises BlockedError."""
-    source, where = f"{folder}/", f"{peer.address}: "
+    source, prefix = f"{folder}/", f"{peer.address}: "
     options = (*RSYNC_OPTIONS, *peer.choose_writer(folder))
     if ids := find_owner(Path(folder)):  # rsync follows links, and this owner may put one there to a file of root's
         options += (f"--copy-as={ids[0]}:{ids[1]}",)
     need_bytes, room = peer.count_to_send(source, folder, *options), peer.read_room(folder)
     if need_bytes:
         require_room(room, need_bytes, "", "", peer)
-    show(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"))
+    show(prefix + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"))
     peer.send(source, folder, *options)
-    show(f"{where}its files are checked there")
+    show(f"{prefix}its files are checked there")
     check = ("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder)
-    ended = peer.run(*check, seconds=4 * 3600.0)  # enough to read all of a slow disk
-    if ended.code == NOT_FOUND:
-        show(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")
+    check_end = peer.run(*check, seconds=4 * 3600.0)  # enough to read all of a slow disk
+    if check_end.code == NOT_FOUND:
+        show(f"{prefix}copied, each sent file with its checksum; it has no sparkd to check it with")
         return
-    if ended.code:
-        lines = ended.trouble.strip().splitlines() or [f"ended with {ended.code}"]
-        reason, hint = read_error(ended.trouble) or (sanitize(lines[-1], 400), "")
-        raise BlockedError(where + reason, hint)
-    for line in ended.answer.splitlines():
-        show(f"{where}{sanitize(line, 400)}")
+    if check_end.code:
+        lines = check_end.trouble.strip().splitlines() or [f"ended with {check_end.code}"]
+        reason, hint = read_error(check_end.trouble) or (sanitize(lines[-1], 400), "")
+        raise BlockedError(prefix + reason, hint)
+    for line in check_end.answer.splitlines():
+        show(f"{prefix}{sanitize(line, 400)}")

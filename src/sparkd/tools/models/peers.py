@@ -21,18 +21,18 @@ SPARE_BYTES = 1 << 30
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
 
 
-def choose_peers(named: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:
+def choose_peers(targets: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:
     """The named nodes, or by default the other nodes of the cluster. Raises UsageError where there are none."""
     if user is not None and not LOGIN.fullmatch(user):
         raise UsageError(f"{user!r} is no name of a user")
     own_addresses = host.addresses()
-    for address in named:
+    for address in targets:
         if not _HOST.fullmatch(address):
             raise UsageError(f"{address!r} is neither an address nor the name of a host")
         with suppress(ValueError):
             if canonical(address) in own_addresses:
                 raise UsageError(f"{address} is this node itself")
-    addresses = named or [node for node in settings.cluster.nodes if canonical(node) not in own_addresses]
+    addresses = targets or [node for node in settings.cluster.nodes if canonical(node) not in own_addresses]
     if not addresses:
         raise UsageError("cluster.nodes names no other node", "name one: --to ADDRESS")
     return tuple(SshHost(address, user or "") for address in dict.fromkeys(addresses))
@@ -50,13 +50,13 @@ def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> Exi
     return code
 
 
-def require_room(room: Room | PeerRoom, need_bytes: int, what: str, remedy: str, peer: SshHost | None) -> None:
+def require_room(room: Room | PeerRoom, need_bytes: int, purpose: str, remedy: str, peer: SshHost | None) -> None:
     """Raises BlockedError where less than `need_bytes` and SPARE_BYTES are free.
 
-    `what` says in the message what the space is for, `remedy` ends the hint. `peer`: None for this node.
+    `purpose` says in the message what the space is for, `remedy` ends the hint. `peer`: None for this node.
     """
     if room.free_bytes < need_bytes + SPARE_BYTES:
         where, there = (f"{peer.address}: ", " there") if peer else ("", "")
         free, needed = size(room.free_bytes), size(need_bytes + SPARE_BYTES)
         hint = f"make room{there}: df -h {shlex.quote(room.mount)}{remedy}"
-        raise BlockedError(f"{where}{free} free on {room.mount}, {needed} needed{what}", hint)
+        raise BlockedError(f"{where}{free} free on {room.mount}, {needed} needed{purpose}", hint)

@@ -69,7 +69,7 @@ def kill(target: Target) -> None:
 
 
 def follow(
-    before: NodeReport, host: Host, limit_seconds: float, show: Callable[[str], None]
+    last_report: NodeReport, host: Host, limit_seconds: float, show: Callable[[str], None]
 ) -> tuple[float, NodeReport]:
     """Show each step until the node serves again. Returns the seconds that took, and the report then.
 
@@ -79,7 +79,7 @@ def follow(
     while (seconds := time.monotonic() - began) <= limit_seconds:
         report = read_living_report(host.files)
         has_ended = (
-            has_ended or report is None or report.phase not in IN_SERVICE or report.launch_id != before.launch_id
+            has_ended or report is None or report.phase not in IN_SERVICE or report.launch_id != last_report.launch_id
         )
         step = report.phase.value if report is not None else "no agent"
         if has_ended and step != shown_step:
@@ -89,4 +89,4 @@ def follow(
             return seconds, report
         time.sleep(POLL_SECONDS)
     reason = f"it does not serve again {limit_seconds:.0f} s after the fault" if has_ended else "nothing has noticed it"
-    raise NotReadyError(reason, f"journalctl -u sparkd-{before.role} -n 100; sudo sparkd capture")
+    raise NotReadyError(reason, f"journalctl -u sparkd-{last_report.role} -n 100; sudo sparkd capture")

@@ -80,17 +80,17 @@ def find_fits(
 
 
 def _examine(
-    recipe: Recipe, own: bool, settings: Settings, nodes: int | None, most_nodes: int, host: CachedHost
+    recipe: Recipe, is_own: bool, settings: Settings, nodes: int | None, most_nodes: int, host: CachedHost
 ) -> Fit:
     trial = try_recipe(recipe, settings, nodes)
     plan, model = trial.plan, recipe.model.path.rpartition("/")[2]
     if plan is None:
-        return Fit(recipe.name, 0, model, own, (Lack(sanitize(trial.errors[0]), lasting=True),))
+        return Fit(recipe.name, 0, model, is_own, (Lack(sanitize(trial.errors[0]), lasting=True),))
     inputs, needed = CheckInputs(plan, settings), plan.node.cluster_size
     if needed > most_nodes:
-        return Fit(recipe.name, needed, model, own, (Lack(f"needs {needed} nodes", lasting=True),))
+        return Fit(recipe.name, needed, model, is_own, (Lack(f"needs {needed} nodes", lasting=True),))
     supply = read_supply(inputs, host, recipe.expect.get(WEIGHTS_GB))
-    return Fit(recipe.name, needed, model, own, tuple(judge_supply(recipe, inputs, supply)))
+    return Fit(recipe.name, needed, model, is_own, tuple(judge_supply(recipe, inputs, supply)))
 
 
 def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:

@@ -47,14 +47,14 @@ def end_named(pid: int, examine: Callable[[], Shown], host: Host) -> Shown:
 
     A blocked agent may own the node meanwhile: it launches nothing as long as that finding blocks.
     """
-    before = examine()
+    preflight = examine()
     with MainLoop(Notifier(), {}) as loop, ExitStack() as stack:
         try:
             stack.callback(_acquire_node(host, loop, f" --fix {pid}").release)
         except BlockedError:
-            if before.owner is None or before.owner.phase != Phase.BLOCKED.value:
+            if preflight.owner is None or preflight.owner.phase != Phase.BLOCKED.value:
                 raise
-        offers = (offer for finding in before.findings for offer in finding.verdict.offers)
+        offers = (offer for finding in preflight.findings for offer in finding.verdict.offers)
         offer = next((offer for offer in offers if offer[0].pid == pid), None)
         if offer is None:
             hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
@@ -63,7 +63,7 @@ def end_named(pid: int, examine: Callable[[], Shown], host: Host) -> Shown:
             raise UsageError(f"this command descends from pid {pid}, and would end itself", "run it elsewhere")
         ended = [(fix, end_process(fix)) for fix in offer]
     states = tuple(FixState(fix, outcome.state, outcome.note) for fix, outcome in ended)
-    return replace(examine(), changes_nothing=False, fixes=states, hooks=(), before=before.findings)
+    return replace(examine(), changes_nothing=False, fixes=states, hooks=(), before=preflight.findings)
 
 
 def fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:

@@ -87,34 +87,34 @@ def as_json(last: Entry | None, current: Facts | None) -> str:
     return json.dumps(document, indent=2)
 
 
-def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, configured_image: str) -> Entry:
-    """The newest entry whose digest begins with `wanted`, if possible another one than the configured plan.
+def choose(entries: Sequence[Entry], prefix: str, configured: LaunchPlan | None, configured_image: str) -> Entry:
+    """The newest entry whose digest begins with `prefix`, if possible another one than the configured plan.
 
     `configured`: None where the configuration makes no plan; `configured_image`: its image's id, empty where not known.
     An entry of the same plan with another image counts as another one. Raises UsageError.
     """
-    if not known:
+    if not entries:
         reason = "no start is known good on this node yet, so there is nothing to go back to"
         raise UsageError(reason, "another recipe: sudo sparkd use --list")
-    named = [entry for entry in known if entry.plan.startswith(wanted)]
-    if not named:
-        raise UsageError(f"no plan that is known good begins with {wanted!r}", LIST)
+    matching = [entry for entry in entries if entry.plan.startswith(prefix)]
+    if not matching:
+        raise UsageError(f"no plan that is known good begins with {prefix!r}", LIST)
     digest = configured.digest if configured else None
-    others = [entry for entry in named if entry.plan != digest or configured_image not in ("", entry.image_id)]
-    if not others and not wanted:
+    others = [entry for entry in matching if entry.plan != digest or configured_image not in ("", entry.image_id)]
+    if not others and not prefix:
         hint = "`sparkd diff` shows what else differs"
         raise UsageError("what is configured is the last known good plan itself, and there is none before it", hint)
-    return (others or named)[0]
+    return (others or matching)[0]
 
 
-def roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
-    """Put the plan of a known good start in force, and yield lines for the person. `wanted`: as in `choose`.
+def roll_back(prefix: str, config: Settings, host: Host) -> Iterator[str]:
+    """Put the plan of a known good start in force, and yield lines for the person. `prefix`: as in `choose`.
 
     Raises UsageError, ConfigError.
     """
     plan = configured_plan(config, host)
     configured_image = image_id(host, plan.image) if plan else None
-    goal = choose(read_known_good(host), wanted, plan, configured_image or "")
+    goal = choose(read_known_good(host), prefix, plan, configured_image or "")
     goal_image = image_id(host, goal.image_id)
     replaces = membership.fingerprint_config(config, host)
     rollback = make_rollback(goal, replaces, goal.image_id if goal_image else "")

@@ -23,9 +23,13 @@ _NO_KERNELS = (
 
 
 def describe_plan(
-    plan: LaunchPlan, chosen: Sequence[FindingReport], demand: MemorySum | None, room: CompileRoom | None, unbuilt: str
+    plan: LaunchPlan,
+    findings: Sequence[FindingReport],
+    demand: MemorySum | None,
+    room: CompileRoom | None,
+    unbuilt: str,
 ) -> str:
-    """The plan as lines of a name and a text. `chosen`: findings on a plan in place of the configured one.
+    """The plan as lines of a name and a text. `findings`: findings on a plan in place of the configured one.
 
     `demand` and `room`: None where they can't be read. `unbuilt`: the version of FlashInfer without built kernels in
     the image, if that is known; else empty.
@@ -39,7 +43,7 @@ def describe_plan(
         memory_parts.append(("FlashInfer", _NO_KERNELS.format(unbuilt)))
     privileged = "yes" if container.privileged else "no"
     rows = [
-        *((name, text) for finding in chosen for name, text in ((finding.id, finding.reason), ("", finding.hint))),
+        *((name, text) for finding in findings for name, text in ((finding.id, finding.reason), ("", finding.hint))),
         ("recipe", plan.recipe),
         ("digest", plan.digest),
         ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),

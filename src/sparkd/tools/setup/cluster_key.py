@@ -63,12 +63,12 @@ def create_key(path: str, setup: Setup) -> str:
 
 def rotate_key(path: str, setup: Setup) -> str:
     """Put a new key above the only one in the file; return what to do next. Raises UsageError, ConfigError."""
-    old, *older = read_keys(setup.files, path, os.geteuid())
-    if older:
+    old_key, *older_keys = read_keys(setup.files, path, os.geteuid())
+    if older_keys:
         hint = f"once all nodes have the new key, on each: {forget_command(path)}"
-        raise UsageError(f"{path} has {1 + len(older)} keys: the rotation before is not complete", hint)
+        raise UsageError(f"{path} has {1 + len(older_keys)} keys: the rotation before is not complete", hint)
     return (
-        f"wrote {path}: a new key, with the old one below it\n{_write_key(path, setup, old.hex())}\n"
+        f"wrote {path}: a new key, with the old one below it\n{_write_key(path, setup, old_key.hex())}\n"
         f"once all nodes have it, on each of them: {forget_command(path)}\n"
         "running agents need no restart, and warn each day while the old key is accepted (cluster.key.outdated)"
     )

@@ -32,10 +32,12 @@ class Written(Struct, frozen=True):
 
     def is_edited(self, text: str) -> bool:
         """Whether the file's text is a person's, and neither the new one nor the one before it."""
-        return _compute_digest(text) not in (self.sha256, self.replaced_sha256)
+        return _hash(text) not in (self.sha256, self.replaced_sha256)
 
 
 class Manifest(Struct, frozen=True):
+    """The record of all changes."""
+
     files: tuple[Written, ...]
 
 
@@ -90,15 +92,15 @@ class Setup:
         """
         entries = self.written()
         others = [entry for entry in entries if entry.path != path]
-        old = next((entry for entry in entries if entry.path == path), None)
-        before = current_text = self.read(path)
+        previous = next((entry for entry in entries if entry.path == path), None)
+        original = current_text = self.read(path)
         if own:
-            before = None
-        elif old and (current_text is None or current_text == old.before or not old.is_edited(current_text)):
-            before = old.before
-        self._save(
-            (*others, Written(path, before, _compute_digest(text), replaced_sha256=_compute_digest(current_text)))
-        )
+            original = None
+        elif previous and (
+            current_text is None or current_text == previous.before or not previous.is_edited(current_text)
+        ):
+            original = previous.before
+        self._save((*others, Written(path, original, _hash(text), replaced_sha256=_hash(current_text))))
 
     def take_back(self) -> Iterator[str]:
         """Remove or restore each file, and yield a line on it; remove the manifest at the end. Raises UsageError."""
@@ -128,7 +130,7 @@ class Setup:
             files.write(self._root / FILE.path.lstrip("/"), FILE.encode(Manifest(entries)), FILE.mode, durable=True)
 
 
-def _compute_digest(text: str | None) -> str:
+def _hash(text: str | None) -> str:
     return "" if text is None else sha256(text.encode()).hexdigest()
 
 

@@ -112,28 +112,28 @@ class SysctlManager:
         """
         with files.locked(self._root):
             file_text, saved = self.file_content(), self.saved()
-            before = dict(saved)
+            old_values = dict(saved)
             for name in wanted:
                 if (value := self.current(name)) is None:
                     hint = "take it out of the recipe's host.sysctls"
                     raise ConfigError(f"{name}: this kernel has no such setting", hint)
-                before.setdefault(name, value)
-            if before != saved:
-                self._save(before)
+                old_values.setdefault(name, value)
+            if old_values != saved:
+                self._save(old_values)
             if file_text != text:
                 write(self._root, PATH, text)
-            changes = self._set({**before, **wanted})
-            if before.keys() != wanted.keys():
-                self._save({name: before[name] for name in wanted})
+            changes = self._set({**old_values, **wanted})
+            if old_values.keys() != wanted.keys():
+                self._save({name: old_values[name] for name in wanted})
             return changes
 
     def revert(self) -> list[str]:
         """Remove the file and restore each setting. Returns the changes."""
         with files.locked(self._root):
-            file_text, before = self.file_content(), self.saved()
+            file_text, old_values = self.file_content(), self.saved()
             changes: list[str] = []
             unrestored: dict[str, str] = {}
-            for name, value in before.items():
+            for name, value in old_values.items():
                 try:
                     changes += self._set({name: value})
                 except ConfigError as error:  # vm.dirty_bytes takes every value but the 0 that it had at boot
@@ -142,12 +142,12 @@ class SysctlManager:
                 remove(self._root, PATH)
                 changes.append(f"removed {PATH}")
                 note = f"{STATE} is gone, and with it what the values were: those of now stay until the next boot"
-                changes += [] if before else [note]
+                changes += [] if old_values else [note]
             if unrestored:
-                self._save({name: before[name] for name in unrestored})
+                self._save({name: old_values[name] for name in unrestored})
                 hint = f"all else is taken back, {PATH} too: reboot gives these back"
                 raise ConfigError("; ".join(unrestored.values()), hint)
-            if before:
+            if old_values:
                 remove(self._root, STATE)
             return changes
 

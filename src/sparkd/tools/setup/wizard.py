@@ -96,12 +96,12 @@ class Wizard:
         """Set up a node alone, or a head with the nodes that join it."""
         settings = self.files.load().settings
         survey = self._survey(settings)
-        known = tuple(map(canonical, settings.cluster.nodes))
-        if len(known) > 1 and find_place(settings, self.host).rank:
-            self._show([("role", f"a worker of {known[0]}: to change it, run `sparkd init` there")])
+        nodes = tuple(map(canonical, settings.cluster.nodes))
+        if len(nodes) > 1 and find_place(settings, self.host).rank:
+            self._show([("role", f"a worker of {nodes[0]}: to change it, run `sparkd init` there")])
             self._finish(settings, "worker", (), changed=False)
             return
-        choice = self._choose(settings, survey, known)
+        choice = self._choose(settings, survey, nodes)
         values: Values = {("engine", "recipe"): choice.fit.recipe}
         if choice.nodes:
             values["cluster", "nodes"] = list(choice.nodes)
@@ -169,19 +169,19 @@ class Wizard:
         self._show(describe(survey))
         return survey
 
-    def _choose(self, settings: Settings, survey: Survey, known: tuple[str, ...]) -> _Choice:
-        """The recipe and the nodes. `known`: the nodes of the settings. Raises as `_find_fit` and `_find_own_address`;
+    def _choose(self, settings: Settings, survey: Survey, cluster: tuple[str, ...]) -> _Choice:
+        """The recipe and the nodes. `cluster`: its nodes by the settings. Raises as `_find_fit`, `_find_own_address`;
         UsageError for options that contradict the settings.
         """
-        size = self.wishes.nodes or (len(known) if len(known) > 1 else 2 if self.wishes.invite else None)
+        size = self.wishes.nodes or (len(cluster) if len(cluster) > 1 else 2 if self.wishes.invite else None)
         fit = self._find_fit(settings, survey, size)
         total = size or fit.nodes
-        if total < len(known):
+        if total < len(cluster):
             origin = self.files.load().origins["cluster.nodes"]
-            raise UsageError(f"cluster.nodes names {len(known)} nodes", f"take out those that leave, in {origin}")
+            raise UsageError(f"cluster.nodes names {len(cluster)} nodes", f"take out those that leave, in {origin}")
         if total == 1:
             return _Choice(fit)
-        nodes = known or (self._find_own_address(survey),)
+        nodes = cluster or (self._find_own_address(survey),)
         missing, count = total - len(nodes), len(self.wishes.ssh)
         if 0 < missing < count:
             raise UsageError(f"--ssh names {count} nodes, and {missing} are missing", f"--nodes {len(nodes) + count}")

@@ -99,8 +99,8 @@ class Member(NamedTuple):
     executable: bool = False
 
 
-def read_tree(recording: RecordingFiles, more: Iterable[str]) -> Iterator[Member]:
-    """Members of the tree: the current files at the recorded paths, and at `more`.
+def read_tree(recording: RecordingFiles, more_paths: Iterable[str]) -> Iterator[Member]:
+    """Members of the tree: the current files at the recorded paths, and at `more_paths`.
 
     The other names of a folder become empty files, since a check may need to know that they exist. So do files that are
     long, not regular, or not readable by all users. Symlinks are relative, and never lead out of the tree.
@@ -111,7 +111,7 @@ def read_tree(recording: RecordingFiles, more: Iterable[str]) -> Iterator[Member
         links[link] = files.link(link)
         return links[link]
 
-    for path in (*recording.followed, *TABLES, *more):
+    for path in (*recording.followed, *TABLES, *more_paths):
         with suppress(OSError):
             paths.add(follow(path, read_link) or "/")
     for path in recording.named:

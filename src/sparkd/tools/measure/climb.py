@@ -76,14 +76,14 @@ class Climb:
         """Raises BlockedError where the node is about to change its plan."""
         self.tuning = tuning
         self._base, self._config, self._host, self._show = base, config, host, show
-        self._configured = membership.fingerprint_config(config, host)
+        self._fingerprint = membership.fingerprint_config(config, host)
         """Fingerprint of the configuration that the switches replace."""
         self._switch: Switch | None = None
         """The last step's."""
         self._in_force = False
         """Whether that has come up: then the file has it until somebody else chooses."""
         choice = switching.read_choice(host)
-        if choice is not None and choice.replaces != self._configured:
+        if choice is not None and choice.replaces != self._fingerprint:
             choice = None
         if choice is not None and self._is_step(choice):
             self._back, self._switch = choice.back, choice  # left by an earlier process that was killed
@@ -154,7 +154,7 @@ class Climb:
         if by_knob:
             return sanitize("; ".join(switching.explain_findings(by_knob)), FAULT_LENGTH)
         previous, self._in_force = self._refuse_other(), False
-        self._switch = switch = Switch(self._configured, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
+        self._switch = switch = Switch(self._fingerprint, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
         switching.write_switch(previous, switch, host)
         fault = self._follow(switch)
         self._in_force = not fault

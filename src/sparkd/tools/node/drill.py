@@ -69,24 +69,24 @@ def kill(target: Target) -> None:
 
 
 def follow(
-    last_report: NodeReport, host: Host, limit_seconds: float, show: Callable[[str], None]
+    report_before: NodeReport, host: Host, limit_seconds: float, show: Callable[[str], None]
 ) -> tuple[float, NodeReport]:
     """Show each step until the node serves again. Returns the seconds that took, and the report then.
 
     Raises NotReadyError where it does not serve within the limit.
     """
-    began, shown_step, has_ended = time.monotonic(), "", False
+    began, shown_step, is_over = time.monotonic(), "", False
     while (seconds := time.monotonic() - began) <= limit_seconds:
         report = read_living_report(host.files)
-        has_ended = (
-            has_ended or report is None or report.phase not in IN_SERVICE or report.launch_id != last_report.launch_id
+        is_over = (
+            is_over or report is None or report.phase not in IN_SERVICE or report.launch_id != report_before.launch_id
         )
         step = report.phase.value if report is not None else "no agent"
-        if has_ended and step != shown_step:
+        if is_over and step != shown_step:
             shown_step = step
             show(f"{seconds:7.1f} s  {sanitize(status_line(report)) if report is not None else 'no agent runs'}")
-        if has_ended and report is not None and report.phase in IN_SERVICE:
+        if is_over and report is not None and report.phase in IN_SERVICE:
             return seconds, report
         time.sleep(POLL_SECONDS)
-    reason = f"it does not serve again {limit_seconds:.0f} s after the fault" if has_ended else "nothing has noticed it"
-    raise NotReadyError(reason, f"journalctl -u sparkd-{last_report.role} -n 100; sudo sparkd capture")
+    reason = f"it does not serve again {limit_seconds:.0f} s after the fault" if is_over else "nothing has noticed it"
+    raise NotReadyError(reason, f"journalctl -u sparkd-{report_before.role} -n 100; sudo sparkd capture")

@@ -43,7 +43,7 @@ def only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
     policy = config.preflight
     checks = without_skipped(build_checks(check_inputs(node)), policy.skip)
     host = NextStart(host)
-    return _show_findings(downgrade(examine(checks, host), policy.downgrade), node.role, config, host)
+    return _make_shown(downgrade(examine(checks, host), policy.downgrade), node.role, config, host)
 
 
 def look_without_plan(error: ConfigError, role: str | None, config: Settings, host: Host) -> Shown:
@@ -59,10 +59,10 @@ def look_without_plan(error: ConfigError, role: str | None, config: Settings, ho
         *downgrade(examine(checks, host), policy.downgrade),
         *(Finding(name, skipped, {}, 0.0) for name in unexamined),
     )
-    return _show_findings(findings, role or "no role yet", config, host)
+    return _make_shown(findings, role or "no role yet", config, host)
 
 
-def _show_findings(findings: tuple[Finding, ...], role: str, config: Settings, host: NextStart) -> Shown:
+def _make_shown(findings: tuple[Finding, ...], role: str, config: Settings, host: NextStart) -> Shown:
     programs = list_hooks(host.files)
     findings += tuple(hook.refusal for hook in programs if hook.problem)
     return Shown(
@@ -113,10 +113,10 @@ class NextStart(CachedHost):
     def _release(self, containers: Iterable[ContainerFacts], processes: ProcessTable, known_rank: KnownRank) -> None:
         ranks, released = [], dict[int, Process]()
         for container in containers:
-            is_owners = (
+            is_of_owner = (
                 container.ours and container.running and whose(container, self.agent, known_rank) is Whose.OWNERS
             )
-            first = processes.get(container.pid) if is_owners else None
+            first = processes.get(container.pid) if is_of_owner else None
             details = self.details(first) if first else None
             if first and details and details.group.container_id == container.id:
                 ranks.append(container)

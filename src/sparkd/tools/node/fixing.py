@@ -76,9 +76,8 @@ def fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
     def wait(seconds: float, _for: str) -> None:
         loop.wait(seconds)
 
-    no_events = events(
-        lambda _priority, _line: None, Redaction()
-    )  # events are for the journal; a person reads the table
+    # Events are for the journal; a person reads the table.
+    no_events = events(lambda _priority, _line: None, Redaction())
     policy = config.preflight.model_copy(update={"wait_seconds": 0})  # a person can repeat the command instead
     actions = _acquire_node(host, loop)
     try:

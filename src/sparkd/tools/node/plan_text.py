@@ -34,14 +34,13 @@ def describe_plan(
     `demand` and `room`: None where they can't be read. `unbuilt`: the version of FlashInfer without built kernels in
     the image, if that is known; else empty.
     """
-    container, node = plan.container, plan.node
-    memory_parts = [
-        *(demand.rows() if demand else ()),
-        *([("compilers on a cold cache", room.describe())] if room else []),
-    ]
+    spec, node = plan.container, plan.node
+    memory_parts = list(demand.rows()) if demand else []
+    if room:
+        memory_parts.append(("compilers on a cold cache", room.describe()))
     if unbuilt:
         memory_parts.append(("FlashInfer", _NO_KERNELS.format(unbuilt)))
-    privileged = "yes" if container.privileged else "no"
+    privileged = "yes" if spec.privileged else "no"
     rows = [
         *((name, text) for finding in findings for name, text in ((finding.id, finding.reason), ("", finding.hint))),
         ("recipe", plan.recipe),
@@ -50,20 +49,14 @@ def describe_plan(
         ("image", f"{plan.image}, {plan.image_id}" if plan.image_id else plan.image),
         ("model", f"{plan.model_path}, served as {plan.served_name}"),
         *([("endpoint", f"{plan.api_host} port {plan.api_port}")] if node.rank == 0 else []),
-        (
-            "container",
-            f"gpus {container.gpus}, ipc {container.ipc}, network {container.network}, privileged {privileged}",
-        ),
-        *([("shm", size(container.shm_size_bytes))] if container.shm_size_bytes is not None else []),
+        ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {privileged}"),
+        *([("shm", size(spec.shm_size_bytes))] if spec.shm_size_bytes is not None else []),
         *(
             ("ulimit", f"{name} {_format_limit(limit.soft)} to {_format_limit(limit.hard)}")
-            for name, limit in container.limits.items()
+            for name, limit in spec.limits.items()
         ),
-        *(("device", device) for device in container.devices),
-        *(
-            ("mount", f"{mount.source} at {mount.target}{' read-only' * mount.read_only}")
-            for mount in container.volumes
-        ),
+        *(("device", device) for device in spec.devices),
+        *(("mount", f"{mount.source} at {mount.target}{' read-only' * mount.read_only}") for mount in spec.volumes),
         *(("cache", f"{cache.name} at {cache.target}") for cache in plan.caches),
         *(("secret", f"{secret.name} from {secret.file}") for secret in plan.secrets),
         ("memory", _describe_memory(plan)),

@@ -37,7 +37,7 @@ from sparkd.tools.node.dry_run import NextStart
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""
 _NUMBER = re.compile(r"[0-9]+")
-"""Left out where two lines of status are compared: a change of counts alone is not shown."""
+"""Left out where two lines of status are compared, so that a change of counts alone is not shown."""
 
 POLL_SECONDS = 0.5
 GONE_SECONDS = 30.0
@@ -162,19 +162,14 @@ def make_switch(to: Chosen | None, drain: int, before: Switch | None, config: Se
     `before`: the switch in the file. Raises ConfigError, BlockedError where the node can't go there.
     """
     replaces = membership.fingerprint_config(config, host)
-    current = before if before is not None and before.replaces == replaces else None
+    switch = before if before is not None and before.replaces == replaces else None
     node = membership.make_context(config, host, to)
-    if current is None and to is None:
+    if switch is None and to is None:
         return None
-    if (
-        current is not None
-        and current.stage is Stage.IN_FORCE
-        and current.to is not None
-        and current.to.is_same_plan(to)
-    ):
-        return None if current.to == to else replace(current, to=to)
+    if switch is not None and switch.stage is Stage.IN_FORCE and switch.to is not None and switch.to.is_same_plan(to):
+        return None if switch.to == to else replace(switch, to=to)
     refuse_blocked(node, findings_of(node, host, config), config, host)
-    back = plans_before(current, config, host)[:MOST_BACK]
+    back = plans_before(switch, config, host)[:MOST_BACK]
     return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
 
 
@@ -191,19 +186,15 @@ def plans_before(current: Switch | None, config: Settings, host: Host) -> tuple[
         plan = membership.make_context(config, host, plans[0] if plans else None).plan
         if any(entry.plan == plan.digest for entry in known_plans):
             return plans
-    rollback = make_rollback(
-        known_plans[0], "", known_plans[0].image_id if image_id(host, known_plans[0].image_id) else ""
-    )
+    last_good = known_plans[0]
+    rollback = make_rollback(last_good, "", last_good.image_id if image_id(host, last_good.image_id) else "")
     return (rollback.to,) if rollback is not None and rollback.to is not None else plans
 
 
 def list_usable(config: Settings, host: Host) -> Table:
     """A line for each recipe: whether it could be used now, or why not."""
-    current, next_start, nodes = (
-        membership.current_switch(config, host),
-        NextStart(host),
-        request_inventories(config, host),
-    )
+    current = membership.current_switch(config, host)
+    next_start, nodes = NextStart(host), request_inventories(config, host)
     in_force = current.chosen if current is not None else None
     name = in_force.recipe.name if in_force is not None else config.engine.recipe
     chosen_text = "in force" if current is None or current.stage is Stage.IN_FORCE else "on the way"

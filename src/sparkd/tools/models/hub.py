@@ -77,7 +77,7 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
     with _client(name):
         from huggingface_hub import HfApi
 
-        with _bounded_memory():
+        with _limit_memory():
             info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
         siblings = info.siblings or ()
         sizes = {sibling.rfilename: sibling.size for sibling in siblings}
@@ -143,7 +143,7 @@ def _fetch(
         def update(self, n: float | None = 1) -> None:
             nonlocal file_bytes
             file_bytes += int(n or 0)
-            if most_bytes is not None and file_bytes > most_bytes:  # an answer that is unpacked has no end by itself
+            if most_bytes is not None and file_bytes > most_bytes:  # a compressed answer may unpack without end
                 raise ValueError(f"{path} has more than its {most_bytes} bytes")
             received(int(n or 0))
 
@@ -229,8 +229,8 @@ def _client(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _bounded_memory() -> Iterator[None]:
-    """This process gets at most ANSWER_BYTES more. Raises MemoryError."""
+def _limit_memory() -> Iterator[None]:
+    """Meanwhile let this process take at most ANSWER_BYTES more. Raises MemoryError."""
     soft, hard = limits = resource.getrlimit(resource.RLIMIT_AS)
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most_bytes = used_bytes + ANSWER_BYTES

@@ -451,5 +451,5 @@ def test_a_recipe_by_its_file_says_where_its_model_is_and_which_revision(machine
 def test_a_folder_that_takes_no_files_has_its_remedy(server: Hub, code: int, hint: str) -> None:
     from sparkd.tools.models import hub
 
-    refused = hub._blocked(OSError(code, os.strerror(code), "/srv/models/x"), REPO)
+    refused = hub._explain_error(OSError(code, os.strerror(code), "/srv/models/x"), REPO)
     assert (refused.reason, refused.hint) == (f"/srv/models/x: {os.strerror(code)}", hint)

@@ -186,7 +186,7 @@ def test_own_lines_are_there_where_another_node_is_silent(
     monkeypatch.setattr(
         capture_collector, "open_logs", lambda *_: ([NodeLog("", own), NodeLog("10.0.0.2", silent)], "")
     )
-    monkeypatch.setattr(Collector, "_failures", lambda _: [failure])
+    monkeypatch.setattr(Collector, "_find_failures", lambda _: [failure])
     asyncio.run(made._read_nodes())
     assert len(made.of_nodes) == 2
     assert all("an own line" in text for text in made.of_nodes.values())

@@ -148,7 +148,7 @@ class Script(Struct):
             self._add_text(self.variables.values.get("HOME", mark("~")))
             return at + 1
         if to_fill_in := _TO_FILL_IN.match(self.text, at):
-            self._add_text(self.variables.given(to_fill_in[0][1:-1]) or mark(to_fill_in[0]))
+            self._add_text(self.variables.by_user(to_fill_in[0][1:-1]) or mark(to_fill_in[0]))
             return to_fill_in.end()
         if redirect := _REDIRECT.match(self.text, at):
             self.is_redirected = not redirect["to"]
@@ -163,7 +163,7 @@ class Script(Struct):
 
     def _find_list(self, name: str) -> list[str]:
         """The words of an array; the user's own, or a mark where it is not known."""
-        return self.variables.given(name).split() or self.arrays.get(name, [mark(f"${{{name}[@]}}")])
+        return self.variables.by_user(name).split() or self.arrays.get(name, [mark(f"${{{name}[@]}}")])
 
     def _take_end(self, text: str, end: int) -> int:
         """Take what ends a command: it may also begin or end an array, or begin here-documents, which are skipped."""

@@ -19,12 +19,13 @@ from sparkd.tools.importers.variables import CommandError, mark
 _LONGEST_SPEC = 32
 _SPEC = re.compile(r"[^\d{}]*\d{0,3}(?:[^\d{}]+\d{0,3})?[^\d{}]*")
 """Format specifications with widths below 1000, so that the result stays small."""
-_CLOSED = re.compile(r"^.*\}", re.MULTILINE)
+_UP_TO_LAST_BRACE = re.compile(r"^.*\}", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{([^}\n]*)\}")
 _BRACES = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
 NAMED = re.compile(r"(?<!\$)\{[A-Za-z_]\w*\}")
 """A placeholder; ${NAME} is the shell's."""
-_MASKED = {"{": "\0", "}": "\1"}
+_MASKS = {"{": "\0", "}": "\1"}
+"""Characters in place of braces that are text, while placeholders are filled in."""
 
 
 class Values(Struct):
@@ -34,6 +35,7 @@ class Values(Struct):
     used: set[str] = field(default_factory=set)
 
     def get(self, name: str) -> object:
+        """The value, or None; the name counts as used either way."""
         self.used.add(name)
         return self.values.get(name)
 
@@ -46,27 +48,28 @@ class Values(Struct):
 
 
 def format_template(template: str, values: Values) -> str:
-    """Python's `str.format`, as eugr's run-recipe.py uses it: {{ and }} are braces. Raises CommandError for a name
-    without a value.
+    """Fill in a template by Python's `str.format`, as eugr's run-recipe.py does: {{ and }} are braces.
+
+    Raises CommandError, also for a name without a value.
     """
     formatter, text = string.Formatter(), ""
     try:
-        for literal, name, spec, conversion in formatter.parse(_bounded(template)):
+        for literal, name, spec, conversion in formatter.parse(_check_length(template)):
             text += literal
             if name is not None:
-                text += _field(formatter, name, spec or "", conversion, values)
-            _bounded(text, " once it is filled in")
+                text += _format_field(formatter, name, spec or "", conversion, values)
+            _check_length(text, " once it is filled in")
     except ValueError as error:
         raise CommandError(f"{error}: a brace that is meant as one is written twice") from None
     return text
 
 
-def _field(formatter: string.Formatter, name: str, spec: str, conversion: str | None, values: Values) -> str:
+def _format_field(formatter: string.Formatter, name: str, spec: str, conversion: str | None, values: Values) -> str:
     placeholder = "{" + name[:60] + "}"
     if name not in values.values:
         values.used.add(name)
         raise CommandError(f"{placeholder} is given no value; a brace that is meant as one is written twice")
-    # c is the character of a number, which may be none that can be written.
+    # Format c makes a character of a number, possibly one that can't be encoded.
     if len(spec) > _LONGEST_SPEC or not _SPEC.fullmatch(spec) or spec.endswith("c"):
         raise CommandError(f"{placeholder} has a format that is not taken: {spec[:60]}")
     value = formatter.convert_field(values.get(name), conversion)
@@ -76,14 +79,15 @@ def _field(formatter: string.Formatter, name: str, spec: str, conversion: str | 
         raise CommandError(f"{placeholder}: {error}") from None
 
 
-def _bounded(text: str, when: str = "") -> str:
+def _check_length(text: str, when: str = "") -> str:
+    """Return the text. Raises CommandError where it is too long; `when` ends the message."""
     if len(text) > LONGEST:
         raise CommandError(f"is longer than {LONGEST} characters{when}")
     return text
 
 
 def substitute(template: str, values: Values) -> str:
-    """sparkrun's rule: replaces {name} by its value until nothing changes. A name without a value gets a mark.
+    """Fill in a template by sparkrun's rule: replace {name} until nothing changes. A name without a value gets a mark.
 
     Braces around another pair of braces are text. In a template with {{ somewhere, each {{ and }} becomes one brace;
     else }} stays two. Raises CommandError.
@@ -93,18 +97,18 @@ def substitute(template: str, values: Values) -> str:
     def mask(match: re.Match[str]) -> str:
         braces = match[0]
         if braces in ("{{", "}}"):
-            return _MASKED[braces[0]] * braces_left
-        return _MASKED[braces] if len(braces) == 1 else braces
+            return _MASKS[braces[0]] * braces_left
+        return _MASKS[braces] if len(braces) == 1 else braces
 
-    text = _BRACES.sub(mask, _bounded(template))
+    text = _BRACES.sub(mask, _check_length(template))
     for _ in range(10):
-        before, text = text, _substitute_once(text, values)
-        if text == before:
+        previous_text, text = text, _substitute_once(text, values)
+        if text == previous_text:
             break
     else:
         raise CommandError("a placeholder stands for itself: filling in has no end")
     text = NAMED.sub(lambda placeholder: mark(placeholder[0]), text)
-    return text.replace(_MASKED["{"], "{").replace(_MASKED["}"], "}")
+    return text.replace(_MASKS["{"], "{").replace(_MASKS["}"], "}")
 
 
 def _substitute_once(text: str, values: Values) -> str:
@@ -113,11 +117,11 @@ def _substitute_once(text: str, values: Values) -> str:
     def fill_in(placeholder: re.Match[str]) -> str:
         nonlocal size
         value = values.get(placeholder[1].strip("{"))
-        text = placeholder[0] if value is None else str(value)
-        size += len(text) - len(placeholder[0])
+        replacement = placeholder[0] if value is None else str(value)
+        size += len(replacement) - len(placeholder[0])
         if size > LONGEST:
             raise CommandError(f"is longer than {LONGEST} characters once it is filled in")
-        return text
+        return replacement
 
-    # Limited to the part of each line up to its last brace, because many unclosed braces would take minutes.
-    return _CLOSED.sub(lambda line: _PLACEHOLDER.sub(fill_in, line[0]), text)
+    # Only the part of each line up to its last } is searched: many unclosed { would take minutes.
+    return _UP_TO_LAST_BRACE.sub(lambda line: _PLACEHOLDER.sub(fill_in, line[0]), text)

@@ -21,11 +21,11 @@ class CommandError(Exception):
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _NO_BREAK = "\u00a0"
 _MARK = re.compile(f"(?<!{_OPEN}){_OPEN}++([^{_OPEN}{_CLOSE}]+){_CLOSE}*")
-"""Also of a mark in a text that is read once more."""
+"""Matches a mark of a mark, too: a text may be read twice."""
 _USE = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*|[0-9])|\{(?P<name>[A-Za-z_]\w*|[0-9])(?:(?P<mode>:?[-?+=])|\}))", re.ASCII
 )
-_OF_SCRIPT = re.compile(r'\$\(cd "?\$\(dirname "?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)"? && pwd(?: -P)?\)')
+_SCRIPT_FOLDER = re.compile(r'\$\(cd "?\$\(dirname "?\$(?:0|\{?BASH_SOURCE(?:\[0\])?\}?)"?\)"? && pwd(?: -P)?\)')
 """The folder that a script lies in."""
 _DEEPEST = 8
 _MOST_FILLED_IN = 1 << 22
@@ -33,40 +33,45 @@ _MOST_FILLED_IN = 1 << 22
 
 
 def mark(name: str) -> str:
+    """The mark in place of an unknown value. `name`: its expression, such as $HOME."""
     return _OPEN + _NO_BREAK.join(name[:60].split()) + _CLOSE  # one word, also where it is unquoted
 
 
 def hide(name: str, value: str) -> str:
-    """A mark in place of a secret, which so gets into no other variable and no flag."""
+    """The value; of a secret its mark, so that it gets into no other variable and no flag."""
     return mark(f"${name}") if value and SECRET_NAME.search(name) else value
 
 
 def unknown(text: str) -> str:
-    """The first part of the text that is not known; empty if there is none."""
+    """The expression of the first unknown value in the text; empty if there is none."""
     return match[1].replace(_NO_BREAK, " ") if (match := _MARK.search(text)) else ""
 
 
 def is_unknown(word: str, end: str = "") -> bool:
-    """Whether nothing of the word is known. `end`: of its name, such as [@]} of a list's."""
+    """Whether the word is a mark alone, of an expression that ends with `end`, such as [@]} for a list."""
     return bool(_MARK.fullmatch(word)) and shown(word).endswith(end)
 
 
 def shown(text: str) -> str:
+    """The text for people: in place of each mark the expression of its value."""
     return _MARK.sub(lambda match: match[1].replace(_NO_BREAK, " "), text)
 
 
 class Variables(Struct):
+    """Values of variables by name."""
+
     values: dict[str, str]
     fixed: frozenset[str] = frozenset()
     """Names that no assignment changes."""
-    left: int = _MOST_FILLED_IN
+    characters_left: int = _MOST_FILLED_IN
+    """Characters that may still be filled in."""
 
     def value(self, name: str) -> str:
-        """A mark where it has none; what is no name stays."""
+        """Its value, or a mark where it has none; a `name` that can't be one is returned as it is."""
         return self.values.get(name, mark(f"${name}") if name.isidentifier() else name)
 
-    def given(self, name: str) -> str:
-        """By its user; empty where nothing is."""
+    def by_user(self, name: str) -> str:
+        """The value that the recipe's user gives by an option; empty without one."""
         return self.values[name] if name in self.fixed else ""
 
     def assign(self, name: str, value: str) -> None:
@@ -74,7 +79,7 @@ class Variables(Struct):
             self.values[name] = hide(name, value)
 
     def fill(self, text: str, depth: int = 0) -> str:
-        """`text` with each use of a variable, and with $$ as $. Raises CommandError."""
+        """The text with the value of each variable in it, and $ for $$. Raises CommandError."""
         filled, at = "", 0
         while (use := text.find("$", at)) >= 0:
             filled += text[at:use]
@@ -83,49 +88,55 @@ class Variables(Struct):
         return filled + text[at:]
 
     def use(self, text: str, at: int, depth: int = 0, *, in_shell: bool = False) -> tuple[str, int]:
-        """The value of what stands for one at `at`, and its end. Raises CommandError."""
+        """The value of the $ or backquote expression that begins at `at`, and its end. Raises CommandError."""
         use = _USE.match(text, at)
-        end = use.end() if use and not use["mode"] else _end_of_use(text, at)
-        other = text[use.end() : end - 1] if use else ""
-        other = re.sub(r'\\(["\\])', r"\1", other) if in_shell else other
-        value = self._value(use, other, depth) if use else self._unnamed(text[at:end])
-        self.spend(len(value) if len(value) <= LONGEST else self.left + 1)
+        end = use.end() if use and not use["mode"] else _find_end(text, at)
+        alternative = text[use.end() : end - 1] if use else ""
+        alternative = re.sub(r'\\(["\\])', r"\1", alternative) if in_shell else alternative
+        value = self._evaluate_named(use, alternative, depth) if use else self._evaluate_other(text[at:end])
+        self.spend(len(value) if len(value) <= LONGEST else self.characters_left + 1)
         return value, end
 
     def spend(self, size: int) -> None:
-        """Take it from what may be filled in. Raises CommandError where too little is left."""
-        self.left -= size
-        if self.left < 0:
+        """Take `size` from the characters that may be filled in. Raises CommandError where too few are left."""
+        self.characters_left -= size
+        if self.characters_left < 0:
             raise CommandError("is too long once it is filled in")
 
-    def _value(self, use: re.Match[str], other: str, depth: int) -> str:
+    def _evaluate_named(self, use: re.Match[str], alternative: str, depth: int) -> str:
         name, mode = use["plain"] or use["name"], use["mode"] or ""
         value = self.values.get(name)
         is_set = value is not None and bool(value or ":" not in mode)
         if mode.endswith("+"):
-            return self._other(other, depth) if is_set else ""
+            return self._expand_alternative(alternative, depth) if is_set else ""
         if value is not None and (is_set or not mode):
             return value
-        return self._other(other, depth) if mode.endswith(("-", "=")) else mark(f"${name}")
+        return self._expand_alternative(alternative, depth) if mode.endswith(("-", "=")) else mark(f"${name}")
 
-    def _other(self, text: str, depth: int) -> str:
+    def _expand_alternative(self, text: str, depth: int) -> str:
         if depth > _DEEPEST:
             raise CommandError("variables are nested too deep")
         is_quoted = re.fullmatch(r"'[^']*'|\"[^\"]*\"", text)
         return self.fill(text[1:-1] if is_quoted else text, depth + 1)
 
-    def _unnamed(self, text: str) -> str:
-        """Of the output of a program and of all else: not known, except the folder, and nothing of a comment."""
+    def _evaluate_other(self, text: str) -> str:
+        """The value of an expression that names no variable: a mark, such as for the output of a program.
+
+        Known are the current folder, the last part of a path (${NAME##*/}), and a comment in backquotes: it is empty.
+        """
         if re.fullmatch(r"`\s*#[^`\n]*`", text):
             return ""
         if (base := re.fullmatch(r"\$\{(\w+)##\*/\}", text)) and base[1] in self.values:
             return self.values[base[1]].rpartition("/")[2]
-        here = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") or _OF_SCRIPT.fullmatch(text) else ""
-        return text if text == "$" else here or mark(text)
+        folder = self.values.get("PWD", "") if text in ("$(pwd)", "`pwd`") or _SCRIPT_FOLDER.fullmatch(text) else ""
+        return text if text == "$" else folder or mark(text)
 
 
-def _end_of_use(text: str, at: int) -> int:
-    """Behind the brace, parenthesis or backquote that closes it. Raises CommandError."""
+def _find_end(text: str, at: int) -> int:
+    """The position after the expression at `at`, with its closing brace, parenthesis or backquote.
+
+    Raises CommandError where nothing closes it.
+    """
     if text[at] == "`":
         end = text.find("`", at + 1) + 1
     elif (opened := text[at + 1 : at + 2]) not in ("(", "{"):

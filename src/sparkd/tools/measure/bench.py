@@ -1,4 +1,4 @@
-"""How fast the endpoint answers: by number of requests, and by length of prompt; prompts that no cache knows."""
+"""How fast the endpoint answers, by number of requests and by length of prompt. No cache knows the prompts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ SHORT, LONG = 8, 40
 
 
 class Wanted(Struct, frozen=True):
+    """What is to be measured."""
+
     concurrency: tuple[int, ...]
+    """Numbers of requests at once, one level for each."""
     depths: tuple[int, ...]
-    """Lengths of prompts."""
+    """Lengths of prompts in tokens, each sent alone, twice."""
     prompt_tokens: int
     answer_tokens: int
     runs: int
@@ -33,9 +36,10 @@ class Wanted(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """What is kept of a measurement. `made`: UTC, ISO 8601."""
+    """A measurement, as the history keeps it."""
 
     made: str
+    """UTC, ISO 8601."""
     node: str
     recipe: str
     model: str
@@ -52,7 +56,10 @@ class Result(Struct, frozen=True):
 
 
 async def measure(endpoint: Endpoint, wanted: Wanted) -> AsyncIterator[Level | Depth]:
-    """Levels and depths, one after the other, to a level without any answer. Raises HttpError, StreamError."""
+    """Yield each level, then each depth; end after a level in which all requests failed.
+
+    Raises HttpError, StreamError.
+    """
     prompts = Prompts(wanted.seed)
     await prompts.calibrate(endpoint)
     for concurrency in wanted.concurrency:
@@ -62,29 +69,31 @@ async def measure(endpoint: Endpoint, wanted: Wanted) -> AsyncIterator[Level | D
             return
     for tokens in wanted.depths:
         prompt = prompts.make(tokens)
-        first = await endpoint.stream(prompt, wanted.answer_tokens, REQUEST_SECONDS)
-        second = await endpoint.stream(prompt, 1, REQUEST_SECONDS)
-        yield compare_depth(first, second)
+        answer = await endpoint.stream(prompt, wanted.answer_tokens, REQUEST_SECONDS)
+        repeated_answer = await endpoint.stream(prompt, 1, REQUEST_SECONDS)
+        yield compare_depth(answer, repeated_answer)
 
 
 async def measure_level(endpoint: Endpoint, prompts: Prompts, wanted: Wanted, concurrency: int, runs: int) -> Level:
-    def batch() -> list[str]:
+    """Measure `runs` batches of so many requests, after a short one that is not counted."""
+
+    def make_batch() -> list[str]:
         return [prompts.make(wanted.prompt_tokens) for _ in range(concurrency)]
 
     loop = asyncio.get_running_loop()
-    await send(endpoint, batch(), 4, concurrency, 0)  # opens the connections, and touches the kernels of this size
-    gap = 0.0
+    await send(endpoint, make_batch(), 4, concurrency, 0)  # opens the connections, and touches the kernels of this size
+    gap_seconds = 0.0
     if wanted.staggered:  # as many arrive during one request as run at once
         began = loop.time()
-        await send(endpoint, batch()[:1], wanted.answer_tokens, 1, 0)
-        gap = (loop.time() - began) / concurrency
-    before = await _drafts(endpoint)
-    batches = [await send(endpoint, batch(), wanted.answer_tokens, concurrency, gap) for _ in range(runs)]
+        await send(endpoint, make_batch()[:1], wanted.answer_tokens, 1, 0)
+        gap_seconds = (loop.time() - began) / concurrency
+    drafts_before = await _read_drafts(endpoint)
+    batches = [await send(endpoint, make_batch(), wanted.answer_tokens, concurrency, gap_seconds) for _ in range(runs)]
     arrivals = "staggered" if wanted.staggered else "static"
-    return summarise(concurrency, arrivals, batches, (before, await _drafts(endpoint)))
+    return summarise(concurrency, arrivals, batches, (drafts_before, await _read_drafts(endpoint)))
 
 
-async def _drafts(endpoint: Endpoint) -> Drafts | None:
+async def _read_drafts(endpoint: Endpoint) -> Drafts | None:
     try:
         return await endpoint.drafts()
     except HttpError:
@@ -92,24 +101,26 @@ async def _drafts(endpoint: Endpoint) -> Drafts | None:
 
 
 class Prompts:
-    """No two have a common beginning, in this session or another: `seed` is to differ."""
+    """Makes prompts of which no two begin alike; nor do those of two measurements, as their `seed` differs."""
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)  # noqa: S311 - no secret
-        self._fixed, self._per_word = 0.0, 1.0
+        self._fixed_tokens, self._tokens_per_word = 0.0, 1.0
 
     async def calibrate(self, endpoint: Endpoint) -> None:
         """Learn the length of a word in tokens, from the server's counts. Raises HttpError, StreamError."""
-        short, long = [(await endpoint.stream(self.words(n), 1, REQUEST_SECONDS)).prompt_tokens for n in (SHORT, LONG)]
-        self._per_word = max((long - short) / (LONG - SHORT), 0.1)
-        self._fixed = short - SHORT * self._per_word
+        prompts = map(self._write, (SHORT, LONG))
+        answers = [await endpoint.stream(prompt, 1, REQUEST_SECONDS) for prompt in prompts]
+        short_tokens, long_tokens = (answer.prompt_tokens for answer in answers)
+        self._tokens_per_word = max((long_tokens - short_tokens) / (LONG - SHORT), 0.1)
+        self._fixed_tokens = short_tokens - SHORT * self._tokens_per_word
 
     def make(self, tokens: int) -> str:
         """A prompt of about so many tokens."""
-        return self.words(max(1, round((tokens - self._fixed) / self._per_word)))
+        return self._write(max(1, round((tokens - self._fixed_tokens) / self._tokens_per_word)))
 
-    def words(self, count: int) -> str:
-        body = " ".join(self._random.choices(WORDS, k=count))
+    def _write(self, words: int) -> str:
+        body = " ".join(self._random.choices(WORDS, k=words))
         return f"{self._random.getrandbits(48):012x} Continue this list of words: {body}"
 
 
@@ -120,21 +131,21 @@ async def send(
 
     `gap_seconds`: the mean time between two arrivals, as a Poisson process; 0: no gaps.
     """
-    places = asyncio.Semaphore(at_once)
-    drawn = Random(len(prompts))  # noqa: S311 - the same arrivals each time
-    starts, due = [], 0.0
+    slots = asyncio.Semaphore(at_once)
+    random = Random(len(prompts))  # noqa: S311 - the same arrivals each time
+    delays, delay_seconds = [], 0.0
     for _ in prompts:
-        starts.append(due)
-        due += drawn.expovariate(1 / gap_seconds) if gap_seconds else 0.0
+        delays.append(delay_seconds)
+        delay_seconds += random.expovariate(1 / gap_seconds) if gap_seconds else 0.0
 
-    async def answer(prompt: str, start: float) -> Reply:
-        await asyncio.sleep(start)
-        async with places:
+    async def request(prompt: str, delay: float) -> Reply:
+        await asyncio.sleep(delay)
+        async with slots:
             try:
                 return await endpoint.stream(prompt, tokens, REQUEST_SECONDS)
             except (HttpError, StreamError) as error:
                 return str(error)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(answer(*pair)) for pair in zip(prompts, starts, strict=True)]
+        tasks = [group.create_task(request(*pair)) for pair in zip(prompts, delays, strict=True)]
     return [task.result() for task in tasks]

@@ -1,6 +1,6 @@
-"""The steps of `sparkd tune-recipe`, each written down before and after it is taken.
+"""The steps of `sparkd tune-recipe`, each recorded in a file before and after it is taken.
 
-Each is a switch with an end, so the agent goes back by itself also where this command, or the node, is gone.
+Each is a switch to a plan that ends at a time, so the agent goes back by itself even if this command or the node dies.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
 PROMPT_TOKENS, ANSWER_TOKENS, RUNS = 64, 128, 5
 DEFAULT_CONCURRENCY, DRAIN_SECONDS = 4, 60
 AWAITED_SECONDS, MEASURE_SECONDS = 900, 3600
-"""Parts of the time until a step ends by itself: for docker or a peer, and for smoke and bench."""
+"""Parts of the time until a step ends by itself: waiting for docker or a peer, and smoke with bench."""
 BY_KNOB = ("plan-lint", "unified-memory")
-"""Checks whose outcome a knob decides."""
+"""Checks whose outcome a knob decides: a finding of theirs makes a bad step, any other one stops the command."""
 FAULT_LENGTH = 300
 NOT_OF_THE_RECIPE = (
     Cause.PEER_LOST,
@@ -46,11 +46,12 @@ NOT_OF_THE_RECIPE = (
     Cause.KILLED_FROM_OUTSIDE,
     Cause.OWN_ADDRESS_GONE,
 )
+"""Causes of an engine's end that say nothing of the recipe."""
 AGAIN = "when that is over, the same command continues from here"
 
 
 class Tuning(Struct, frozen=True):
-    """What is kept until the ladder has ended."""
+    """State of a ladder, kept in a file until the ladder has ended."""
 
     name: str
     """Name of the recipe to write, and of each step's."""
@@ -62,72 +63,79 @@ class Tuning(Struct, frozen=True):
     tried: tuple[str, Value] | None = None
     """The step under way."""
     tries: int = 0
-    """How often processes began that step, and did not live to say how it went."""
+    """How many processes have begun that step and died before its end."""
 
 
 FILE = StateFile("tune-recipe.json", Tuning)
 
 
 class Climb:
-    """A context manager: in the end the plan before is in force again, or on its way."""
+    """The climb of a ladder, a context manager: at its end the node returns to the plan before."""
 
     def __init__(self, tuning: Tuning, base: Chosen, config: Settings, host: Host, show: Callable[[str], None]) -> None:
         """Raises BlockedError where the node is about to change its plan."""
         self.tuning = tuning
         self._base, self._config, self._host, self._show = base, config, host, show
-        self._replaces = membership.fingerprint_config(config, host)
+        self._fingerprint = membership.fingerprint_config(config, host)
+        """Fingerprint of the configuration that the switches replace."""
         self._switch: Switch | None = None
         """The last step's."""
         self._in_force = False
         """Whether that has come up: then the file has it until somebody else chooses."""
         choice = switching.read_choice(host)
-        now = choice if choice is not None and choice.replaces == self._replaces else None
-        if now is not None and self._has_step(now):
-            self._back, self._switch = now.back, now  # of a process that was killed
-        elif now is not None and now.stage is not Stage.IN_FORCE:
-            raise BlockedError(f"this node is on the way to {label(now.chosen)}", "sparkd status")
+        if choice is not None and choice.replaces != self._fingerprint:
+            choice = None
+        if choice is not None and self._is_step(choice):
+            self._back, self._switch = choice.back, choice  # left by an earlier process that was killed
+        elif choice is not None and choice.stage is not Stage.IN_FORCE:
+            raise BlockedError(f"this node is on the way to {label(choice.chosen)}", "sparkd status")
         else:
-            self._back = now.plans[:MOST_BACK] if now is not None else ()
+            self._back = choice.plans[:MOST_BACK] if choice is not None else ()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Back from a step, never from what somebody else has chosen. Raises UsageError."""
-        now = switching.go_back(self._host, self._has_step)
-        self._show(f"this node runs, or is on the way to: {label(now)}; sparkd status")
+        """Go back from a step, never from what somebody else has chosen. Raises UsageError."""
+        chosen = switching.go_back(self._host, self._is_step)
+        self._show(f"this node runs, or is on the way to: {label(chosen)}; sparkd status")
 
-    def _has_step(self, switch: Switch) -> bool:
-        """Whether it is a step of this ladder: no other recipe has the name, and nothing else of this name an end."""
+    def _is_step(self, switch: Switch) -> bool:
+        """Whether it is a step of this ladder: only those have its recipe's name and end at a time."""
         return switch.to is not None and bool(switch.to.until) and switch.to.recipe.name == self.tuning.name
 
     def run(self) -> Position:
-        """Raises SparkdError where it is stopped: what was measured stays, and the next run continues from there."""
-        while (at := find_position(self.tuning.knobs, self.tuning.measured)).step is not None:
-            step, tries = at.step, self.tuning.tries if self.tuning.tried == at.step else 0
-            what = name_step(*step)
+        """Take all steps, and return where the ladder ends.
+
+        Raises SparkdError where it is stopped: the figures are kept, and the next run continues from there.
+        """
+        while (position := find_position(self.tuning.knobs, self.tuning.measured)).step is not None:
+            step, tries = position.step, self.tuning.tries if self.tuning.tried == position.step else 0
+            step_name = name_step(*step)
             self.keep(replace(self.tuning, tried=step, tries=tries + 1))
-            self._show(f"step {len(self.tuning.measured) + 1}: {what}")
+            self._show(f"step {len(self.tuning.measured) + 1}: {step_name}")
             try:
-                gone = "the node, or this command, was gone twice meanwhile"
-                fault = gone if tries >= TRIES else self._use(step[0], at.values)
+                fault = "the node, or this command, was gone twice meanwhile"
+                if tries < TRIES:
+                    fault = self._use(step[0], position.values)
                 measured = Measured(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
             except BaseException:
                 self.keep(replace(self.tuning, tried=None, tries=0))
                 raise
             self.keep(replace(self.tuning, measured=(*self.tuning.measured, measured), tried=None, tries=0))
-            self._show(f"{what}: {describe(measured)}")
-        return at
+            self._show(f"{step_name}: {describe(measured)}")
+        return position
 
     def _use(self, knob: str, values: Mapping[str, Value]) -> str:
-        """Use the values. Why they did not come up; empty once they are in force.
+        """Switch to a plan with the values, and return "" once it is in force, or the fault for which it is not.
 
-        Raises BlockedError where the fault is not of the recipe.
+        Raises BlockedError where the fault is not the recipe's.
         """
         config, host = self._config, self._host
-        base, now = membership.make_context(config, host, self._base), membership.resolve_context(config, None, host)
-        waits = now.switch is not None and now.switch.stage is not Stage.IN_FORCE
-        if not knob and now.plan.digest == base.plan.digest and not waits:
+        base = membership.make_context(config, host, self._base)
+        current = membership.resolve_context(config, None, host)
+        is_switching = current.switch is not None and current.switch.stage is not Stage.IN_FORCE
+        if not knob and current.plan.digest == base.plan.digest and not is_switching:
             return ""  # no load is needed
         until = switching.time_after(longest_step(config, DRAIN_SECONDS))
         engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
@@ -137,26 +145,29 @@ class Climb:
         except ConfigError as error:
             return sanitize(error.reason, FAULT_LENGTH)
         findings = switching.findings_of(node, host, config)
-        own = [finding for finding in findings if finding.id in BY_KNOB]
+        by_knob = [finding for finding in findings if finding.id in BY_KNOB]
         others = [finding for finding in findings if finding.id not in BY_KNOB]
         if not knob:
             switching.refuse_blocked(node, others, config, host)
         elif others:  # no rung needs more of another node than the recipe itself, and its agent may just start again
             raise BlockedError("\n".join(switching.explain_findings(others)))
-        if own:
-            return sanitize("; ".join(switching.explain_findings(own)), FAULT_LENGTH)
-        before, self._in_force = self._refuse_other(), False
-        self._switch = step = Switch(self._replaces, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
-        switching.write_switch(before, step, host)
-        fault = self._follow(step)
+        if by_knob:
+            return sanitize("; ".join(switching.explain_findings(by_knob)), FAULT_LENGTH)
+        previous, self._in_force = self._refuse_other(), False
+        self._switch = switch = Switch(self._fingerprint, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
+        switching.write_switch(previous, switch, host)
+        fault = self._follow(switch)
         self._in_force = not fault
         self._refuse_other()
         return fault
 
-    def _follow(self, step: Switch) -> str:
-        """Why the step did not come up; empty once it is in force. Raises BlockedError where a node was gone."""
+    def _follow(self, switch: Switch) -> str:
+        """Wait until the plan is in force, and return "", or the fault for which it did not come up.
+
+        Raises BlockedError where a node was gone meanwhile.
+        """
         try:
-            fault = switching.follow(step, self._host, self._show)
+            fault = switching.follow(switch, self._host, self._show)
         except NotReadyError as error:
             raise BlockedError(error.reason, f"sudo systemctl start sparkd-head; {AGAIN}") from None
         if NO_REASON in fault:
@@ -164,14 +175,14 @@ class Climb:
         return fault
 
     def _refuse_other(self) -> Switch | None:
-        """What the file has. Raises BlockedError where somebody else has chosen since the last step."""
-        choice, own = switching.read_choice(self._host), self._switch
-        if own is not None and (choice.chosen_at != own.chosen_at if choice is not None else self._in_force):
+        """The switch in the file. Raises BlockedError where somebody else has chosen since the last step."""
+        choice, switch = switching.read_choice(self._host), self._switch
+        if switch is not None and (choice.chosen_at != switch.chosen_at if choice is not None else self._in_force):
             raise BlockedError(f"somebody has chosen {label(choice.chosen if choice else None)} meanwhile", AGAIN)
         return choice
 
     def _measure(self, step: tuple[str, Value]) -> Measured:
-        """Raises BlockedError where it was ended by what is not of the recipe."""
+        """Measure the plan in force. Raises BlockedError where the engine was ended by no fault of the recipe."""
         began = utc_now()
         try:
             measured = self._test(step)
@@ -186,6 +197,7 @@ class Climb:
         return measured
 
     def _test(self, step: tuple[str, Value]) -> Measured:
+        """Smoke, then bench. Raises BlockedError without an agent, EngineEndedError, KeyboardInterrupt."""
         serves = switching.await_service(self._host, ready_seconds(self._config))
         if serves is None:
             raise BlockedError("no agent runs any more", f"sudo systemctl start sparkd-head; {AGAIN}")
@@ -200,9 +212,9 @@ class Climb:
         if benchmark.interrupted:
             raise KeyboardInterrupt
         level = benchmark.levels[0] if benchmark.levels else None
-        lost = benchmark.fault or (level.fault if level else "no answer")
-        if lost or level is None:
-            return Measured(*step, fault=sanitize(f"bench: {lost}", FAULT_LENGTH))
+        fault = benchmark.fault or (level.fault if level else "no answer")
+        if fault or level is None:
+            return Measured(*step, fault=sanitize(f"bench: {fault}", FAULT_LENGTH))
         first = level.first_token_seconds
         return Measured(
             *step,
@@ -213,26 +225,29 @@ class Climb:
         )
 
     def keep(self, tuning: Tuning | None) -> None:
-        """Write it down. None: the next ladder begins from the start. Raises UsageError."""
+        """Write the state to its file. None removes it, so that the next ladder begins from the start.
+
+        Raises UsageError.
+        """
         with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
             files.exchange(self._host.files, FILE, FILE.read(self._host.files), tuning)
         self.tuning = tuning or self.tuning
 
 
 def longest_step(config: Settings, drain: int) -> int:
-    """Seconds, until it ends by itself."""
+    """Seconds until a step ends by itself. `drain`: seconds that running requests have left."""
     return ready_seconds(config) + AWAITED_SECONDS + drain + MEASURE_SECONDS
 
 
 def ready_seconds(config: Settings) -> int:
-    """Seconds of the longest load that is waited for, with its kernels."""
+    """Seconds to wait until a plan serves: its load, and the compilation of its kernels."""
     return config.readiness.timeout_seconds + config.readiness.warm_seconds
 
 
 def smoke_twice() -> list[str]:
-    """Faults of its answers, where two tries in a row have some: healthy models write an odd one now and then.
+    """Faults of the model's answers, where two tries in a row have some: a healthy model, too, has one now and then.
 
-    Raises as `open_endpoint`; EngineEndedError where the engine ended in the first try, whose faults it names.
+    Raises as `open_endpoint`; EngineEndedError where the engine ended after a first try with faults, which it names.
     """
     faults = list[str]()
     for _ in range(2):
@@ -250,11 +265,11 @@ def smoke_twice() -> list[str]:
 
 def find_shortage(sample: Sample | None, floor_bytes: int) -> str:
     """The shortage of memory on any node; empty where there is none. Pure."""
-    needed = floor_bytes + GIB
-    for name, free in (sample.available_bytes if sample is not None else {"this node": None}).items():
-        if free is None:
+    needed_bytes = floor_bytes + GIB
+    for name, free_bytes in (sample.available_bytes if sample is not None else {"this node": None}).items():
+        if free_bytes is None:
             return f"the memory of {sanitize(name)} is not known"
-        if free < needed:
-            left = f"{size(free)} of memory left on {sanitize(name)}"
-            return f"{left}, {size(needed)} needed (memory.floor_mib and 1 GiB)"
+        if free_bytes < needed_bytes:
+            available = f"{size(free_bytes)} of memory left on {sanitize(name)}"
+            return f"{available}, {size(needed_bytes)} needed (memory.floor_mib and 1 GiB)"
     return ""

@@ -1,4 +1,4 @@
-"""What the fabric's figures mean: of each pair of ports, whether it carries what its link should. All of it is pure."""
+"""The verdict on the fabric's figures: whether each pair of ports carries what its link should. All of it is pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ USABLE_GBPS = 110.0
 LEAST_SHARE = 0.6
 """Share of what the link should carry. With the MTU of 1500, iperf3 still reached 96 Gb/s."""
 CEILING_SHARE = 0.8
-"""Share of what iperf3 reaches without a cable, both ends on this node: from there on, it may be what is slow."""
+"""Share of what iperf3 reaches on this node alone, without a cable: from there on iperf3 itself may be the limit."""
 DEGRADED_GBPS = 25.0
 """A degraded ConnectX-7 carries 8 to 25 Gb/s, mostly 13, by TCP and RDMA alike, with a link of 200 (NVIDIA/
 dgx-spark-playbooks, pull request 108)."""
@@ -30,6 +30,8 @@ JUMBO_MTU = 9000
 
 
 class Port(Struct, frozen=True):
+    """An address of a node, with its interface."""
+
     interface: Annotated[str, Meta(max_length=64)]
     address: Annotated[str, Meta(max_length=64)]
     speed_mbps: Annotated[int, Meta(ge=1, lt=1 << 31)] | None
@@ -41,29 +43,33 @@ class Port(Struct, frozen=True):
 
 
 class Facts(Struct, frozen=True):
-    """What a node reports of itself."""
+    """A node's report of its ports."""
 
     node: Annotated[str, Meta(max_length=256)]
     ports: Annotated[tuple[Port, ...], Meta(max_length=2 * MOST)]
 
 
 class Pair(Struct, frozen=True):
+    """A port of the first node and one of the other, with the figures between them."""
+
     own: Port
     other: Port
     measured: Measured | None
     trouble: Annotated[str, Meta(max_length=1000)] = ""
     """Why nothing was measured, or not RDMA."""
     rdma_gbps: float | None = None
-    """What reaches the other node; None where one of them has no device or no perftest."""
+    """Rate to the other node by RDMA; None where a node has no device or no perftest."""
 
     @property
     def link_gbps(self) -> float | None:
-        """What the slower port's link carries; None where one of them is not known."""
-        own, other = self.own.speed_mbps, self.other.speed_mbps
-        return min(own, other) / 1000 if own and other else None
+        """The speed of the slower port's link; None where a port's speed is not known."""
+        own_mbps, other_mbps = self.own.speed_mbps, self.other.speed_mbps
+        return min(own_mbps, other_mbps) / 1000 if own_mbps and other_mbps else None
 
 
 class Verdict(Struct, frozen=True):
+    """Whether a pair carries what it should."""
+
     outcome: str
     """OK, SLOW or UNKNOWN."""
     reason: str
@@ -79,8 +85,11 @@ class Result(Struct, frozen=True):
     pairs: Annotated[tuple[Pair, ...], Meta(max_length=2 * MOST)]
 
 
-def describe_ports(node: str, own: str, ports: Sequence[FabricPort], *, perftest: bool) -> Facts:
-    """The node's ports with IPv4; first the address `own` of cluster.nodes, whatever its interface is."""
+def describe_ports(node: str, own_address: str, ports: Sequence[FabricPort], *, perftest: bool) -> Facts:
+    """The node's report: first the port of `own_address`, its address in cluster.nodes, then others with IPv4.
+
+    The first one is there even if no interface has that address.
+    """
     addressed = {port.link.name for port in ports if port.addresses}
     described = [
         Port(
@@ -93,64 +102,66 @@ def describe_ports(node: str, own: str, ports: Sequence[FabricPort], *, perftest
         )
         for port in ports
         for address in port.addresses
-        if address == own or ":" not in address
+        if address == own_address or ":" not in address
     ]
-    if not any(port.address == own for port in described):
-        described.insert(0, Port("", own, None, 0))
-    return Facts(node, tuple(sorted(described, key=lambda port: port.address != own))[: 2 * MOST])
+    if not any(port.address == own_address for port in described):
+        described.insert(0, Port("", own_address, None, 0))
+    return Facts(node, tuple(sorted(described, key=lambda port: port.address != own_address))[: 2 * MOST])
 
 
 def pair_ports(
     own: Facts, other: Facts, peer_address: str, interfaces: Callable[[str], tuple[str, ...]]
 ) -> Iterator[tuple[Port, Port]]:
-    """The addresses of cluster.nodes (`peer_address` is the other node's), then those of one subnet.
+    """Yield the pair of the addresses in cluster.nodes (the other node's is `peer_address`), then pairs of one subnet.
 
-    `interfaces` returns which of this node's reach an address without a router.
+    `interfaces` returns the interfaces of this node that reach an address without a router.
     """
-    first = next((port for port in other.ports if port.address == peer_address), Port("", peer_address, None, 0))
-    yield own.ports[0], first
+    peer_port = next((port for port in other.ports if port.address == peer_address), Port("", peer_address, None, 0))
+    yield own.ports[0], peer_port
     for other_port in other.ports:
-        reached = interfaces(other_port.address)
-        own_ports = [port for port in own.ports[1:] if reached == (port.interface,)]
+        reaching = interfaces(other_port.address)
+        own_ports = [port for port in own.ports[1:] if reaching == (port.interface,)]
         if own_ports and other_port.address != peer_address:
             yield own_ports[0], other_port
 
 
 def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
-    figures, link = pair.measured, pair.link_gbps
+    """The verdict on a pair. `ceiling_gbps`: what iperf3 reaches on this node without a cable."""
+    figures, link_gbps = pair.measured, pair.link_gbps
     if figures is None:
         hint = f"ping -I {pair.own.address} {pair.other.address}; does a firewall close sparkd's ports?"
         return Verdict(SLOW, pair.trouble or "nothing was measured", hint)
-    reached, by = min(figures.sent_gbps, figures.received_gbps), ""
-    if pair.rdma_gbps is not None:  # as NCCL does it, and with no limit of this test
-        reached, by, ceiling_gbps = pair.rdma_gbps, " by RDMA", inf
-    if link is None:
-        return Verdict(UNKNOWN, f"{reached:.1f} Gb/s; the kernel reports no speed of the link", "ip -brief link")
-    wanted = min(link, USABLE_GBPS)
-    compared = f"{reached:.1f} Gb/s{by} where {wanted:g} are usual"
-    if reached < LEAST_SHARE * wanted:
-        if reached >= CEILING_SHARE * ceiling_gbps:
-            reason = f"at least {reached:.1f} Gb/s: more can't be seen, for this test reaches {ceiling_gbps:.1f} here"
+    reached_gbps, method = min(figures.sent_gbps, figures.received_gbps), ""
+    if pair.rdma_gbps is not None:  # NCCL uses RDMA, and the programs for it are no limit
+        reached_gbps, method, ceiling_gbps = pair.rdma_gbps, " by RDMA", inf
+    if link_gbps is None:
+        return Verdict(UNKNOWN, f"{reached_gbps:.1f} Gb/s; the kernel reports no speed of the link", "ip -brief link")
+    usual_gbps = min(link_gbps, USABLE_GBPS)
+    compared = f"{reached_gbps:.1f} Gb/s{method} where {usual_gbps:g} are usual"
+    if reached_gbps < LEAST_SHARE * usual_gbps:
+        if reached_gbps >= CEILING_SHARE * ceiling_gbps:
+            limit = f"more can't be seen, for this test reaches {ceiling_gbps:.1f} here"
+            reason = f"at least {reached_gbps:.1f} Gb/s: {limit}"
             return Verdict(UNKNOWN, f"{reason} without a cable", "end other work, or measure with ib_write_bw")
-        return Verdict(SLOW, compared, _find_hint(pair, reached, wanted))
+        return Verdict(SLOW, compared, _find_hint(pair, reached_gbps, usual_gbps))
     if figures.round_trip_us > LONG_TRIP_US:
         reason = f"a round trip takes {figures.round_trip_us:.0f} us, some 50 are usual"
         return Verdict(SLOW, reason, f"is there more than a cable between them? tracepath {pair.other.address}")
-    return Verdict(OK, f"{reached:.1f} of {wanted:g} Gb/s{by}")
+    return Verdict(OK, f"{reached_gbps:.1f} of {usual_gbps:g} Gb/s{method}")
 
 
-def _find_hint(pair: Pair, reached: float, wanted: float) -> str:
-    if wanted < USABLE_GBPS:
+def _find_hint(pair: Pair, reached_gbps: float, usual_gbps: float) -> str:
+    if usual_gbps < USABLE_GBPS:
         return f"look at the cable, and at dropped packets: ip -s -s link show {pair.own.interface}"
-    if reached < 1.2:
+    if reached_gbps < 1.2:
         return f"as if by the management network: ip route get {pair.other.address}"
-    if 8 <= reached <= DEGRADED_GBPS:
-        off = "shut both nodes down, unplug their power for a minute, test again; then update the firmware"
-        return f"a ConnectX-7 in its degraded state carries about 13 Gb/s, with a link of 200: {off}"
+    if 8 <= reached_gbps <= DEGRADED_GBPS:
+        remedy = "shut both nodes down, unplug their power for a minute, test again; then update the firmware"
+        return f"a ConnectX-7 in its degraded state carries about 13 Gb/s, with a link of 200: {remedy}"
     mtu = min(pair.own.mtu, pair.other.mtu)
     if mtu < JUMBO_MTU:
         return f"the MTU is {mtu}: set {JUMBO_MTU} in netplan on both nodes"
-    if reached < HALF_LANES_GBPS:
+    if reached_gbps < HALF_LANES_GBPS:
         return "does each function of the ConnectX-7 have four PCIe lanes? sudo lspci -vv: LnkSta, Width x4"
     return f"look at dropped packets, and whether a core is busy: ip -s -s link show {pair.own.interface}"
 

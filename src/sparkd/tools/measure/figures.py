@@ -1,4 +1,4 @@
-"""What the replies of a measurement amount to, and how that compares. Pure."""
+"""The figures of a measurement, computed from its replies, and comparisons of them. Pure."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Spread(Struct, frozen=True):
 
 
 class Level(Struct, frozen=True):
-    """Batches of `concurrency` requests, one batch after the other."""
+    """Figures of batches of `concurrency` requests, sent one batch after the other."""
 
     concurrency: int
     arrivals: str
-    """`static`: a batch begins at once; `staggered`: one request after the other."""
+    """`static`: the requests of a batch begin together; `staggered`: one after the other."""
     requests: int
     failed: int
     output_tokens_per_second: Spread | None
     """A batch's tokens, over the time from its first request to its last token. None: all requests failed."""
     stream_tokens_per_second: Spread | None
-    """A request's, from its first token on."""
+    """Rate of a single request, from its first token on."""
     first_token_seconds: Spread | None
     inter_token_seconds: Spread | None
     """The time between two events of a stream. With a drafter an event may have several tokens."""
@@ -49,13 +49,13 @@ class Level(Struct, frozen=True):
     accepted: tuple[float, ...] = ()
     """Share of the drafter's tokens that were accepted, by position."""
     fault: str = ""
-    """What the first request that failed has met."""
+    """The error of the first request that failed."""
     compiled: int = 0
-    """Kernels that were compiled inside these requests, or in others meanwhile."""
+    """Kernels that were compiled during these requests, for them or for others."""
 
 
 class Depth(Struct, frozen=True):
-    """One prompt, sent twice."""
+    """Figures of one prompt, sent twice."""
 
     prompt_tokens: int
     first_token_seconds: float
@@ -70,19 +70,19 @@ class Depth(Struct, frozen=True):
 def summarise(
     concurrency: int, arrivals: str, batches: Sequence[Sequence[Reply]], drafts: Sequence[Drafts | None] = ()
 ) -> Level:
-    """`drafts`: before and after the batches."""
+    """The figures of a level. `drafts`: the drafter's counts before and after the batches."""
     replies = [reply for batch in batches for reply in batch]
-    good = [reply for reply in replies if isinstance(reply, Streamed)]
+    answers = [reply for reply in replies if isinstance(reply, Streamed)]
     return Level(
         concurrency=concurrency,
         arrivals=arrivals,
         requests=len(replies),
-        failed=len(replies) - len(good),
+        failed=len(replies) - len(answers),
         output_tokens_per_second=spread(filter(None, map(output_rate, batches))),
-        stream_tokens_per_second=spread(filter(None, map(stream_rate, good))),
-        first_token_seconds=spread(reply.arrivals[0] - reply.begun for reply in good),
-        inter_token_seconds=spread(late - early for reply in good for early, late in pairwise(reply.arrivals)),
-        request_seconds=spread(reply.ended - reply.begun for reply in good),
+        stream_tokens_per_second=spread(filter(None, map(stream_rate, answers))),
+        first_token_seconds=spread(reply.arrivals[0] - reply.begun for reply in answers),
+        inter_token_seconds=spread(late - early for reply in answers for early, late in pairwise(reply.arrivals)),
+        request_seconds=spread(reply.ended - reply.begun for reply in answers),
         accepted=accepted(*drafts) if len(drafts) == 2 else (),
         fault=next((reply for reply in replies if isinstance(reply, str)), ""),
     )
@@ -98,35 +98,40 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def output_rate(batch: Iterable[Reply]) -> float:
-    good = [reply for reply in batch if isinstance(reply, Streamed)]
-    passed = max((reply.ended for reply in good), default=0) - min((reply.begun for reply in good), default=0)
-    return sum(reply.tokens for reply in good) / passed if passed > 0 else 0.0
+    """Tokens per second of all requests together; 0 where none was answered."""
+    answers = [reply for reply in batch if isinstance(reply, Streamed)]
+    begun, ended = [reply.begun for reply in answers], [reply.ended for reply in answers]
+    elapsed_seconds = max(ended, default=0) - min(begun, default=0)
+    return sum(reply.tokens for reply in answers) / elapsed_seconds if elapsed_seconds > 0 else 0.0
 
 
 def stream_rate(reply: Streamed) -> float:
-    """0 for an answer that came at once."""
-    passed = reply.arrivals[-1] - reply.arrivals[0]
-    return (reply.tokens - 1) / passed if passed > 0 else 0.0
+    """Tokens per second after the first token; 0 for an answer that came in one piece."""
+    elapsed_seconds = reply.arrivals[-1] - reply.arrivals[0]
+    return (reply.tokens - 1) / elapsed_seconds if elapsed_seconds > 0 else 0.0
 
 
-def compare_depth(first: Streamed, second: Streamed) -> Depth:
-    waited = first.arrivals[0] - first.begun
-    repeated = second.arrivals[0] - second.begun
-    rate = first.prompt_tokens / waited if waited > 0 else 0.0
-    return Depth(first.prompt_tokens, waited, rate, stream_rate(first), repeated)
+def compare_depth(answer: Streamed, repeated_answer: Streamed) -> Depth:
+    first_seconds = answer.arrivals[0] - answer.begun
+    repeated_seconds = repeated_answer.arrivals[0] - repeated_answer.begun
+    rate = answer.prompt_tokens / first_seconds if first_seconds > 0 else 0.0
+    return Depth(answer.prompt_tokens, first_seconds, rate, stream_rate(answer), repeated_seconds)
 
 
-def accepted(before: Drafts | None, after: Drafts | None) -> tuple[float, ...]:
-    """Empty without a drafter, where it proposed nothing, and where one of the two is not known."""
-    if before is None or after is None:
+def accepted(earlier: Drafts | None, later: Drafts | None) -> tuple[float, ...]:
+    """The share of proposed tokens that were accepted, by position.
+
+    Empty without a drafter, where nothing was proposed, or where one of the counts is not known.
+    """
+    if earlier is None or later is None:
         return ()
-    proposed = after.proposed - before.proposed
-    pairs = zip(after.accepted, before.accepted, strict=False)
-    return tuple((now - then) / proposed for now, then in pairs) if proposed > 0 else ()
+    proposed = later.proposed - earlier.proposed
+    pairs = zip(later.accepted, earlier.accepted, strict=False)
+    return tuple((after_count - before_count) / proposed for after_count, before_count in pairs) if proposed > 0 else ()
 
 
 def expected(expect: Mapping[str, object], name: str, concurrency: int) -> float | None:
-    """The source's figure; None where it has none that is a number above zero."""
+    """The figure that a recipe expects; None where it has none, or no finite number above zero."""
     match expect.get(name):
         case {**by_number}:
             figure = by_number.get(str(concurrency))

@@ -1,4 +1,4 @@
-"""The speed of this node's GPU under a load that a program makes in the recipe's image, while nothing serves."""
+"""The speed of this node's GPU under load, which a program in the recipe's image makes while nothing serves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from threading import Event, Thread
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -32,58 +33,72 @@ Read = Callable[[], Sequence[GpuClocks]]
 AGAIN = "then again: sudo sparkd preflight --deep"
 SAMPLE_SECONDS = 0.5
 NEED_BYTES, HELD_BYTES, BUSY_PERCENT = 8 * GIB, GIB, 20
-"""Memory that the container may take; memory that others may hold, as a desktop does; a load above a desktop's."""
-MHZ, TFLOPS = (1200, 2000, "2,200 to 2,400 MHz at 80 to 92 W"), (55, 70, "75 to 92 TFLOPS, and 36 with a latched clock")
-"""A GB10 under bf16 products: below it is latched, below it is slow, what owners measured. A latched clock is 500 to
-850 MHz (Blackwellboy/model-serving-minefield#55, eugr/spark-vllm-docker#334), a limit of 2,100 MHz is somebody's choice
-(NVIDIA/open-gpu-kernel-modules#1358)."""
+"""Memory that the container may take; memory that others may hold, and their load: both are above a desktop's."""
+
+
+class Scale(NamedTuple):
+    """Limits for a figure of a GB10: below `latched` its clock is latched, below `low` it is slow."""
+
+    latched: float
+    low: float
+    owners: str
+    """What owners measured."""
+
+
+MHZ = Scale(1200, 2000, "2,200 to 2,400 MHz at 80 to 92 W")
+TFLOPS = Scale(55, 70, "75 to 92 TFLOPS, and 36 with a latched clock")
+"""Figures under products of bf16 matrices. A latched clock is 500 to 850 MHz (Blackwellboy/model-serving-minefield#55,
+eugr/spark-vllm-docker#334), a limit of 2,100 MHz is somebody's choice (NVIDIA/open-gpu-kernel-modules#1358)."""
 
 
 class Load(Struct, frozen=True):
-    """The program's result: begin and end of its products, monotonic; what its copies read and wrote together."""
+    """The program's result."""
 
     began: float
     ended: float
+    """Monotonic times of its products of matrices."""
     tflops: float
     copy_gbps: float
+    """GB/s that its copies read and write together."""
 
 
 def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadline_seconds: int = 90) -> list[Finding]:
     """Measure the GPU, as root. Raises LaunchError; BlockedError where the GPU can't be loaded now.
 
-    The deadline is for 13 s of load, and an import of torch from a cold disk, which takes up to a minute.
+    The deadline allows for 13 s of load, and for the import of torch, which takes up to a minute from a cold disk.
     """
     owner = NodeOwner(os.getpid(), "sparkd preflight --deep", uuid.uuid4().hex)
     with os.fdopen(acquire_lock(host, owner), "rb"):
         gpu = host.gpu()
         if node.plan.container.gpus != "all" or (not gpu.names and not gpu.error):
-            what = "the plan uses no GPU" if gpu.names else "this node has no GPU, or no driver of it"
-            return [Finding("gpu-compute", skipped(f"nothing to measure: {what}"), {}, 0.0)]
-        before = _read_users(host)
-        busy = any((clocks.utilization_percent or 0) >= BUSY_PERCENT for clocks in read()[:1])
-        _refuse_where_busy(gpu.error, before, host.meminfo().available_bytes)
-        body, containers = _container(node, owner.invocation, host), Containers(host.files.real(SOCKET))
+            reason = "the plan uses no GPU" if gpu.names else "this node has no GPU, or no driver of it"
+            return [Finding("gpu-compute", skipped(f"nothing to measure: {reason}"), {}, 0.0)]
+        users_before = _read_users(host)
+        was_busy = any((clocks.utilization_percent or 0) >= BUSY_PERCENT for clocks in read()[:1])
+        _refuse_where_busy(gpu.error, users_before, host.meminfo().available_bytes)
+        body, containers = _build_container(node, owner.invocation, host), Containers(host.files.real(SOCKET))
         report_progress("loads the GPU for 13 s, once torch has started")
         samples = list[tuple[float, GpuClocks]]()
-        with _sampled(read, samples):
+        with _sample_clocks(read, samples):
             code, log = containers.run_program(body, f"sparkd-rank{node.rank}", deadline_seconds)
-        after = _read_users(host)
+        users_after = _read_users(host)
     if (load := parse_load(log)) is None or code:
-        last = sanitize(log.strip().rpartition("\n")[2], 300) or "no output"
+        last_line = sanitize(log.strip().rpartition("\n")[2], 300) or "no output"
         hint = "has the image torch for CUDA, and docker the GPU? sudo sparkd preflight --dry-run"
-        return [Finding("gpu-compute", unknown(f"not measured: exit code {code}: {last}", hint), {}, 0.0)]
-    others = [user for user in before | after if busy or user not in before] or ["a process without a name"] * busy
-    clocks = [clocks for at, clocks in samples if load.began <= at <= load.ended]
-    return judge(load, gpu.names[0], clocks, tuple(others))
+        return [Finding("gpu-compute", unknown(f"not measured: exit code {code}: {last_line}", hint), {}, 0.0)]
+    users = [user for user in users_before | users_after if was_busy or user not in users_before]
+    other_users = users or ["a process without a name"] * was_busy
+    during_products = [clocks for at, clocks in samples if load.began <= at <= load.ended]
+    return judge(load, gpu.names[0], during_products, tuple(other_users))
 
 
 @contextmanager
-def _sampled(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterator[None]:
-    """Add the first GPU's clocks, with monotonic times, to `samples` meanwhile."""
-    ended = Event()
+def _sample_clocks(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterator[None]:
+    """Meanwhile add the first GPU's clocks to `samples`, with monotonic times. Raises LaunchError with a hint."""
+    has_ended = Event()
 
     def sample() -> None:
-        while not ended.wait(SAMPLE_SECONDS):
+        while not has_ended.wait(SAMPLE_SECONDS):
             samples.extend((time.monotonic(), clocks) for clocks in read()[:1])
 
     start_thread(Thread(target=sample, name="gpu-clocks", daemon=True))
@@ -93,29 +108,30 @@ def _sampled(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterator[Non
         hint = f"sudo dmesg | grep -e NVRM -e Xid; sudo sparkd sweep, {AGAIN}"
         raise LaunchError(f"the GPU was not measured: {error}", hint) from None
     finally:
-        ended.set()
+        has_ended.set()
 
 
-def _refuse_where_busy(error: str, users: dict[str, int], available: int) -> None:
+def _refuse_where_busy(error: str, users: dict[str, int], available_bytes: int) -> None:
     if error:
         raise BlockedError(f"the GPU's driver can't be queried: {error}", "sparkd preflight --dry-run")
-    if (held := sum(users.values())) >= HELD_BYTES:
-        raise BlockedError(f"{size(held)} of the GPU's memory is held by {', '.join(users)}", f"stop it, {AGAIN}")
-    if available < NEED_BYTES:
-        reason = f"{size(available)} of memory is available, {size(NEED_BYTES)} needed"
+    if (held_bytes := sum(users.values())) >= HELD_BYTES:
+        raise BlockedError(f"{size(held_bytes)} of the GPU's memory is held by {', '.join(users)}", f"stop it, {AGAIN}")
+    if available_bytes < NEED_BYTES:
+        reason = f"{size(available_bytes)} of memory is available, {size(NEED_BYTES)} needed"
         raise BlockedError(reason, "see who holds it: sudo sparkd preflight --dry-run --all")
 
 
 def _read_users(host: Host) -> dict[str, int]:
-    """Bytes of the GPU's memory by process."""
-    table, named = host.processes(), dict[str, int]()
+    """Bytes of the GPU's memory that each process holds, by its pid and name."""
+    processes, bytes_by_name = host.processes(), dict[str, int]()
     for user in host.gpu().processes or ():
-        process = table.get(user.pid)
-        named[f"pid {user.pid}{f' ({process.comm})' if process else ''}"] = user.used_bytes or 0
-    return named
+        process = processes.get(user.pid)
+        bytes_by_name[f"pid {user.pid}{f' ({process.comm})' if process else ''}"] = user.used_bytes or 0
+    return bytes_by_name
 
 
-def _container(node: NodeContext, invocation: str, host: Host) -> dict[str, object]:
+def _build_container(node: NodeContext, invocation: str, host: Host) -> dict[str, object]:
+    """Docker's body for the program's container. Raises BlockedError without docker or the image."""
     plan, ref = node.plan, node.plan.image_to_run
     if not docker.running(host):
         raise BlockedError("docker is not running", f"sudo systemctl start docker, {AGAIN}")
@@ -131,7 +147,7 @@ def _container(node: NodeContext, invocation: str, host: Host) -> dict[str, obje
 
 
 def parse_load(log: str) -> Load | None:
-    """The program's result; None where the last line is none, or none that a GPU can have."""
+    """The program's result, from its last line; None where that is no result, or no GPU can have such figures."""
     try:
         load = msgspec.json.decode(log.strip().rpartition("\n")[2], type=prepared(Load))
     except ValueError:
@@ -139,24 +155,29 @@ def parse_load(log: str) -> Load | None:
     return load if all(0 < figure < 1e6 for figure in (load.tflops, load.copy_gbps, load.ended - load.began)) else None
 
 
-def judge(load: Load, name: str, samples: Sequence[GpuClocks], others: tuple[str, ...]) -> list[Finding]:
-    """Pure. Only a GB10 is compared. `samples`: during the products; `others`: processes that load the GPU, too."""
+def judge(load: Load, name: str, samples: Sequence[GpuClocks], other_users: tuple[str, ...]) -> list[Finding]:
+    """The findings on clocks, compute and other users of the GPU. Only a GB10's figures are compared. Pure.
+
+    `samples`: clocks during the products; `other_users`: processes that load the GPU, too.
+    """
     mhz = _median([clocks.sm_mhz for clocks in samples if clocks.sm_mhz is not None])
     watts = _median([clocks.power_watts for clocks in samples if clocks.power_watts is not None])
-    reasons = [reason for clocks in samples for reason in clocks.held_by]
-    held_by = [reason for reason in dict.fromkeys(reasons) if 2 * reasons.count(reason) >= len(samples)]
-    held = f", held down by {' and '.join(held_by)}" if held_by else ""
-    clocks = f"{mhz and f'{mhz:,.0f}'} MHz and {watts and f'{watts:.0f}'} W under load{held}".replace("None", "unknown")
-    compute = f"{load.tflops:,.1f} TFLOPS in bf16, {load.copy_gbps:,.0f} GB/s read and written by copies"
-    facts = {"name": name, "sm_mhz": mhz, "power_watts": watts, "held_by": held_by, "others": list(others)}
+    held_reasons = [reason for clocks in samples for reason in clocks.held_by]
+    held_by = [reason for reason in dict.fromkeys(held_reasons) if 2 * held_reasons.count(reason) >= len(samples)]
+    held_text = f", held down by {' and '.join(held_by)}" if held_by else ""
+    clocks_text = f"{mhz and f'{mhz:,.0f}'} MHz and {watts and f'{watts:.0f}'} W under load{held_text}"
+    clocks_text = clocks_text.replace("None", "unknown")
+    compute_text = f"{load.tflops:,.1f} TFLOPS in bf16, {load.copy_gbps:,.0f} GB/s read and written by copies"
+    facts = {"name": name, "sm_mhz": mhz, "power_watts": watts, "held_by": held_by, "others": list(other_users)}
     findings = list[Finding]()
-    for id_, text, figure, of_gb10 in (("clocks", clocks, mhz, MHZ), ("compute", compute, load.tflops, TFLOPS)):
-        verdict = ok(f"{text}; compared with nothing: owners' figures are of {GB10}, and this is {name}")
+    compared = (("clocks", clocks_text, mhz, MHZ), ("compute", compute_text, load.tflops, TFLOPS))
+    for id_, figures_text, figure, scale in compared:
+        verdict = ok(f"{figures_text}; compared with nothing: owners' figures are of {GB10}, and this is {name}")
         if GB10 in name:
-            verdict = _compare(text, figure, mhz, of_gb10, held, others)
+            verdict = _compare(figures_text, figure, mhz, scale, held_text, other_users)
         findings.append(Finding(f"gpu-{id_}", verdict, facts | msgspec.structs.asdict(load), 0.0))
-    users = warn(f"others load the GPU, and lower the figures: {', '.join(others)}", f"stop them, {AGAIN}")
-    return [*findings, Finding("gpu-users", users if others else ok("nobody else loads the GPU"), {}, 0.0)]
+    users_verdict = warn(f"others load the GPU, and lower the figures: {', '.join(other_users)}", f"stop them, {AGAIN}")
+    return [*findings, Finding("gpu-users", users_verdict if other_users else ok("nobody else loads the GPU"), {}, 0.0)]
 
 
 def _median(figures: Sequence[float]) -> float | None:
@@ -164,21 +185,20 @@ def _median(figures: Sequence[float]) -> float | None:
 
 
 def _compare(
-    text: str, figure: float | None, mhz: float | None, of_gb10: tuple[int, int, str], held: str, others: object
+    figures_text: str, figure: float | None, mhz: float | None, scale: Scale, held_text: str, other_users: object
 ) -> Verdict:
-    """Another load or heat explains any figure, and neither ends by a power cycle."""
-    latched, low, owners = of_gb10
-    reason = f"{text}; owners measured {owners}"
+    """The verdict on a figure. Another load or heat explains any low one, and a power cycle ends neither."""
+    reason = f"{figures_text}; owners measured {scale.owners}"
     if figure is None:
         return unknown(reason, "the driver reports none: nvidia-smi; sudo dmesg | grep -e NVRM -e Xid")
-    if figure >= low:
+    if figure >= scale.low:
         return ok(reason)
-    if others:
+    if other_users:
         return warn(reason, f"stop what else loads the GPU, {AGAIN}")
-    if "heat" in held:
+    if "heat" in held_text:
         return warn(reason, f"free the node's air vents, let it cool, {AGAIN}")
-    if figure >= latched:
+    if figure >= scale.latched:
         return warn(reason, f"is its clock limited (nvidia-smi -lgc)? Else {POWER_CYCLE}, {AGAIN}")
-    if mhz is not None and mhz >= MHZ[1]:
+    if mhz is not None and mhz >= MHZ.low:
         return warn(reason, f"the clock is right: has the image a torch for this GPU? Else another image, {AGAIN}")
     return block(reason, f"{POWER_CYCLE}, {AGAIN}", needs_person=True, action=Action.POWER_CYCLE)

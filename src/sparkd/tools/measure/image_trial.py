@@ -1,6 +1,6 @@
-"""`sparkd use --image`: the plan in force with another image, kept unless that is slower than the one before.
+"""`sparkd use --image`: a trial of the plan in force with another image, which stays unless it is slower.
 
-The trial is a switch with an end, so the agent goes back by itself where this command, or the node, is gone.
+The trial is a switch to a plan that ends at a time, so the agent goes back by itself if this command or the node dies.
 """
 
 from __future__ import annotations
@@ -29,27 +29,34 @@ from sparkd.tools.node.switching import await_service, follow, go_back, read_cho
 
 
 def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Result | None:
-    """The last bench of the plan that runs, on the node as it is, with its largest number of requests alone. Pure."""
+    """The last bench of the plan that runs, on the node as it is; None without one. Pure.
+
+    Of its levels only the one with the most requests at once is kept.
+    """
     launches = {row.id: row for row in rows if isinstance(row, Launch)}
-    now = launches.get(report.launch_id) if report is not None else None
-    if report is None or now is None:
+    current_launch = launches.get(report.launch_id) if report is not None else None
+    if report is None or current_launch is None:
         return None
-    for past in reversed(find_runs(rows)):
-        launch, steady = past.launch, [level for level in past.result.levels if _is_steady(level)]
-        if launch is None or not steady or past.result.plan != report.plan_digest:
+    for past_run in reversed(find_runs(rows)):
+        launch, steady_levels = past_run.launch, [level for level in past_run.result.levels if _is_steady(level)]
+        if launch is None or not steady_levels or past_run.result.plan != report.plan_digest:
             continue
-        if not find_differences(launch.facts, now.facts):
-            return replace(past.result, levels=(max(steady, key=lambda level: level.concurrency),))
+        if not find_differences(launch.facts, current_launch.facts):
+            return replace(past_run.result, levels=(max(steady_levels, key=lambda level: level.concurrency),))
     return None
 
 
 def _is_steady(level: Level) -> bool:
-    whole = not level.failed and not level.compiled and level.requests >= 3 * level.concurrency  # fewer: no spread
-    return whole and level.output_tokens_per_second is not None
+    """Whether another level can be compared with it. Fewer than three batches have no spread."""
+    is_whole = not level.failed and not level.compiled and level.requests >= 3 * level.concurrency
+    return is_whole and level.output_tokens_per_second is not None
 
 
 def measure(like: Result | None = None) -> tuple[Result, Spread]:
-    """A short bench, under the load of that one. Raises SparkdError where requests fail, KeyboardInterrupt."""
+    """A short bench, under the load of `like` where that is given; it goes to the history.
+
+    Raises SparkdError where requests fail, KeyboardInterrupt.
+    """
     with open_endpoint(MOST_AT_ONCE) as served:
         at_once = max(expected_levels(served.node.recipe), default=climb.DEFAULT_CONCURRENCY)
         wanted = Wanted((at_once,), (), climb.PROMPT_TOKENS, climb.ANSWER_TOKENS, climb.RUNS, staggered=False, seed=0)
@@ -74,33 +81,37 @@ def measure(like: Result | None = None) -> tuple[Result, Spread]:
 
 
 def compare(baseline: Result, rate: Spread) -> tuple[str, str]:
-    """Both figures, and the fault of the new one. Pure."""
+    """A line with both figures, and the fault of the new one: empty unless it is slower. Pure."""
     level = baseline.levels[0]
-    usual = level.output_tokens_per_second
-    before = f"{describe_rate(usual)} before, {format_utc(baseline.made)}" if usual else "not known before"
-    slower = f"slower beyond the spread of both, and by {LEAST_SHARE:.0%}" if is_faster(usual, rate) else ""
-    return f"{level.concurrency} requests at once: {describe_rate(rate)}; {before}", slower
+    usual_rate = level.output_tokens_per_second
+    usual_text = "not known before"
+    if usual_rate:
+        usual_text = f"{describe_rate(usual_rate)} before, {format_utc(baseline.made)}"
+    fault = f"slower beyond the spread of both, and by {LEAST_SHARE:.0%}" if is_faster(usual_rate, rate) else ""
+    return f"{level.concurrency} requests at once: {describe_rate(rate)}; {usual_text}", fault
 
 
 class ImageTrial:
+    """Switches to a plan for a time, measures it, and lets it stay or goes back."""
+
     def __init__(self, switch: Switch, config: Settings, host: Host, show: Callable[[str], None]) -> None:
-        """`switch` is to the plan that is to stay."""
+        """`switch`: the one to the tried plan as it is to stay, without an end."""
         self._switch, self._config, self._host, self._show = switch, config, host, show
 
-    def run(self, before: Switch | None) -> str:
-        """Why the plan before is in force again, or on its way; empty once the new one stays.
+    def run(self, current: Switch | None) -> str:
+        """Try the image. Returns "" once it stays, or the fault for which the node returns to the plan before.
 
-        `before`: what the file has. Raises SparkdError, KeyboardInterrupt: as where it is slower.
+        `current`: the switch in the file. Raises SparkdError, KeyboardInterrupt: the node returns then, too.
         """
         baseline = find_baseline(read_rows(self._host), read_living_report(self._host.files))
         if baseline is None:
             self._show(f"measuring {label(self._switch.before)} first")
             baseline, _ = measure()
-        wanted, until = self._switch.to, time_after(climb.longest_step(self._config, self._switch.drain_seconds))
-        trial = replace(self._switch, to=wanted and replace(wanted, until=until))
+        chosen, until = self._switch.to, time_after(climb.longest_step(self._config, self._switch.drain_seconds))
+        trial = replace(self._switch, to=chosen and replace(chosen, until=until))
         stays = False
         try:
-            write_switch(before, trial, self._host)
+            write_switch(current, trial, self._host)
             self._show(f"trying {label(trial.to)}; Ctrl-C goes back")
             fault = follow(trial, self._host, self._show) or self._find_fault(baseline)
             if not fault:
@@ -112,6 +123,7 @@ class ImageTrial:
                 go_back(self._host, lambda choice: (choice.chosen_at, choice.to) == (trial.chosen_at, trial.to))
 
     def _find_fault(self, baseline: Result) -> str:
+        """Why the tried plan may not stay; empty where it serves, passes smoke, and is not slower."""
         if not await_service(self._host, climb.ready_seconds(self._config)):
             return "it does not serve: sparkd status"
         try:
@@ -125,7 +137,7 @@ class ImageTrial:
         return fault
 
     def _keep(self, tried: Chosen | None) -> None:
-        """Raises BlockedError where somebody has chosen meanwhile."""
+        """Let the tried plan stay. Raises BlockedError where somebody has chosen another one meanwhile."""
         choice, to = read_choice(self._host), self._switch.to
         if choice is None or to is None or (choice.stage, choice.to) != (Stage.IN_FORCE, tried):
             chosen = label(choice.chosen if choice else None)

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP end a measurement early, and not before its results are printed."""
+"""SIGINT, SIGTERM and SIGHUP end a measurement early, but its results are still printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def catch_ends() -> None:
-    """Let the end of a session, or by a service manager, be one by Ctrl-C, which keeps the results."""
+    """Treat the end of a session, or by a service manager, as Ctrl-C, which keeps the results."""
 
     def interrupt(_: int, frame: FrameType | None) -> None:
         for number in ENDS:  # a session's end sends both
@@ -27,17 +27,19 @@ def catch_ends() -> None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """No such end, nor Ctrl-C, comes between a step and what undoes it, unless another thread gets it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *ENDS))
+    """Hold these signals and Ctrl-C back from this thread meanwhile: between a step and the step that undoes it."""
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, *ENDS))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def run_interruptible(work: Coroutine[None, None, None]) -> bool:
-    """Run it in a loop of its own; return whether SIGINT ended it. A second one, as `timeout` sends, is ignored: the
-    interpreter's own handler would end the command before its results are printed.
+    """Run a coroutine in a loop of its own; return whether SIGINT ended it.
+
+    A second SIGINT, as `timeout` sends, is ignored: the interpreter's own handler would end the command before its
+    results are printed.
     """
 
     async def cancel_once() -> None:

@@ -1,6 +1,6 @@
-"""Which step `sparkd tune-recipe` takes next: one knob at a time, from the recipe's own value up, then down. Pure.
+"""The next step of `sparkd tune-recipe`: one knob at a time, from the recipe's own value up, then down. Pure.
 
-All is computed again from what was measured, so a ladder continues where it was interrupted.
+Each time the whole ladder is computed again from the steps measured so far, so it continues where it was interrupted.
 """
 
 from __future__ import annotations
@@ -37,19 +37,23 @@ SMALLEST_BATCH = 8192
 """128K prompts were seen to suffer there already (Echo's report, the production profile)."""
 DRAFTS_CONFIG, DRAFTS_KEY = "speculative-config", "num_speculative_tokens"
 LEAST_SHARE = 0.03
-"""Share of a rate: a smaller difference is none, however small the spread is."""
+"""Share of a rate: a smaller difference counts as none, however small the spread is."""
 _BOUNDS = re.compile(r"([a-z-]+)=([0-9][0-9.]{0,9}[kKmM]?)\.\.([0-9][0-9.]{0,9}[kKmM]?)", re.ASCII)
 
 
 class Knob(Struct, frozen=True):
+    """A value of the recipe that a ladder varies, with its bounds."""
+
     name: str
     low: Value
     high: Value
     start: Value
-    """What the recipe has, within the bounds."""
+    """The recipe's own value, within the bounds."""
 
 
 class Measured(Struct, frozen=True):
+    """A step that was measured."""
+
     knob: str
     """Empty for the recipe as it is."""
     value: Value
@@ -62,17 +66,23 @@ class Measured(Struct, frozen=True):
 
 
 class Position(Struct, frozen=True):
+    """The state of a climb."""
+
     step: tuple[str, Value] | None
     """The step to measure next, with its knob; None: all is measured."""
     values: Mapping[str, Value]
-    """The best of the knobs so far, that of `step` included."""
+    """The best value so far of each knob that has left the recipe's own; of the knob of `step`, that step's."""
     best: Measured | None
+    """The step with those values; None before the first step, or where that was bad."""
 
 
 def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Position:
-    """Climb by what was measured, to the first step that was not.
+    """Climb through the steps that were measured, up to the first one that was not.
 
-    Each knob goes up, and down where up was not better, until a rung is bad or slower; the others stay at their best.
+    The first step is the recipe as it is. Then each knob in turn goes up rung by rung, while the knobs before it stay
+    at their best; it goes down only where no rung up was better. A rung that is bad, or slower than the fastest so
+    far, ends that direction. A rung is better where it is faster; for a knob of ROOM, going up, also where it is as
+    fast.
     """
     steps = {(step.knob, step.value): step for step in measured}
     best = steps.get(("", 0))
@@ -84,7 +94,7 @@ def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Positi
     fastest = best
     for knob in knobs:
         for upward in (True, False):
-            if knob.name in values:  # it went up
+            if knob.name in values:  # a rung up was better
                 break
             for value in rungs(knob, up=upward):
                 rung = steps.get((knob.name, value))
@@ -101,24 +111,24 @@ def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Positi
 
 
 def is_faster(rate: Spread | None, base: Spread | None) -> bool:
-    """Whether it is faster beyond the spread of both."""
+    """Whether a rate is higher than `base` beyond the spread of both."""
     if rate is None or base is None:
         return False
     return rate.low > base.high and rate.median > base.median * (1 + LEAST_SHARE)
 
 
 def rungs(knob: Knob, *, up: bool) -> Iterator[Value]:
-    """Values from the recipe's to a bound, which is the last: a count doubles, or halves."""
-    end, sign = (knob.high, 1) if up else (knob.low, -1)
-    value = _beside(knob.name, knob.start, up=up)
-    while value * sign < end * sign:
+    """Values after the recipe's own up to a bound, which is the last one: a count doubles, or halves."""
+    bound, sign = (knob.high, 1) if up else (knob.low, -1)
+    value = _step_from(knob.name, knob.start, up=up)
+    while value * sign < bound * sign:
         yield value
-        value = _beside(knob.name, value, up=up)
-    if knob.start != end:
-        yield end
+        value = _step_from(knob.name, value, up=up)
+    if knob.start != bound:
+        yield bound
 
 
-def _beside(name: str, value: Value, *, up: bool) -> Value:
+def _step_from(name: str, value: Value, *, up: bool) -> Value:
     if name == SHARE:
         return round(value + (SHARE_STEP if up else -SHARE_STEP), 4)
     if name == TOKENS:
@@ -130,65 +140,66 @@ def read_knobs(texts: Iterable[str], recipe: Recipe) -> tuple[Knob, ...]:
     """Parse NAME=LOW..HIGH. Raises UsageError."""
     knobs: list[Knob] = []
     for text in texts:
-        shown, (name, low, high) = sanitize(text, 60), _parse_bounds(text)
+        quote, (name, low, high) = sanitize(text, 60), _parse_bounds(text)
         if name not in BOUNDS:
-            raise UsageError(f"--knob {shown}: no knob{did_you_mean(name[:60], BOUNDS)}", f"one of {', '.join(BOUNDS)}")
-        least, most = BOUNDS[name]
-        if low is None or high is None or not least <= low <= high <= most or name in [knob.name for knob in knobs]:
-            raise UsageError(f"--knob {shown}: needed is {name}=LOW..HIGH, once, from {least} to {most}")
-        if name == TOKENS and _drafts(recipe) is None:
-            raise UsageError(f"--knob {shown}: the recipe has no {DRAFTS_CONFIG}")
-        own = _own_value(recipe, name)
-        if own is None or not low <= own <= high:
-            has = "leaves it to the engine" if own is None else f"has {own}"
-            raise UsageError(f"--knob {shown}: the recipe {has}", "a recipe with a number within the bounds")
-        knobs.append(Knob(name, low, high, own))
+            raise UsageError(f"--knob {quote}: no knob{did_you_mean(name[:60], BOUNDS)}", f"one of {', '.join(BOUNDS)}")
+        lowest, highest = BOUNDS[name]
+        if low is None or high is None or not lowest <= low <= high <= highest or name in [knob.name for knob in knobs]:
+            raise UsageError(f"--knob {quote}: needed is {name}=LOW..HIGH, once, from {lowest} to {highest}")
+        if name == TOKENS and _read_drafts(recipe) is None:
+            raise UsageError(f"--knob {quote}: the recipe has no {DRAFTS_CONFIG}")
+        own_value = _read_own_value(recipe, name)
+        if own_value is None or not low <= own_value <= high:
+            fault = "leaves it to the engine" if own_value is None else f"has {own_value}"
+            raise UsageError(f"--knob {quote}: the recipe {fault}", "a recipe with a number within the bounds")
+        knobs.append(Knob(name, low, high, own_value))
     if not knobs:
         raise UsageError("no knob is given", "such as --knob max-num-seqs=4..16")
     return tuple(knobs)
 
 
 def _parse_bounds(text: str) -> tuple[str, Value | None, Value | None]:
-    """The knob's name, and its bounds where they are two numbers."""
+    """The knob's name and its bounds; None for a bound that is no number."""
     parts = _BOUNDS.fullmatch(text)
     if parts is None:
         return text.partition("=")[0], None, None
-    return parts[1], _number(parts[1], parts[2]), _number(parts[1], parts[3])
+    return parts[1], _parse_value(parts[1], parts[2]), _parse_value(parts[1], parts[3])
 
 
-def _number(name: str, text: str) -> Value | None:
+def _parse_value(name: str, text: str) -> Value | None:
+    """A value of that knob; None where the text is none."""
     if name != SHARE:
         return parse_amount(text)
     return float(text) if re.fullmatch(r"[01]?(\.[0-9]{1,6})?", text, re.ASCII) and text else None
 
 
-def _drafts(recipe: Recipe) -> dict[str, JsonValue] | None:
+def _read_drafts(recipe: Recipe) -> dict[str, JsonValue] | None:
     config = recipe.args.get(DRAFTS_CONFIG)
     return config if isinstance(config, dict) else None
 
 
-def _own_value(recipe: Recipe, name: str) -> Value | None:
-    value = (_drafts(recipe) or {}).get(DRAFTS_KEY) if name == TOKENS else recipe.args.get(name)
-    return _number(name, str(value))
+def _read_own_value(recipe: Recipe, name: str) -> Value | None:
+    value = (_read_drafts(recipe) or {}).get(DRAFTS_KEY) if name == TOKENS else recipe.args.get(name)
+    return _parse_value(name, str(value))
 
 
 def apply(recipe: Recipe, name: str, values: Mapping[str, Value]) -> Recipe:
-    """The recipe of a step, called `name`."""
+    """The recipe with these values of knobs, called `name`."""
     args = {**recipe.args, **{flag: value for flag, value in values.items() if flag != TOKENS}}
-    if TOKENS in values and (drafts := _drafts(recipe)) is not None:
+    if TOKENS in values and (drafts := _read_drafts(recipe)) is not None:
         args[DRAFTS_CONFIG] = {**drafts, DRAFTS_KEY: values[TOKENS]}
     return recipe.model_copy(update={"name": name, "args": args})
 
 
 def warnings(knobs: Iterable[Knob], recipe: Recipe) -> Iterator[str]:
-    """What reports warn of, for the rungs that reach it."""
-    drafts = DRAFTS.get(str((_drafts(recipe) or {}).get("method")))
+    """Lines on rungs that go beyond values of which other owners' reports warn."""
+    most_drafts = DRAFTS.get(str((_read_drafts(recipe) or {}).get("method")))
     for knob in knobs:
         values = [*rungs(knob, up=True), *rungs(knob, up=False)]
         if knob.name == BATCH and (below := [value for value in values if value < SMALLEST_BATCH]):
             yield f"{BATCH} {min(below)}: long prompts were seen to suffer at {SMALLEST_BATCH} already"
-        if knob.name == TOKENS and drafts and (above := [value for value in values if value > drafts]):
-            yield f"{TOKENS} {max(above)}: more than {drafts} was measured to cost more than it gives"
+        if knob.name == TOKENS and most_drafts and (above := [value for value in values if value > most_drafts]):
+            yield f"{TOKENS} {max(above)}: more than {most_drafts} was measured to cost more than it gives"
         if knob.name == SHARE and (above := [value for value in values if value > HIGHEST_SHARE]):
             yield f"{SHARE} {max(above)}: at most {HIGHEST_SHARE} was seen to work"
 
@@ -207,19 +218,21 @@ def describe_rate(rate: Spread) -> str:
     return f"{rate.median:.1f} tokens/s ({rate.low:.1f} to {rate.high:.1f})"
 
 
-def render(base: Recipe, name: str, at: Position, measured: Iterable[Measured], at_once: int, made: str) -> str:
-    """The recipe as YAML, with every step as a comment. `made`: UTC, ISO 8601."""
-    best, changed = at.best or Measured("", 0), apply(base, name, at.values).args
+def render(
+    base: Recipe, name: str, position: Position, measured: Iterable[Measured], at_once: int, finished_at: str
+) -> str:
+    """The recipe as YAML, with every step as a comment. `finished_at`: UTC, ISO 8601."""
+    best, changed = position.best or Measured("", 0), apply(base, name, position.values).args
     expect: dict[str, JsonValue] = {KV_CACHE_TOKENS: best.kv_cache_tokens} if best.kv_cache_tokens else {}
     if best.rate:
         expect[DECODE] = {str(at_once): round(best.rate.median, 1)}
     if best.first_token_seconds is not None:
         expect[FIRST] = {str(at_once): round(best.first_token_seconds, 3)}
-    lines = [f"# Measured by `sparkd tune-recipe` until {made}, under {at_once} requests at once:"]
+    lines = [f"# Measured by `sparkd tune-recipe` until {finished_at}, under {at_once} requests at once:"]
     lines += [f"#   {name_step(step.knob, step.value)}: {describe(step)}" for step in measured]
-    described = f"{base.name}, with what measured best on this machine"
-    lines += ["schema: 1", f"name: {json.dumps(name)}", f"description: {json.dumps(described)}"]
-    lines += [f"source: sparkd tune-recipe, {made[:10]}", f"extends: {json.dumps(base.name)}"]
+    description = f"{base.name}, with what measured best on this machine"
+    lines += ["schema: 1", f"name: {json.dumps(name)}", f"description: {json.dumps(description)}"]
+    lines += [f"source: sparkd tune-recipe, {finished_at[:10]}", f"extends: {json.dumps(base.name)}"]
     args = {flag: value for flag, value in changed.items() if base.args.get(flag) != value}
     for section, values in (("args", args), ("expect", expect)):
         lines += [f"{section}:", *(f"  {key}: {json.dumps(value)}" for key, value in values.items())]

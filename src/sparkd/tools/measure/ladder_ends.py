@@ -1,4 +1,4 @@
-"""The two ends of a ladder: what it may begin with and about how long it takes, and the recipe that it leaves."""
+"""Beginning and end of a ladder: the conditions for it and an estimate of its time, and the recipe that it writes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, read_r
 from sparkd.tools.measure.past import find_runs
 
 SMOKE_SECONDS, BENCH_SECONDS = 30.0, 60.0
-"""Estimates, where nothing better is known."""
+"""Estimates for one step, where the history has none."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,100}", re.ASCII)
 
 
 def refuse_name(base: str, name: str, host: Host) -> None:
-    """Raises UsageError where the recipe to write would hide one, or could not extend the first."""
+    """Raises UsageError where the recipe to write would hide another, or could not extend `base`."""
     known = find_recipes(recipe_folders(Path(host.files.root)))
     if base not in known:
         raise UsageError("the first recipe needs a name, to be extended", "sparkd recipe list")
@@ -43,61 +43,67 @@ def refuse_name(base: str, name: str, host: Host) -> None:
 
 
 def refuse_without_effect(knobs: Iterable[Knob], base: Chosen, config: Settings, host: Host) -> None:
-    """Raises UsageError for a knob that turns nothing."""
+    """Raises UsageError for a knob without any rung, or whose rung leaves the engine's command as it is."""
     plan = membership.make_context(config, host, base).plan
     for knob in knobs:
         rung = next(chain(ladder.rungs(knob, up=True), ladder.rungs(knob, up=False)), None)
         if rung is None:
             raise UsageError(f"--knob {knob.name}: the bounds have the recipe's own value alone")
-        with suppress(ConfigError):  # then it is a bad step
+        with suppress(ConfigError):  # a rung without a plan will be a bad step
             recipe = ladder.apply(base.recipe, base.recipe.name, {knob.name: rung})
-            made = membership.make_context(config, host, replace(base, recipe=recipe)).plan
-            if made.user_script or made.argv == plan.argv:
+            rung_plan = membership.make_context(config, host, replace(base, recipe=recipe)).plan
+            if rung_plan.user_script or rung_plan.argv == plan.argv:
                 reason = f"{knob.name} changes nothing: engine.args or engine.script holds over every recipe"
                 raise UsageError(reason, "sparkd config show")
 
 
 def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
-    """Requests at once, in all steps: what the most sequences can use, else what the recipe's figures are of."""
-    most = next((int(knob.high) for knob in knobs if knob.name == ladder.SEQUENCES), 0)
-    return min(most or max(expected_levels(base.recipe), default=DEFAULT_CONCURRENCY), MOST_AT_ONCE)
+    """Requests at once in all steps: the highest bound of max-num-seqs, else the highest number that the recipe expects
+    figures for.
+    """
+    most_sequences = next((int(knob.high) for knob in knobs if knob.name == ladder.SEQUENCES), 0)
+    return min(most_sequences or max(expected_levels(base.recipe), default=DEFAULT_CONCURRENCY), MOST_AT_ONCE)
 
 
 def announce(tuning: Tuning, base: Chosen, host: Host) -> Iterator[str]:
-    """What is to be done, and about how long it takes."""
-    ways = {knob: [tuple(ladder.rungs(knob, up=up)) for up in (True, False)] for knob in tuning.knobs}
-    done, most = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(ways.values())))
-    steps = f"{most - done} steps more, {done} are measured" if done else f"{most} steps"
+    """Lines on the steps to come, and about how long they take."""
+    rungs_by_knob = {knob: [tuple(ladder.rungs(knob, up=up)) for up in (True, False)] for knob in tuning.knobs}
+    done_count, step_count = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(rungs_by_knob.values())))
+    steps = f"{step_count - done_count} steps more, {done_count} are measured" if done_count else f"{step_count} steps"
     yield f"recipe {base.recipe.name} under {tuning.at_once} requests at once, at most {steps}:"
-    for knob, way in ways.items():
-        up, down = (" ".join(map(str, rungs)) or "none" for rungs in way)
+    for knob, both_ways in rungs_by_knob.items():
+        up, down = (" ".join(map(str, rungs)) or "none" for rungs in both_ways)
         yield f"  {knob.name} {knob.start}: up {up}; down {down}"
     rows = read_rows(host)
     runs = find_runs(rows)
-    load = last_load(rows, lambda launch: launch.recipe == base.recipe.name) or last_load(rows)
+    load_seconds = last_load(rows, lambda launch: launch.recipe == base.recipe.name) or last_load(rows)
     levels = runs[-1].result.levels if runs else ()
     request = next((level.request_seconds for level in levels if level.concurrency == tuning.at_once), None)
-    seconds = SMOKE_SECONDS + (request.median * (RUNS + 1) if request else BENCH_SECONDS) + (load or 0)
-    known = "the last load's time included" if load is not None else "and a load each time, whose time is not known yet"
-    yield f"each about {format_duration(seconds)}, all {format_duration(seconds * (most - done))}, {known}"
+    bench_seconds = request.median * (RUNS + 1) if request else BENCH_SECONDS
+    step_seconds = SMOKE_SECONDS + bench_seconds + (load_seconds or 0)
+    load_note = "and a load each time, whose time is not known yet"
+    if load_seconds is not None:
+        load_note = "the last load's time included"
+    all_seconds = step_seconds * (step_count - done_count)
+    yield f"each about {format_duration(step_seconds)}, all {format_duration(all_seconds)}, {load_note}"
     yield "while the plan changes, no request is answered; in the end the plan before is in force again"
 
 
-def write_best(base: Chosen, climb: Climb, at: ladder.Position, host: Host, show: Callable[[str], None]) -> None:
-    """Write the best step as a recipe, and drop what was measured.
+def write_best(base: Chosen, climb: Climb, position: ladder.Position, host: Host, show: Callable[[str], None]) -> None:
+    """Write the best step as a recipe, and remove the ladder's state.
 
-    Raises UsageError where it can't be written: the same command tries again. NotReadyError without a good step.
+    Raises UsageError where a file can't be written: the same command tries again. NotReadyError without a good step.
     """
     tuning = climb.tuning
-    if at.values:
+    if position.values:
         path = Path(host.files.root, ADMINISTRATORS, f"{tuning.name}{SUFFIX}")
-        text = ladder.render(base.recipe, tuning.name, at, tuning.measured, tuning.at_once, utc_now())
+        text = ladder.render(base.recipe, tuning.name, position, tuning.measured, tuning.at_once, utc_now())
         with files.usage_error(f"{path} can't be written"):
             files.write(path, text, 0o644, durable=True, over=False)
         show(f"written: {path}; sudo sparkd use {tuning.name}")
-    elif at.best is not None:
+    elif position.best is not None:
         show(f"nothing was better than recipe {base.recipe.name} beyond the spread: no recipe is written")
     climb.keep(None)
-    if at.best is None:
+    if position.best is None:
         reason = f"recipe {base.recipe.name} as it is: {ladder.describe(tuning.measured[0])}"
         raise NotReadyError(reason, "repair it first: sudo sparkd smoke")

@@ -1,4 +1,4 @@
-"""The runs of the commands that measure the endpoint, and what these share: lock, rows of the history, warming."""
+"""Measurements of the endpoint for several commands, with their lock, their rows of the history, and warming."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_rows(host: Host) -> tuple[Row, ...]:
 
 
 def keep(row: Row) -> None:
-    """Write the row, or report why not: the result is printed all the same."""
+    """Write the row to the history, or report why not: a command prints its result all the same."""
     try:
         if store.write(Host().files, row):
             report_progress(f"the history was broken, and is {PATH}{store.ASIDE} now")
@@ -68,30 +68,30 @@ def keep(row: Row) -> None:
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """A lock, since two would measure each other's load; with it, `catch_ends`."""
+    """Lock out other measurements, which would measure each other's load, and `catch_ends`. Raises UsageError."""
     with files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`, `tune-recipe` or `use --image`"):
         catch_ends()
         yield
 
 
 def expected_levels(recipe: Recipe) -> list[int]:
-    """Numbers of requests at once of which the recipe has figures, the least one first."""
-    known = recipe.expect.get(DECODE)
-    levels = [int(key) for key in known if re.fullmatch("[0-9]{1,3}", key)] if isinstance(known, dict) else []
+    """Numbers of requests at once for which the recipe expects figures, the least one first."""
+    figures = recipe.expect.get(DECODE)
+    levels = [int(key) for key in figures if re.fullmatch("[0-9]{1,3}", key)] if isinstance(figures, dict) else []
     return sorted(level for level in levels if 1 <= level <= MOST_AT_ONCE)
 
 
 def choose_lengths(options: Wanted, served: Served) -> Wanted:
-    """The options with defaults that fit the recipe and the context. Raises UsageError where given ones do not fit."""
+    """The options, with defaults that fit recipe and context. Raises UsageError where an option does not fit."""
     at_once = expected_levels(served.node.recipe) or CONCURRENCY
-    context = context_tokens(served.node.plan, Host())
-    most = (context or MOST_TOKENS) - options.answer_tokens - SPARE_TOKENS
+    context_length = context_tokens(served.node.plan, Host())
+    limit = (context_length or MOST_TOKENS) - options.answer_tokens - SPARE_TOKENS
     longest = max(options.prompt_tokens, *options.depths, 0)
-    if longest > most:
-        both = f"a prompt of {longest} tokens and an answer of {options.answer_tokens}"
-        hint = f"at most {max(most, 0)} for the prompt"
-        raise UsageError(f"{both} do not fit into {context or MOST_TOKENS} tokens", hint)
-    depths = options.depths or tuple(length for length in DEPTHS if context is None or length <= most)
+    if longest > limit:
+        request = f"a prompt of {longest} tokens and an answer of {options.answer_tokens}"
+        hint = f"at most {max(limit, 0)} for the prompt"
+        raise UsageError(f"{request} do not fit into {context_length or MOST_TOKENS} tokens", hint)
+    depths = options.depths or tuple(length for length in DEPTHS if context_length is None or length <= limit)
     return replace(options, concurrency=options.concurrency or tuple(at_once), depths=tuple(filter(None, depths)))
 
 
@@ -124,20 +124,21 @@ async def warm(served: Served, seconds: float) -> WarmResult:
 
 
 async def warm_if_cold(served: Served) -> None:
-    if (read_living_report(Host().files) or served.report).engine.warmth == "cold":  # the head's, which warms for all
+    """Compile the kernels where the report calls the caches of the head cold: it compiles for all nodes."""
+    if (read_living_report(Host().files) or served.report).engine.warmth == "cold":
         report_progress("compile caches are cold: their kernels are compiled first")
-        with suppress(HttpError, OSError, ValueError):  # it is measured all the same, and called cold
+        with suppress(HttpError, OSError, ValueError):  # the measurement follows all the same
             report_progress((await warm(served, served.node.settings.readiness.warm_seconds)).shown)
 
 
 def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
-    """Measure, and return what there is, also after an interrupt or an error.
+    """Measure, and return the figures, also those that an interrupt or an error leaves.
 
-    `warms`: cold caches are warmed first. Raises HttpError, StreamError where there is nothing.
+    `warms`: cold caches are warmed first. Raises HttpError, StreamError, ValueError without any figure.
     """
-    made, figures, interrupted, fault = utc_now(), list[Level | Depth](), False, ""
+    started_at, figures, interrupted, fault = utc_now(), list[Level | Depth](), False, ""
 
-    def kernels() -> int:
+    def count_kernels() -> int:
         with suppress(OSError):
             return count_compiled(served).kernels
         return 0
@@ -145,11 +146,11 @@ def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
     async def collect() -> None:
         if warms:
             await warm_if_cold(served)
-        before = kernels()
-        async for part in measure(served.endpoint, wanted):
-            now = kernels()
-            figures.append(replace(part, compiled=max(0, now - before)))
-            before = now
+        kernels_before = count_kernels()
+        async for figure in measure(served.endpoint, wanted):
+            kernels_now = count_kernels()
+            figures.append(replace(figure, compiled=max(0, kernels_now - kernels_before)))
+            kernels_before = kernels_now
             report_progress(progress(figures[-1]))
 
     try:
@@ -159,10 +160,10 @@ def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
             raise
         fault = str(error)
     levels = tuple(figure for figure in figures if isinstance(figure, Level))
-    all_failed = next((level.fault for level in levels if level.failed == level.requests), "")
+    failed_level_fault = next((level.fault for level in levels if level.failed == level.requests), "")
     depths = tuple(figure for figure in figures if isinstance(figure, Depth))
     return Result(
-        made=made,
+        made=started_at,
         node=served.report.node,
         recipe=served.node.plan.recipe,
         model=served.node.plan.served_name,
@@ -173,24 +174,29 @@ def run(served: Served, wanted: Wanted, *, warms: bool = False) -> Result:
         levels=levels,
         depths=depths,
         interrupted=interrupted,
-        fault=fault or all_failed,
+        fault=fault or failed_level_fault,
     )
 
 
 def run_soak(served: Served, wanted: Wanted, seconds: int) -> tuple[Soak, bool]:
-    """The soak, and whether it was interrupted. Raises HttpError, StreamError where not even the first answer comes."""
+    """Run a soak; return it, and whether it was interrupted.
+
+    Raises HttpError, StreamError where not even the first request is answered.
+    """
     host, due_seconds = Host(), 0.0
 
-    def sampled(sample: Sample) -> None:
+    def report_sample(sample: Sample) -> None:
         nonlocal due_seconds
         if sample.seconds >= due_seconds:
             due_seconds = sample.seconds + 60
-            known = sample.available_bytes.items()
-            nodes = ", ".join(f"{sanitize(name)} {'unknown' if free is None else size(free)}" for name, free in known)
+            nodes = ", ".join(
+                f"{sanitize(name)} {'unknown' if free_bytes is None else size(free_bytes)}"
+                for name, free_bytes in sample.available_bytes.items()
+            )
             counts = f"{sample.answered} answered, {sample.failed} failed"
             report_progress(f"{sample.seconds:.0f} s: available {nodes}; {counts}")
 
-    end = select.poll()
-    end.register(served.rank.pidfd, select.POLLIN)
-    soak = Soak(served.endpoint, wanted, lambda: read_sample(host), sampled, lambda: not end.poll(0))
+    rank_end = select.poll()
+    rank_end.register(served.rank.pidfd, select.POLLIN)
+    soak = Soak(served.endpoint, wanted, lambda: read_sample(host), report_sample, lambda: not rank_end.poll(0))
     return soak, run_interruptible(soak.run(seconds))

@@ -1,4 +1,4 @@
-"""What this node's earlier benches say of the newest one. Pure."""
+"""The newest bench compared with this node's earlier ones. Pure."""
 
 from __future__ import annotations
 
@@ -19,25 +19,32 @@ from sparkd.tools.measure.figures import Level, find_level, spread
 
 
 class Run(NamedTuple):
+    """A bench of the history."""
+
     result: Result
     launch: Launch | None
-    """The launch that was measured; None where the history has it no more."""
+    """The launch that was measured; None where the history no longer has it."""
 
 
 class Usual(NamedTuple):
+    """The usual figures by earlier runs."""
+
     runs: int
+    """Number of these runs."""
     since: str
+    """Time of the first one: UTC, ISO 8601."""
     same_plan: bool
+    """Whether their plan is that of the newest one; else only the recipe is the same."""
     levels: tuple[Level, ...]
     """Levels whose rate is the median of all runs, with their spread."""
 
 
 def find_runs(rows: Iterable[Row]) -> tuple[Run, ...]:
-    """Oldest first; without those that this version can't read."""
-    known = list(rows)
-    launches = {row.id: row for row in known if isinstance(row, Launch)}
+    """The benches, oldest first; without those that this version can't read."""
+    every_row = list(rows)
+    launches = {row.id: row for row in every_row if isinstance(row, Launch)}
     runs = []
-    for row in known:
+    for row in every_row:
         if isinstance(row, Bench):
             with suppress(ValueError):
                 runs.append(Run(msgspec.json.decode(row.figures, type=prepared(Result)), launches.get(row.launch)))
@@ -45,10 +52,10 @@ def find_runs(rows: Iterable[Row]) -> tuple[Run, ...]:
 
 
 def find_usual(benchmark: Result, earlier: Sequence[Run]) -> Usual | None:
-    """What is usual by runs of the same plan, else of the same recipe, with the same lengths; None without any."""
+    """Usual figures by earlier runs with the same lengths, of the same plan or else recipe; None without such runs."""
     alike = [run.result for run in earlier if _are_alike(run.result, benchmark)]
     runs = [run for run in alike if run.plan == benchmark.plan] or alike
-    rates = ((level, spread(filter(None, (_rate(run, level) for run in runs)))) for level in benchmark.levels)
+    rates = ((level, spread(filter(None, (_find_rate(run, level) for run in runs)))) for level in benchmark.levels)
     levels = tuple(replace(level, output_tokens_per_second=rate) for level, rate in rates if rate)
     return Usual(len(runs), runs[0].made, runs[0].plan == benchmark.plan, levels) if runs else None
 
@@ -58,42 +65,44 @@ def describe_slower(runs: Sequence[Run]) -> tuple[str, ...]:
     lines = []
     for level in runs[-1].result.levels if runs else ():
         alike = [run for run in runs if _are_alike(run.result, runs[-1].result)]
-        known = [(run, rate) for run in alike if (rate := _rate(run.result, level)) is not None]
-        start = find_decline([rate for _, rate in known], more_is_better=True)
-        if start is None or known[-1][0] is not runs[-1]:
+        rated = [(run, rate) for run in alike if (rate := _find_rate(run.result, level)) is not None]
+        rates = [rate for _, rate in rated]
+        start = find_decline(rates, more_is_better=True)
+        if start is None or rated[-1][0] is not runs[-1]:
             continue
-        (before, _), (since, _), (last, rate) = known[start - 1], known[start], known[-1]
-        usual = median_before([rate for _, rate in known], start)
+        (last_good, _), (first_slow, _), (last, rate) = rated[start - 1], rated[start], rated[-1]
         changes = "what changed is not known any more"
-        if before.launch is not None and last.launch is not None:
-            changes = describe_change(before.launch.facts, last.launch.facts)
-        what = f"{sanitize(last.result.recipe)}, {level.concurrency} at once"
-        rates = f"{rate:.1f} tokens/s, {usual:.1f} before"
-        lines.append(f"{what}: slower since {format_utc(since.result.made)}: {rates}; {changes}")
+        if last_good.launch is not None and last.launch is not None:
+            changes = describe_change(last_good.launch.facts, last.launch.facts)
+        where = f"{sanitize(last.result.recipe)}, {level.concurrency} at once"
+        figures = f"{rate:.1f} tokens/s, {median_before(rates, start):.1f} before"
+        lines.append(f"{where}: slower since {format_utc(first_slow.result.made)}: {figures}; {changes}")
     return tuple(lines)
 
 
 def _are_alike(*runs: Result) -> bool:
+    """Whether they are of one recipe, with the same lengths of prompt and answer."""
     return len({(run.recipe, run.prompt_tokens, run.answer_tokens) for run in runs}) == 1
 
 
-def _rate(benchmark: Result, like: Level) -> float | None:
+def _find_rate(benchmark: Result, like: Level) -> float | None:
     level = find_level(benchmark.levels, like)
     return level.output_tokens_per_second.median if level and level.output_tokens_per_second else None
 
 
 def as_json(rows: Sequence[Row], totals: object, last: int) -> str:
-    """One object: the last launches with their facts, what was measured of them, and totals."""
+    """One object: the `last` launches with their facts, their other rows, the totals, and what is slower."""
     launches = [row for row in rows if isinstance(row, Launch)][-last:]
     ids = {launch.id for launch in launches}
-    others = [row for row in rows if not isinstance(row, Launch) and row.launch in ids]
-    shown = {"schema": 1, "launches": launches, "measured": others, "totals": totals, "slower": find_slower(rows)}
+    measured = [row for row in rows if not isinstance(row, Launch) and row.launch in ids]
+    shown = {"schema": 1, "launches": launches, "measured": measured, "totals": totals, "slower": find_slower(rows)}
     return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode()
 
 
 def find_slower(rows: Sequence[Row]) -> tuple[str, ...]:
-    """How the last launch and the last bench are slower."""
+    """Lines on the last launch and the last bench, where they are slower than earlier ones."""
     launches = [row for row in rows if isinstance(row, Launch)]
-    same = [launch for launch in launches if (launch.recipe, launch.rank) == (launches[-1].recipe, launches[-1].rank)]
-    loads = describe_slower_load(same)
-    return (*((f"{sanitize(same[-1].recipe)}: {loads}",) if loads else ()), *describe_slower(find_runs(rows)))
+    alike = [launch for launch in launches if (launch.recipe, launch.rank) == (launches[-1].recipe, launches[-1].rank)]
+    slower_load = describe_slower_load(alike)
+    load_lines = (f"{sanitize(alike[-1].recipe)}: {slower_load}",) if slower_load else ()
+    return (*load_lines, *describe_slower(find_runs(rows)))

@@ -1,4 +1,4 @@
-"""Requests for minutes or hours, and what the nodes' memory does meanwhile."""
+"""Requests for minutes or hours, and the drift of the nodes' memory meanwhile."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, cycle
 from statistics import median
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,24 +25,27 @@ from sparkd.tools.measure.bench import REQUEST_SECONDS, Prompts, Wanted
 SAMPLE_SECONDS, STEP_SECONDS = 5.0, 20.0
 """Time between two samples; time for one number of requests, before the next one's turn."""
 WARM_SHARE, WARM_SECONDS = 0.2, 300.0
-"""The beginning that is left out: the shorter of the two. An engine's first requests take memory that stays."""
+"""The beginning that is left out: the shorter of the two. An engine's first requests take memory that it keeps."""
 NOISE_BYTES = 128 << 20
 """Smaller changes are noise: a node's report omits up to half of it."""
 STEADY, NOT_STEADY, UNKNOWN = "steady", "not steady", "unknown"
 
 
 class Sample(Struct, frozen=True):
-    """`seconds` since the beginning; counts are totals up to then. A look at the nodes alone has none of them."""
+    """Memory and GPUs at a time, with totals of requests up to then. `read_sample` leaves time and totals at 0."""
 
     seconds: float
+    """Since the beginning."""
     available_bytes: Mapping[str, int | None]
-    """Bytes by node; None for one that does not answer."""
+    """Bytes by node; None for a node that does not answer."""
     cached_bytes: int
+    """Page cache of this node."""
     swap_used_bytes: int
-    """Both on this node."""
+    """On this node."""
     gpu_celsius: int | None
+    """The hottest GPU of all nodes."""
     gpu_mhz: int | None
-    """The hottest and the slowest GPU of all nodes."""
+    """The slowest GPU of all nodes."""
     answered: int = 0
     failed: int = 0
     tokens: int = 0
@@ -50,7 +54,7 @@ class Sample(Struct, frozen=True):
 def read_sample(host: Host) -> Sample | None:
     """This node now, and the others as they last reported; None where this node can't be read."""
     try:
-        own, swaps = host.meminfo(), read_swaps(host.files)
+        memory, swaps = host.meminfo(), read_swaps(host.files)
     except (OSError, ValueError):
         return None
     report = read_living_report(host.files)
@@ -59,10 +63,10 @@ def read_sample(host: Host) -> Sample | None:
     return Sample(
         seconds=0.0,
         available_bytes={
-            report.node if report else host.name(): own.available_bytes,
+            report.node if report else host.name(): memory.available_bytes,
             **{name: node.memory.available_bytes if node and node.memory else None for name, node in peers},
         },
-        cached_bytes=own.cached_bytes,
+        cached_bytes=memory.cached_bytes,
         swap_used_bytes=sum(swap.used_bytes for swap in swaps),
         gpu_celsius=max((gpu.temperature_celsius for gpu in gpus if gpu.temperature_celsius is not None), default=None),
         gpu_mhz=min((gpu.clock_mhz for gpu in gpus if gpu.clock_mhz is not None), default=None),
@@ -70,14 +74,25 @@ def read_sample(host: Host) -> Sample | None:
 
 
 class Drift(Struct, frozen=True):
+    """The change of a node's available memory over time."""
+
     bytes_per_hour: float
-    """Change of available memory; below zero: it shrinks. The median of the slopes between all pairs of samples."""
+    """Below zero where it shrinks. The median of the slopes between all pairs of samples."""
     significant: bool
+    """Whether it lasts, and is greater than the noise."""
     left_bytes: int
+    """Available memory in the last sample."""
 
     @property
     def shrinks(self) -> bool:
         return self.significant and self.bytes_per_hour < 0
+
+
+class Point(NamedTuple):
+    """Available memory of a node at a time."""
+
+    seconds: float
+    bytes: int
 
 
 class Verdict(Struct, frozen=True):
@@ -87,27 +102,30 @@ class Verdict(Struct, frozen=True):
 
 
 class Soak:
-    """Adds to `samples` while it runs, so that an interrupt loses none."""
+    """A series of requests. It adds to `samples` while it runs, so that an interrupt loses none."""
 
     def __init__(
         self,
         endpoint: Endpoint,
         wanted: Wanted,
-        look: Callable[[], Sample | None],
-        sampled: Callable[[Sample], object],
-        alive: Callable[[], bool],
+        read: Callable[[], Sample | None],
+        show: Callable[[Sample], object],
+        is_alive: Callable[[], bool],
     ) -> None:
-        """`alive`: whether the engine that it began with runs. Another one would be another measurement."""
+        """`read` takes a sample, `show` gets each one that is kept.
+
+        `is_alive`: whether the engine that it began with runs. Another one would be another measurement.
+        """
         self.samples: list[Sample] = []
         self.first_failure = ""
-        self._endpoint, self._wanted, self._look, self._sampled = endpoint, wanted, look, sampled
-        self._alive = alive
+        self._endpoint, self._wanted, self._read, self._show = endpoint, wanted, read, show
+        self._is_alive = is_alive
         self._prompts = Prompts(wanted.seed)
         self._answered = self._failed = self._tokens = 0
         self._began = 0.0
 
     async def run(self, seconds: float) -> None:
-        """Run for so long, or until the engine ends.
+        """Send requests for so long, or until the engine ends: for STEP_SECONDS each of the numbers at once in turn.
 
         Raises HttpError, StreamError where not even the first request is answered.
         """
@@ -116,67 +134,67 @@ class Soak:
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
-                    group.create_task(self._sample())
+                    group.create_task(self._take_samples())
                     for at_once in cycle(self._wanted.concurrency):
-                        if not self._alive():
-                            self._fail("the engine has ended")
+                        if not self._is_alive():
+                            self._note_failure("the engine has ended")
                             break
                         until = time.monotonic() + STEP_SECONDS
                         async with asyncio.TaskGroup() as step:
                             for _ in range(at_once):
-                                step.create_task(self._send(until))
+                                step.create_task(self._send_until(until))
         finally:
-            self._add()  # of an interrupt, too: the last sample has the counts
+            self._add_sample()  # also after an interrupt: the last sample has the totals
 
-    async def _sample(self) -> None:
-        while self._alive():
-            self._add()
+    async def _take_samples(self) -> None:
+        while self._is_alive():
+            self._add_sample()
             await asyncio.sleep(SAMPLE_SECONDS)
 
-    def _add(self) -> None:
-        if sample := self._look():
-            counts = {"answered": self._answered, "failed": self._failed, "tokens": self._tokens}
-            sample = replace(sample, seconds=time.monotonic() - self._began, **counts)
+    def _add_sample(self) -> None:
+        if sample := self._read():
+            totals = {"answered": self._answered, "failed": self._failed, "tokens": self._tokens}
+            sample = replace(sample, seconds=time.monotonic() - self._began, **totals)
             self.samples.append(sample)
-            self._sampled(sample)
+            self._show(sample)
 
-    async def _send(self, until: float) -> None:
-        while time.monotonic() < until and self._alive():
+    async def _send_until(self, until: float) -> None:
+        while time.monotonic() < until and self._is_alive():
             prompt = self._prompts.make(self._wanted.prompt_tokens)
             try:
                 answer = await self._endpoint.stream(prompt, self._wanted.answer_tokens, REQUEST_SECONDS)
             except (HttpError, StreamError) as error:
                 self._failed += 1
-                self._fail(str(error))
+                self._note_failure(str(error))
                 await asyncio.sleep(1)
             else:
                 self._answered += 1
                 self._tokens += answer.tokens
 
-    def _fail(self, reason: str) -> None:
-        passed = time.monotonic() - self._began
-        self.first_failure = self.first_failure or f"after {passed:.0f} s: {reason}"
+    def _note_failure(self, reason: str) -> None:
+        elapsed_seconds = time.monotonic() - self._began
+        self.first_failure = self.first_failure or f"after {elapsed_seconds:.0f} s: {reason}"
 
 
 def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
-    """Pure. The last sample has the counts."""
+    """The verdict, with a line for each figure. The last sample has the totals. Pure."""
     if not samples:
         return Verdict(UNKNOWN, ("nothing was measured",))
-    last = samples[-1]
-    names = sorted({name for sample in samples for name in sample.available_bytes})
-    drifts = {node: find_drift(node, samples) for node in names}
+    last_sample = samples[-1]
+    nodes = sorted({name for sample in samples for name in sample.available_bytes})
+    drifts = {node: find_drift(node, samples) for node in nodes}
     lines = [f"{node}: {_describe(drift)}" for node, drift in drifts.items()]
-    swapped = last.swap_used_bytes - samples[0].swap_used_bytes
-    if swapped > NOISE_BYTES:
-        lines.append(f"swap in use has grown by {size(swapped)}")
-    rate = last.tokens / last.seconds if last.seconds else 0.0
-    lines.append(f"{last.answered} requests answered, {rate:.1f} tokens/s, {last.failed} failed")
+    swapped_bytes = last_sample.swap_used_bytes - samples[0].swap_used_bytes
+    if swapped_bytes > NOISE_BYTES:
+        lines.append(f"swap in use has grown by {size(swapped_bytes)}")
+    rate = last_sample.tokens / last_sample.seconds if last_sample.seconds else 0.0
+    lines.append(f"{last_sample.answered} requests answered, {rate:.1f} tokens/s, {last_sample.failed} failed")
     if first_failure:
         lines.append(f"first failure {first_failure}")
     shrinks = any(drift and drift.shrinks for drift in drifts.values())
-    if last.failed or first_failure or shrinks or swapped > NOISE_BYTES:
+    if last_sample.failed or first_failure or shrinks or swapped_bytes > NOISE_BYTES:
         return Verdict(NOT_STEADY, tuple(lines))
-    return Verdict(STEADY if last.answered and all(drifts.values()) else UNKNOWN, tuple(lines))
+    return Verdict(STEADY if last_sample.answered and all(drifts.values()) else UNKNOWN, tuple(lines))
 
 
 def _describe(drift: Drift | None) -> str:
@@ -185,26 +203,34 @@ def _describe(drift: Drift | None) -> str:
     if not drift.shrinks:
         return f"no drift of available memory beyond its noise ({size(drift.left_bytes)} left)"
     hours = drift.left_bytes / -drift.bytes_per_hour
-    lost = f"available memory shrinks by {size(round(-drift.bytes_per_hour))} an hour"
-    return f"{lost}; at this rate the last {size(drift.left_bytes)} are gone in {hours:.1f} h"
+    loss = f"available memory shrinks by {size(round(-drift.bytes_per_hour))} an hour"
+    return f"{loss}; at this rate the last {size(drift.left_bytes)} are gone in {hours:.1f} h"
 
 
 def find_drift(node: str, samples: Sequence[Sample]) -> Drift | None:
-    """The slope of Theil and Sen, which single samples move little. None where most of the time is not known."""
-    warm = min(WARM_SECONDS, samples[-1].seconds * WARM_SHARE)
-    known = [(sample.seconds, free) for sample in samples if (free := sample.available_bytes.get(node)) is not None]
-    points = [point for point in known if point[0] >= warm]
-    points = points[:: max(1, -(-len(points) // 240))]  # a slope of all pairs has as many as that squared
-    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] > a[0]]
-    if len(points) < 6 or len(known) * 2 < len(samples) or not slopes:
+    """The drift by the slope of Theil and Sen, which single samples move little.
+
+    None with fewer than 6 samples after the beginning, or where most samples do not have the node's memory.
+    """
+    warm_seconds = min(WARM_SECONDS, samples[-1].seconds * WARM_SHARE)
+    readings = [
+        Point(sample.seconds, size_bytes)
+        for sample in samples
+        if (size_bytes := sample.available_bytes.get(node)) is not None
+    ]
+    points = [point for point in readings if point.seconds >= warm_seconds]
+    points = points[:: max(1, -(-len(points) // 240))]  # at most 240, since each pair of them has a slope
+    pairs = ((early, late) for early, late in combinations(points, 2) if late.seconds > early.seconds)
+    slopes = [(late.bytes - early.bytes) / (late.seconds - early.seconds) for early, late in pairs]
+    if len(points) < 6 or len(readings) * 2 < len(samples) or not slopes:
         return None
     slope = median(slopes)
-    middle = median(value - slope * at for at, value in points)
-    noise = median(abs(value - slope * at - middle) for at, value in points)
-    change = slope * (points[-1][0] - points[0][0])
+    intercept = median(point.bytes - slope * point.seconds for point in points)
+    noise = median(abs(point.bytes - slope * point.seconds - intercept) for point in points)
+    change = slope * (points[-1].seconds - points[0].seconds)
     third = len(points) // 3
-    # A drift shows in each third; a single step does not, such as another program that begins.
+    # A drift shows in each third. A single step, such as another program that begins, does not.
     thirds = (points[:third], points[third : 2 * third], points[2 * third :])
-    begin, half, end = (median(value for _, value in part) for part in thirds)
-    lasting = all(step * change > 0 and abs(step) > abs(change) / 6 for step in (half - begin, end - half))
-    return Drift(slope * 3600.0, lasting and abs(change) > max(NOISE_BYTES, 4 * noise), known[-1][1])
+    first, second, last = (median(point.bytes for point in part) for part in thirds)
+    is_lasting = all(step * change > 0 and abs(step) > abs(change) / 6 for step in (second - first, last - second))
+    return Drift(slope * 3600.0, is_lasting and abs(change) > max(NOISE_BYTES, 4 * noise), readings[-1].bytes)

@@ -1,11 +1,11 @@
 """Traffic between two nodes for some seconds: how much their ports carry, and how long a round trip takes.
 
 One node listens on the report port, which is free while no agent runs, with the signed HTTP of the reports; the other
-one connects and measures. By GET:
+node connects and measures. It sends GET requests:
 
-    /fabric/ports            what the listening node reports of its ports
+    /fabric/ports            returns the listening node's report of its ports
     /fabric/tcp              starts iperf3 there, for the one run that follows
-    /fabric/rdma             starts ib_write_bw there; 404 where it has none, or the address no device
+    /fabric/rdma             starts ib_write_bw there; 404 without that program, or without a device at the address
     /fabric/result?BASE64    takes the figures
 
 A round trip is the time in which TCP connects: SYN there and SYN-ACK back, between the two kernels. An exchange by HTTP
@@ -48,22 +48,25 @@ class Measured(Struct, frozen=True):
     sent_gbps: float
     received_gbps: float
     round_trip_us: float
-    """The median; below, the 99th percentile."""
+    """The median."""
     round_trip_99_us: float
+    """The 99th percentile."""
 
 
 class Listener:
-    """One address of this node, with the program that was started last for it."""
+    """An HTTP server on one address of this node. It starts the programs that measure, one at a time."""
 
-    def __init__(self, address: str, port: int, keys: Keys, facts: bytes, hca: str, came: asyncio.Queue[str]) -> None:
-        """`facts`: the answer to PORTS; `hca`: what RDMA is measured with, if with any.
+    def __init__(
+        self, address: str, port: int, keys: Keys, facts: bytes, hca: str, queries: asyncio.Queue[str]
+    ) -> None:
+        """`facts`: the answer to PORTS; `hca`: the RDMA device of the address, empty for none.
 
-        `came` gets the query of each signed request: the result, or nothing. Raises OSError.
+        `queries` gets the query of each signed request: the result, or nothing. Raises OSError.
         """
         self._commands = {TCP: tcp_command(address), **({RDMA: rdma_command(hca)} if hca else {})}
         documents = {PORTS: facts, RESULT: b"{}", **dict.fromkeys(self._commands, b"{}")}
         self._api = PeerApi(address, keys, hold_seconds=0, documents=documents)
-        self._came = came
+        self._queries = queries
         self._process: subprocess.Popen[bytes] | None = None
         self.server = HttpServer(address, port, self._handle, LIMITS)
 
@@ -74,9 +77,9 @@ class Listener:
 
     async def _handle(self, request: Request) -> Response:
         answer = await self._api.handle(request)
-        if answer.status == 200:  # and so it was signed
+        if answer.status == 200:  # the request was signed
             path, _, query = request.path.partition("?")
-            self._came.put_nowait(query)
+            self._queries.put_nowait(query)
             if path in self._commands:
                 self.end_program()
                 self._process = programs.listen(self._commands[path])
@@ -86,15 +89,15 @@ class Listener:
 async def receive_result(
     addresses: Mapping[str, str], port: int, keys: Keys, facts: bytes, seconds: float
 ) -> str | None:
-    """Listen until the result comes, in base64; None where nothing that is signed came for so long.
+    """Listen until the result comes, in base64. None where no signed request comes for so many seconds.
 
-    `addresses`: with their RDMA devices, or none. Raises OSError.
+    `addresses`: the RDMA device of each address, empty for none. Raises OSError.
     """
-    came = asyncio.Queue[str]()
-    listeners = [Listener(address, port, keys, facts, hca, came) for address, hca in addresses.items()]
+    queries = asyncio.Queue[str]()
+    listeners = [Listener(address, port, keys, facts, hca, queries) for address, hca in addresses.items()]
     tasks = [asyncio.create_task(listener.server.serve()) for listener in listeners]
     try:
-        while not (query := await asyncio.wait_for(came.get(), seconds)):
+        while not (query := await asyncio.wait_for(queries.get(), seconds)):
             pass
     except TimeoutError:
         return None
@@ -109,7 +112,7 @@ async def receive_result(
 
 
 class Measurer(Struct, frozen=True):
-    """Measures from an address of this node to another node's, where a Listener has it."""
+    """Measures from an address of this node to a Listener's on another node."""
 
     own: str
     to: str
@@ -117,7 +120,7 @@ class Measurer(Struct, frozen=True):
     keys: Keys
 
     def request(self, path: str, body: bytes = b"") -> bytes:
-        """What is answered, empty where there is no such thing. Raises UnsignedError, TrafficError."""
+        """The answer's body, empty where the path is unknown there. Raises UnsignedError, TrafficError."""
 
         async def exchange() -> bytes:
             query = f"?{urlsafe_b64encode(body).decode()}" if body else ""
@@ -133,28 +136,29 @@ class Measurer(Struct, frozen=True):
             raise TrafficError(str(error).rpartition("] ")[2].lower()) from None
 
     def measure(self) -> Measured:
-        """Takes some 8 s. Raises UnsignedError, OSError, TrafficError."""
-        trips, rates = self._measure_trips(), list[float]()
+        """The figures by TCP; this takes some 8 s. Raises UnsignedError, OSError, TrafficError."""
+        trip_seconds, rates = self._measure_trips(), list[float]()
         for back in (False, True):
             self.request(TCP)
             rates.append(programs.measure_tcp(self.own, self.to, back=back))
-        return Measured(rates[0], rates[1], median(trips) * 1e6, quantiles(trips, n=100)[-1] * 1e6)
+        return Measured(rates[0], rates[1], median(trip_seconds) * 1e6, quantiles(trip_seconds, n=100)[-1] * 1e6)
 
     def measure_rdma(self, hca: str) -> float | None:
         """Gb/s to the other node; None where that has no device or program for it. Raises as `measure` does."""
         return programs.measure_rdma(hca, self.to) if self.request(RDMA) else None
 
     def _measure_trips(self) -> list[float]:
+        """Seconds of at least two round trips. Raises OSError."""
         family = socket.AF_INET6 if ":" in self.to else socket.AF_INET
-        trips, end = list[float](), time.monotonic() + TRIPS_SECONDS
-        while len(trips) < TRIPS and (len(trips) < 2 or time.monotonic() < end):
+        trip_seconds, end = list[float](), time.monotonic() + TRIPS_SECONDS
+        while len(trip_seconds) < TRIPS and (len(trip_seconds) < 2 or time.monotonic() < end):
             with socket.socket(family) as connection:
                 connection.settimeout(CONNECT_SECONDS)
                 connection.bind((self.own, 0))
                 began = time.perf_counter()
                 connection.connect((self.to, self.port))
-                trips.append(time.perf_counter() - began)
-        return trips
+                trip_seconds.append(time.perf_counter() - began)
+        return trip_seconds
 
 
 def measure_ceiling() -> float:

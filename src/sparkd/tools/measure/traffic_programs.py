@@ -1,14 +1,15 @@
 """The programs that carry a test's traffic for some seconds: iperf3 for TCP, perftest's ib_write_bw for RDMA.
 
-Neither proves the cluster's key, so each listens for one signed request alone, for its first client (iperf3 on one
-fabric address), and for LISTEN_SECONDS at most: `timeout` kills it then, and the kernel as soon as its parent is gone.
+Neither program checks the cluster's key. So each is started by a signed request alone, serves its first client only
+(iperf3 on one fabric address), and listens for LISTEN_SECONDS at most: `timeout` kills it then, and the kernel kills it
+as soon as its parent is gone.
 
 What a stranger on the fabric can do with iperf3 in these seconds: connect before the other node does, which makes the
 measurement fail; fill the cable, in both directions, with up to 128 streams and their memory; read the node's name and
 the versions of iperf3 and of the kernel. It reads and writes no file, since a client can't name one. A fault in its
-parser (it had some: CVE-2023-38403) gives what nobody has: the program runs as that user, without privileges and
-without this process's environment. One that answers in place of the other node can report any figure, so that its JSON
-is foreign.
+parser (it had some: CVE-2023-38403) gains the rights of the user `nobody`: the program runs as that user, without
+privileges and without this process's environment. A stranger that answers in place of the other node can report any
+figure, so iperf3's JSON is not trusted.
 
 ib_write_bw has to lock memory, and runs as root. Its first client takes part in its exchange of keys and addresses, and
 can write into the buffer that it registers.
@@ -32,13 +33,13 @@ from sparkd.base.lib.text import sanitize
 
 IPERF3, IB_WRITE_BW = "iperf3", "ib_write_bw"
 TCP_PORT, RDMA_PORT = 29513, 18515
-"""iperf3's own port, 5201, may be that of a server that runs all the time. The other one is perftest's own."""
+"""iperf3's default port, 5201, may belong to a server that runs all the time. 18515 is perftest's default."""
 STREAMS, SECONDS = 8, 3
 """iperf3 with 8 reached what an interface of a ConnectX-7 carries (110 Gb/s, MTU 9000: NVIDIA's forum, 367853)."""
 RDMA_SECONDS, MARGIN_SECONDS, QUEUE_PAIRS = 4, 1, 8
 """Eight queue pairs found the known fault (NVIDIA/dgx-spark-playbooks, pull request 108)."""
 START_SECONDS, TRIES, PAUSE_SECONDS = 10.0, 5, 0.5
-"""Time for both to meet. The one that listens is slower than the one that connects."""
+"""Time for both sides to start, tries, and the pause before each: the listening side is slower than the other."""
 LISTEN_SECONDS = {IPERF3: 20.0, IB_WRITE_BW: TRIES * START_SECONDS}
 _NOBODY = ("--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs")
 _RDMA_RESULT = re.compile(
@@ -48,16 +49,18 @@ _RDMA_RESULT = re.compile(
 
 
 class TrafficError(Exception):
-    """Why there is no figure."""
+    """There is no figure; the message gives the reason."""
 
 
 class _Sum(Struct):
+    """Part of iperf3's JSON, as the two that follow."""
+
     bits_per_second: Annotated[float, Meta(ge=0, le=1e13)]
 
 
 class _End(Struct):
     sum_received: _Sum | None = None
-    """Counted where it arrived: what is still in buffers is not part of it."""
+    """Counted where it arrives, without data that are still in buffers."""
 
 
 class _Report(Struct):
@@ -65,20 +68,23 @@ class _Report(Struct):
     error: str = ""
 
 
-def tcp_command(own: str, to: str = "", *, back: bool = False) -> list[str]:
-    """The command of the side that connects, or without `to` of the one that listens. `back`: the latter sends."""
-    words = [IPERF3, "-B", own, "-p", str(TCP_PORT), "-i", "0"]
-    idle = ["--rcv-timeout", str(SECONDS * 1000)]
+def tcp_command(own_address: str, to: str = "", *, back: bool = False) -> list[str]:
+    """The command of the side that connects, or without `to` of the side that listens.
+
+    `back`: the listening side sends.
+    """
+    words = [IPERF3, "-B", own_address, "-p", str(TCP_PORT), "-i", "0"]
+    idle_limit = ["--rcv-timeout", str(SECONDS * 1000)]
     if not to:
-        return [*words, "--server", "--one-off", *idle]
+        return [*words, "--server", "--one-off", *idle_limit]
     words += ["--client", to, "-t", str(SECONDS), "-P", str(STREAMS), "--connect-timeout", str(SECONDS * 1000)]
-    return [*words, "--json", *(["--reverse", *idle] if back else [])]
+    return [*words, "--json", *(["--reverse", *idle_limit] if back else [])]
 
 
 def rdma_command(device: str, to: str = "") -> list[str]:
-    """The command for RDMA, as `tcp_command`; rdma_cm finds the GID of the address."""
-    length = ["-D", str(RDMA_SECONDS), "-f", str(MARGIN_SECONDS)]
-    words = [IB_WRITE_BW, "-R", "-F", "-d", device, "-p", str(RDMA_PORT), "-q", str(QUEUE_PAIRS), *length]
+    """The command for RDMA; without `to` that of the side that listens. rdma_cm finds the GID of the address."""
+    duration = ["-D", str(RDMA_SECONDS), "-f", str(MARGIN_SECONDS)]
+    words = [IB_WRITE_BW, "-R", "-F", "-d", device, "-p", str(RDMA_PORT), "-q", str(QUEUE_PAIRS), *duration]
     return [*words, "--report_gbits", *([to] if to else [])]
 
 
@@ -87,7 +93,7 @@ def parse_tcp(printed: bytes) -> float:
     try:
         report = msgspec.json.decode(printed[printed.find(b"{") : printed.rfind(b"}") + 1], type=prepared(_Report))
     except (ValueError, RecursionError):
-        raise TrafficError(_without_figure(IPERF3, printed)) from None
+        raise TrafficError(_describe_output(IPERF3, printed)) from None
     if report.error or report.end.sum_received is None:
         raise TrafficError(f"{IPERF3}: {sanitize(report.error) or 'it ended early'}")
     return report.end.sum_received.bits_per_second / 1e9
@@ -97,17 +103,17 @@ def parse_rdma(printed: bytes) -> float:
     """Gb/s on average. Raises TrafficError."""
     averages = _RDMA_RESULT.findall(printed)
     if len(averages) != 1:
-        raise TrafficError(_without_figure(IB_WRITE_BW, printed))
+        raise TrafficError(_describe_output(IB_WRITE_BW, printed))
     return float(averages[0])
 
 
-def _without_figure(program: str, printed: bytes) -> str:
-    last = printed[-500:].decode(errors="replace").strip("- \n").rpartition("\n")[2]
-    return f"{program} printed no figure, but ends in: {sanitize(last)}"
+def _describe_output(program: str, printed: bytes) -> str:
+    last_line = printed[-500:].decode(errors="replace").strip("- \n").rpartition("\n")[2]
+    return f"{program} printed no figure, but ends in: {sanitize(last_line)}"
 
 
 def measure_tcp(own: str, to: str, *, back: bool = False, pause_seconds: float = PAUSE_SECONDS) -> float:
-    """Gb/s to the other address, or `back` from there. Raises TrafficError."""
+    """Gb/s to the other address, or with `back` from there. Raises TrafficError."""
     return measure(tcp_command(own, to, back=back), SECONDS + START_SECONDS, parse_tcp, pause_seconds)
 
 
@@ -117,7 +123,7 @@ def measure_rdma(device: str, to: str, pause_seconds: float = PAUSE_SECONDS) -> 
 
 
 def measure(words: list[str], limit_seconds: float, parse: Callable[[bytes], float], pause_seconds: float) -> float:
-    """Gb/s by what the program prints within the limit, in one of TRIES. Raises TrafficError."""
+    """Gb/s that the program prints within the limit, in the first of TRIES that succeeds. Raises TrafficError."""
     failure = TrafficError()
     for _ in range(TRIES):
         time.sleep(pause_seconds)
@@ -126,26 +132,30 @@ def measure(words: list[str], limit_seconds: float, parse: Callable[[bytes], flo
         try:
             return parse(process.stdout.read(1 << 16))  # iperf3 prints 10 KB
         except TrafficError as error:
-            late = time.monotonic() - began >= limit_seconds  # its last line is any that it had printed before
-            failure = TrafficError(f"{words[0]}: no figure within {limit_seconds:g} s") if late else error
+            is_late = time.monotonic() - began >= limit_seconds  # its last line says nothing of the reason then
+            failure = TrafficError(f"{words[0]}: no figure within {limit_seconds:g} s") if is_late else error
         finally:
             end(process)
     raise failure
 
 
 def listen(words: list[str], seconds: float | None = None) -> subprocess.Popen[bytes]:
-    """Start it to listen, for its LISTEN_SECONDS where none are given; `end` is to end it. Raises OSError."""
+    """Start a program that listens, by default for its LISTEN_SECONDS; `end` has to end it. Raises OSError."""
     return _start(words, LISTEN_SECONDS[words[0]] if seconds is None else seconds, subprocess.DEVNULL)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    with process:  # which waits, and closes its output
+    """Kill the program, and wait for it."""
+    with process:  # waits for it, and closes its output
         if process.returncode is None:  # the whole group: a child that has just begun does not end with its parent yet
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _start(words: list[str], seconds: float, output: int) -> subprocess.Popen[bytes]:
-    """Killed after `seconds`, also where this process hangs then, and with this process. Raises OSError."""
+    """Start a program that is killed after `seconds`, even if this process hangs, and together with this process.
+
+    Raises OSError.
+    """
     user = _NOBODY if words[0] == IPERF3 and os.geteuid() == 0 else ()
     with_parent, limit = ("setpriv", "--pdeathsig=KILL"), ("timeout", "--signal=KILL", f"{seconds:g}")
     command, env = (*with_parent, "--", *limit, *with_parent, *user, "--", *words), {"PATH": os.environ["PATH"]}

@@ -1,7 +1,7 @@
-"""Models from the hub, by its own client. The only home of huggingface_hub.
+"""Downloads of models from the hub, by its own client. Only this module imports huggingface_hub.
 
-The client's `snapshot_download` begins interrupted files again from zero, so each file is fetched by its `http_get`,
-which resumes. Its records of what was downloaded are kept where and as it keeps them.
+The client's `snapshot_download` begins an interrupted file again from zero, so each file is fetched by the client's
+`http_get`, which resumes. The records of downloaded files have the client's format, in the client's folder.
 """
 
 from __future__ import annotations
@@ -40,75 +40,82 @@ OTHER_HUB = "no list of files is so large: HF_ENDPOINT names another mirror"
 
 
 class Repo(NamedTuple):
+    """A model on the hub, at one commit."""
+
     name: str
     commit: str
-    """What the revision stood for when it was resolved: an interrupted download is resumed with the same files."""
+    """The commit to which the revision was resolved, so that all files are of one."""
     sizes: tuple[tuple[str, int | None], ...]
-    """Sizes of its files, by path; None where the hub gives none, as some mirrors do."""
+    """Path and size of each file; None where the hub gives no size, as some mirrors do."""
     contents: frozenset[str] = frozenset()
     """The hub's hash of each file, which names its partial file; empty where the hub gives none."""
 
     def missing(self, folder: Path) -> tuple[str, ...]:
-        """Files that are not in a folder yet, in full size."""
-        there = {path: _size(folder / path) for path, _ in self.sizes}
-        return tuple(path for path, size in self.sizes if there[path] is None or size not in (None, there[path]))
+        """Files that the folder does not have in full size yet."""
+        sizes_there = {path: _read_size(folder / path) for path, _ in self.sizes}
+        return tuple(
+            path for path, size in self.sizes if sizes_there[path] is None or size not in (None, sizes_there[path])
+        )
 
     def missing_bytes(self, folder: Path) -> int | None:
-        """What is still to come, less the partial files of this revision, since those of older ones are of no use.
+        """Bytes of the missing files, without those that partial files of this revision have; None without a size.
 
-        None where a size is not known.
+        Partial files of older revisions do not count: nothing resumes them.
         """
         missing = frozenset(self.missing(folder))
         sizes = [size for path, size in self.sizes if path in missing]
-        cut = (folder / DOWNLOADS).rglob("*.incomplete")
-        begun = sum(_size(path) or 0 for path in cut if not self.contents or path.name.split(".")[-2] in self.contents)
-        return None if None in sizes else max(0, sum(filter(None, sizes)) - begun)
+        partial_bytes = sum(
+            _read_size(path) or 0
+            for path in (folder / DOWNLOADS).rglob("*.incomplete")
+            if not self.contents or path.name.split(".")[-2] in self.contents
+        )
+        return None if None in sizes else max(0, sum(filter(None, sizes)) - partial_bytes)
 
 
 def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple[str, ...]) -> Repo:
-    """What the hub has under a name, without what matches a pattern of `exclude`. Raises BlockedError."""
+    """Look up the model of that name, without the files that match a pattern of `exclude`. Raises BlockedError."""
     with _client(name):
         from huggingface_hub import HfApi
 
-        with _bounded_memory():
+        with _limit_memory():
             info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
         siblings = info.siblings or ()
         sizes = {sibling.rfilename: sibling.size for sibling in siblings}
         contents = frozenset(
-            known for sibling in siblings if (known := sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
+            content for sibling in siblings if (content := sibling.lfs.sha256 if sibling.lfs else sibling.blob_id)
         )
-        wanted = sorted(path for path in sizes if not any(fnmatchcase(path, pattern) for pattern in exclude))
-    for path in wanted:
+        paths = sorted(path for path in sizes if not any(fnmatchcase(path, pattern) for pattern in exclude))
+    for path in paths:
         if path.startswith("/") or ".." in path.split("/"):
             raise BlockedError(f"{name} has a file {sanitize(path)}, which is outside of the model's folder")
-    return Repo(name, str(info.sha), tuple((path, sizes[path]) for path in wanted), contents)
+    return Repo(name, str(info.sha), tuple((path, sizes[path]) for path in paths), contents)
 
 
 def download(repo: Repo, folder: Path, token: str | None, received: Callable[[int], None]) -> None:
-    """Download what a folder lacks; of an interrupted file, the rest. Raises BlockedError, UsageError.
+    """Download the files that a folder lacks; of an interrupted file, the rest. Raises BlockedError, UsageError.
 
     Root continues as the folder's owner, for good: see `become_owner`. `received` gets the bytes of each piece, from
     several threads; a number below zero where a file begins again.
     """
-    came_bytes = 0
+    total_bytes = 0
 
     def count(size_bytes: int) -> None:
-        nonlocal came_bytes
-        came_bytes += size_bytes
+        nonlocal total_bytes
+        total_bytes += size_bytes
         received(size_bytes)
 
     def fetch_all() -> None:
         with ThreadPoolExecutor(8) as pool:  # as many files at a time as the client's own default
-            list(pool.map(lambda file: _fetch(repo, file[0], file[1], folder, known, count), repo.sizes))
+            list(pool.map(lambda file: _fetch(repo, file[0], file[1], folder, known_token, count), repo.sizes))
 
     with _client(repo.name):
         from huggingface_hub import get_token
 
-        known = token or get_token() or False  # root's own can't be read any more behind this
+        known_token = token or get_token() or False  # read before root becomes the owner, who can't read root's
         is_root = os.geteuid() == 0
         become_owner(folder)
         try:
-            _until_complete(fetch_all, lambda: came_bytes)
+            _fetch_until_complete(fetch_all, lambda: total_bytes)
         except PermissionError as error:
             if is_root and (uid := os.geteuid()):
                 reason = f"{error.filename}: {error.strerror} for uid {uid}, who owns the model's folder"
@@ -122,7 +129,7 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
 def _fetch(
     repo: Repo, path: str, size_bytes: int | None, folder: Path, token: str | bool, received: Callable[[int], None]
 ) -> None:
-    """Fetch a file that the folder lacks. Its address is resolved each time: a signed one expires within an hour."""
+    """Fetch a file that the folder lacks. Its address is resolved each time, since a signed one expires in an hour."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub._local_folder import get_local_download_paths, read_download_metadata, write_download_metadata
     from huggingface_hub.file_download import http_get
@@ -130,18 +137,18 @@ def _fetch(
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils.tqdm import silent_tqdm
 
-    came_bytes, most_bytes = 0, size_bytes
+    file_bytes, most_bytes = 0, size_bytes
 
     class Bar(silent_tqdm):
         def update(self, n: float | None = 1) -> None:
-            nonlocal came_bytes
-            came_bytes += int(n or 0)
-            if most_bytes is not None and came_bytes > most_bytes:  # an answer that is unpacked has no end by itself
+            nonlocal file_bytes
+            file_bytes += int(n or 0)
+            if most_bytes is not None and file_bytes > most_bytes:  # a compressed answer may unpack without end
                 raise ValueError(f"{path} has more than its {most_bytes} bytes")
             received(int(n or 0))
 
-    # Of a file that a power cut has shortened there is a record, with its time.
-    record = read_download_metadata(folder, path) if size_bytes in (None, _size(folder / path)) else None
+    # A file that a power cut has shortened still has a valid record, so its size is compared first.
+    record = read_download_metadata(folder, path) if size_bytes in (None, _read_size(folder / path)) else None
     if record and record.commit_hash == repo.commit:
         return
     url = hf_hub_url(repo.name, path, revision=repo.commit)
@@ -151,50 +158,51 @@ def _fetch(
     most_bytes = remote.size if size_bytes is None else size_bytes
     local = get_local_download_paths(folder, path)
     with WeakFileLock(local.lock_path):
-        if not _has(local.file_path, record, remote.etag):  # behind the lock: another pull may just have brought it
+        # Compared under the lock: another pull may just have fetched the file.
+        if not _has_content(local.file_path, record, remote.etag):
             local.file_path.unlink(missing_ok=True)  # of another revision; a mix of two would pass for a model
             partial = local.incomplete_path(remote.etag)
-            keep = remote.size is None or (_size(partial) or 0) <= remote.size
-            with partial.open("ab" if keep else "wb") as file:
-                begun, headers = file.seek(0, os.SEEK_END), build_hf_headers(token=token)
-                came_bytes = begun
-                http_get(url, file, resume_size=begun, headers=headers, expected_size=remote.size, tqdm_class=Bar)
+            is_resumed = remote.size is None or (_read_size(partial) or 0) <= remote.size
+            with partial.open("ab" if is_resumed else "wb") as file:
+                size_there, headers = file.seek(0, os.SEEK_END), build_hf_headers(token=token)
+                file_bytes = size_there
+                http_get(url, file, resume_size=size_there, headers=headers, expected_size=remote.size, tqdm_class=Bar)
             partial.replace(local.file_path)
     write_download_metadata(folder, path, repo.commit, remote.etag)
 
 
-def _has(path: Path, record: LocalDownloadFileMetadata | None, etag: str) -> bool:
-    """Whether a file has the content of an ETag: by its record, or by its SHA-256 where no record is valid."""
+def _has_content(path: Path, record: LocalDownloadFileMetadata | None, etag: str) -> bool:
+    """Whether the file has the content of this ETag, by its record or, without a valid one, by its SHA-256."""
     if record or len(etag) != 64 or not path.is_file():
         return record is not None and record.etag == etag
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == etag
 
 
-def _until_complete(fetch: Callable[[], object], came: Callable[[], int]) -> None:
+def _fetch_until_complete(fetch: Callable[[], object], count_received: Callable[[], int]) -> None:
     """Fetch again after every connection that breaks off, as long as some bytes come between two breaks.
 
-    A refusal too is tried again after some bytes: the address of a file may have expired.
+    A refusal, too, is tried again after some bytes: the address of a file may have expired.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
-    most, vain = came(), 0
-    while vain < MAX_VAIN_TRIES:
+    bytes_before, vain_tries = count_received(), 0
+    while vain_tries < MAX_VAIN_TRIES:
         try:
             fetch()
             return
         except _connection_errors() as error:
-            now = came()
-            vain = vain + 1 if now <= most else 0
-            of_disk = isinstance(error, OSError) and error.errno is not None
-            if of_disk or vain == MAX_VAIN_TRIES or (vain and isinstance(error, HfHubHTTPError)):
+            bytes_now = count_received()
+            vain_tries = vain_tries + 1 if bytes_now <= bytes_before else 0
+            is_of_disk = isinstance(error, OSError) and error.errno is not None
+            if is_of_disk or vain_tries == MAX_VAIN_TRIES or (vain_tries and isinstance(error, HfHubHTTPError)):
                 raise
-            most = now
+            bytes_before = bytes_now
             time.sleep(PAUSE_SECONDS)
 
 
 def _connection_errors() -> tuple[type[Exception], ...]:
-    """What the client raises: its HTTP library's errors come through; of these only HfHubHTTPError is an OSError."""
+    """Errors that the client raises, with its HTTP library's; of those only HfHubHTTPError is an OSError."""
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # not re-exported
 
     return (OSError, HTTPError)
@@ -202,10 +210,10 @@ def _connection_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def _client(name: str) -> Iterator[None]:
-    """The client, set up before it is imported; what it raises becomes one line."""
+    """Import the client, set up for sparkd. Raises BlockedError in place of the client's errors."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     with without("click", "rich"):  # its HTTP library imports a command line where these are found
-        import huggingface_hub.file_download  # here: the folder's owner, who downloads, may not read root's Python
+        import huggingface_hub.file_download  # now: the folder's owner, who downloads, may not read root's Python
         import huggingface_hub.hf_api
 
     # Its warnings show whole addresses, which may be signed, and its own handler prints text as it is.
@@ -217,12 +225,12 @@ def _client(name: str) -> Iterator[None]:
     except SharedFolderError:
         raise
     except _connection_errors() + (ValueError, RuntimeError, ImportError, MemoryError) as error:  # noqa: RUF005
-        raise _blocked(error, name) from None
+        raise _explain_error(error, name) from None
 
 
 @contextmanager
-def _bounded_memory() -> Iterator[None]:
-    """This process gets at most ANSWER_BYTES more. Raises MemoryError."""
+def _limit_memory() -> Iterator[None]:
+    """Meanwhile let this process take at most ANSWER_BYTES more. Raises MemoryError."""
     soft, hard = limits = resource.getrlimit(resource.RLIMIT_AS)
     used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most_bytes = used_bytes + ANSWER_BYTES
@@ -235,7 +243,8 @@ def _bounded_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
-def _blocked(error: Exception, name: str) -> BlockedError:
+def _explain_error(error: Exception, name: str) -> BlockedError:
+    """The client's error with its remedy."""
     from huggingface_hub import errors
     from huggingface_hub.constants import ENDPOINT
 
@@ -265,7 +274,7 @@ def _blocked(error: Exception, name: str) -> BlockedError:
             return BlockedError(f"{ENDPOINT} can't be reached, or broke off: {type(error).__name__}", hint)
 
 
-def _size(path: Path) -> int | None:
+def _read_size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except OSError:

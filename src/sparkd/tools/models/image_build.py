@@ -1,4 +1,4 @@
-"""A recipe's image, built on this node: what goes in is read and shown first, and what came out is checked."""
+"""A recipe's image, built on this node: its sources are read and shown before the build, and the image is checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sparkd.base.status.model import Phase, read_living_report
 from sparkd.tools.models.peers import require_room
 
 LEAST_MEMORY = 2 * GIB
-"""The least for a step. A choice: less is too little for one compiler of a GPU's kernels beside pip."""
+"""The least for a step. A choice: with less, one compiler of a GPU's kernels does not run next to pip."""
 STOP = "sudo systemctl stop sparkd-head sparkd-worker"
 _KILLED = re.compile(r"non-zero code: 137\b|\bKilled\b|\bOut of memory\b|\bMemoryError\b")
 _FULL = re.compile("no space left on device", re.IGNORECASE)
@@ -43,26 +43,28 @@ _STEP = re.compile(r"Step (\d{1,3})/(\d{1,3}) : ")
 
 
 class CopiedFile(Struct, frozen=True):
+    """A file that a step copies into the image."""
+
     content: bytes
     executable: bool
 
 
 class Sources(Struct, frozen=True):
-    """What a recipe builds its image from, read once."""
+    """A recipe's build with the files that it copies, read once."""
 
     recipe: Recipe
     build: Build
     files: tuple[Mapping[str, CopiedFile], ...]
-    """Each step's, by the path beside the recipe's file."""
+    """Files of each step, by their path below the recipe's folder."""
 
     def built_from(self, base: Image) -> BuiltFrom:
-        """What the image's label keeps."""
+        """The origin of the image, for its label: the base, and each step with the digest of its text and files."""
         steps = []
         for step, files in zip(self.build.steps, self.files, strict=True):
             digest = sha256(step.instruction().encode())
             for name, file in files.items():
                 digest.update(f"\0{name}\0{file.executable}\0{len(file.content)}\0".encode() + file.content)
-            steps.append((_title(step), digest.hexdigest()))
+            steps.append((_format_title(step), digest.hexdigest()))
         return BuiltFrom(self.build.base, base.id, tuple(steps))
 
     def archive(self, base: Image) -> bytes:
@@ -78,10 +80,10 @@ class Sources(Struct, frozen=True):
         return packed.getvalue()
 
     def describe(self) -> Iterator[str]:
-        """Lines for the person who confirms it: programs in full."""
-        pin = "" if "@" in self.build.base else "   (not pinned: a tag that may move)"
+        """Lines for the person who confirms the build: the base, and all steps in full."""
+        note = "" if "@" in self.build.base else "   (not pinned: a tag that may move)"
         yield f"{self.recipe.image.ref} is built by this node's docker, as root and with access to the network,"
-        yield f"from {self.build.base}{pin}:"
+        yield f"from {self.build.base}{note}:"
         for number, (step, files) in enumerate(zip(self.build.steps, self.files, strict=True), 1):
             first, *more = str(step).splitlines()
             count = f" ({len(files)} file{'s' * (len(files) > 1)})" if files else ""
@@ -89,8 +91,15 @@ class Sources(Struct, frozen=True):
             yield from (printable(f"     {line}") for line in more)
 
 
+class CopyBudget(Struct):
+    """Files and bytes that a build may still copy."""
+
+    files: int = MOST_FILES
+    bytes: int = MOST_BYTES
+
+
 def read_sources(word: str, host: Host) -> Sources:
-    """`word`: a recipe's name or absolute path. Raises ConfigError, UsageError."""
+    """Read the sources of a recipe. `word`: its name or absolute path. Raises ConfigError, UsageError, AwaitedError."""
     loaded = load_recipe(word, recipe_folders(Path(host.files.root)))
     recipe, build = loaded.recipe, loaded.recipe.image.build
     if not isinstance(build, Build):
@@ -100,15 +109,16 @@ def read_sources(word: str, host: Host) -> Sources:
         if path.parent != recipes_dir():
             refuse_writable(host.files, str(path), "recipe")
     folder = Path(loaded.origins["image.build"].rpartition(": line ")[0]).parent
-    left = [MOST_FILES, MOST_BYTES]
-    files = (dict(_read_files(folder, step.file, left, host)) if step.file else {} for step in build.steps)
+    budget = CopyBudget()
+    files = (dict(_read_files(folder, step.file, budget, host)) if step.file else {} for step in build.steps)
     return Sources(recipe, build, tuple(files))
 
 
-def _read_files(folder: Path, name: str, left: list[int], host: Host) -> Iterator[tuple[str, CopiedFile]]:
-    """A file, or all below a folder, by path below `folder`. Raises ConfigError, AwaitedError.
+def _read_files(folder: Path, name: str, budget: CopyBudget, host: Host) -> Iterator[tuple[str, CopiedFile]]:
+    """The file of that name, or all files below the folder of that name, each with its path below `folder`.
 
-    Only root may change any of it, so that it stays what was looked at. `left`: files and bytes that may still come.
+    Takes them from `budget`. Raises ConfigError; AwaitedError where others than root may change a file, which has to
+    stay as the person who confirms the build sees it.
     """
     try:
         if (folder / name).resolve(strict=True) != folder.resolve() / name:
@@ -120,29 +130,29 @@ def _read_files(folder: Path, name: str, left: list[int], host: Host) -> Iterato
             inside = str(path.relative_to(folder))
             if not path.is_file() or path.is_symlink() or not inside.isprintable():
                 raise ConfigError(f"{sanitize(str(path))} is a link, no file, or has an odd name", "leave it out")
-            left[0] -= 1
-            if left[0] < 0:
+            budget.files -= 1
+            if budget.files < 0:
                 raise ConfigError(f"{folder / name}: more than {MOST_FILES} files to copy", "git is for more")
-            opened = host.files.itself(str(path), left[1])
-            left[1] -= len(opened.content)
+            opened = host.files.itself(str(path), budget.bytes)
+            budget.bytes -= len(opened.content)
             yield inside, CopiedFile(opened.content, bool(opened.facts.permissions & 0o100))
     except OSError as error:
         reason = f"{sanitize(str(error.filename or folder / name))}: {(error.strerror or str(error)).lower()}"
         raise ConfigError(f"{reason} (at most {size(MOST_BYTES)} are copied)", f"ls -l {quote(str(folder))}") from None
 
 
-def _title(step: Step) -> str:
+def _format_title(step: Step) -> str:
     """The step on one line, for the image's label and for progress."""
     return sanitize(" ".join(str(step).split()), 160)
 
 
 def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, BuiltFrom | None], Room]:
-    """The image below; the id of the one that has the name, or empty; as `find_built`; the room where docker builds.
+    """The base image; the id of the image that has the name now, or ""; the answer of `find_built`; docker's room.
 
-    Raises BlockedError, also where there is no room for half of what is below: compilers' files and a second torch.
+    Raises BlockedError, also where there is less room than half the size of the base: compilers' files and a second
+    torch may take that.
     """
     base, ref = sources.build.base, sources.recipe.image.ref
-
     try:
         answers = docker.query(
             host,
@@ -152,16 +162,16 @@ def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, Bu
         raise BlockedError(f"docker does not answer: {sanitize(str(error))}", "systemctl status docker") from None
     if answers is None:
         raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
-    below, before, built, info = answers
-    if below is None:
+    base_image, named_image, built, info = answers
+    if base_image is None:
         raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
     (room,) = read_rooms(host, (find_store(info),))
-    require_room(room, below.size_bytes // 2, f" to build from {base}", "; sudo docker system df", None)
-    return below, before.id if before else "", built, room
+    require_room(room, base_image.size_bytes // 2, f" to build from {base}", "; sudo docker system df", None)
+    return base_image, named_image.id if named_image else "", built, room
 
 
 def find_store(info: object) -> str:
-    """The folder of docker's images, by its `info`, which does not name that of containerd's store."""
+    """The folder of docker's images, by docker's `info`, which does not name the folder of containerd's store."""
     match info:
         case {"DriverStatus": [*pairs]} if ["driver-type", "io.containerd.snapshotter.v1"] in pairs:
             return "/var/lib/containerd"
@@ -171,46 +181,49 @@ def find_store(info: object) -> str:
 
 
 def find_memory(host: Host, memory: Memory) -> int:
-    """Bytes that a step may have: what is available, without what a launch leaves over and the guard's floor.
+    """Bytes that a step may have: the available memory, without a launch's headroom and the memory guard's floor.
 
-    CPU and GPU share the memory: a compiler without a bound would have the guard or the kernel end an engine that
-    serves. Raises BlockedError, also while an engine loads, since what it will take is still available then.
+    CPU and GPU share the memory: with a compiler without a limit, the guard or the kernel would end an engine that
+    serves. Raises BlockedError, also while an engine loads: the memory that it will take is still available then.
     """
-    available, report = host.meminfo().available_bytes, read_living_report(host.files)
+    available_bytes, report = host.meminfo().available_bytes, read_living_report(host.files)
     if report is not None and report.phase in (Phase.LAUNCHING, Phase.LOADING):
         hint = f"wait until sparkd status says serving; or: {STOP}"
         raise BlockedError("an engine is loading, which takes its memory only now", hint)
-    kept = round(memory.headroom_gib * GIB) + memory.floor_mib * MIB
-    if available - kept < LEAST_MEMORY:
-        needed = f"{size(available)} of memory available, {size(LEAST_MEMORY + kept)} needed to build"
-        raise BlockedError(needed, f"see what has it: sparkd preflight --dry-run; an engine: {STOP}")
-    return available - kept
+    kept_bytes = round(memory.headroom_gib * GIB) + memory.floor_mib * MIB
+    if available_bytes - kept_bytes < LEAST_MEMORY:
+        reason = f"{size(available_bytes)} of memory available, {size(LEAST_MEMORY + kept_bytes)} needed to build"
+        raise BlockedError(reason, f"see what has it: sparkd preflight --dry-run; an engine: {STOP}")
+    return available_bytes - kept_bytes
 
 
 def build(sources: Sources, base: Image, memory_bytes: int, *, cached: bool, show: Callable[[str], None]) -> str:
-    """The image's full id; it has no name yet. Raises BlockedError with the last lines of the step that failed."""
-    steps, at = sources.build.steps, 0
+    """Build the image, and return its full id; it has no name yet.
+
+    Raises BlockedError with the last lines of the step that failed.
+    """
+    steps, number = sources.build.steps, 0
     labels = {BUILT: encode(sources.built_from(base)).decode()}
     lines = image_build.build(sources.archive(base), labels, memory_bytes, cached=cached)
-    last = deque[str](maxlen=20)
+    last_lines = deque[str](maxlen=20)
     try:
         while True:
             line = next(lines)
-            began = _STEP.match(line)
-            # Before and after those of the recipe there is one: FROM and LABEL. Other lines may look like them.
-            if began and int(began[1]) == at + 1 and int(began[2]) == len(steps) + 2:
-                at += 1
-                last.clear()
-                if 1 < at < len(steps) + 2:
-                    show(f"step {at - 1} of {len(steps)}: {_title(steps[at - 2])}")
+            step_line = _STEP.match(line)
+            # docker has two steps more: FROM before the recipe's steps, LABEL after them. Other lines may look alike.
+            if step_line and int(step_line[1]) == number + 1 and int(step_line[2]) == len(steps) + 2:
+                number += 1
+                last_lines.clear()
+                if 1 < number < len(steps) + 2:
+                    show(f"step {number - 1} of {len(steps)}: {_format_title(steps[number - 2])}")
             elif line.strip():
-                last.append(line)
-    except StopIteration as ended:
-        return str(ended.value)
+                last_lines.append(line)
+    except StopIteration as build_end:
+        return str(build_end.value)
     except DockerError as error:
         redact = Redaction()
-        text = "\n".join(f"  {redact(printable(line))}" for line in last)
-        name = f"step {at - 1} ({_title(steps[at - 2])})" if 1 < at < len(steps) + 2 else "the build"
+        text = "\n".join(f"  {redact(printable(line))}" for line in last_lines)
+        name = f"step {number - 1} ({_format_title(steps[number - 2])})" if 1 < number < len(steps) + 2 else "the build"
         reason = redact(f"{name} failed: {sanitize(str(error), 400)}")
         hint = find_remedy(f"{text}\n{error}", memory_bytes)
         raise BlockedError(f"{text}\n{reason}".lstrip("\n"), f"{hint}; the image that has the name stays") from None
@@ -225,22 +238,22 @@ def find_remedy(output: str, memory_bytes: int) -> str:
 
 @contextmanager
 def explain_full_disk(room: Room, host: Host) -> Iterator[None]:
-    """Name the file system that becomes full in a step, the check or the naming. `room`: as the build began.
+    """Name the file system that becomes full in a step, the check or the naming. `room`: its room before the build.
 
-    Raises BlockedError. What the step wrote is gone by then, and so is the shortage. A step may also have filled a file
-    system of its own, as /dev/shm, which is 64 MiB there.
+    Raises BlockedError. When the error comes, the step's files are removed already, and the shortage has ended. A step
+    may also have filled a file system of its own, such as /dev/shm, which has 64 MiB there.
     """
     try:
         yield
     except (BlockedError, LaunchError) as error:
         if not _FULL.search(error.reason):
             raise
-        now = ""
+        room_now = ""
         with suppress(OSError, ValueError):
-            now = "".join(f" ({size(rest.free_bytes)} is free now)" for rest in read_rooms(host, (room.path,)))
-        free = f"unless a line above names another place: {size(room.free_bytes)} was free when it began{now}"
-        stays = "no image has got or lost a name: make room, and build again"
-        reason = f"{error.reason}\nno space left on {room.mount}, where docker builds, {free}; {stays}"
+            room_now = "".join(f" ({size(rest.free_bytes)} is free now)" for rest in read_rooms(host, (room.path,)))
+        free_text = f"unless a line above names another place: {size(room.free_bytes)} was free when it began{room_now}"
+        remedy = "no image has got or lost a name: make room, and build again"
+        reason = f"{error.reason}\nno space left on {room.mount}, where docker builds, {free_text}; {remedy}"
         raise BlockedError(reason, "sudo docker system df") from None
 
 
@@ -252,13 +265,16 @@ def check(sources: Sources, image: str) -> None:
     if code:
         fault = Redaction()(sanitize(find_fault(log), 400))
         reason = "is not what the recipe needs" if code == ASSERT_FAILED else f"can't be checked (exit code {code})"
-        look = f"sudo docker run --rm -it --entrypoint bash {image.removeprefix('sha256:')[:12]}"
-        raise BlockedError(f"the new image {reason}: {fault}", f"it has no name; look into it: {look}")
+        command = f"sudo docker run --rm -it --entrypoint bash {image.removeprefix('sha256:')[:12]}"
+        raise BlockedError(f"the new image {reason}: {fault}", f"it has no name; look into it: {command}")
 
 
-def give_name(sources: Sources, image: str, before: str) -> Iterator[str]:
-    """Name the image, and yield what a person is to know then. Raises BlockedError."""
-    ref, replaced = sources.recipe.image.ref, before if before != image else ""
+def give_name(sources: Sources, image: str, old_id: str) -> Iterator[str]:
+    """Name the image, and yield lines for the person who built it. `old_id`: id of the image that has the name.
+
+    Raises BlockedError.
+    """
+    ref, replaced = sources.recipe.image.ref, old_id if old_id != image else ""
     try:
         image_build.give_name(image, ref, replaced)
     except DockerError as error:

@@ -1,4 +1,4 @@
-"""The engine's image, from this node's docker to the dockers of other nodes."""
+"""Copies of the engine's image, from this node's docker to the docker of other nodes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,17 @@ _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
 
 class Image(Struct, frozen=True):
+    """An image to copy."""
+
     ref: str
     identity: str
+    """Its `docker_image.identity_of`, equal on all nodes that have it."""
     size_bytes: int
     """Bytes of its layers, unpacked."""
 
     @property
     def file(self) -> Path:
-        """The archive. Its name is the same on both sides: what is there of it is this image's."""
+        """The archive. Its name is the same on both sides and has the identity, so a partial one can be resumed."""
         return Path.home() / SCRATCH / f"image-{self.identity[:32]}.tar"
 
 
@@ -63,9 +66,9 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
 def send_image(
     image: Image, peers: Sequence[SshHost], host: Host, save: Callable[[Image], None], show: Callable[[str], None]
 ) -> ExitCode:
-    """Send it to each of these nodes; `save` has docker write it to its file. 10 where any has failed."""
+    """Send the image to each of these nodes. `save` lets docker write it to its file. Returns 10 if any node failed."""
     with lock_scratch(image.file.parent):
-        code = run_on_each(peers, partial(_copy, image, host, save, show))
+        code = run_on_each(peers, partial(_copy_to, image, host, save, show))
         if code and image.file.exists():
             show(f"kept {image.file} ({size(image.file.stat().st_size)}): the same command resumes with it")
         else:
@@ -73,44 +76,48 @@ def send_image(
     return code
 
 
-def _copy(image: Image, host: Host, save: Callable[[Image], None], show: Callable[[str], None], peer: SshHost) -> None:
-    there = f"{SCRATCH}/{image.file.name}"
-    before = _identity(image, peer)
-    if before == image.identity:
-        peer.run_checked("rm", "-f", "--", there)
+def _copy_to(
+    image: Image, host: Host, save: Callable[[Image], None], show: Callable[[str], None], peer: SshHost
+) -> None:
+    """Copy the image to a peer that does not have it, and load it there. Raises BlockedError."""
+    remote_file = f"{SCRATCH}/{image.file.name}"
+    identity_before = _read_identity(image, peer)
+    if identity_before == image.identity:
+        peer.run_checked("rm", "-f", "--", remote_file)
         show(f"{peer.address}: has {image.ref} already")
         return
-    _check_room(image, peer, there)
+    _check_room(image, peer, remote_file)
     if not image.file.exists():
         (room,) = read_rooms(host, (str(image.file.parent),))
         require_room(room, image.size_bytes, f" here for {image.file}", "; sudo docker system df", None)
         save(image)
     show(f"{peer.address}: {size(image.file.stat().st_size)} to send")
-    # In place: nothing reads it meanwhile, and a partial file is resumed.
+    # In place, so that a partial file is resumed: nothing reads it meanwhile.
     peer.send(str(image.file), f"{SCRATCH}/", "--inplace")
     show(f"{peer.address}: docker loads it")
-    peer.run_checked("docker", "load", "--input", there, seconds=3600.0)
-    after = _identity(image, peer)
-    peer.run_checked("rm", "-f", "--", there)
-    if after != image.identity:
+    peer.run_checked("docker", "load", "--input", remote_file, seconds=3600.0)
+    identity_after = _read_identity(image, peer)
+    peer.run_checked("rm", "-f", "--", remote_file)
+    if identity_after != image.identity:
         remove(image.file)
         raise BlockedError(f"{peer.address}: what docker has loaded is not {image.ref} as it is here", "try once more")
-    replaced = "; the image that had this name stays there without it" if before else ""
+    replaced = "; the image that had this name stays there without it" if identity_before else ""
     show(f"{peer.address}: has {image.ref} now{replaced}")
 
 
-def _identity(image: Image, peer: SshHost) -> str | None:
+def _read_identity(image: Image, peer: SshHost) -> str | None:
+    """The identity of the peer's image of that name; None without one. Raises BlockedError."""
     try:
         return docker_image.identity_of(peer.inspect_image(image.ref), image.ref)
     except DockerError as error:
         raise BlockedError(f"{peer.address}: its docker can't look up {image.ref}: {error}") from None
 
 
-def _check_room(image: Image, peer: SshHost, there: str) -> None:
-    """Check the room for the rest of the file, and for the layers that docker unpacks."""
+def _check_room(image: Image, peer: SshHost, remote_file: str) -> None:
+    """Raises BlockedError without room there for the rest of the file, and for the layers that docker unpacks."""
     root = peer.run_checked("docker", "info", "--format", "{{.DockerRootDir}}").strip()
-    file_bytes = max(0, image.size_bytes - peer.read_size(there))
-    wanted = ((peer.read_room(SCRATCH), file_bytes), (peer.read_room(root or "/"), image.size_bytes))
-    for room, _ in wanted:
-        need_bytes = sum(size_bytes for other, size_bytes in wanted if other.mount == room.mount)
+    file_bytes = max(0, image.size_bytes - peer.read_size(remote_file))
+    needs = ((peer.read_room(SCRATCH), file_bytes), (peer.read_room(root or "/"), image.size_bytes))
+    for room, _ in needs:
+        need_bytes = sum(size_bytes for other_room, size_bytes in needs if other_room.mount == room.mount)
         require_room(room, need_bytes, f" for {image.ref}", "; sudo docker system df", peer)

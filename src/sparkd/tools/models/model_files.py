@@ -1,4 +1,4 @@
-"""A model's files: which they are, whether they are whole, where they are published, and copies on other nodes."""
+"""A model's files: their folder, whether they are whole, where they are published, and copies on other nodes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from sparkd.tools.models.ssh import NOT_FOUND, SshHost, read_error
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096
 RSYNC_OPTIONS = ("--partial-dir=.sparkd-partial", "--exclude=*.incomplete", "--exclude=.sparkd-partial/")
-"""A file gets its name there when it is whole; an interrupted one is kept aside and resumed."""
+"""A file gets its name there once it is whole. The part of an interrupted one is kept in a folder, and resumed."""
 
 
 def find_folder(word: str | None, host: Host) -> str:
-    """The folder of a model by name, or of the plan's."""
+    """The folder of the model of that name or path; without one, that of the plan's model."""
     if word and word.startswith("/"):
         return word.rstrip("/")
     configured = load_settings(os.environ)
@@ -41,7 +41,7 @@ def find_folder(word: str | None, host: Host) -> str:
 
 
 def describe_files(folder: str, host: Host) -> str:
-    """What is there of a model. Raises BlockedError (10) where the loader would fail."""
+    """A line on the model's files. Raises BlockedError (10) where the loader would fail."""
     with suppress(FileNotFoundError, NotADirectoryError):
         if host.files.stat(folder).kind is Kind.FILE:
             raise UsageError(f"{folder} is a file, not a model's folder", "name the folder that it is in")
@@ -61,21 +61,21 @@ def is_open(folder: str, host: Host) -> bool:
 
 
 def refuse_changed(
-    folder: str, wanted: Mapping[str, str], files: Files, begun: Callable[[str], None], read: Callable[[int], None]
+    folder: str, hashes: Mapping[str, str], files: Files, show: Callable[[str], None], count: Callable[[int], None]
 ) -> None:
-    """Raises BlockedError (10) where a file has another SHA-256 than is wanted.
+    """Raises BlockedError (10) where a file has another SHA-256 than in `hashes`, by name.
 
-    `begun` gets the name of each file, `read` the bytes of each piece.
+    `show` gets the name of each file before it is read, `count` the bytes of each piece.
     """
-    wrong = []
-    for name, sha256 in wanted.items():
-        begun(name)
-        if weights.compute_hash(files, f"{folder}/{name}", read) != sha256:
-            wrong.append(name)
-    if wrong:
-        more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
+    changed = []
+    for name, sha256 in hashes.items():
+        show(name)
+        if weights.compute_hash(files, f"{folder}/{name}", count) != sha256:
+            changed.append(name)
+    if changed:
+        more = f" and {len(changed) - 1} more" if changed[1:] else ""
         hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; the disk: sudo dmesg"
-        raise BlockedError(f"{folder}: {wrong[0]}{more} is not what was downloaded: another SHA-256", hint)
+        raise BlockedError(f"{folder}: {changed[0]}{more} is not what was downloaded: another SHA-256", hint)
 
 
 class Published(NamedTuple):
@@ -83,26 +83,32 @@ class Published(NamedTuple):
 
     name: str
     model: Model
-    """The recipe's, which may be another one."""
+    """The recipe's model, which may be another one."""
 
     @property
     def revision(self) -> str | None:
-        """The recipe's, where that is of this model."""
+        """The recipe's revision; None where it has none, or its model is another one."""
         return (self.model.revision if self.name == self.model.repo else "") or None
 
     def folder(self, settings: Settings) -> str:
-        """The recipe's, where that is the same model. Raises UsageError where another one's is of that name."""
+        """The recipe's folder where its model is this one; else a folder of the model's name.
+
+        Raises UsageError where another model of the recipe has that folder.
+        """
         name, model = self
-        last = name.rpartition("/")[2]
-        fits = name == model.repo or last.lower() == model.path.rpartition("/")[2].lower()
-        path = model.path if fits else last
+        last_part = name.rpartition("/")[2]
+        is_of_recipe = name == model.repo or last_part.lower() == model.path.rpartition("/")[2].lower()
+        path = model.path if is_of_recipe else last_part
         if path == model.path and model.repo and name.lower() != model.repo.lower():
             raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
         return path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
 
 
 def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
-    """The repository of that name, or of that recipe; without a word the configured recipe's. Raises UsageError."""
+    """The repository of that name, or of that recipe; without a word the configured recipe's.
+
+    Raises UsageError, ConfigError.
+    """
     if word and "/" in word and not word.endswith(SUFFIX):
         if not REPO.fullmatch(word):
             raise UsageError(f"{word} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
@@ -110,8 +116,8 @@ def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
             return Published(word, load_recipe(settings.engine.recipe, recipe_folders()).recipe.model)
         return Published(word, Model())
     if word is None and settings.cluster.follow_head:
-        used = resolve_context(settings, None, host).recipe
-        model, recipe = used.model, used.name
+        context = resolve_context(settings, None, host).recipe
+        model, recipe = context.model, context.name
     else:
         recipe = word or settings.engine.recipe
         recipe = os.path.abspath(recipe) if word and "/" in word else recipe  # noqa: PTH100 - links stay as they are
@@ -123,23 +129,27 @@ def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
 
 
 def _load_model(recipe: str) -> Model:
-    """The recipe's model. Raises ConfigError, which names what is published under a name that may be a model's."""
-    known = find_recipes(recipe_folders())
-    if recipe and "/" not in recipe and recipe not in known:
-        repos = dict.fromkeys(repo for name in known for repo in _published(name) if repo.endswith(f"/{recipe}"))
-        reason = f"there is no recipe {sanitize(recipe, 60)}{did_you_mean(recipe, known)}"
+    """The recipe's model. Raises ConfigError.
+
+    For a name that no recipe has, the error names the repository of a model with that name.
+    """
+    recipes = find_recipes(recipe_folders())
+    if recipe and "/" not in recipe and recipe not in recipes:
+        repos = dict.fromkeys(repo for name in recipes for repo in _read_repo(name) if repo.endswith(f"/{recipe}"))
+        reason = f"there is no recipe {sanitize(recipe, 60)}{did_you_mean(recipe, recipes)}"
         name = next(iter(repos), "ORGANISATION/NAME")
         raise ConfigError(reason, f"by the model's name: sudo sparkd model pull {name}")
     return load_recipe(recipe, recipe_folders()).recipe.model
 
 
-def _published(recipe: str) -> Iterator[str]:
+def _read_repo(recipe: str) -> Iterator[str]:
+    """Yield the repository of the recipe's model; nothing for a recipe that can't be loaded."""
     with suppress(ConfigError):
         yield load_recipe(recipe, recipe_folders()).recipe.model.repo
 
 
 def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int | None, Room]:
-    """Bytes that are still to come, None where that is not known, and the room for them. Raises BlockedError."""
+    """Bytes to download, None where that is not known, and the room for them. Raises BlockedError without room."""
     need_bytes = repo.missing_bytes(Path(folder))
     (room,) = read_rooms(host, (folder,))
     if need_bytes:
@@ -148,41 +158,42 @@ def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int | No
 
 
 def read_token(path: str | None, files: Files) -> str | None:
-    """The token; None leaves it to the client, which has that of `hf auth login`. Raises UsageError."""
+    """The token in the file. None without a path: the client then uses that of `hf auth login`. Raises UsageError."""
     if not path:
         return None
-    private = f"chmod 600 {path}, of root or yourself; the token alone on one line"
+    hint = f"chmod 600 {path}, of root or yourself; the token alone on one line"
     try:
         file = read_private(files, os.path.abspath(path), TOKEN_LIMIT_BYTES, *ROOT, os.geteuid())  # noqa: PTH100
     except FileNotFoundError as error:
-        raise UsageError(f"the token can't be read from {path}: {error.strerror}", private) from None
+        raise UsageError(f"the token can't be read from {path}: {error.strerror}", hint) from None
     except ConfigError as error:
-        raise UsageError(error.reason, private) from None
+        raise UsageError(error.reason, hint) from None
     token = file.content.strip()
     if not token.isascii() or not token.decode("ascii", "replace").isprintable() or b" " in token or not token:
-        raise UsageError(f"{path} holds no token", private)
+        raise UsageError(f"{path} holds no token", hint)
     return token.decode()
 
 
 def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick: bool) -> None:
-    source, where = f"{folder}/", f"{peer.address}: "
+    """Send the folder to a peer, and let sparkd there check it. `quick`: without reading all. Raises BlockedError."""
+    source, prefix = f"{folder}/", f"{peer.address}: "
     options = (*RSYNC_OPTIONS, *peer.choose_writer(folder))
-    if ids := find_owner(Path(folder)):  # rsync follows links, and they may put one there to a file of root's
+    if ids := find_owner(Path(folder)):  # rsync follows links, and this owner may put one there to a file of root's
         options += (f"--copy-as={ids[0]}:{ids[1]}",)
     need_bytes, room = peer.count_to_send(source, folder, *options), peer.read_room(folder)
     if need_bytes:
         require_room(room, need_bytes, "", "", peer)
-    show(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"))
+    show(prefix + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"))
     peer.send(source, folder, *options)
-    show(f"{where}its files are checked there")
+    show(f"{prefix}its files are checked there")
     check = ("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder)
-    ended = peer.run(*check, seconds=4 * 3600.0)  # a slow disk, too, is read whole in that time
-    if ended.code == NOT_FOUND:
-        show(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")
+    check_end = peer.run(*check, seconds=4 * 3600.0)  # enough to read all of a slow disk
+    if check_end.code == NOT_FOUND:
+        show(f"{prefix}copied, each sent file with its checksum; it has no sparkd to check it with")
         return
-    if ended.code:
-        lines = ended.trouble.strip().splitlines() or [f"ended with {ended.code}"]
-        reason, hint = read_error(ended.trouble) or (sanitize(lines[-1], 400), "")
-        raise BlockedError(where + reason, hint)
-    for line in ended.answer.splitlines():
-        show(f"{where}{sanitize(line, 400)}")
+    if check_end.code:
+        lines = check_end.trouble.strip().splitlines() or [f"ended with {check_end.code}"]
+        reason, hint = read_error(check_end.trouble) or (sanitize(lines[-1], 400), "")
+        raise BlockedError(prefix + reason, hint)
+    for line in check_end.answer.splitlines():
+        show(f"{prefix}{sanitize(line, 400)}")

@@ -1,4 +1,4 @@
-"""The other nodes of a command that copies: which ones, one after the other, and with room for the copy."""
+"""The other nodes for commands that copy: their choice, the turn of each one, and the room for the copy."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from sparkd.base.lib.text import size
 from sparkd.tools.models.ssh import LOGIN, PeerRoom, SshHost
 
 SPARE_BYTES = 1 << 30
-"""What is left on a disk beside what is written."""
+"""Free space that stays on a disk after a copy."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
 
 
-def choose_peers(named: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:
-    """The nodes of the cluster, or those that are named. Raises UsageError where there are none."""
+def choose_peers(targets: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:
+    """The named nodes, or by default the other nodes of the cluster. Raises UsageError where there are none."""
     if user is not None and not LOGIN.fullmatch(user):
         raise UsageError(f"{user!r} is no name of a user")
-    own = host.addresses()
-    for address in named:
+    own_addresses = host.addresses()
+    for address in targets:
         if not _HOST.fullmatch(address):
             raise UsageError(f"{address!r} is neither an address nor the name of a host")
         with suppress(ValueError):
-            if canonical(address) in own:
+            if canonical(address) in own_addresses:
                 raise UsageError(f"{address} is this node itself")
-    addresses = named or [node for node in settings.cluster.nodes if canonical(node) not in own]
+    addresses = targets or [node for node in settings.cluster.nodes if canonical(node) not in own_addresses]
     if not addresses:
         raise UsageError("cluster.nodes names no other node", "name one: --to ADDRESS")
     return tuple(SshHost(address, user or "") for address in dict.fromkeys(addresses))
 
 
 def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> ExitCode:
-    """Act on one after the other; a failure is printed, and the next peer follows. 10 where any failed."""
+    """Act on one peer after the other. A failure is printed, and the next peer follows. Returns 10 if any failed."""
     code = ExitCode.GOOD
     for peer in peers:
         try:
@@ -50,10 +50,13 @@ def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> Exi
     return code
 
 
-def require_room(room: Room | PeerRoom, need_bytes: int, what: str, remedy: str, peer: SshHost | None) -> None:
-    """Raises BlockedError where less than `need_bytes` is free, with some to spare."""
+def require_room(room: Room | PeerRoom, need_bytes: int, purpose: str, remedy: str, peer: SshHost | None) -> None:
+    """Raises BlockedError where less than `need_bytes` and SPARE_BYTES are free.
+
+    `purpose` says in the message what the space is for, `remedy` ends the hint. `peer`: None for this node.
+    """
     if room.free_bytes < need_bytes + SPARE_BYTES:
         where, there = (f"{peer.address}: ", " there") if peer else ("", "")
         free, needed = size(room.free_bytes), size(need_bytes + SPARE_BYTES)
         hint = f"make room{there}: df -h {shlex.quote(room.mount)}{remedy}"
-        raise BlockedError(f"{where}{free} free on {room.mount}, {needed} needed{what}", hint)
+        raise BlockedError(f"{where}{free} free on {room.mount}, {needed} needed{purpose}", hint)

@@ -1,4 +1,4 @@
-"""A fault of this node's own, caused on purpose, and what sparkd makes of it: `sparkd drill`."""
+"""Drills (`sparkd drill`): a fault caused on purpose on this node, and the time until the node serves again."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ FAULTS = {
     "agent": "kill -9 of sparkd's agent on this node",
 }
 CORE = "VLLM::EngineCore"
-"""How vLLM 0.8 to 0.33 titles it; a number may follow."""
+"""The title of that process in vLLM 0.8 to 0.33; a number may follow."""
 POLL_SECONDS = 0.25
 LEAST_SECONDS, LOADS = 900.0, 3
-"""The longer of the two is waited: so long, or so many times as the last load took."""
+"""The limit of a wait: the longer of LEAST_SECONDS and so many times the last load's time."""
 
 
 class Target(Struct, frozen=True):
+    """The process that a drill kills."""
+
     pid: int
     start_time: int
     container_id: str
@@ -38,7 +40,7 @@ class Target(Struct, frozen=True):
 
 
 def find_target(fault: str, host: Host, report: NodeReport) -> Target:
-    """Raises BlockedError where this node has no such process."""
+    """The process for a fault of FAULTS. Raises BlockedError where this node has no such process."""
     if fault == "agent":
         return Target(report.pid, report.start_time, "", "sparkd's agent")
     container = find_container(host, report)
@@ -52,7 +54,7 @@ def find_target(fault: str, host: Host, report: NodeReport) -> Target:
 
 
 def read_serving(host: Host) -> NodeReport:
-    """Raises BlockedError where this node serves nothing that a fault could end."""
+    """The report of a node that serves. Raises BlockedError for any other, since a fault could end nothing."""
     report = read_living_report(host.files)
     if report is None or report.phase not in IN_SERVICE:
         state = status_line(report) if report is not None else "no agent runs"
@@ -67,19 +69,24 @@ def kill(target: Target) -> None:
 
 
 def follow(
-    before: NodeReport, host: Host, limit_seconds: float, show: Callable[[str], None]
+    report_before: NodeReport, host: Host, limit_seconds: float, show: Callable[[str], None]
 ) -> tuple[float, NodeReport]:
-    """Show each step until it serves again: after how many seconds, and the report then. Raises NotReadyError."""
-    began, shown, gone = time.monotonic(), "", False
+    """Show each step until the node serves again. Returns the seconds that took, and the report then.
+
+    Raises NotReadyError where it does not serve within the limit.
+    """
+    began, shown_step, is_over = time.monotonic(), "", False
     while (seconds := time.monotonic() - began) <= limit_seconds:
         report = read_living_report(host.files)
-        gone = gone or report is None or report.phase not in IN_SERVICE or report.launch_id != before.launch_id
+        is_over = (
+            is_over or report is None or report.phase not in IN_SERVICE or report.launch_id != report_before.launch_id
+        )
         step = report.phase.value if report is not None else "no agent"
-        if gone and step != shown:
-            shown = step
+        if is_over and step != shown_step:
+            shown_step = step
             show(f"{seconds:7.1f} s  {sanitize(status_line(report)) if report is not None else 'no agent runs'}")
-        if gone and report is not None and report.phase in IN_SERVICE:
+        if is_over and report is not None and report.phase in IN_SERVICE:
             return seconds, report
         time.sleep(POLL_SECONDS)
-    what = f"it does not serve again {limit_seconds:.0f} s after the fault" if gone else "nothing has noticed it"
-    raise NotReadyError(what, f"journalctl -u sparkd-{before.role} -n 100; sudo sparkd capture")
+    reason = f"it does not serve again {limit_seconds:.0f} s after the fault" if is_over else "nothing has noticed it"
+    raise NotReadyError(reason, f"journalctl -u sparkd-{report_before.role} -n 100; sudo sparkd capture")

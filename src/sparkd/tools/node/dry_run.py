@@ -1,4 +1,4 @@
-"""What preflight finds where it changes nothing: by a plan, by settings perhaps not on disk yet, or without a plan."""
+"""Findings of preflight without any change: for a plan, for settings that may not be on disk yet, or without a plan."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ def look_at(config: Settings, host: Host) -> Shown:
 
 def only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
     """A dry run. Neither `Actions` nor anything that could start a program is imported here."""
-    wanted = config.preflight
-    checks = without_skipped(build_checks(check_inputs(node)), wanted.skip)
+    policy = config.preflight
+    checks = without_skipped(build_checks(check_inputs(node)), policy.skip)
     host = NextStart(host)
-    return _shown(downgrade(examine(checks, host), wanted.downgrade), node.role, config, host)
+    return _make_shown(downgrade(examine(checks, host), policy.downgrade), node.role, config, host)
 
 
 def look_without_plan(error: ConfigError, role: str | None, config: Settings, host: Host) -> Shown:
-    """What the checks that need no plan find, where the configuration makes none."""
-    wrong = Verdict(Level.BLOCK, "; ".join(error.reason.splitlines()), error.hint)
+    """A dry run with the checks that need no plan, for a configuration that makes none, for which `error` is why."""
+    fault = Verdict(Level.BLOCK, "; ".join(error.reason.splitlines()), error.hint)
     skipped = Verdict(Level.SKIPPED, "needs a plan, which the configuration does not give")
-    unplanned, wanted = build_unplanned(config), config.preflight
-    checks = without_skipped([check for check in unplanned.values() if check is not None], wanted.skip)
-    left = [name for name, check in unplanned.items() if check is None and name not in wanted.skip]
+    unplanned, policy = build_unplanned(config), config.preflight
+    checks = without_skipped([check for check in unplanned.values() if check is not None], policy.skip)
+    unexamined = [name for name, check in unplanned.items() if check is None and name not in policy.skip]
     host = NextStart(host)
     findings = (
-        Finding(render.CONFIGURATION, wrong, {}, 0.0),
-        *downgrade(examine(checks, host), wanted.downgrade),
-        *(Finding(name, skipped, {}, 0.0) for name in left),
+        Finding(render.CONFIGURATION, fault, {}, 0.0),
+        *downgrade(examine(checks, host), policy.downgrade),
+        *(Finding(name, skipped, {}, 0.0) for name in unexamined),
     )
-    return _shown(findings, role or "no role yet", config, host)
+    return _make_shown(findings, role or "no role yet", config, host)
 
 
-def _shown(findings: tuple[Finding, ...], role: str, config: Settings, host: NextStart) -> Shown:
+def _make_shown(findings: tuple[Finding, ...], role: str, config: Settings, host: NextStart) -> Shown:
     programs = list_hooks(host.files)
     findings += tuple(hook.refusal for hook in programs if hook.problem)
     return Shown(
@@ -72,23 +72,30 @@ def _shown(findings: tuple[Finding, ...], role: str, config: Settings, host: Nex
         findings=findings,
         fixes=render.intended(findings, config.preflight.allow_fixes),
         hooks=tuple(hook.path for hook in programs if not hook.problem),
-        owner=_owner(host),
+        owner=_describe_owner(host),
     )
 
 
-def _owner(host: NextStart) -> Owner | None:
+def _describe_owner(host: NextStart) -> Owner | None:
+    """The process that owns the node; None where there is none."""
     if (agent := host.agent) is None or not agent.pid:
         return None
     report = parse(read_report(host.files))
-    own = report if report and report.incarnation == agent.invocation else None
+    own_report = report if report and report.incarnation == agent.invocation else None
     names = tuple(rank.name for rank in host.ranks)
-    return Owner(agent.pid, agent.command, own.phase.value if own else "", own.since if own else "", names)
+    return Owner(
+        agent.pid,
+        agent.command,
+        own_report.phase.value if own_report else "",
+        own_report.since if own_report else "",
+        names,
+    )
 
 
 class NextStart(CachedHost):
-    """The host as the next start meets it: the rank of the living process that owns the node counts as ended.
+    """The host as the next start will find it: the rank of the process that owns the node counts as ended.
 
-    Its processes, their memory, ports and segments count as released. Where that can't be read, nothing does.
+    Its processes, their memory, ports and segments count as released; where they can't be read, nothing does.
     """
 
     def __init__(self, host: Host) -> None:
@@ -103,24 +110,28 @@ class NextStart(CachedHost):
             with suppress(OSError, ValueError):
                 self._release(super().docker().containers, super().processes(), read_rank(host))
 
-    def _release(self, containers: Iterable[ContainerFacts], table: ProcessTable, known: KnownRank) -> None:
-        own, released = [], dict[int, Process]()
+    def _release(self, containers: Iterable[ContainerFacts], processes: ProcessTable, known_rank: KnownRank) -> None:
+        ranks, released = [], dict[int, Process]()
         for container in containers:
-            owners = container.ours and container.running and whose(container, self.agent, known) is Whose.OWNERS
-            first = table.get(container.pid) if owners else None
+            is_of_owner = (
+                container.ours and container.running and whose(container, self.agent, known_rank) is Whose.OWNERS
+            )
+            first = processes.get(container.pid) if is_of_owner else None
             details = self.details(first) if first else None
             if first and details and details.group.container_id == container.id:
-                own.append(container)
-                released |= {process.pid: process for process in (first, *table.descendants(first.pid))}
+                ranks.append(container)
+                released |= {process.pid: process for process in (first, *processes.descendants(first.pid))}
         by_gpu = gpu_memory_by_pid(self, released.values())
         consumers = read_consumers(self.files, released.values(), by_gpu)
         self._freed_bytes = sum(consumer.bytes for consumer in consumers)
         self._gpu_bytes = min(self._freed_bytes, sum(by_gpu.values()))
-        self.ranks, self._released, query = tuple(own), released, self.gpu
+        self.ranks, self._released, query = tuple(ranks), released, self.gpu
         self.gpu = lambda: self._without_rank(query())
 
     def _without_rank(self, gpu: GpuFacts) -> GpuFacts:
-        return replace(gpu, processes=gpu.processes and tuple(p for p in gpu.processes if p.pid not in self._released))
+        return replace(
+            gpu, processes=gpu.processes and tuple(user for user in gpu.processes if user.pid not in self._released)
+        )
 
     def docker(self) -> DockerFacts:
         facts = super().docker()
@@ -131,12 +142,12 @@ class NextStart(CachedHost):
         return ProcessTable(tuple(process for process in super().processes() if process.pid not in self._released))
 
     def meminfo(self) -> MemInfo:
-        info, freed = super().meminfo(), self._freed_bytes
+        info, freed_bytes = super().meminfo(), self._freed_bytes
         return replace(
             info,
-            free_bytes=min(info.total_bytes, info.free_bytes + freed),
-            available_bytes=min(info.total_bytes, info.available_bytes + freed),
-            anonymous_bytes=max(0, info.anonymous_bytes - (freed - self._gpu_bytes)),
+            free_bytes=min(info.total_bytes, info.free_bytes + freed_bytes),
+            available_bytes=min(info.total_bytes, info.available_bytes + freed_bytes),
+            anonymous_bytes=max(0, info.anonymous_bytes - (freed_bytes - self._gpu_bytes)),
         )
 
     def free_memory(self) -> FreeMemory:
@@ -145,18 +156,18 @@ class NextStart(CachedHost):
         return FreeMemory(free.bytes + self._freed_bytes, free.large_bytes + self._gpu_bytes, free.unlisted_bytes)
 
     def listeners(self, ports: tuple[int, ...] = ()) -> tuple[Listener, ...]:
-        every = super().listeners(ports)
-        own = {held.listener for held in self.port_holders(self._released.values(), every)}
-        return tuple(listener for listener in every if listener not in own)
+        listeners = super().listeners(ports)
+        released = {held.listener for held in self.port_holders(self._released.values(), listeners)}
+        return tuple(listener for listener in listeners if listener not in released)
 
     def segments(self, named: re.Pattern[str] = ANY) -> tuple[Segment, ...]:
-        every = super().segments(named)
-        own = self.segment_uses(self._released.values(), every).identities if self._released else frozenset()
-        return tuple(segment for segment in every if segment.identity not in own)
+        segments = super().segments(named)
+        released = self.segment_uses(self._released.values(), segments).identities if self._released else frozenset()
+        return tuple(segment for segment in segments if segment.identity not in released)
 
     def shm_used_bytes(self) -> int:
-        used = super().shm_used_bytes()
-        with suppress(OSError):  # of too many files, none count as released
-            used -= sum(segment.allocated_bytes for segment in super().segments())
-            used += sum(segment.allocated_bytes for segment in self.segments())
-        return used
+        used_bytes = super().shm_used_bytes()
+        with suppress(OSError):  # with too many files no segment counts as released
+            used_bytes -= sum(segment.allocated_bytes for segment in super().segments())
+            used_bytes += sum(segment.allocated_bytes for segment in self.segments())
+        return used_bytes

@@ -1,4 +1,4 @@
-"""How clients reach the endpoint of this node: address, key, context, state; and a configuration for some programs."""
+"""The endpoint for its clients: its state, context and commands to try it, and configurations for some programs."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class State(NamedTuple):
 
 
 def request_lines(url: str, key_file: str) -> Iterator[str]:
-    """Commands that request the list of models on the head. An argument has no key: every user can read those."""
+    """A command that requests the list of models on the head. The key is no argument: every user can read those."""
     if key_file:
         yield f"sudo sed 's/^/Authorization: Bearer /' {shlex.quote(key_file)} |"
     yield f"curl {'-H @- ' * bool(key_file)}{shlex.quote(f'{url}/models')}"
 
 
 def context_tokens(plan: LaunchPlan, host: Host) -> int | None:
-    """The context's length; None where a script of the user's own decides, or neither flag nor model names it."""
+    """Length of the context; None where a script of the user's own decides it, or neither flag nor model names it."""
     if plan.user_script:
         return None
     flag = first_values(plan.argv).get("max-model-len")
@@ -55,7 +55,7 @@ def read_state(host: Host) -> State:
 
 
 ANSWER_TOKENS = 8192
-"""Room for an answer in the snippets; a quarter of a context that is shorter than four of them."""
+"""Room for an answer in the snippets, but at most a quarter of the context."""
 NO_KEY = "none"
 """Some programs refuse to start without a key, though the endpoint needs none."""
 
@@ -69,6 +69,7 @@ class Offer(NamedTuple):
     context_tokens: int | None
     """Tokens of prompt and answer together; None where that is not known."""
     keyed: bool
+    """Whether requests need a key."""
 
     @property
     def answer_tokens(self) -> int | None:
@@ -76,11 +77,15 @@ class Offer(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int | None:
-        """The longest prompt: for more vLLM 0.32 cuts the answer (finish_reason "length"), and older builds refuse."""
+        """Length of the longest prompt. With a longer one vLLM 0.32 truncates the answer (finish_reason "length"), and
+        older builds refuse the request.
+        """
         return self.context_tokens - self.answer_tokens if self.context_tokens and self.answer_tokens else None
 
 
 class Client(Struct, frozen=True, forbid_unknown_fields=True):
+    """A program that may use the endpoint."""
+
     title: str
     limited_by: str
     """The setting that keeps prompt and answer within the context."""
@@ -92,7 +97,7 @@ CLIENTS = toml.decode(read_data("clients.toml"), type=dict[str, Client])
 
 
 def snippet(name: str, offer: Offer) -> str:
-    """The text for this client. Lines with a figure that is not known are left out. No key is in it."""
+    """The configuration for a client, without a key. Lines with a figure that is not known are left out."""
     body = {"model": offer.model, "max_tokens": offer.answer_tokens, "messages": [{"role": "user", "content": "Hello"}]}
     values: dict[str, object] = {
         "url": shlex.quote(offer.url),

@@ -1,5 +1,6 @@
-"""Network ports that may join this node to others: the real link, its RDMA devices, their twins, and its addresses; and
-the names of the machines at the other end, where lldpd runs: LLDP frames carry them, unsigned.
+"""Network ports that may join this node to others: link, RDMA devices, twins and addresses of each.
+
+Where lldpd runs, also the names of the machines at the other end: LLDP frames carry them, unsigned.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from sparkd.base.lib.text import parse_json, sanitize
 ETHERNET, INFINIBAND = "1", "32"
 """ARPHRD_ETHER and ARPHRD_INFINIBAND of linux/if_arp.h: tunnels have others."""
 FAST_MBPS = 25_000
-"""A port at least so fast that is no RDMA device may be one whose driver is missing."""
+"""A port of at least this speed without an RDMA device may be one whose driver is missing."""
 MOST = 16
 
 
 class FabricPort(Struct, frozen=True):
+    """A network port that may join this node to others."""
+
     link: Link
     hcas: tuple[str, ...]
-    """Its RDMA devices, and their twins with addresses: what NCCL would use."""
+    """RDMA devices that NCCL would use: the port's, and their twins with addresses."""
     addresses: tuple[str, ...]
-    """IPv4 first; none that is link-local in IPv6."""
+    """IPv4 first, without link-local ones of IPv6."""
     twins: tuple[str, ...] = ()
-    """Interfaces of the same physical port beside this one."""
+    """Other interfaces of the same physical port."""
 
     @property
     def connected(self) -> bool:
@@ -39,24 +42,26 @@ class FabricPort(Struct, frozen=True):
 
 def read_ports(files: Files) -> tuple[FabricPort, ...]:
     """Ports, the best for a fabric first: RDMA with a cable, then addresses, then speed. Raises OSError, ValueError."""
-    owned: dict[str, list[str]] = {}
+    addresses_by_name: dict[str, list[str]] = {}
     for address in network.read_addresses(files):
         if not (ip_address(address).is_loopback or (":" in address and ip_address(address).is_link_local)):
-            owned.setdefault(network.interface_of(files, address), []).append(address)
-    ports = list(_ports(files, owned, frozenset(network.default_routes(files))))
-    return tuple(sorted(ports, key=_worth)[:MOST])
+            addresses_by_name.setdefault(network.interface_of(files, address), []).append(address)
+    ports = list(_find_ports(files, addresses_by_name, frozenset(network.default_routes(files))))
+    return tuple(sorted(ports, key=_sort_key)[:MOST])
 
 
-def _ports(files: Files, owned: dict[str, list[str]], outward: frozenset[str]) -> Iterator[FabricPort]:
+def _find_ports(
+    files: Files, addresses_by_name: dict[str, list[str]], default_routes: frozenset[str]
+) -> Iterator[FabricPort]:
     for name in network.link_names(files):
-        inside = files.names_if_any(f"{network.FOLDER}/{name}")
+        entries = files.names_if_any(f"{network.FOLDER}/{name}")
         link = network.read_link(files, name)
-        if link is None or link.loopback or link.wireless or {"bridge", "master"} & set(inside):
+        if link is None or link.loopback or link.wireless or {"bridge", "master"} & set(entries):
             continue
-        hcas, addresses = infiniband.hcas_of(files, name), tuple(owned.get(name, ()))
-        fast = link.physical and (link.speed_mbps or 0) >= FAST_MBPS
-        if hcas or ((fast or (addresses and name not in outward)) and not _is_tunnel(files, name)):
-            yield FabricPort(link, hcas, addresses, _twins(files, name, hcas))
+        hcas, addresses = infiniband.hcas_of(files, name), tuple(addresses_by_name.get(name, ()))
+        is_fast = link.physical and (link.speed_mbps or 0) >= FAST_MBPS
+        if hcas or ((is_fast or (addresses and name not in default_routes)) and not _is_tunnel(files, name)):
+            yield FabricPort(link, hcas, addresses, _find_twins(files, name, hcas))
 
 
 def _is_tunnel(files: Files, name: str) -> bool:
@@ -64,14 +69,15 @@ def _is_tunnel(files: Files, name: str) -> bool:
     return kind.strip() not in (ETHERNET, INFINIBAND)
 
 
-def _twins(files: Files, name: str, hcas: tuple[str, ...]) -> tuple[str, ...]:
+def _find_twins(files: Files, name: str, hcas: tuple[str, ...]) -> tuple[str, ...]:
     with suppress(OSError, ValueError):
         twins = [twin for hca in hcas[:1] for twin in infiniband.find_twins(files, hca)[1:]]
         return tuple(interface for twin in twins for interface in twin.interfaces if interface != name)
     return ()
 
 
-def _worth(port: FabricPort) -> tuple[bool, bool, bool, int, str]:
+def _sort_key(port: FabricPort) -> tuple[bool, bool, bool, int, str]:
+    """The order of `read_ports`: a false value comes first."""
     link = port.link
     return (
         not (port.hcas and port.connected),
@@ -87,7 +93,7 @@ MOST_NAMES = 32
 
 
 def read_names(host: Host) -> dict[str, tuple[str, ...]]:
-    """Names by interface; empty where lldpd does not run, or this user may not query it."""
+    """Names of machines at the other end, by interface; empty without lldpd, or where this user may not query it."""
     if not host.live or not host.files.exists(SOCKET):
         return {}
     try:
@@ -98,7 +104,7 @@ def read_names(host: Host) -> dict[str, tuple[str, ...]]:
 
 
 def parse_names(answer: bytes) -> dict[str, tuple[str, ...]]:
-    """Names in lldpcli's json0. What has another form is left out. Raises ValueError where it is no JSON."""
+    """Names in lldpcli's json0, without entries of another form. Raises ValueError where it is no JSON."""
     names: dict[str, tuple[str, ...]] = {}
     match parse_json(answer):
         case {"lldp": [{"interface": [*interfaces]}]}:

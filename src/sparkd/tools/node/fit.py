@@ -1,4 +1,4 @@
-"""Which recipes this node could serve: what each lacks here, and the command that brings it."""
+"""Recipes that this node could serve: what each one lacks here, and the command that supplies it."""
 
 from __future__ import annotations
 
@@ -19,34 +19,40 @@ from sparkd.base.recipes.schema import WEIGHTS_GB, Recipe
 from sparkd.tools.node.recipe_lint import try_recipe
 
 FIRST = "deepseek-v4-flash-nvidia"
-"""The first of recipes that are alike: measured by NVIDIA, with an image that can be pulled."""
+"""The first among equally good recipes: NVIDIA has measured it, and its image can be pulled."""
 
 
 class Supply(Struct, frozen=True):
-    """What a node has for a plan. Empty `model` and `image`: they are there and whole; else what is wrong."""
+    """What a node has for a plan."""
 
     total_bytes: int
     gpu: bool
     gpu_bytes: int | None = None
     model: str = ""
+    """What is wrong with the model's files; empty where they are whole."""
     image: str = ""
+    """What is wrong with the image; empty where it is there."""
     too_big: str = ""
-    """Weights or KV cache that are too big; empty: nothing is known to be."""
+    """Weights or KV cache that are too big; empty where none is known to be."""
     docker: str = ""
-    """How to get an answer of docker, where it gives none."""
+    """The command after which docker answers; empty where it does."""
 
 
 class Lack(Struct, frozen=True):
+    """What a node lacks for a recipe."""
+
     reason: str
     command: str = ""
-    """What brings it; empty where nothing is known to."""
+    """The command that supplies it; empty where none is known."""
     lasting: bool = False
-    """Whether nothing brings it to this node."""
+    """Whether nothing can supply it on this node."""
     by_hand: bool = False
     """Whether it is an image that a person has to build."""
 
 
 class Fit(Struct, frozen=True):
+    """A recipe with what this node lacks for it."""
+
     recipe: str
     nodes: int
     """The smallest number of nodes that it can be planned for."""
@@ -61,72 +67,82 @@ class Fit(Struct, frozen=True):
 
     @property
     def reachable(self) -> bool:
-        """Whether commands bring all that is missing."""
+        """Whether commands supply all that is missing."""
         return all(lack.command for lack in self.lacks)
 
 
 def find_fits(
     recipes: Iterable[tuple[Recipe, bool]], settings: Settings, nodes: int | None, most_nodes: int, host: Host
 ) -> tuple[Fit, ...]:
-    """Fits, the best first. `nodes`: exactly so many, where that is known. The flag of a recipe is Fit.own."""
+    """Fits, the best first. Each recipe comes with its Fit.own. `nodes`: the number of nodes, where that is known."""
     cached = CachedHost(host)
     return tuple(sorted((_examine(*recipe, settings, nodes, most_nodes, cached) for recipe in recipes), key=rank))
 
 
 def _examine(
-    recipe: Recipe, own: bool, settings: Settings, nodes: int | None, most_nodes: int, host: CachedHost
+    recipe: Recipe, is_own: bool, settings: Settings, nodes: int | None, most_nodes: int, host: CachedHost
 ) -> Fit:
     trial = try_recipe(recipe, settings, nodes)
     plan, model = trial.plan, recipe.model.path.rpartition("/")[2]
     if plan is None:
-        return Fit(recipe.name, 0, model, own, (Lack(sanitize(trial.errors[0]), lasting=True),))
+        return Fit(recipe.name, 0, model, is_own, (Lack(sanitize(trial.errors[0]), lasting=True),))
     inputs, needed = CheckInputs(plan, settings), plan.node.cluster_size
     if needed > most_nodes:
-        return Fit(recipe.name, needed, model, own, (Lack(f"needs {needed} nodes", lasting=True),))
+        return Fit(recipe.name, needed, model, is_own, (Lack(f"needs {needed} nodes", lasting=True),))
     supply = read_supply(inputs, host, recipe.expect.get(WEIGHTS_GB))
-    return Fit(recipe.name, needed, model, own, tuple(judge_supply(recipe, inputs, supply)))
+    return Fit(recipe.name, needed, model, is_own, tuple(judge_supply(recipe, inputs, supply)))
 
 
 def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
-    """Raises OSError, ValueError where the memory is unreadable."""
+    """What this node has. `known_gb`: the size of the weights by the recipe, if it has one.
+
+    Raises OSError, ValueError where the memory is unreadable.
+    """
     gpu = host.gpu() if host.gpu_present() else NO_GPU
     try:
         weights, verdict = ModelWeights.from_inputs(inputs).run(host)
-        model = ("" if weights.there else "is not there") or (verdict.reason if verdict.level.blocks else "")
+        model_fault = ("" if weights.there else "is not there") or (verdict.reason if verdict.level.blocks else "")
     except OSError as error:
-        model = f"can't be read: {error.strerror}"
-    image, judged = EngineImage.from_inputs(inputs).run(host)
-    wrong, docker = judged.reason if judged.level.blocks else "", ""
+        model_fault = f"can't be read: {error.strerror}"
+    image, image_verdict = EngineImage.from_inputs(inputs).run(host)
+    image_fault, docker_command = image_verdict.reason if image_verdict.level.blocks else "", ""
     if image.docker != "known":
-        wrong = f"docker: {image.docker}"
-        docker = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
+        image_fault = f"docker: {image.docker}"
+        docker_command = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
     too_big = ""
     if inputs.uses_gpu and not inputs.plan.user_script:
         memory = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)
         too_big = memory.describe() if memory.fit is ModelFit.WEIGHTS_TOO_BIG else ""
-    return Supply(host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model, wrong, too_big, docker)
+    return Supply(
+        host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model_fault, image_fault, too_big, docker_command
+    )
 
 
 def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterator[Lack]:
+    """Yield what the node lacks for the recipe's plan."""
     plan = inputs.plan
     if inputs.uses_gpu and not supply.gpu:
         yield Lack("needs a GPU", lasting=True)
-    if (bytes_ := inputs.need.all_bytes(supply.total_bytes, supply.gpu_bytes)) > supply.total_bytes:
-        yield Lack(f"needs {size(bytes_)} of memory", lasting=True)
+    if (need_bytes := inputs.need.all_bytes(supply.total_bytes, supply.gpu_bytes)) > supply.total_bytes:
+        yield Lack(f"needs {size(need_bytes)} of memory", lasting=True)
     if supply.too_big:
         yield Lack(supply.too_big, lasting=True)
     if supply.model:
-        pull = f"sudo sparkd model pull {recipe.name}" if recipe.model.repo else ""
-        yield Lack(f"{sanitize(plan.model_path)} {supply.model}", pull)
+        pull_command = f"sudo sparkd model pull {recipe.name}" if recipe.model.repo else ""
+        yield Lack(f"{sanitize(plan.model_path)} {supply.model}", pull_command)
     if supply.image:
-        build = "" if supply.docker else recipe.image_build()
-        reason = f"you build its image: {supply.image}" if build else supply.image
-        command = supply.docker or build or f"sudo docker pull {plan.image}"
-        yield Lack(reason, command, by_hand=bool(build) and build == recipe.image.build)
+        build_command = "" if supply.docker else recipe.image_build()
+        reason = f"you build its image: {supply.image}" if build_command else supply.image
+        command = supply.docker or build_command or f"sudo docker pull {plan.image}"
+        yield Lack(reason, command, by_hand=bool(build_command) and build_command == recipe.image.build)
 
 
 def rank(fit: Fit) -> tuple[object, ...]:
-    """The order: can serve now, commands make it serve, a person builds the image; own, more nodes, FIRST, the name."""
+    """The order of fits; a false or smaller value comes first.
+
+    Possible ones come first, then those that commands can supply, whose image no person has to build, and that lack
+    less. Among equal ones an administrator's recipe comes first, then more nodes, FIRST, and the name.
+    """
     return (
         not fit.possible,
         not fit.reachable,

@@ -1,4 +1,4 @@
-"""What preflight changes on a person's word: by allowed fixes, or by the end of a process that a finding offers."""
+"""Changes by preflight that a person requests: the allowed fixes, or the end of a process that a finding offers."""
 
 from __future__ import annotations
 
@@ -31,27 +31,30 @@ from sparkd.base.status.model import Phase
 from sparkd.tools.node.render import Shown
 
 
-def _own(host: Host, loop: MainLoop, option: str = "") -> Actions:
-    """Own the node. Raises BlockedError (10), which names the owner, where somebody else does."""
+def _acquire_node(host: Host, loop: MainLoop, option: str = "") -> Actions:
+    """Become the owner of the node. `option`: of the command, for the hint.
+
+    Raises UsageError for other users than root, BlockedError (10), which names the owner, where the node has one.
+    """
     if os.geteuid() != 0:
         hint = f"sudo sparkd preflight{option}, or only look: sparkd preflight --dry-run"
         raise UsageError("only root may change this node", hint)
     return Actions.acquire(host, loop, NodeOwner(os.getpid(), "sparkd preflight", uuid.uuid4().hex))
 
 
-def end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
-    """End a process, with what descends from it, on a person's word, where a finding offers that. Raises as `_own`.
+def end_named(pid: int, examine: Callable[[], Shown], host: Host) -> Shown:
+    """End a process with its descendants, where a finding of `examine` offers that. Raises as `_acquire_node`.
 
-    A blocked agent keeps the lock, and launches nothing as long as that finding blocks.
+    A blocked agent may own the node meanwhile: it launches nothing as long as that finding blocks.
     """
-    before = look()
-    with MainLoop(Notifier(), {}) as loop, ExitStack() as owned:
+    preflight = examine()
+    with MainLoop(Notifier(), {}) as loop, ExitStack() as stack:
         try:
-            owned.callback(_own(host, loop, f" --fix {pid}").release)
+            stack.callback(_acquire_node(host, loop, f" --fix {pid}").release)
         except BlockedError:
-            if before.owner is None or before.owner.phase != Phase.BLOCKED.value:
+            if preflight.owner is None or preflight.owner.phase != Phase.BLOCKED.value:
                 raise
-        offers = (offer for finding in before.findings for offer in finding.verdict.offers)
+        offers = (offer for finding in preflight.findings for offer in finding.verdict.offers)
         offer = next((offer for offer in offers if offer[0].pid == pid), None)
         if offer is None:
             hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
@@ -59,12 +62,12 @@ def end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
         if os.getpid() in (fix.pid for fix in offer):
             raise UsageError(f"this command descends from pid {pid}, and would end itself", "run it elsewhere")
         ended = [(fix, end_process(fix)) for fix in offer]
-    states = tuple(FixState(fix, applied.state, applied.note) for fix, applied in ended)
-    return replace(look(), changes_nothing=False, fixes=states, hooks=(), before=before.findings)
+    states = tuple(FixState(fix, outcome.state, outcome.note) for fix, outcome in ended)
+    return replace(examine(), changes_nothing=False, fixes=states, hooks=(), before=preflight.findings)
 
 
 def fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
-    """Apply the allowed fixes, if they clear all that blocks. Raises as `_own`."""
+    """Apply the allowed fixes, if together they clear every blocking finding. Raises as `_acquire_node`."""
     loop = MainLoop(Notifier(), {})
 
     def run_hooks() -> tuple[Finding, ...]:
@@ -73,13 +76,14 @@ def fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
     def wait(seconds: float, _for: str) -> None:
         loop.wait(seconds)
 
-    silent = events(lambda _priority, _line: None, Redaction())  # events are for the journal; a person reads the table
-    policy = config.preflight.model_copy(update={"wait_seconds": 0})  # a person waits instead
-    actions = _own(host, loop)
+    # Events are for the journal; a person reads the table.
+    no_events = events(lambda _priority, _line: None, Redaction())
+    policy = config.preflight.model_copy(update={"wait_seconds": 0})  # a person can repeat the command instead
+    actions = _acquire_node(host, loop)
     try:
-        io = GateIO(actions.apply, run_hooks, wait, loop, silent, show=lambda _findings: None)
-        admission = Gate(partial(build_checks, check_inputs(node)), host, policy, io).fix_and_recheck()
+        io = GateIO(actions.apply, run_hooks, wait, loop, no_events, show=lambda _findings: None)
+        outcome = Gate(partial(build_checks, check_inputs(node)), host, policy, io).fix_and_recheck()
     finally:
         actions.release()
         loop.close()
-    return Shown(host.name(), node.role, False, admission.findings, admission.fixes, admission.before)
+    return Shown(host.name(), node.role, False, outcome.findings, outcome.fixes, outcome.before)

@@ -1,4 +1,4 @@
-"""What differs from the last known good start, for `sparkd diff` and `capture`, and the way back to one."""
+"""Differences from the last known good start, for `sparkd diff` and `capture`, and rollbacks to such a start."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ LIST = "sudo sparkd rollback --list"
 
 
 def read_known_good(host: Host) -> tuple[Entry, ...]:
+    """Known good starts, the newest first. A fault of the file is printed to stderr. Raises OSError."""
     return known_good.read_known_good(host.files, lambda reason: print(f"sparkd: {reason}", file=sys.stderr))
 
 
 def gather_facts(host: Host, plan: LaunchPlan) -> Facts:
-    """What the plan would start with now. May wait for docker and for the model's disk."""
+    """Facts of a start of this plan now. May wait for docker and for the model's disk."""
     weights: Manifest = ()
     identity, script = "", ""
     unseen: dict[str, str] = {}
 
     @contextmanager
-    def attempt(what: str) -> Iterator[None]:
+    def attempt(name: str) -> Iterator[None]:
+        """Put the reason into `unseen` where this fact can't be read."""
         try:
             yield
         except SparkdError as error:
-            unseen[what] = str(error)
+            unseen[name] = str(error)
 
     with attempt("weights"):
         weights = read_weights(host, plan)
@@ -56,20 +58,22 @@ def gather_facts(host: Host, plan: LaunchPlan) -> Facts:
     return Facts({**values, **node_values(plan)}, versions.read_versions(host), boot, unseen)
 
 
-def as_text(last: Entry, now: Facts) -> str:
+def as_text(last: Entry, current: Facts) -> str:
+    """Lines on what differs from the last known good start, and on what could not be compared."""
     plan = f"recipe {sanitize(last.name)}, plan {last.plan[:DIGITS]}, {format_utc(last.until)}"
-    rows, then = _differing(last, now), sanitize(f"the last known good start ({plan})")
-    unseen = [f"not compared: {name}: {sanitize(why, 300)}" for name, why in now.unseen.items()]
-    head = f"since {then}:" if rows else f"nothing that sparkd knows of differs from {then}"
-    return "\n".join([head, *rows, *unseen])
+    rows, start = _format_differences(last, current), sanitize(f"the last known good start ({plan})")
+    not_compared = [f"not compared: {name}: {sanitize(reason, 300)}" for name, reason in current.unseen.items()]
+    heading = f"since {start}:" if rows else f"nothing that sparkd knows of differs from {start}"
+    return "\n".join([heading, *rows, *not_compared])
 
 
-def _differing(last: Entry, now: Facts) -> tuple[str, ...]:
-    return format_table(group_files(find_differences(last.facts, now)), "then", "now")
+def _format_differences(last: Entry, current: Facts) -> tuple[str, ...]:
+    return format_table(group_files(find_differences(last.facts, current)), "then", "now")
 
 
-def as_json(last: Entry | None, now: Facts | None) -> str:
-    differences = find_differences(last.facts, now) if last is not None and now is not None else ()
+def as_json(last: Entry | None, current: Facts | None) -> str:
+    """The same as `as_text` as JSON; null and empty lists without a known good start or a plan."""
+    differences = find_differences(last.facts, current) if last is not None and current is not None else ()
     keys = ("since", "until", "plan", "agreement", "recipe", "image_id")
     document = {
         "schema": 1,
@@ -78,78 +82,84 @@ def as_json(last: Entry | None, now: Facts | None) -> str:
             {"name": difference.name, "then": difference.own or None, "now": difference.theirs or None}
             for difference in differences
         ],
-        "not_compared": dict(now.unseen) if now else {},
+        "not_compared": dict(current.unseen) if current else {},
     }
     return json.dumps(document, indent=2)
 
 
-def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, configured_image: str) -> Entry:
-    """The newest entry other than `configured` whose digest begins with `wanted`. Raises UsageError.
+def choose(entries: Sequence[Entry], prefix: str, configured: LaunchPlan | None, configured_image: str) -> Entry:
+    """The newest entry whose digest begins with `prefix`, if possible another one than the configured plan.
 
     `configured`: None where the configuration makes no plan; `configured_image`: its image's id, empty where not known.
+    An entry of the same plan with another image counts as another one. Raises UsageError.
     """
-    if not known:
+    if not entries:
         reason = "no start is known good on this node yet, so there is nothing to go back to"
         raise UsageError(reason, "another recipe: sudo sparkd use --list")
-    named = [entry for entry in known if entry.plan.startswith(wanted)]
-    if not named:
-        raise UsageError(f"no plan that is known good begins with {wanted!r}", LIST)
+    matching = [entry for entry in entries if entry.plan.startswith(prefix)]
+    if not matching:
+        raise UsageError(f"no plan that is known good begins with {prefix!r}", LIST)
     digest = configured.digest if configured else None
-    others = [entry for entry in named if entry.plan != digest or configured_image not in ("", entry.image_id)]
-    if not others and not wanted:
+    others = [entry for entry in matching if entry.plan != digest or configured_image not in ("", entry.image_id)]
+    if not others and not prefix:
         hint = "`sparkd diff` shows what else differs"
         raise UsageError("what is configured is the last known good plan itself, and there is none before it", hint)
-    return (others or named)[0]
+    return (others or matching)[0]
 
 
-def roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
+def roll_back(prefix: str, config: Settings, host: Host) -> Iterator[str]:
+    """Put the plan of a known good start in force, and yield lines for the person. `prefix`: as in `choose`.
+
+    Raises UsageError, ConfigError.
+    """
     plan = configured_plan(config, host)
-    present = image_id(host, plan.image) if plan else None
-    goal = choose(read_known_good(host), wanted, plan, present or "")
-    present_id = image_id(host, goal.image_id)
+    configured_image = image_id(host, plan.image) if plan else None
+    goal = choose(read_known_good(host), prefix, plan, configured_image or "")
+    goal_image = image_id(host, goal.image_id)
     replaces = membership.fingerprint_config(config, host)
-    back = make_rollback(goal, replaces, goal.image_id if present_id else "")
-    if back is None or back.to is None:
+    rollback = make_rollback(goal, replaces, goal.image_id if goal_image else "")
+    if rollback is None or rollback.to is None:
         raise ConfigError(f"the plan {goal.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
     node = None
     with suppress(AddressAwaitedError):  # this node's place is not known yet
-        node = membership.make_context(config, host, back.to)
-    write_switch(FILE.read(host.files), back, host)
-    yield f"{back.to.label} is in force from the next start on, until the configuration changes"
-    if present_id is None:
+        node = membership.make_context(config, host, rollback.to)
+    write_switch(FILE.read(host.files), rollback, host)
+    yield f"{rollback.to.label} is in force from the next start on, until the configuration changes"
+    if goal_image is None:
         yield "docker can't look up the recorded image: the one that has its name will run"
-    elif not present_id:
+    elif not goal_image:
         yield f"the recorded image, {goal.image_id}, is not on this node any more: the one that has its name will run"
         if goal.image_digest:
-            again = f"sudo sparkd rollback {goal.plan[:DIGITS]}"
-            yield f"to run the recorded one: sudo docker pull {goal.image_digest} && {again}"
-    if node and (rows := _differing(goal, gather_facts(host, node.plan))):
+            command = f"sudo sparkd rollback {goal.plan[:DIGITS]}"
+            yield f"to run the recorded one: sudo docker pull {goal.image_digest} && {command}"
+    if node and (rows := _format_differences(goal, gather_facts(host, node.plan))):
         yield "what still differs, and no rollback restores:"
         yield from rows
     if len(config.cluster.nodes) > 1:
         yield f"next: on each other node that follows no head: sudo sparkd rollback {goal.plan[:DIGITS]}"
-    yield f"next: sudo systemctl restart {_unit(config, host)}"
+    yield f"next: sudo systemctl restart {_name_unit(config, host)}"
 
 
 def end_rollback(config: Settings, host: Host) -> Iterator[str]:
+    """Remove the switch, also one that can't be read, and yield lines for the person. Raises UsageError."""
     faults = list[str]()
-    before = FILE.read(host.files, faults.append)
-    if before is None and not faults:
+    switch = FILE.read(host.files, faults.append)
+    if switch is None and not faults:
         yield "no other plan is in force: what is configured holds"
         return
-    write_switch(before, None, host)
+    write_switch(switch, None, host)
     yield "what is configured holds from the next start on"
-    yield f"next: sudo systemctl restart {_unit(config, host)}"
+    yield f"next: sudo systemctl restart {_name_unit(config, host)}"
 
 
 def configured_plan(config: Settings, host: Host) -> LaunchPlan | None:
-    """The plan of what is configured; None where that makes none."""
+    """The configured plan; None where the configuration makes none."""
     with suppress(ConfigError):
         return membership.make_context(config, host).plan
     return None
 
 
-def _unit(config: Settings, host: Host) -> str:
+def _name_unit(config: Settings, host: Host) -> str:
     with suppress(ConfigError):
         return "sparkd-worker" if membership.find_place(config, host).rank else "sparkd-head"
     return "sparkd-head, or sparkd-worker where this node is one"

@@ -15,7 +15,7 @@ from sparkd.base.recipes.image import Lines
 from sparkd.base.recipes.schema import Container
 from sparkd.base.status.model import FindingReport
 
-_UNBUILT = (
+_NO_KERNELS = (
     "no flashinfer-jit-cache is in the image's usual folders of packages: without it, kernels are compiled on a cold "
     "cache; to build them into it: pip install flashinfer-jit-cache=={} --index-url https://flashinfer.ai/whl/cu130 "
     "(cu130 for CUDA 13.0; the image's: python3 -c 'import torch; print(torch.version.cuda)')"
@@ -23,16 +23,26 @@ _UNBUILT = (
 
 
 def describe_plan(
-    plan: LaunchPlan, chosen: Sequence[FindingReport], demand: MemorySum | None, room: CompileRoom | None, unbuilt: str
+    plan: LaunchPlan,
+    findings: Sequence[FindingReport],
+    demand: MemorySum | None,
+    room: CompileRoom | None,
+    unbuilt: str,
 ) -> str:
-    """A table for people. `demand`, `room`, `unbuilt`: where these could be read."""
+    """The plan as lines of a name and a text. `findings`: findings on a plan in place of the configured one.
+
+    `demand` and `room`: None where they can't be read. `unbuilt`: the version of FlashInfer without built kernels in
+    the image, if that is known; else empty.
+    """
     spec, node = plan.container, plan.node
-    parts = [*(demand.rows() if demand else ()), *([("compilers on a cold cache", room.describe())] if room else [])]
+    memory_parts = list(demand.rows()) if demand else []
+    if room:
+        memory_parts.append(("compilers on a cold cache", room.describe()))
     if unbuilt:
-        parts.append(("FlashInfer", _UNBUILT.format(unbuilt)))
+        memory_parts.append(("FlashInfer", _NO_KERNELS.format(unbuilt)))
     privileged = "yes" if spec.privileged else "no"
     rows = [
-        *((name, text) for finding in chosen for name, text in ((finding.id, finding.reason), ("", finding.hint))),
+        *((name, text) for finding in findings for name, text in ((finding.id, finding.reason), ("", finding.hint))),
         ("recipe", plan.recipe),
         ("digest", plan.digest),
         ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),
@@ -41,22 +51,25 @@ def describe_plan(
         *([("endpoint", f"{plan.api_host} port {plan.api_port}")] if node.rank == 0 else []),
         ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {privileged}"),
         *([("shm", size(spec.shm_size_bytes))] if spec.shm_size_bytes is not None else []),
-        *(("ulimit", f"{name} {_limit(limit.soft)} to {_limit(limit.hard)}") for name, limit in spec.limits.items()),
+        *(
+            ("ulimit", f"{name} {_format_limit(limit.soft)} to {_format_limit(limit.hard)}")
+            for name, limit in spec.limits.items()
+        ),
         *(("device", device) for device in spec.devices),
         *(("mount", f"{mount.source} at {mount.target}{' read-only' * mount.read_only}") for mount in spec.volumes),
         *(("cache", f"{cache.name} at {cache.target}") for cache in plan.caches),
         *(("secret", f"{secret.name} from {secret.file}") for secret in plan.secrets),
-        ("memory", _memory(plan)),
-        *(("", f"{part}: {much}") for part, much in (parts if plan.container.gpus == "all" else ())),
+        ("memory", _describe_memory(plan)),
+        *(("", f"{part}: {text}") for part, text in (memory_parts if plan.container.gpus == "all" else ())),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 
-def _limit(value: int) -> str:
+def _format_limit(value: int) -> str:
     return "unlimited" if value < 0 else f"{value}"
 
 
-def _memory(plan: LaunchPlan) -> str:
+def _describe_memory(plan: LaunchPlan) -> str:
     share, limit = plan.gpu_memory_utilization, plan.container.memory_limit_bytes
     if plan.memory_bytes is not None:
         text = f"{plan.memory_bytes / 2**30:.1f} GiB"

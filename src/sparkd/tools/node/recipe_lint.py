@@ -1,6 +1,4 @@
-"""A recipe on any node: its plan by the settings' defaults; what is wrong with it and what could be better, each with
-its file and line.
-"""
+"""Lint of a recipe for any node: its plan with default settings, and errors and warnings with their file and line."""
 
 from __future__ import annotations
 
@@ -41,17 +39,19 @@ GB10_BYTES = 127_535_224 << 10
 
 
 class Trial(Struct, frozen=True):
+    """The attempt to plan a recipe."""
+
     plan: LaunchPlan | None
-    """The head's, with the fewest nodes that fit; None where none does."""
+    """The head's plan with the fewest nodes that fit; None where no number fits."""
     errors: tuple[str, ...]
-    """Why no number of nodes fits: what the highest one meets."""
+    """Why no number of nodes fits: the error with the highest number."""
     warnings: tuple[str, ...]
 
 
 def try_recipe(recipe: Recipe, settings: Settings | None = None, nodes: int | None = None) -> Trial:
-    """Plan it for `nodes` nodes, or for each number that the recipe allows. Each message names its key."""
+    """Plan the recipe for `nodes` nodes, or for each number that it allows. Each message names a key of the recipe."""
     plans: dict[int, LaunchPlan] = {}
-    refused = f"nodes.min is {recipe.nodes.min}, and cluster.nodes names at most {MAX_NODES} nodes"
+    refusal = f"nodes.min is {recipe.nodes.min}, and cluster.nodes names at most {MAX_NODES} nodes"
     counts = range(recipe.nodes.min, min(recipe.nodes.max, MAX_NODES) + 1) if nodes is None else (nodes,)
     for count in counts:
         # With an interface and an RDMA device each placeholder has a value.
@@ -59,14 +59,14 @@ def try_recipe(recipe: Recipe, settings: Settings | None = None, nodes: int | No
         try:
             plans[count] = make_plan(recipe, settings or Settings(), node)
         except ConfigError as error:
-            refused = f"{error.reason} ({error.hint})" if error.hint else error.reason
+            refusal = f"{error.reason} ({error.hint})" if error.hint else error.reason
         if recipe.nodes.min in plans:
             break  # the least number fits: no other is tried
     warnings = []
     if plans and nodes is None and recipe.nodes.min not in plans and "min" in recipe.nodes.model_fields_set:
-        fit = " or ".join(map(str, plans))
-        warnings.append(f"nodes.min is {recipe.nodes.min}, and the recipe fits {fit} node(s) only")
-    return Trial(next(iter(plans.values()), None), () if plans else (refused,), tuple(warnings))
+        fitting = " or ".join(map(str, plans))
+        warnings.append(f"nodes.min is {recipe.nodes.min}, and the recipe fits {fitting} node(s) only")
+    return Trial(next(iter(plans.values()), None), () if plans else (refusal,), tuple(warnings))
 
 
 def lint(
@@ -78,11 +78,11 @@ def lint(
     vllm: FlagTable = SHIPPED,
     model: str = "",
 ) -> tuple[list[str], list[str]]:
-    """What plan-lint and the plan find in a recipe: errors and warnings, each with its file and line.
+    """Errors and warnings on a recipe, by plan-lint and by its plan, each with its file and line.
 
-    `memory_bytes`: each node's, whose GPU shares it. `whole`: the recipe was read without a fault. Else only what is
-    written in it counts: what seems to be left out may be misspelt. `model`: a folder that is read instead of the
-    recipe's model.
+    `memory_bytes`: memory of each node, which its GPU shares. `whole`: whether the recipe was read without a fault. If
+    not, only keys that are written in it are judged, since a missing one may be misspelt. `model`: a folder that is
+    read instead of the recipe's model.
     """
     host = host or Host()
     trial = try_recipe(loaded.recipe) if whole else Trial(None, (), ())
@@ -93,15 +93,16 @@ def lint(
     errors, warnings = list[str](), list[str]()
     launch = replace(_make_launch(loaded.recipe), vllm=vllm, model=limits)
     for issue in (*rules.find_issues(launch), *_find_reach(loaded.recipe)):
-        where = _find_origin(loaded, issue.at)
-        if where or whole:
-            where = where or str(loaded.files[0])
-            (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
-    of_plan = _judge_trial(loaded, trial, memory_bytes, host)
-    return errors + of_plan[0], warnings + of_plan[1]
+        origin = _find_origin(loaded, issue.at)
+        if origin or whole:
+            origin = origin or str(loaded.files[0])
+            (errors if issue.blocks else warnings).append(f"{origin}: {issue.reason} ({issue.hint})")
+    plan_errors, plan_warnings = _judge_trial(loaded, trial, memory_bytes, host)
+    return errors + plan_errors, warnings + plan_warnings
 
 
 def _judge_trial(loaded: Loaded, trial: Trial, memory_bytes: int, host: Host) -> tuple[list[str], list[str]]:
+    """Errors and warnings on the plan."""
     errors = [f"{_locate_key(loaded, error)}: {error}" for error in trial.errors]
     warnings = list[str]()
     if trial.plan and trial.plan.container.gpus == "all":
@@ -114,12 +115,12 @@ def _judge_trial(loaded: Loaded, trial: Trial, memory_bytes: int, host: Host) ->
 
 
 def _judge_memory(loaded: Loaded, plan: LaunchPlan, memory_bytes: int, host: Host) -> tuple[str, bool]:
-    """What does not fit a node, empty where all does, and whether it is an error."""
+    """The shortage of memory on a node, empty where there is none, and whether it is an error."""
     known_gb = loaded.recipe.expect.get(WEIGHTS_GB)
     memory = read_sum(plan, Settings(), host, known_gb=known_gb, total_bytes=memory_bytes)
     if memory.is_too_big:
-        where = _locate_key(loaded, "nodes.min")
-        too_big = f"{where}: {memory.describe()} on nodes of {size(memory_bytes)}"
+        origin = _locate_key(loaded, "nodes.min")
+        too_big = f"{origin}: {memory.describe()} on nodes of {size(memory_bytes)}"
         return too_big, memory.fit is ModelFit.WEIGHTS_TOO_BIG
     room = find_room(memory_bytes, memory, CheckInputs(plan, Settings()).need, plan.gpus)
     if memory.weights and (excess := room.describe_excess(plan)):
@@ -128,7 +129,7 @@ def _judge_memory(loaded: Loaded, plan: LaunchPlan, memory_bytes: int, host: Hos
 
 
 def _find_origin(loaded: Loaded, key: str) -> str | None:
-    """Where a key is written: under its positive name, as a field of it, or as part of its JSON."""
+    """File and line of a key. It may be written without its `no-`, as a field of it, or as part of its flag's JSON."""
     positive = key.replace("args.no-", "args.", 1)
     fields = (origin for origin in loaded.origins if origin.startswith(f"{key}."))
     flag = ".".join(key.split(".")[:2])
@@ -136,13 +137,13 @@ def _find_origin(loaded: Loaded, key: str) -> str | None:
 
 
 def _locate_key(loaded: Loaded, text: str) -> str:
-    """Where the first key that a text names is written."""
+    """File and line of the first key that a text names; else the recipe's file."""
     keys = (name.rstrip(".") for name in re.findall(r"\b[a-z]+\.[\w.-]+", text))
     return next(filter(None, (_find_origin(loaded, key) for key in keys)), str(loaded.files[0]))
 
 
 def _find_missing(plan: LaunchPlan) -> Iterator[str]:
-    """Files that the recipe names, and that are not on this machine. Models and RDMA devices may come later."""
+    """Yield files that the recipe names and this machine does not have, except models and RDMA devices."""
     missing = {plan.container.volumes[0].source, VERBS}
     for file in paths_of_plan(plan):
         if missing.isdisjoint(accumulate(file.path.split("/"), "{}/{}".format)):
@@ -153,14 +154,14 @@ def _find_missing(plan: LaunchPlan) -> Iterator[str]:
 
 
 def _find_reach(recipe: Recipe) -> Iterator[Issue]:
-    """What it may do beyond its container."""
+    """Issues with the recipe's access to the machine beyond its container."""
     secrets = {f"secrets.{name}": file for name, file in recipe.secrets.items()}
     model = {"model.path": recipe.model.path} if recipe.model.path.startswith("/") else {}
     return find_reach(recipe.container, {**model, **secrets})
 
 
 def _make_launch(recipe: Recipe) -> Launch:
-    """The recipe's engine on any node, so without the values of placeholders."""
+    """The engine's launch on any node: values with placeholders are None, or left out."""
     words = command_line(recipe.args)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
     texts = [("model.path", recipe.model.path), ("model.served_name", recipe.model.served_name)]

@@ -18,7 +18,7 @@ CONFIGURATION = "configuration"
 """Id of the finding on a configuration that makes no plan."""
 WOULD_APPLY = "would apply"
 HELD_BACK = "held back"
-"""State of a fix that is not to be applied, since something else blocks that no fix clears."""
+"""State of a fix that is not to be applied: it is not allowed, or a finding blocks that no fix clears."""
 
 
 class Owner(Struct, frozen=True):
@@ -32,13 +32,15 @@ class Owner(Struct, frozen=True):
     """Its containers, which the findings leave out: the next start will not meet them."""
 
     def __str__(self) -> str:
-        who = f"pid {self.pid} ({self.command or 'of root'})"
-        doing = f"{self.phase} since {format_utc(self.since)}" if self.phase else "owns this node"
+        process = f"pid {self.pid} ({self.command or 'of root'})"
+        state = f"{self.phase} since {format_utc(self.since)}" if self.phase else "owns this node"
         names = ", ".join(self.released)
-        return f"{who}: {doing}" + (f"; judged is the next start, without its {names}" if names else "")
+        return f"{process}: {state}" + (f"; judged is the next start, without its {names}" if names else "")
 
 
 class Shown(Struct, frozen=True):
+    """The outcome of preflight, as people and programs see it."""
+
     node: str
     role: str
     changes_nothing: bool
@@ -51,9 +53,10 @@ class Shown(Struct, frozen=True):
 
 
 def intended(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[FixState, ...]:
-    would = fixes_to_apply(findings, allowed_kinds)
-    every = dict.fromkeys(fix for finding in findings for fix in finding.verdict.fixes)
-    return tuple(FixState(fix, WOULD_APPLY if fix in would else HELD_BACK) for fix in every)
+    """The fixes that the findings offer, each with whether it would be applied."""
+    applied = fixes_to_apply(findings, allowed_kinds)
+    fixes = dict.fromkeys(fix for finding in findings for fix in finding.verdict.fixes)
+    return tuple(FixState(fix, WOULD_APPLY if fix in applied else HELD_BACK) for fix in fixes)
 
 
 def as_json(shown: Shown) -> str:
@@ -64,19 +67,19 @@ def as_json(shown: Shown) -> str:
         "dry_run": shown.changes_nothing,
         "verdict": overall(shown.findings).value,
         "needs_person": any(finding.verdict.needs_person for finding in shown.findings),
-        "checks": [_check(finding, shown) for finding in shown.findings],
-        "before": [_check(finding, shown) for finding in shown.before],
+        "checks": [_check_as_json(finding, shown) for finding in shown.findings],
+        "before": [_check_as_json(finding, shown) for finding in shown.before],
         "hooks": list(shown.hooks),
         "owner": to_builtins(shown.owner),
     }
     return json.dumps(fields, indent=1) + "\n"
 
 
-def _check(finding: Finding, shown: Shown) -> dict[str, object]:
+def _check_as_json(finding: Finding, shown: Shown) -> dict[str, object]:
     verdict = finding.verdict
-    before = [earlier.verdict for earlier in shown.before if earlier.id == finding.id]
-    own = [fix for judged in (verdict, *before) for fix in judged.fixes]
-    states = [state for state in shown.fixes if state.fix in own]
+    verdicts = [verdict, *(earlier.verdict for earlier in shown.before if earlier.id == finding.id)]
+    fixes = [fix for offering in verdicts for fix in offering.fixes]
+    states = [state for state in shown.fixes if state.fix in fixes]
     return {
         "id": finding.id,
         "level": verdict.level.value,
@@ -85,19 +88,23 @@ def _check(finding: Finding, shown: Shown) -> dict[str, object]:
         "needs_person": verdict.needs_person,
         "action": verdict.required,
         "facts": finding.facts,
-        "fixes": [{"kind": s.fix.kind, "target": s.fix.target, "state": s.state, "note": s.note} for s in states],
+        "fixes": [
+            {"kind": state.fix.kind, "target": state.fix.target, "state": state.state, "note": state.note}
+            for state in states
+        ],
         "seconds": finding.seconds,
     }
 
 
 def parts(shown: Shown, *, every: bool = False) -> Parts:
-    """What is not ok, a row a finding, the worst first (`every`: all, in the order of the checks); what was done; the
-    summary; and where there is no plan, what to do next.
+    """The owner, tables of findings, fixes and hooks, a summary, and without a plan the next step.
+
+    A table has a row for each finding that is not ok, the worst first; with `every` all, in the order of the checks.
     """
     lines: list[str | Table] = [str(shown.owner), ""] if shown.owner else []
     if shown.before:
-        lines += ["before:", _table(shown.before, every, shown.node), ""]
-    table = _table(shown.findings, every, shown.node)
+        lines += ["before:", _make_table(shown.before, every, shown.node), ""]
+    table = _make_table(shown.findings, every, shown.node)
     if table.rows:
         lines += [*(["after:"] if shown.before else []), table, ""]
     for state in shown.fixes:
@@ -105,24 +112,24 @@ def parts(shown: Shown, *, every: bool = False) -> Parts:
     lines += [f"would run: {hook}" for hook in shown.hooks]
     if shown.fixes or shown.hooks:
         lines.append("")
-    person = any(finding.verdict.needs_person for finding in shown.findings)
-    needed = ", and a person is needed" if person else ""
-    word = overall(shown.findings).value
-    lines.append(f"{shown.node} ({shown.role}): {word} ({_summary(shown.findings)}){needed}")
+    needs_person = any(finding.verdict.needs_person for finding in shown.findings)
+    person_text = ", and a person is needed" if needs_person else ""
+    level = overall(shown.findings).value
+    lines.append(f"{shown.node} ({shown.role}): {level} ({_summarise(shown.findings)}){person_text}")
     hints = (finding.verdict.hint for finding in shown.findings if finding.id == CONFIGURATION)
     return [*lines, *(f"next: {hint}" for hint in hints if hint)]
 
 
-def _summary(findings: Sequence[Finding]) -> str:
+def _summarise(findings: Sequence[Finding]) -> str:
     counts = Counter(finding.verdict.level for finding in findings)
     words = {Level.OK: "ok", Level.WARN: "warnings", Level.BLOCK: "blocks", Level.UNKNOWN: "unknown"}
     return ", ".join(f"{counts[level]} {words.get(level, level.value)}" for level in Level if counts[level])
 
 
-def _table(findings: Sequence[Finding], every: bool, node: str) -> Table:
+def _make_table(findings: Sequence[Finding], every: bool, node: str) -> Table:
     if not every:
-        shown = (finding for finding in findings if finding.verdict.level not in (Level.OK, Level.SKIPPED))
-        findings = sorted(shown, key=lambda finding: finding.verdict.level.severity)
+        not_ok = (finding for finding in findings if finding.verdict.level not in (Level.OK, Level.SKIPPED))
+        findings = sorted(not_ok, key=lambda finding: finding.verdict.level.severity)
     rows, levels = list[tuple[str, ...]](), list[str]()
     for finding in findings:
         verdict = finding.verdict

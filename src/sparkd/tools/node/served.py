@@ -1,4 +1,4 @@
-"""The endpoint of this node, for commands that send requests to it, which is proven before anything is sent."""
+"""The endpoint of this node, for commands that send requests. That it is sparkd's engine is proven before any."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ CONNECTIONS = 8
 
 
 class Served(NamedTuple):
+    """An endpoint that serves, with its node, the agent's report, and the rank that answers on it."""
+
     node: NodeContext
     report: NodeReport
     rank: Rank
@@ -40,10 +42,10 @@ class Served(NamedTuple):
 
 @contextmanager
 def open_endpoint(connections: int) -> Iterator[Served]:
-    """The endpoint for the time of a command.
+    """Open the endpoint for a command, with at most so many connections.
 
-    Raises UsageError for other users than root, BlockedError where nothing serves, EngineEndedError where the
-    command's requests fail.
+    Raises UsageError for other users than root, BlockedError where nothing serves, EngineEndedError where a request of
+    the command fails.
     """
     if os.geteuid():
         # Only root sees which process answers on the port, and can read the key.
@@ -63,14 +65,14 @@ def open_endpoint(connections: int) -> Iterator[Served]:
         raise BlockedError(reason, "sudo systemctl restart sparkd-head")
     secrets = read_secrets(plan)
     events = log.events(lambda _, line: print(line, file=sys.stderr), Redaction(secrets.values()))
-    ended = BlockedError("the engine has just ended", "sparkd status")
+    ended_error = BlockedError("the engine has just ended", "sparkd status")
     try:
         pidfd = os.pidfd_open(container.pid)
     except ProcessLookupError:
-        raise ended from None
+        raise ended_error from None
     try:
-        if find_container(host, report).pid != container.pid:  # again: now the pidfd is the container's
-            raise ended
+        if find_container(host, report).pid != container.pid:  # if it still runs, the pidfd is its
+            raise ended_error
         rank = Rank(container.id, container.name, container.image_id, container.pid, pidfd)
         admit = ApiOwner(host, rank, events, plan.api_host, plan.api_port).admit
         key = secrets.get(API_KEY)
@@ -83,7 +85,7 @@ def open_endpoint(connections: int) -> Iterator[Served]:
 
 
 def find_container(host: Host, report: NodeReport) -> ContainerFacts:
-    """The container that the agent has reported. Raises BlockedError."""
+    """The engine's container that the agent reports. Raises BlockedError where it does not run."""
     facts = host.docker()
     if facts.error:
         raise BlockedError(f"docker can't describe the engine's container: {facts.error}", "systemctl status docker")
@@ -94,7 +96,7 @@ def find_container(host: Host, report: NodeReport) -> ContainerFacts:
 
 
 async def collect(served: Served, show: Callable[[Round], object] = lambda _: None) -> list[Round]:
-    """The rounds of the smoke test, each shown once it is over. Raises HttpError."""
+    """Run the smoke test, and return its rounds; `show` gets each one once it is over. Raises HttpError."""
     plan, recipe, rounds = served.node.plan, served.node.recipe, []
     tokens, random_weights = context_tokens(plan, Host()), recipe.model.random_weights
     wanted = from_plan(plan.argv, recipe.expect, tokens, random_weights=random_weights)

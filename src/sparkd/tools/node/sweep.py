@@ -1,4 +1,4 @@
-"""The end of containers whose agent is gone: which these are, and why one is left alone."""
+"""Orphans, the containers whose agent is gone: which these are, and their end. A rank may be left to the next agent."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from sparkd.base.lib.errors import ExitCode, LaunchError
 from sparkd.base.state.rank_record import RECORD_HINT, KnownRank, Whose, read_rank, whose
 
 CRASHES = ("signal", "core-dump", "watchdog", "oom-kill")
-"""Results of a service, by systemd.exec(5), after which the next agent may take its rank over."""
+"""Results of a service, as in systemd.exec(5), after which the next agent may take over the rank."""
 LEFT = "it serves, and its agent is expected back; without one it ends in a minute: nothing is to be done"
 RETRIED = tuple(str(int(code)) for code in (ExitCode.BUG, ExitCode.BLOCKED))
-"""Exit statuses of an agent that has not ended its rank: a bug, and one that could not take it over yet."""
+"""Exit statuses of an agent that leaves its rank running: after a bug, or where it could not take the rank over yet."""
 
 
 def is_left(host: Host, role: str | None, env: Mapping[str, str]) -> bool:
-    """Whether the crashed agent's rank is left for its successor. When in doubt: no.
+    """Whether the crashed agent's rank is left for the next agent; not where that is in doubt.
 
     `env`: the environment of ExecStopPost=.
     """
-    known, outcome = read_rank(host), env.get("SERVICE_RESULT", "")
-    failed = outcome == "exit-code" and env.get("EXIT_STATUS") in RETRIED
-    own = known.record is not None and known.record.role == role
-    return own and known.stays and (outcome in CRASHES or failed) and not is_stop_ordered()
+    known_rank, service_result = read_rank(host), env.get("SERVICE_RESULT", "")
+    is_retried = service_result == "exit-code" and env.get("EXIT_STATUS") in RETRIED
+    is_own = known_rank.record is not None and known_rank.record.role == role
+    return is_own and known_rank.stays and (service_result in CRASHES or is_retried) and not is_stop_ordered()
 
 
 def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], None]) -> ExitCode:
-    """End the orphans. Raises LaunchError where it is unknown whose a container is, or docker gives no list."""
+    """End the orphans; `invocation` and `role`: as in `find_orphans`.
+
+    Raises LaunchError where it is unknown whose a container is, or docker gives no list.
+    """
     if not docker.running(host):
         # A query would start dockerd; the next preflight removes what is left.
         print("docker is not running: nothing swept", file=sys.stderr)
@@ -45,35 +48,44 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
     except OSError as error:
         reason = f"nothing swept, whose the containers are is unknown: {error.strerror}"
         raise LaunchError(reason, "the next preflight removes what is left over") from None
-    known = read_rank(host)
+    known_rank = read_rank(host)
 
-    def held_as(holder: Whose) -> list[ContainerFacts]:
-        return [listed for listed in facts.containers if listed.ours and whose(listed, owner, known) is holder]
+    def list_by_holder(holder: Whose) -> list[ContainerFacts]:
+        return [
+            container
+            for container in facts.containers
+            if container.ours and whose(container, owner, known_rank) is holder
+        ]
 
-    orphans = find_orphans(facts.containers, owner, known, invocation, role)
-    code = _end(host, orphans, show) if orphans else ExitCode.GOOD
+    orphans = find_orphans(facts.containers, owner, known_rank, invocation, role)
+    code = _end_orphans(host, orphans, show) if orphans else ExitCode.GOOD
     if not invocation:
-        for container in held_as(Whose.LEFT):
+        for container in list_by_holder(Whose.LEFT):
             show(f"container {container.name} ({container.id[:12]}) is left alone: {LEFT}")
-    unknown = held_as(Whose.UNKNOWN)
-    if unknown and known.error:
-        raise LaunchError(f"{unknown[0].name} is left alone: {known.error}", RECORD_HINT)
+    unknown_containers = list_by_holder(Whose.UNKNOWN)
+    if unknown_containers and known_rank.error:
+        raise LaunchError(f"{unknown_containers[0].name} is left alone: {known_rank.error}", RECORD_HINT)
     return code
 
 
 def find_orphans(
-    containers: tuple[ContainerFacts, ...], owner: NodeOwner | None, known: KnownRank, invocation: str, role: str | None
+    containers: tuple[ContainerFacts, ...],
+    owner: NodeOwner | None,
+    known_rank: KnownRank,
+    invocation: str,
+    role: str | None,
 ) -> tuple[ContainerFacts, ...]:
-    """Containers whose agent is gone: the agent of `invocation`; where that is empty, any but the owner.
+    """Containers whose agent is gone. With an `invocation` only those of that agent, with a `role` only those of it.
 
-    A rank that the next agent is expected for is an orphan only after the end of an agent of its role.
+    A rank that is left for the next agent is an orphan only where `invocation` names an agent that has ended, and that
+    agent had it, or `role` is given.
     """
 
-    def is_orphan(candidate: ContainerFacts) -> bool:
-        if not candidate.ours or role not in (None, candidate.label(f"{LABEL}role")):
+    def is_orphan(container: ContainerFacts) -> bool:
+        if not container.ours or role not in (None, container.label(f"{LABEL}role")):
             return False
-        holder = whose(candidate, owner, known)
-        by_invocation = known.holder(candidate) == invocation
+        holder = whose(container, owner, known_rank)
+        by_invocation = known_rank.holder(container) == invocation
         if holder is Whose.LEFT:
             return bool(invocation) and (by_invocation or role is not None)
         return holder is Whose.ORPHAN and (not invocation or by_invocation)
@@ -81,8 +93,8 @@ def find_orphans(
     return tuple(filter(is_orphan, containers))
 
 
-def _end(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:
-    from sparkd.agent.actions.dockerd import Containers  # half a second, which an end that leaves nothing is spared
+def _end_orphans(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:
+    from sparkd.agent.actions.dockerd import Containers  # takes half a second, which is saved without orphans
     from sparkd.agent.actions.processes import end_orphan
 
     containers = Containers()

@@ -1,4 +1,4 @@
-"""The choice of this node's plan from the command line: what keeps it from one, and how its agent goes there."""
+"""The choice of this node's plan from the command line: what prevents a plan, and how the agent switches to it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from sparkd.tools.node.dry_run import NextStart
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""
 _NUMBER = re.compile(r"[0-9]+")
-"""A change of counts alone is no news."""
+"""Left out where two lines of status are compared, so that a change of counts alone is not shown."""
 
 POLL_SECONDS = 0.5
 GONE_SECONDS = 30.0
-"""How long no agent may run until none is expected any more: systemd starts the next one within seconds."""
+"""Time without an agent after which none is expected any more: systemd starts the next one within seconds."""
 
 
 def image_id(host: Host, ref: str) -> str | None:
@@ -54,7 +54,10 @@ def image_id(host: Host, ref: str) -> str | None:
 
 
 def write_switch(before: Switch | None, after: Switch | None, host: Host) -> None:
-    """Write it for the next start or the agent that runs. Raises UsageError where it can't be, or changes meanwhile."""
+    """Write `after` in place of `before`, for the agent that runs or the next start.
+
+    Raises UsageError where the file can't be written, or has something else than `before`.
+    """
     with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
         if not files.exchange(host.files, FILE, before, after):
             raise UsageError(f"{FILE.path} has changed meanwhile: nothing is changed", "run it again")
@@ -84,7 +87,10 @@ def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Setti
 
 
 def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
-    """A recipe for `span` seconds, 0: for good. Raises ConfigError, AwaitedError for a file that others may change."""
+    """The recipe of that name as a plan for `span` seconds; 0: without an end.
+
+    Raises ConfigError; AwaitedError for a file that others may change.
+    """
     engine = config.engine.model_copy(update={"recipe": name})
     loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
     for file in loaded.files:
@@ -94,33 +100,34 @@ def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
 
 
 def time_after(seconds: int) -> str:
+    """The time so many seconds from now: UTC, ISO 8601."""
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="seconds")
 
 
 def exchange_image(ref: str, span: int, config: Settings, host: Host) -> Chosen | None:
-    """The plan in force with another image; None where that is what is configured.
+    """The plan in force with another image; None where that is the configured plan.
 
-    Raises UsageError where `ref` is no image, BlockedError where there is no way back.
+    Raises UsageError where `ref` is no image, BlockedError where the node could not go back, or is switching already.
     """
     try:
         check_image(ref)
     except ValueError as error:
         raise UsageError(f"--image {sanitize(ref, 60)}: {error}") from None
-    now = membership.current_switch(config, host)
-    if now is not None and now.stage is not Stage.IN_FORCE:
-        raise BlockedError(f"this node is on the way to {label(now.chosen)}", "sparkd status")
-    chosen, until = now.to if now is not None else None, time_after(span) if span else ""
+    current = membership.current_switch(config, host)
+    if current is not None and current.stage is not Stage.IN_FORCE:
+        raise BlockedError(f"this node is on the way to {label(current.chosen)}", "sparkd status")
+    chosen, ends_at = current.to if current is not None else None, time_after(span) if span else ""
     plan = membership.make_context(config, host, chosen).plan
     if not plan.image_id:
         _refuse_moved_name(plan.image, ref, host)
         if ref == plan.image:
-            return chosen and replace(chosen, until=until)
+            return chosen and replace(chosen, until=ends_at)
     base = chosen or load_chosen(config.engine.recipe, 0, config, host)
-    return Chosen(base.recipe, base.engine.model_copy(update={"image": ref}), until=until)
+    return Chosen(base.recipe, base.engine.model_copy(update={"image": ref}), until=ends_at)
 
 
 def _refuse_moved_name(name: str, ref: str, host: Host) -> None:
-    """Raises BlockedError where the name of the image that runs is another one's now, as after a docker pull."""
+    """Raises BlockedError where the name of the image that runs is another image's now, as after a docker pull."""
     report, named = read_living_report(host.files), image_id(host, name)
     running = report.engine.image if report is not None else ""
     if not running or named in (running, None):
@@ -131,80 +138,86 @@ def _refuse_moved_name(name: str, ref: str, host: Host) -> None:
 
 
 def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str, ...] = ()) -> tuple[Finding, ...]:
-    """What keeps this node from the plan, and no allowed fix clears. `ids`: the checks to run; empty: all."""
+    """Findings that prevent the plan on this node and that no allowed fix clears. `ids`: checks to run; empty: all."""
     checks = without_skipped(build_checks(check_inputs(node)), config.preflight.skip)
-    wanted = [check for check in checks if not ids or check.id in ids]
-    findings = examine(wanted, host if isinstance(host, NextStart) else NextStart(host))
+    selected = [check for check in checks if not ids or check.id in ids]
+    findings = examine(selected, host if isinstance(host, NextStart) else NextStart(host))
     return uncleared(downgrade(findings, config.preflight.downgrade), config.preflight.allow_fixes)
 
 
 def explain_findings(findings: Iterable[Finding]) -> Iterator[str]:
+    """A line for each finding."""
     for finding in findings:
         yield f"{finding.id}: {finding.verdict.reason}{f' ({finding.verdict.hint})' * bool(finding.verdict.hint)}"
 
 
 def choose_recipe(name: str, span: int, config: Settings, host: Host) -> Chosen | None:
-    """The recipe of that name; None where it is what is configured."""
+    """The recipe of that name as in `load_chosen`; None where it is the configured one, without an end."""
     return None if name == config.engine.recipe and not span else load_chosen(name, span, config, host)
 
 
 def make_switch(to: Chosen | None, drain: int, before: Switch | None, config: Settings, host: Host) -> Switch | None:
-    """The switch to a plan, or to what is configured; None where that holds. Raises what keeps the node from it.
+    """The switch to a plan, or with None to the configured one; None where that is in force already.
 
-    `before`: the choice that the file has now.
+    `before`: the switch in the file. Raises ConfigError, BlockedError where the node can't go there.
     """
     replaces = membership.fingerprint_config(config, host)
-    now = before if before is not None and before.replaces == replaces else None
+    switch = before if before is not None and before.replaces == replaces else None
     node = membership.make_context(config, host, to)
-    if now is None and to is None:
+    if switch is None and to is None:
         return None
-    if now is not None and now.stage is Stage.IN_FORCE and now.to is not None and now.to.is_same_plan(to):
-        return None if now.to == to else replace(now, to=to)
+    if switch is not None and switch.stage is Stage.IN_FORCE and switch.to is not None and switch.to.is_same_plan(to):
+        return None if switch.to == to else replace(switch, to=to)
     refuse_blocked(node, findings_of(node, host, config), config, host)
-    back = plans_before(now, config, host)[:MOST_BACK]
+    back = plans_before(switch, config, host)[:MOST_BACK]
     return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
 
 
-def plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
-    """What to go back to: what is in force; where that neither is known good nor serves, the last known good plan."""
-    before = now.plans if now is not None else ()
-    report, known = parse(read_report(host.files)), known_good.read_known_good(host.files)
-    if not known or (report is not None and report.phase in (Phase.SERVING, Phase.DEGRADED)):
-        return before
+def plans_before(current: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
+    """Plans to go back to: the plan in force and those before it, the latest first; or the last known good plan.
+
+    The latter where the plan in force neither serves nor is known good.
+    """
+    plans = current.plans if current is not None else ()
+    report, known_plans = parse(read_report(host.files)), known_good.read_known_good(host.files)
+    if not known_plans or (report is not None and report.phase in (Phase.SERVING, Phase.DEGRADED)):
+        return plans
     with suppress(ConfigError):
-        plan = membership.make_context(config, host, before[0] if before else None).plan
-        if any(entry.plan == plan.digest for entry in known):
-            return before
-    back = make_rollback(known[0], "", known[0].image_id if image_id(host, known[0].image_id) else "")
-    return (back.to,) if back is not None and back.to is not None else before
+        plan = membership.make_context(config, host, plans[0] if plans else None).plan
+        if any(entry.plan == plan.digest for entry in known_plans):
+            return plans
+    last_good = known_plans[0]
+    rollback = make_rollback(last_good, "", last_good.image_id if image_id(host, last_good.image_id) else "")
+    return (rollback.to,) if rollback is not None and rollback.to is not None else plans
 
 
 def list_usable(config: Settings, host: Host) -> Table:
     """A line for each recipe: whether it could be used now, or why not."""
-    now, cached, nodes = membership.current_switch(config, host), NextStart(host), request_inventories(config, host)
-    in_force = now.chosen if now is not None else None
+    current = membership.current_switch(config, host)
+    next_start, nodes = NextStart(host), request_inventories(config, host)
+    in_force = current.chosen if current is not None else None
     name = in_force.recipe.name if in_force is not None else config.engine.recipe
-    chosen = "in force" if now is None or now.stage is Stage.IN_FORCE else "on the way"
+    chosen_text = "in force" if current is None or current.stage is Stage.IN_FORCE else "on the way"
     rows = [("RECIPE", "NOW", "")]
     for recipe in find_recipes(recipe_folders(Path(host.files.root))):
-        reason = _why_not(recipe, config, cached, nodes)
-        rows.append((recipe, chosen if recipe == name else "no" if reason else "yes", sanitize(reason)))
+        reason = _find_obstacle(recipe, config, next_start, nodes)
+        rows.append((recipe, chosen_text if recipe == name else "no" if reason else "yes", sanitize(reason)))
     return Table(rows, heading=True)
 
 
-def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str:
+def _find_obstacle(name: str, config: Settings, host: Host, nodes: Inventories) -> str:
     """Why a recipe can't be used; empty where it can."""
     try:
         node = membership.make_context(config, host, load_chosen(name, 0, config, host))
     except ConfigError as error:
         return error.reason.splitlines()[0].partition("; chosen for")[0]
     findings = findings_of(node, host, config, BY_RECIPE)
-    own = f"{findings[0].id}: {findings[0].verdict.reason}" if findings else ""
-    return own or next(find_missing_elsewhere(node, nodes), "")
+    own_fault = f"{findings[0].id}: {findings[0].verdict.reason}" if findings else ""
+    return own_fault or next(find_missing_elsewhere(node, nodes), "")
 
 
 def follow_agent(host: Host) -> Iterator[NodeReport | None]:
-    """The report of the agent that runs, every half second; it ends once there has been none for `GONE_SECONDS`."""
+    """Yield the report of the agent that runs, every half second, None without one; end after GONE_SECONDS of None."""
     alive_at = time.monotonic()
     while (report := read_living_report(host.files)) is not None or time.monotonic() - alive_at <= GONE_SECONDS:
         alive_at = time.monotonic() if report is not None else alive_at
@@ -213,7 +226,7 @@ def follow_agent(host: Host) -> Iterator[NodeReport | None]:
 
 
 def await_service(host: Host, seconds: float) -> bool | None:
-    """Whether the engine serves by then; None where no agent runs any more."""
+    """Wait until the engine serves, for about `seconds`; return whether it does, None where no agent runs any more."""
     began = time.monotonic()
     for report in follow_agent(host):
         if report is not None and report.phase in IN_SERVICE:
@@ -224,19 +237,19 @@ def await_service(host: Host, seconds: float) -> bool | None:
 
 
 def go_back(host: Host, is_own: Callable[[Switch], bool]) -> Chosen | None:
-    """End the caller's plan as its time would; what somebody else has chosen holds. Returns what is to run.
+    """End the caller's plan as the end of its time would. A plan that somebody else has chosen stays.
 
-    Raises UsageError.
+    Returns the plan that is to run, None for the configured one. Raises UsageError.
     """
     while (choice := read_choice(host)) and is_own(choice) and choice.stage is not Stage.RETURNING:
         with files.usage_error(f"{FILE.path} can't be changed", "sudo sparkd use --end"):
-            # Without effect where the agent has just written a step of its own.
+            # Writes nothing where the agent has just changed the file: the loop reads it again.
             files.exchange(host.files, FILE, choice, replace(choice, stage=Stage.RETURNING))
     return choice.chosen if choice else None
 
 
 def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:
-    """The agent's last end that counts, which it writes once its rank has ended; None after `GONE_SECONDS`."""
+    """Wait for an end that counts, which an agent writes once its rank has ended; None after GONE_SECONDS."""
     deadline = time.monotonic() + GONE_SECONDS
     while (end := (launch_history.FILE.read(host.files) or LaunchHistory()).last_exit) is None or not counts(end):
         if time.monotonic() > deadline:
@@ -246,29 +259,30 @@ def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:
 
 
 def find_outcome(switch: Switch, choice: Switch | None) -> bool | None:
-    """Whether the new plan is in force; None while that is open. Pure."""
+    """Whether the new plan is in force (true), or can't come into force any more; None while that is open. Pure."""
     if choice is None or choice.stage is Stage.IN_FORCE:
         return (choice.to if choice is not None else None) == switch.to
     return None if choice.chosen_at == switch.chosen_at and choice.stage is not Stage.RETURNING else False
 
 
 def follow(switch: Switch, host: Host, show: Callable[[str], None]) -> str:
-    """Show what the agent does, until the new plan is in force, or the one before is again: then why.
+    """Show what the agent does, until the new plan is in force, or the one before is again.
 
-    Raises NotReadyError where no agent runs any more.
+    Returns "", or the reason for the return. Raises NotReadyError where no agent runs any more.
     """
-    shown = ""
+    shown_step = ""
     for report in follow_agent(host):
         if (outcome := find_outcome(switch, read_choice(host))) is not None:
-            return "" if outcome else _why_back(switch, host)
+            return "" if outcome else _explain_return(switch, host)
         if report is not None:
             line = sanitize(status_line(report))
-            if (step := _NUMBER.sub("", line)) != shown:
-                shown = step
+            if (step := _NUMBER.sub("", line)) != shown_step:
+                shown_step = step
                 show(line)
     raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
 
 
-def _why_back(switch: Switch, host: Host) -> str:
+def _explain_return(switch: Switch, host: Host) -> str:
+    """Why the node has returned to the plan before the switch."""
     end = await_end(host, lambda last: last.cause == Cause.SWITCH_FAILED and last.at > switch.chosen_at)
     return sanitize(str(end), 1000) if end is not None else f"{label(switch.to)} is not in force: sparkd status"

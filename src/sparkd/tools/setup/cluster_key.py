@@ -1,4 +1,4 @@
-"""The cluster's key, made and rotated on one node: `sparkd init --new-cluster-key`; and the files of keys in `init`."""
+"""Files of keys for `sparkd init`, and the cluster's key, made and rotated by `sparkd init --new-cluster-key`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ PUBLIC_HEADER = "# Public key of the head that this node has joined: each line i
 
 
 class KeyFile(NamedTuple):
+    """A file to write, with a secret in it."""
+
     path: str
     text: str
     over: bool = False
-    """Whether it replaces what is there."""
+    """Whether it replaces another text."""
     what: str = "a new key"
+    """Its content in words, for the list of changes."""
 
 
 def new_files(path: str) -> tuple[KeyFile, ...]:
-    """The files of a head. `path`: the cluster key's."""
-    own = key_text(os.urandom(KEY_BYTES).hex(), header=HEAD_HEADER)
-    return KeyFile(path, key_text(os.urandom(KEY_BYTES).hex())), KeyFile(head_key.PRIVATE, own)
+    """Files for a head: the cluster's key at `path`, and the head's private key, both new."""
+    private = key_text(os.urandom(KEY_BYTES).hex(), header=HEAD_HEADER)
+    return KeyFile(path, key_text(os.urandom(KEY_BYTES).hex())), KeyFile(head_key.PRIVATE, private)
 
 
 def joined_files(path: str, keys: Iterable[bytes], head_keys: Iterable[bytes]) -> tuple[KeyFile, ...]:
-    """The files of a node that joins, with what the head sends."""
+    """Files for a node that joins: the cluster's keys at `path`, and the head's public keys."""
     public = key_text(*(key.hex() for key in head_keys), header=PUBLIC_HEADER)
     cluster = key_text(*(key.hex() for key in keys))
     return KeyFile(path, cluster, over=True), KeyFile(head_key.PUBLIC, public, over=True)
@@ -45,13 +48,13 @@ def key_text(*keys: str, header: str = KEY_HEADER) -> str:
 
 
 def is_key_text(text: str) -> bool:
-    """Whether nothing but keys is below a header of sparkd's: also once it was rotated, or copied from another node."""
+    """Whether it has one of sparkd's headers and else only keys, as also after a rotation or on another node."""
     header, *keys = text.splitlines() or [""]
     return header in (KEY_HEADER, HEAD_HEADER, PUBLIC_HEADER) and all(map(KEY.fullmatch, keys))
 
 
 def create_key(path: str, setup: Setup) -> str:
-    """Write a new key where there is no file; what to do next. Raises UsageError, ConfigError."""
+    """Write a new key where there is no file; return what to do next. Raises UsageError, ConfigError."""
     if setup.read(path) is not None:
         hint = f"sudo sparkd init {NEW_KEY} --rotate puts a new key above it"
         raise UsageError(f"{path} exists, and is never overwritten", hint)
@@ -59,19 +62,19 @@ def create_key(path: str, setup: Setup) -> str:
 
 
 def rotate_key(path: str, setup: Setup) -> str:
-    """Put a new key above the first one that there is; what to do next. Raises UsageError, ConfigError."""
-    old, *older = read_keys(setup.files, path, os.geteuid())
-    if older:
+    """Put a new key above the only one in the file; return what to do next. Raises UsageError, ConfigError."""
+    old_key, *older_keys = read_keys(setup.files, path, os.geteuid())
+    if older_keys:
         hint = f"once all nodes have the new key, on each: {forget_command(path)}"
-        raise UsageError(f"{path} has {1 + len(older)} keys: the rotation before is not complete", hint)
+        raise UsageError(f"{path} has {1 + len(older_keys)} keys: the rotation before is not complete", hint)
     return (
-        f"wrote {path}: a new key, with the old one below it\n{_write_key(path, setup, old.hex())}\n"
+        f"wrote {path}: a new key, with the old one below it\n{_write_key(path, setup, old_key.hex())}\n"
         f"once all nodes have it, on each of them: {forget_command(path)}\n"
         "running agents need no restart, and warn each day while the old key is accepted (cluster.key.outdated)"
     )
 
 
 def _write_key(path: str, setup: Setup, *old_keys: str) -> str:
-    """Write the file with a new key; what to do next."""
+    """Write the file with a new key above the old ones, which are in hex; return what to do next."""
     setup.write(path, key_text(os.urandom(KEY_BYTES).hex(), *old_keys), 0o600, own=True)
     return f"next: copy {path} to each other node, of root there too and with mode 0600; make no other key there"

@@ -1,14 +1,14 @@
-"""How a node joins, on the head: it waits for the nodes to which its code is taken, and gives each the cluster's key.
+"""Joining a cluster, on the head: it waits for nodes on which its code is typed, and gives each the cluster's key.
 
-Two GETs on one connection, to a port that is open only meanwhile:
+A node sends two GET requests on one connection, to a port that is open only meanwhile:
 
     /join                     answer: the head's public key of this invitation, and the connection's challenge
-    /join?key=...&sealed=...  the node's public key, and who it is, sealed; answer: keys and nodes, sealed
+    /join?key=...&sealed=...  the node's public key, and a sealed Hello; answer: a sealed Welcome with keys and nodes
 
-The node writes that down, and reports it by both once more, with what it has. Until then the same address may get the
-keys again: an answer may be lost, or a disk full.
+The node writes these to its disk, and reports that by both requests again, with its inventory. Until then the same
+address may get the keys again, since an answer may be lost, or a disk full.
 
-A wrong code costs its sender time, and after ten of them there is no invitation any more.
+A wrong code is answered late, and after ten of them the invitation ends.
 """
 
 from __future__ import annotations
@@ -52,29 +52,37 @@ AGAIN = "for a new code, on the head: sudo sparkd init --invite, or --nodes N"
 
 
 class Guest(NamedTuple):
-    """A node that has written down what it got. `known`: it was one of the nodes before."""
+    """A node that has joined: the keys are on its disk."""
 
     address: str
     hostname: str
     version: str
     known: bool
+    """Whether it was one of the cluster's nodes before."""
     inventory: Inventory | None = None
-    """What it has; None where that is too much, or of another version."""
+    """None where it is too long, or of another version."""
     knows_head: bool = True
     """Whether it keeps the head's public key."""
 
 
 class Refusal(NamedTuple):
+    """A request that was refused."""
+
     address: str
     reason: str
 
 
 class Offer(Struct, frozen=True):
+    """The answer to the first request."""
+
     key: str
+    """The head's public key of this invitation, in hex."""
     challenge: str
 
 
 class Hello(Struct, frozen=True):
+    """A node's message to the head, sealed."""
+
     hostname: str
     version: str
     written: bool = False
@@ -85,17 +93,19 @@ class Hello(Struct, frozen=True):
 
 
 class Welcome(Struct, frozen=True):
+    """The head's answer to a Hello, sealed."""
+
     version: str
     keys: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     head_keys: tuple[str, ...] = ()
     """Public halves of the head's own key; an earlier version has none."""
     refused: str = ""
-    """Why a node that has the code gets nothing."""
+    """Why a node with the code gets no keys; empty where it gets them."""
 
 
 class Invitation:
-    """Lets `limit` nodes join, once each. Listens on the head's fabric address at once, answers within a `with`.
+    """Lets up to `limit` nodes join, once each. Listens on the head's fabric address at once, answers within a `with`.
 
     `nodes`: those of the cluster so far. `head_keys`: public halves. `events` go to the journal by default. Raises
     BlockedError where the port is taken.
@@ -115,15 +125,15 @@ class Invitation:
         events: log.Events | None = None,
     ) -> None:
         self._code = JoinCode.new(address)
-        self._own = Ephemeral()
+        self._ephemeral = Ephemeral()
         self._keys, self._limit = tuple(key.hex() for key in keys), limit
         self._head_keys = tuple(key.hex() for key in head_keys)
         self._nodes = list(dict.fromkeys((self._code.head, *map(canonical, nodes))))
         self._sent: dict[str, bool] = {}
-        """Addresses that the keys were sent to, and whether each is that of a node of the cluster so far."""
+        """Addresses that got the keys, each with whether it was one of the cluster's nodes before."""
         self._joined: set[str] = set()
-        self._wrong, self._wrong_seconds = 0, wrong_seconds
-        self._until = time.monotonic() + valid_seconds
+        self._wrong_codes, self._wrong_seconds = 0, wrong_seconds
+        self._deadline = time.monotonic() + valid_seconds
         self._news: queue.SimpleQueue[Guest | Refusal] = queue.SimpleQueue()
         self._events = events or log.events(syslog.syslog, Redaction())
         self._serving = ExitStack()
@@ -147,21 +157,25 @@ class Invitation:
         self._serving.close()
 
     def end_in(self, seconds: float) -> None:
-        """End in so many seconds at the latest."""
-        self._until = min(self._until, time.monotonic() + seconds)
+        """End the invitation in so many seconds at the latest."""
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
 
     def guests(self) -> Iterator[Guest | Refusal]:
-        """Each one as it comes, until all have joined or the time is over. Raises BlockedError after wrong codes."""
+        """Yield each node that joins or is refused, until all have joined or the time is over.
+
+        Raises BlockedError after MOST_WRONG wrong codes.
+        """
         joined = 0
         while joined < self._limit:
             try:
-                news = self._news.get(timeout=max(0.0, self._until - time.monotonic()))
+                news = self._news.get(timeout=max(0.0, self._deadline - time.monotonic()))
             except queue.Empty:
                 return
             joined += isinstance(news, Guest)
             yield news
-            if self._wrong >= MOST_WRONG and self._news.empty():
-                reason = f"{self._wrong} wrong codes, the last one from {news.address}: this code is not valid any more"
+            if self._wrong_codes >= MOST_WRONG and self._news.empty():
+                wrong = f"{self._wrong_codes} wrong codes, the last one from {news.address}"
+                reason = f"{wrong}: this code is not valid any more"
                 raise BlockedError(reason, AGAIN)
 
     async def _handle(self, request: Request) -> Response:
@@ -169,15 +183,15 @@ class Invitation:
         if target.path != "/join":
             return Response(404)
         address = canonical(request.source)
-        full = len(self._joined if address in self._sent else self._sent) >= self._limit
-        if self._wrong >= MOST_WRONG or full or time.monotonic() > self._until:
+        is_full = len(self._joined if address in self._sent else self._sent) >= self._limit
+        if self._wrong_codes >= MOST_WRONG or is_full or time.monotonic() > self._deadline:
             return Response(410)
         if not target.query:
-            return Response(200, msgspec.json.encode(Offer(self._own.public.hex(), request.challenge)))
+            return Response(200, msgspec.json.encode(Offer(self._ephemeral.public.hex(), request.challenge)))
         fields = parse_qs(target.query)
         try:
             theirs, sealed = (bytes.fromhex(fields[name][0]) for name in ("key", "sealed"))
-            from_node, to_node = self._own.seals(theirs, self._code, address, request.challenge, head=True)
+            from_node, to_node = self._ephemeral.seals(theirs, self._code, address, request.challenge, head=True)
         except (KeyError, ValueError):
             return Response(400)
         try:
@@ -187,8 +201,9 @@ class Invitation:
         return Response(200, to_node.close(self._welcome(address, hello)))
 
     async def _refuse_code(self, address: str) -> Response:
-        self._wrong += 1
-        self._record_refusal(address, "wrong code", count=self._wrong)
+        """Answer a wrong code, after the wait for it."""
+        self._wrong_codes += 1
+        self._record_refusal(address, "wrong code", count=self._wrong_codes)
         await asyncio.sleep(self._wrong_seconds)
         return Response(401)
 
@@ -197,29 +212,30 @@ class Invitation:
         self._news.put(Refusal(address, reason))
 
     def _welcome(self, address: str, hello: Hello) -> Welcome:
-        known = self._sent.get(address, address in self._nodes)
-        refused = ""
+        """Give the keys to a node, or let it join where it has them on its disk, or refuse it."""
+        is_known = self._sent.get(address, address in self._nodes)
+        refusal = ""
         if address in self._joined:
-            refused = f"{address} has joined by this code already"
+            refusal = f"{address} has joined by this code already"
         elif address == self._code.head:
-            refused = f"{address} is the head itself"
+            refusal = f"{address} is the head itself"
         elif hello.written and address not in self._sent:
-            refused = f"{address} has got no key by this code"
-        elif not known and address not in self._nodes and len(self._nodes) >= MAX_NODES:
-            refused = f"the cluster has {MAX_NODES} nodes already"
-        if refused:
-            self._record_refusal(address, refused)
-            return Welcome(__version__, refused=refused)
-        guest = Guest(address, sanitize(hello.hostname, NAME_LIMIT), sanitize(hello.version, NAME_LIMIT), known)
+            refusal = f"{address} has got no key by this code"
+        elif not is_known and address not in self._nodes and len(self._nodes) >= MAX_NODES:
+            refusal = f"the cluster has {MAX_NODES} nodes already"
+        if refusal:
+            self._record_refusal(address, refusal)
+            return Welcome(__version__, refused=refusal)
+        guest = Guest(address, sanitize(hello.hostname, NAME_LIMIT), sanitize(hello.version, NAME_LIMIT), is_known)
         if hello.written:
             self._joined.add(address)
             guest = guest._replace(inventory=_parse_inventory(hello.inventory), knows_head=hello.keeps_head_keys)
             asyncio.get_running_loop().call_later(GRACE_SECONDS, self._news.put, guest)
             return Welcome(__version__)
-        self._sent[address] = known
+        self._sent[address] = is_known
         self._nodes += [] if address in self._nodes else [address]
         self._events.info(
-            "cluster.node.joined", address=address, hostname=guest.hostname, version=guest.version, known=known
+            "cluster.node.joined", address=address, hostname=guest.hostname, version=guest.version, known=is_known
         )
         return Welcome(__version__, self._keys, tuple(self._nodes), self._head_keys)
 

@@ -1,4 +1,4 @@
-"""How a node joins, on the node: it gets the cluster's key by the head's code, and reports that it has written it."""
+"""Joining a cluster, on the new node: it gets the cluster's key by the head's code, and reports that it is on disk."""
 
 from __future__ import annotations
 
@@ -29,47 +29,50 @@ KEY_BYTES = 32
 
 
 class Joined(NamedTuple):
-    """What a node gets. `keys`: the signing one first. `nodes`: those so far, the head first, this one included."""
+    """The head's answer to a node that may join."""
 
     keys: tuple[bytes, ...]
+    """The cluster's keys, the one that signs first."""
     head_address: str
     own_address: str
     nodes: tuple[str, ...]
+    """The nodes so far, the head first, with this one."""
     head_keys: tuple[bytes, ...]
     """Public halves of the head's own key."""
 
 
 def accept(text: str, *, port: int = PORT) -> Joined:
-    """Get the key by a code, from the head. Raises UsageError for a wrong code, BlockedError without a valid answer."""
+    """Get the keys from the head by a code. Raises UsageError for a wrong code, BlockedError without a valid answer."""
     code = JoinCode.parse(text)
-    own = _own_address(code.head, port)
-    if own == code.head:
-        raise UsageError(f"{own} is this node itself: the code is for the others")
-    with _explained(code.head, port):
-        welcome = asyncio.run(_exchange(code, own, port, Hello(socket.gethostname(), __version__)))
+    own_address = _find_own_address(code.head, port)
+    if own_address == code.head:
+        raise UsageError(f"{own_address} is this node itself: the code is for the others")
+    with _explain_errors(code.head, port):
+        welcome = asyncio.run(_exchange(code, own_address, port, Hello(socket.gethostname(), __version__)))
         if not welcome.head_keys:
             reason = f"the sparkd of the head, {sanitize(welcome.version)}, has no key of its own to be known by"
             raise BlockedError(reason, f"there: {UPDATE}; {AGAIN}")
-        keys, head_keys = (tuple(map(bytes.fromhex, some)) for some in (welcome.keys, welcome.head_keys))
+        keys, head_keys = (tuple(map(bytes.fromhex, texts)) for texts in (welcome.keys, welcome.head_keys))
         nodes = tuple(map(canonical, welcome.nodes))
-        for some in (keys, head_keys):
-            if not 1 <= len(some) <= MAX_KEYS or any(len(key) != KEY_BYTES for key in some):
+        for received in (keys, head_keys):
+            if not 1 <= len(received) <= MAX_KEYS or any(len(key) != KEY_BYTES for key in received):
                 raise ValueError("no keys")
-        if len(nodes) > MAX_NODES or nodes[:1] != (code.head,) or own not in nodes:
+        if len(nodes) > MAX_NODES or nodes[:1] != (code.head,) or own_address not in nodes:
             raise ValueError("no nodes")
-        return Joined(keys, code.head, own, nodes, head_keys)
+        return Joined(keys, code.head, own_address, nodes, head_keys)
 
 
-def confirm(text: str, own: Inventory, *, port: int = PORT) -> None:
-    """Report to the head that what `accept` got is on disk, and what this node has. Raises as `accept`."""
-    code, body = JoinCode.parse(text), inventory.dump(own)
+def confirm(text: str, own_inventory: Inventory, *, port: int = PORT) -> None:
+    """Report to the head that the keys are on disk, with the inventory of this node. Raises as `accept`."""
+    code, body = JoinCode.parse(text), inventory.dump(own_inventory)
     hello = Hello(socket.gethostname(), __version__, True, body if len(body) <= MOST_INVENTORY_BYTES else b"", True)
-    with _explained(code.head, port):
-        asyncio.run(_exchange(code, _own_address(code.head, port), port, hello))
+    with _explain_errors(code.head, port):
+        asyncio.run(_exchange(code, _find_own_address(code.head, port), port, hello))
 
 
 @contextmanager
-def _explained(head: str, port: int) -> Iterator[None]:
+def _explain_errors(head: str, port: int) -> Iterator[None]:
+    """Raises BlockedError with a remedy for HttpError, and for ValueError."""
     try:
         yield
     except ConnectRefused:
@@ -82,16 +85,19 @@ def _explained(head: str, port: int) -> Iterator[None]:
         raise BlockedError(f"the answer of {head} port {port} is not from a sparkd with this code", AGAIN) from None
 
 
-async def _exchange(code: JoinCode, own: str, port: int, hello: Hello) -> Welcome:
-    """Get the key. Raises HttpError, ValueError for an answer that no head gives, BlockedError for a refusal."""
-    mine = Ephemeral()
+async def _exchange(code: JoinCode, own_address: str, port: int, hello: Hello) -> Welcome:
+    """Send `hello`, and return the head's answer.
+
+    Raises HttpError, ValueError for an answer that no head gives, UsageError and BlockedError for a refusal.
+    """
+    ephemeral = Ephemeral()
     host = f"[{code.head}]" if ":" in code.head else code.head
-    client = HttpClient(f"http://{host}:{port}", local_address=own)
+    client = HttpClient(f"http://{host}:{port}", local_address=own_address)
     try:
         offer = msgspec.json.decode(await _get(client, "/join", code.head), type=prepared(Offer))
-        to_head, from_head = mine.seals(bytes.fromhex(offer.key), code, own, offer.challenge, head=False)
+        to_head, from_head = ephemeral.seals(bytes.fromhex(offer.key), code, own_address, offer.challenge, head=False)
         sealed = to_head.close(hello)
-        answer = await _get(client, f"/join?key={mine.public.hex()}&sealed={sealed.hex()}", code.head)
+        answer = await _get(client, f"/join?key={ephemeral.public.hex()}&sealed={sealed.hex()}", code.head)
     finally:
         await client.close()
     welcome = from_head.open(answer, Welcome)
@@ -101,6 +107,7 @@ async def _exchange(code: JoinCode, own: str, port: int, hello: Hello) -> Welcom
 
 
 async def _get(client: HttpClient, path: str, head: str) -> bytes:
+    """The answer's body. Raises HttpError, UsageError for a wrong code, BlockedError for one that is over."""
     answer = await client.request(path, ANSWER_SECONDS, connect_seconds=CONNECT_SECONDS)
     if answer.status == 401:
         raise UsageError(f"{head} refuses the code: it is not the one that is valid there now", AGAIN)
@@ -111,8 +118,8 @@ async def _get(client: HttpClient, path: str, head: str) -> bytes:
     return answer.body
 
 
-def _own_address(head: str, port: int) -> str:
-    """This node's address on the way to the head. Sends nothing."""
+def _find_own_address(head: str, port: int) -> str:
+    """This node's address on the route to the head; nothing is sent. Raises BlockedError without a route."""
     with socket.socket(socket.AF_INET6 if ":" in head else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((head, port))

@@ -1,4 +1,4 @@
-"""The files that `sparkd init` writes: settings, key, drop-ins; what would change in them, and what overrules them."""
+"""The files that `sparkd init` writes (settings, keys, drop-ins): their changes, and settings that overrule them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ HEAD = """\
 # settings belong into ../sparkd.toml, which wins over this file: `sparkd config show --default` lists every key.
 """
 KEYS = {"engine": ("recipe", "secrets"), "cluster": ("nodes", "follow_head"), "notify": ("webhook_file", "template")}
-"""All that `init` writes; of the secrets, the key of the API alone."""
+"""Settings that `init` writes, by section; of the secrets only the API's key."""
 TO_WRITE = (units.State.MISSING, units.State.DIFFERS)
 Values = dict[Key, str | bool | list[str] | dict[str, str]]
 
 
 @dataclass(frozen=True)
 class NodeFiles:
+    """The files below the host's root. `env`: the process's environment."""
+
     host: Host
     env: Mapping[str, str]
 
@@ -46,17 +48,19 @@ class NodeFiles:
 
     @property
     def file(self) -> str:
-        """The file of a person's own settings."""
+        """The file for a person's own settings."""
         return self.env.get(FILE_VARIABLE) or f"/{DEFAULT_FILE}"
 
     @property
     def init_file(self) -> str:
+        """The file of the settings that `init` writes."""
         return str(Path(self.file).parent / FOLDER / INIT_FILE)
 
     def load(self) -> Loaded:
         return load_with_origins(self.env, self.root)
 
     def changes(self, values: Values, settings: Settings, keys: Sequence[KeyFile] = ()) -> Iterator[str]:
+        """Yield a line for each change that `write` would make. Raises ConfigError as `write`."""
         self.refuse_overruled(values)
         missing = self._missing(values).items()
         yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing)
@@ -66,49 +70,53 @@ class NodeFiles:
                 yield dropin.path
 
     def refuse_overruled(self, values: Mapping[Key, object]) -> None:
-        """Raises ConfigError where another file, or a variable, sets another value, or would after the write."""
+        """Raises ConfigError where another file, or a variable, sets another value, which would hold after `write`."""
         loaded = self.load()
-        own = str(self.root / self.init_file.lstrip("/"))
+        init_file = str(self.root / self.init_file.lstrip("/"))
         for (section, name), value in values.items():
-            by = loaded.origins.get(f"{section}.{name}", own)
-            if by != own and getattr(getattr(loaded.settings, section), name) != _frozen(value):
-                raise ConfigError(f"{by} sets {section}.{name} too, and comes after {own}", "take it out there")
+            origin = loaded.origins.get(f"{section}.{name}", init_file)
+            if origin != init_file and getattr(getattr(loaded.settings, section), name) != _freeze(value):
+                reason = f"{origin} sets {section}.{name} too, and comes after {init_file}"
+                raise ConfigError(reason, "take it out there")
 
     def is_persons(self, key: Key) -> bool:
-        """Whether a person's own file sets it, and nothing that comes after."""
+        """Whether a person's own file sets the value that holds."""
         return self.load().origins.get(".".join(key)) == str(self.root / self.file.lstrip("/"))
 
     def write(self, values: Values, keys: Sequence[KeyFile] = ()) -> None:
-        """Write the keys first: settings of several nodes need them."""
+        """Write keys, settings and drop-ins, in this order: settings of several nodes need keys.
+
+        Raises ConfigError, also where other settings would overrule these, and UsageError.
+        """
         self.refuse_overruled(values)
         missing = self._missing(values)
-        text = render({**self._written(), **missing}) if missing else ""
+        settings_text = render({**self._read_values(), **missing}) if missing else ""
         for key in keys:
-            now = self.setup.read(key.path)
-            if now is None or (key.over and key.text != now):
-                # Not as a person's: the manifest would keep what was there, and `deinit` put it in force again.
+            current_text = self.setup.read(key.path)
+            if current_text is None or (key.over and key.text != current_text):
+                # As sparkd's own: else the manifest would keep the old key, and `deinit` would put it in force again.
                 self.setup.write(key.path, key.text, 0o600, own=True)
-            elif any(entry.path == key.path for entry in self.setup.written()):  # by a version that kept what was there
-                self.setup.record(key.path, now, own=True)
-        if text:
-            self.setup.write(self.init_file, text, 0o644, own=True)
-        wanted = units.dropins(self.load().settings)
-        for dropin in wanted:
+            elif any(entry.path == key.path for entry in self.setup.written()):  # an older version kept the old key
+                self.setup.record(key.path, current_text, own=True)
+        if settings_text:
+            self.setup.write(self.init_file, settings_text, 0o644, own=True)
+        dropins = units.dropins(self.load().settings)
+        for dropin in dropins:
             if dropin.text and units.compare_file(self.host.files, dropin) in TO_WRITE:
                 self.setup.record(dropin.path, dropin.text)
-        UnitFiles(self.root).install(wanted)
+        UnitFiles(self.root).install(dropins)
 
     def _missing(self, values: Values) -> Values:
-        """Values that do not hold yet, or only as defaults, which another version may have otherwise.
+        """Values that do not hold yet, or hold only as defaults, which may change in another version.
 
-        Raises ConfigError where they can't be written, because something else in the file would be lost.
+        Raises ConfigError where they can't be written, since other keys or comments in the file would be lost.
         """
         loaded = self.load()
         missing: Values = {
             (section, name): value
             for (section, name), value in values.items()
             if f"{section}.{name}" not in loaded.origins
-            or getattr(getattr(loaded.settings, section), name) != _frozen(value)
+            or getattr(getattr(loaded.settings, section), name) != _freeze(value)
         }
         if missing and not self._is_whole():
             hint = f"move keys of your own into {self.file}, remove this file, and run `sparkd init` again"
@@ -116,18 +124,21 @@ class NodeFiles:
         return missing
 
     def _is_whole(self) -> bool:
-        """Whether nothing is lost of `init`'s file when it is written from its values: no other comment, no other key.
+        """Whether `init`'s file can be written from its values without a loss: it has no other key and no comment.
 
-        `init` writes no value with a # in it.
+        A # in a line counts as a comment, since `init` writes no value with one.
         """
         lines = (self.setup.read(self.init_file) or "").splitlines()
-        written, comments = self._written(), any("#" in line for line in lines if line not in HEAD.splitlines())
-        secrets = written.get(("engine", "secrets"), {API_KEY: ""})
-        known = all(name in KEYS.get(section, ()) for section, name in written)
-        return known and isinstance(secrets, dict) and set(secrets) == {API_KEY} and not comments
+        values, has_comments = self._read_values(), any("#" in line for line in lines if line not in HEAD.splitlines())
+        secrets = values.get(("engine", "secrets"), {API_KEY: ""})
+        has_known_keys = all(name in KEYS.get(section, ()) for section, name in values)
+        return has_known_keys and isinstance(secrets, dict) and set(secrets) == {API_KEY} and not has_comments
 
     def take_back(self) -> list[str]:
-        """What was done with each file that `init` wrote. Raises BlockedError while an agent runs with them."""
+        """Remove or restore each file that `init` wrote, and return a line for each.
+
+        Raises BlockedError while an agent runs with them.
+        """
         if owner := self.host.owner():
             raise BlockedError("an agent runs with what `sparkd init` wrote", owner.hint)
         with self.setup.alone():
@@ -138,38 +149,41 @@ class NodeFiles:
         return lines
 
     def adopt(self) -> None:
-        """Values that were changed in `init`'s file, and keys in theirs, become its own, for `deinit` to remove."""
-        for written in self.setup.written():
-            with suppress(tomllib.TOMLDecodeError, RecursionError, ConfigError):
-                text = self.setup.read(written.path) or ""
-                own = written.path == self.init_file and text.startswith(HEAD) and self._is_whole()
-                if own or is_key_text(text):
-                    self.setup.record(written.path, text, own=True)
+        """Record `init`'s file and key files that a person has edited as sparkd's own, so that `deinit` removes them.
 
-    def _written(self) -> Values:
-        """What `init` has written."""
+        A file that has something else than settings of `init`, or keys, is left out.
+        """
+        for file in self.setup.written():
+            with suppress(tomllib.TOMLDecodeError, RecursionError, ConfigError):
+                text = self.setup.read(file.path) or ""
+                is_own = file.path == self.init_file and text.startswith(HEAD) and self._is_whole()
+                if is_own or is_key_text(text):
+                    self.setup.record(file.path, text, own=True)
+
+    def _read_values(self) -> Values:
+        """The values in `init`'s file."""
         sections = tomllib.loads(self.setup.read(self.init_file) or "")
-        tables = {section: keys if isinstance(keys, dict) else {"": keys} for section, keys in sections.items()}
-        return {(section, name): value for section, keys in tables.items() for name, value in keys.items()}
+        tables = {section: table if isinstance(table, dict) else {"": table} for section, table in sections.items()}
+        return {(section, name): value for section, table in tables.items() for name, value in table.items()}
 
 
 def render(values: Values) -> str:
-    """`init`'s file."""
+    """The text of `init`'s file."""
     lines = [HEAD]
     for section in dict.fromkeys(section for section, _ in values):
         lines.append(f"\n[{section}]\n")
-        lines += [f"{format_line(key, value)}\n" for (of, key), value in values.items() if of == section]
+        lines += [f"{format_line(key, value)}\n" for (table, key), value in values.items() if table == section]
     return "".join(lines)
 
 
 def updated(settings: Settings, values: Values) -> dict[str, Section]:
-    """The sections with these values, for model_copy."""
+    """The sections of the settings that change by these values, for model_copy."""
     sections: dict[str, Section] = {}
     for (section, key), value in values.items():
-        before = sections.get(section) or getattr(settings, section)
-        sections[section] = before.model_copy(update={key: _frozen(value)})
+        current = sections.get(section) or getattr(settings, section)
+        sections[section] = current.model_copy(update={key: _freeze(value)})
     return sections
 
 
-def _frozen(value: object) -> object:
+def _freeze(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What `sparkd init` offers so that an endpoint is safe to show: a key of the API, messages to people, a firewall."""
+"""Offers of `sparkd init` for a safe endpoint: a key for the API, messages to people, commands for a firewall."""
 
 from __future__ import annotations
 
@@ -28,59 +28,67 @@ from sparkd.tools.setup.node_files import NodeFiles, Values
 FOLDER = "/etc/sparkd"
 KEY_FILE, WEBHOOK_FILE = f"{FOLDER}/api.key", f"{FOLDER}/webhook"
 KEY_FILES = f"{FOLDER}/*api*key"
-"""Where a recipe may have a key made: it is a stranger's, and could name a file that something else reads."""
+"""Paths at which a key is made for a recipe. A stranger's recipe could name a file that something else reads."""
 LIMIT_BYTES = 4096
 TEMPLATES = {"slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
-"""Form of messages by the receiver's domain. All others count as ntfy, which people host themselves."""
+"""Template of messages by the receiver's domain. Any other is taken for ntfy, which people host themselves."""
 Additions = tuple[Values, tuple[KeyFile, ...]]
-"""Settings and files that are written beside `init`'s own."""
+"""Settings and files that are written in addition to `init`'s own."""
 NOTHING: Additions = ({}, ())
 
 
 @dataclass(frozen=True)
 class Offers:
+    """The offers for one node, with the recipe's plan, if it has one."""
+
     files: NodeFiles
     plan: LaunchPlan | None
     prompt: Callable[[str], str] | None
-    """A question's answer; None where nobody answers."""
+    """Returns a person's answer to a question; None where nobody answers."""
 
     def api_key(self, wish: bool | None) -> Additions:
-        """A key of the API; without a wish, where a person agrees. Raises ConfigError for an unfit file there."""
+        """A key for the API by the option `wish`; without it, where a person agrees.
+
+        Raises ConfigError for an unfit file at its path.
+        """
         if (plan := self.plan) is None:
             return NOTHING
-        named = {secret.name: secret.file for secret in plan.secrets}.get(API_KEY, "")
-        path, by_settings = named or KEY_FILE, self.files.load().settings.engine.secrets.get(API_KEY)
-        if path != by_settings and not PurePosixPath(path).match(KEY_FILES):
+        plan_file = {secret.name: secret.file for secret in plan.secrets}.get(API_KEY, "")
+        path, settings_file = plan_file or KEY_FILE, self.files.load().settings.engine.secrets.get(API_KEY)
+        if path != settings_file and not PurePosixPath(path).match(KEY_FILES):
             return NOTHING
-        if not (self._wants_key(plan, named) if wish is None else wish):
+        if not (self._wants_key(plan, plan_file) if wish is None else wish):
             return NOTHING
-        values: Values = {} if named else {("engine", "secrets"): {API_KEY: path}}
+        values: Values = {} if plan_file else {("engine", "secrets"): {API_KEY: path}}
         if (key := self._read(path)) is None:
             return values, (KeyFile(path, f"sk-{secrets.token_urlsafe(32)}\n"),)
         if not key:
             raise ConfigError(f"{path} is empty: vLLM would serve without a key", f"sudo rm {quote(path)}")
         return values, ()
 
-    def _wants_key(self, plan: LaunchPlan, named: str) -> bool:
-        """Whether a person agrees. Where clients may have used the API without a key, only an option makes one."""
-        host, port, served = self.files.host, plan.api_port, True
+    def _wants_key(self, plan: LaunchPlan, plan_file: str) -> bool:
+        """Whether a person agrees to a key. No question where clients may have used the API without one.
+
+        `plan_file`: the key's file by the plan; empty where it has none.
+        """
+        host, port, may_have_served = self.files.host, plan.api_port, True
         if self.prompt is None or is_local(plan):
             return False
-        with suppress(OSError, ValueError):  # what can't be read may have served
-            listening = port in {listener.port for listener in host.listeners()}
-            served = bool(listening or host.owner() or host.files.exists(known_good.FILE.path))
-        if host.files.exists(named) if named else served:
+        with suppress(OSError, ValueError):  # a node that can't be read may have served
+            is_listening = port in {listener.port for listener in host.listeners()}
+            may_have_served = bool(is_listening or host.owner() or host.files.exists(known_good.FILE.path))
+        if host.files.exists(plan_file) if plan_file else may_have_served:
             return False
-        question = f"Other machines reach the API on port {port}. Make a key for it, {named or KEY_FILE}? [Y/n] "
+        question = f"Other machines reach the API on port {port}. Make a key for it, {plan_file or KEY_FILE}? [Y/n] "
         return self.prompt(question).strip().lower() in ("", "y", "yes")
 
     def messages(self, file: str) -> Additions:
-        """Messages to the URL that is in `file`, else to one that a person types. Raises ConfigError, UsageError."""
+        """Messages to the URL in `file`, or without one to a URL that is typed. Raises ConfigError, UsageError."""
         loaded, path = self.files.load(), file or WEBHOOK_FILE
         url = (self._read(file) or "") if file else self._prompt_url(loaded.settings)
         if not (url or file):
             return NOTHING
-        from sparkd.base.lib.webhook import check_url  # brings the library that sends
+        from sparkd.base.lib.webhook import check_url  # here: it imports the library that sends
 
         try:
             check_url(url)
@@ -93,13 +101,13 @@ class Offers:
         return values, () if file else (KeyFile(path, f"{url}\n", what="the URL that you typed"),)
 
     def _prompt_url(self, settings: Settings) -> str:
-        """What a person types; empty where messages have a way, or a file of theirs is there."""
+        """The URL that a person types; empty where messages have a receiver already, or a file for a URL exists."""
         if self.prompt is None or settings.notify.ways or "webhook" in self.files.host.files.names_if_any(FOLDER):
             return ""
         return self.prompt("URL for messages to you, of ntfy, Slack or Discord [none]: ").strip()
 
     def _read(self, path: str) -> str | None:
-        """What a file that root alone can read says; None where there is none. Raises ConfigError."""
+        """The text of a file that only root can read; None without a file. Raises ConfigError for any other file."""
         with suppress(FileNotFoundError):
             content = read_private(self.files.host.files, path, LIMIT_BYTES, os.geteuid()).content
             return content.decode("utf-8", "replace").strip()
@@ -107,11 +115,11 @@ class Offers:
 
 
 def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, str]]:
-    """What protects the API of a head, and how to try it."""
-    plan, (keyed, file) = node.plan, find_key(node)
+    """Yield rows of a name and a text: what protects the API of a head, how to try it, and messages."""
+    plan, (has_key, file) = node.plan, find_key(node)
     address, note = find_address(plan, host)
     if not is_local(plan):
-        if keyed:
+        if has_key:
             yield "key", file
             yield "", "vLLM guards /v1 by it: /tokenize, /invocations, /metrics stay open"
         else:
@@ -121,13 +129,13 @@ def describe_endpoint(node: NodeContext, host: Host) -> Iterator[tuple[str, str]
         yield from zip_longest(("firewall",), _firewall(host.files, node, reachable_from), fillvalue="")
     yield from zip_longest(("try",), request_lines(find_url(plan, host)[0], file), fillvalue="")
     if not node.settings.notify.ways:
-        there = f" --webhook-file {WEBHOOK_FILE}" * host.files.exists(WEBHOOK_FILE)
+        option = f" --webhook-file {WEBHOOK_FILE}" * host.files.exists(WEBHOOK_FILE)
         yield "messages", "none will come when it fails. To give it a URL for them:"
-        yield "", f"sudo sparkd init{there}"
+        yield "", f"sudo sparkd init{option}"
 
 
 def _firewall(files: Files, node: NodeContext, reachable_from: str) -> Iterator[str]:
-    """Commands that let this network and the other nodes alone reach the API, for a person to judge."""
+    """Yield commands that let only this network and the other nodes reach the API. A person decides on them."""
     port, sources = node.plan.api_port, (reachable_from, *node.settings.cluster.nodes)
     if files.exists("/usr/sbin/ufw") and "ENABLED=yes" in (files.text_if_any("/etc/ufw/ufw.conf") or "").splitlines():
         yield from (f"sudo ufw allow proto tcp from {source} to any port {port}" for source in sources)

@@ -1,4 +1,4 @@
-"""The files that `sparkd init` writes, and the way back: a manifest is on disk before each change."""
+"""The files that `sparkd init` writes, and their removal by a manifest, which is on disk before each change."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ LIMIT_BYTES = 1 << 20
 
 
 class Written(Struct, frozen=True):
+    """A file that `init` has written, or is about to write."""
+
     path: str
     before: str | None
     """Content before the first change; None: there was no file."""
     sha256: str
-    """The digest of what was written."""
+    """The digest of the new text."""
     replaced_sha256: str = ""
-    """The digest of what was there until then: after a power cut it may be there still."""
+    """The digest of the text before it, which the file may still have after a power cut."""
 
-    def is_edited(self, now: str) -> bool:
-        """Whether a person has changed the file since."""
-        return _digest(now) not in (self.sha256, self.replaced_sha256)
+    def is_edited(self, text: str) -> bool:
+        """Whether the file's text is a person's, and neither the new one nor the one before it."""
+        return _hash(text) not in (self.sha256, self.replaced_sha256)
 
 
 class Manifest(Struct, frozen=True):
+    """The record of all changes."""
+
     files: tuple[Written, ...]
 
 
@@ -47,15 +51,16 @@ class Setup:
         self._root, self.files = root, Files(str(root))
 
     def alone(self) -> AbstractContextManager[None]:
-        """Raises UsageError while another process has this."""
+        """The lock for changes. Raises UsageError while another process has it."""
         return files.locked(self._root)
 
     def written(self) -> tuple[Written, ...]:
+        """The entries of the manifest, in the order of their changes."""
         manifest = FILE.read(self.files, _refuse)
         return manifest.files if manifest else ()
 
     def read(self, path: str) -> str | None:
-        """The file's text; None where there is none. A symlink is somebody's own way to keep it: ConfigError."""
+        """The file's text; None where there is none. Raises ConfigError for anything else, also for a symlink."""
         try:
             opened = self.files.itself(path, LIMIT_BYTES)
             if opened.facts.kind is not Kind.FILE:
@@ -64,36 +69,41 @@ class Setup:
         except FileNotFoundError:
             return None
         except (OSError, UnicodeDecodeError) as error:
-            symlink = isinstance(error, OSError) and error.errno == errno.ELOOP
-            why = "it is a symlink, and needed is the file itself" if symlink else str(error)
-            raise ConfigError(f"{path} can't be read: {why}", f"ls -l {path}") from None
+            is_symlink = isinstance(error, OSError) and error.errno == errno.ELOOP
+            reason = "it is a symlink, and needed is the file itself" if is_symlink else str(error)
+            raise ConfigError(f"{path} can't be read: {reason}", f"ls -l {path}") from None
 
     def write(self, path: str, text: str, mode: int, *, own: bool = False) -> None:
-        """Write a file. It keeps the mode that it has, unless `mode` keeps others from reading it.
+        """Write a file. An existing one keeps its mode, unless `mode` denies access to group and others.
 
-        `own`: nothing of a person's can be in it, so it is removed in the end.
+        `own`: as in `record`.
         """
         self.record(path, text, own=own)
         with files.usage_error(f"{path} can't be written"):
-            if (now := self.read(path)) is not None and mode & 0o077:
+            if (current_text := self.read(path)) is not None and mode & 0o077:
                 mode = self.files.lstat(path).permissions
-            if now != text:
+            if current_text != text:
                 files.write(self._root / path.lstrip("/"), text, mode, durable=True)
 
     def record(self, path: str, text: str, *, own: bool = False) -> None:
-        """Keep that this file is about to be written, with this text."""
+        """Record in the manifest that this file is about to be written, with this text.
+
+        `own`: it has nothing of a person's, so that `take_back` removes it instead of restoring an earlier text.
+        """
         entries = self.written()
         others = [entry for entry in entries if entry.path != path]
-        old = [entry for entry in entries if entry.path == path]
-        before = now = self.read(path)
+        previous = next((entry for entry in entries if entry.path == path), None)
+        original = current_text = self.read(path)
         if own:
-            before = None
-        elif old and (now is None or now == old[0].before or not old[0].is_edited(now)):
-            before = old[0].before
-        self._save((*others, Written(path, before, _digest(text), replaced_sha256=_digest(now))))
+            original = None
+        elif previous and (
+            current_text is None or current_text == previous.before or not previous.is_edited(current_text)
+        ):
+            original = previous.before
+        self._save((*others, Written(path, original, _hash(text), replaced_sha256=_hash(current_text))))
 
     def take_back(self) -> Iterator[str]:
-        """Take back each file, with a line on what was done; the manifest goes last."""
+        """Remove or restore each file, and yield a line on it; remove the manifest at the end. Raises UsageError."""
         for file in reversed(self.written()):
             with files.usage_error(f"{file.path} can't be changed"):
                 yield self._take_back(file)
@@ -101,15 +111,15 @@ class Setup:
             files.remove(self._root / FILE.path.lstrip("/"))
 
     def _take_back(self, file: Written) -> str:
-        now, path = self.read(file.path), self._root / file.path.lstrip("/")
-        if now is None or now == file.before:
-            return f"{file.path} {'is gone' if now is None else 'is as it was before'}"
-        if file.is_edited(now):
+        current_text, path = self.read(file.path), self._root / file.path.lstrip("/")
+        if current_text is None or current_text == file.before:
+            return f"{file.path} {'is gone' if current_text is None else 'is as it was before'}"
+        if file.is_edited(current_text):
             return f"left {file.path}: it was changed since"
         if file.before is None or not file.before.strip():
             files.remove(path)
             if path.parent.name.endswith(".service.d"):
-                with suppress(OSError):  # others are in it
+                with suppress(OSError):  # it has other files
                     path.parent.rmdir()
             return f"removed {file.path}"
         files.write(path, file.before, self.files.lstat(file.path).permissions, durable=True)
@@ -120,7 +130,7 @@ class Setup:
             files.write(self._root / FILE.path.lstrip("/"), FILE.encode(Manifest(entries)), FILE.mode, durable=True)
 
 
-def _digest(text: str | None) -> str:
+def _hash(text: str | None) -> str:
     return "" if text is None else sha256(text.encode()).hexdigest()
 
 

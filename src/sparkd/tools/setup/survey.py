@@ -1,4 +1,4 @@
-"""What `sparkd init` finds on a node, as lines: hardware, docker, fabric, neighbours, models, and what recipes lack."""
+"""The survey of a node by `sparkd init`, as lines: hardware, docker, fabric, neighbours, models, fits of recipes."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ NETPLAN = "/etc/netplan/60-sparkd-fabric.yaml"
 
 
 class Survey(Struct, frozen=True):
+    """The state of a node before it is set up."""
+
     hardware: str
     docker: Verdict
     ports: tuple[FabricPort, ...]
@@ -33,31 +35,34 @@ class Survey(Struct, frozen=True):
 
     @property
     def fabric(self) -> FabricPort | None:
-        """The best port that a cable is in."""
+        """The best port with a cable; None without any."""
         return next((port for port in self.ports if port.connected), None)
 
     @property
     def address(self) -> str:
         """This node's address on the fabric; empty where it has none."""
-        own = self.fabric.addresses if self.fabric else ()
-        return min(own, key=lambda address: ip_address(address).is_link_local, default="")
+        addresses = self.fabric.addresses if self.fabric else ()
+        return min(addresses, key=lambda address: ip_address(address).is_link_local, default="")
 
     @property
     def alone(self) -> bool:
-        own = {self.fabric.link.name, *self.fabric.twins} if self.fabric else ()
-        return not any(neighbour.interface in own for neighbour in self.neighbours)
+        """Whether no other machine answers on the fabric."""
+        fabric_interfaces = {self.fabric.link.name, *self.fabric.twins} if self.fabric else ()
+        return not any(neighbour.interface in fabric_interfaces for neighbour in self.neighbours)
 
 
 def take_survey(settings: Settings, host: Host) -> Survey:
-    """Look at the node, in two seconds or so. Raises OSError, ValueError where tables of the kernel are unreadable."""
+    """Examine the node, in about two seconds. Raises OSError, ValueError where tables of the kernel are unreadable."""
     host = CachedHost(host)
     gpu = host.gpu() if host.gpu_present() else NO_GPU
-    named = ", ".join(dict.fromkeys(gpu.names)) or (f"a GPU whose driver fails: {gpu.error}" if gpu.error else "no GPU")
+    gpu_names = ", ".join(dict.fromkeys(gpu.names)) or (
+        f"a GPU whose driver fails: {gpu.error}" if gpu.error else "no GPU"
+    )
     driver = f", driver {gpu.driver}" if gpu.driver else ""
     ports = read_ports(host.files)
     connected = tuple(port.link.name for port in ports if port.connected)
     return Survey(
-        hardware=f"{host.name()}: {size(host.meminfo().total_bytes)} of memory, {sanitize(named)}{driver}",
+        hardware=f"{host.name()}: {size(host.meminfo().total_bytes)} of memory, {sanitize(gpu_names)}{driver}",
         docker=Docker(bool(gpu.names)).run(host)[1],
         ports=ports,
         neighbours=find_neighbours(host, connected, settings.cluster.report_port),
@@ -67,26 +72,29 @@ def take_survey(settings: Settings, host: Host) -> Survey:
 
 
 def describe(survey: Survey) -> Iterator[tuple[str, str]]:
+    """Yield rows of a name and a text."""
     yield "node", survey.hardware
-    optional = survey.docker.level is Level.OK
-    yield "docker", survey.docker.reason + f" -> {survey.docker.hint}" * bool(survey.docker.hint and not optional)
-    if survey.docker.hint and optional:
+    is_optional = survey.docker.level is Level.OK
+    yield "docker", survey.docker.reason + f" -> {survey.docker.hint}" * bool(survey.docker.hint and not is_optional)
+    if survey.docker.hint and is_optional:
         yield "", f"to have it outlive that, without a restart now: {docker_config.KEEP_CONTAINERS}"
-    shown = set[str]()
+    shown_links = set[str]()
     for port in survey.ports:
-        if port.link.name not in shown:  # as the twin of another
+        if port.link.name not in shown_links:  # a twin is shown with its port
             yield "fabric", describe_port(port)
-        shown |= {port.link.name, *port.twins}
+        shown_links |= {port.link.name, *port.twins}
     for name in dict.fromkeys(neighbour.interface for neighbour in survey.neighbours):
-        met = [_describe_neighbour(neighbour) for neighbour in survey.neighbours if neighbour.interface == name]
-        yield "answers", f"on {name}: {_short(met)}"
+        machines_here = [
+            _describe_neighbour(neighbour) for neighbour in survey.neighbours if neighbour.interface == name
+        ]
+        yield "answers", f"on {name}: {_join_first(machines_here)}"
     for name, machines in survey.names.items():
-        yield "LLDP", f"on {sanitize(name, 32)}: {_short(machines)}"
-    here = survey.inventory
-    models = [f"{model.path} ({model.fault or 'whole'}, {size(model.size_bytes)})" for model in here.models]
-    for kind, names in (("models", models), ("images", [image.name for image in here.images])):
-        unread = [line.removeprefix(f"{kind}: ") for line in here.unread if line.startswith(f"{kind}: ")]
-        yield kind, ", ".join(filter(None, (_short(names), *unread))) or "none"
+        yield "LLDP", f"on {sanitize(name, 32)}: {_join_first(machines)}"
+    inventory = survey.inventory
+    models = [f"{model.path} ({model.fault or 'whole'}, {size(model.size_bytes)})" for model in inventory.models]
+    for kind, names in (("models", models), ("images", [image.name for image in inventory.images])):
+        unread_lines = [line.removeprefix(f"{kind}: ") for line in inventory.unread if line.startswith(f"{kind}: ")]
+        yield kind, ", ".join(filter(None, (_join_first(names), *unread_lines))) or "none"
 
 
 def describe_port(port: FabricPort) -> str:
@@ -94,13 +102,15 @@ def describe_port(port: FabricPort) -> str:
     if not port.connected:
         return f"{link.name}{rdma}: no cable, or the other end is off"
     speed = f"{link.speed_mbps / 1000:g} Gb/s, " if link.speed_mbps else ""
-    bare = [twin for twin in port.twins if port.addresses and len(port.hcas) < 2]
-    half = f"; its twin {bare[0]} has no address: half of the bandwidth" if bare else ""
-    return f"{link.name}{rdma}: {speed}MTU {link.mtu}, {', '.join(port.addresses) or 'no address'}{half}"
+    twins_without_address = [twin for twin in port.twins if port.addresses and len(port.hcas) < 2]
+    note = (
+        f"; its twin {twins_without_address[0]} has no address: half of the bandwidth" if twins_without_address else ""
+    )
+    return f"{link.name}{rdma}: {speed}MTU {link.mtu}, {', '.join(port.addresses) or 'no address'}{note}"
 
 
 def propose_addresses(port: FabricPort) -> str:
-    """Commands that give a port and its twins addresses, to be typed by a person."""
+    """Commands for a person to type, which give a port and its twins addresses."""
     names = (port.link.name, *port.twins)
     # The last byte differs on each node.
     lines = (f"    {name}: {{addresses: [10.100.{net}.1/24], mtu: 9000}}" for net, name in enumerate(names))
@@ -112,23 +122,25 @@ def propose_addresses(port: FabricPort) -> str:
 
 
 def _describe_neighbour(neighbour: Neighbour) -> str:
-    known = (*neighbour.addresses, *(["sparkd runs there"] if neighbour.sparkd else []))
-    return neighbour.link_local + (f" ({', '.join(known)})" if known else "")
+    details = (*neighbour.addresses, *(["sparkd runs there"] if neighbour.sparkd else []))
+    return neighbour.link_local + (f" ({', '.join(details)})" if details else "")
 
 
-def _short(parts: Sequence[str]) -> str:
+def _join_first(parts: Sequence[str]) -> str:
+    """The first MOST_SHOWN parts, and the number of the others."""
     more = f" and {len(parts) - MOST_SHOWN} more" if len(parts) > MOST_SHOWN else ""
     return ", ".join(parts[:MOST_SHOWN]) + more
 
 
-def reason(fit: Fit) -> str:
+def describe_fit(fit: Fit) -> str:
+    """The recipe with what this node lacks for it."""
     where = f" on {fit.nodes} nodes" if fit.nodes > 1 else ""
     lacks = "; ".join(lack.reason for lack in fit.lacks)
     return f"{fit.recipe}{where}: {lacks or f'{fit.model} and its image are here'}"
 
 
-def group(fits: Sequence[Fit]) -> Iterator[str]:
-    """Why these are not chosen."""
+def describe_others(fits: Sequence[Fit]) -> Iterator[str]:
+    """Lines on recipes that were not chosen, grouped by the reason."""
     groups: dict[str, list[str]] = {}
     for fit in fits:
         groups.setdefault(fit.lacks[0].reason if fit.lacks else "would serve too", []).append(fit.recipe)

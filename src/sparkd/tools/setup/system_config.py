@@ -1,5 +1,6 @@
-"""Configuration of the system. Drop-ins of sparkd's units; kernel settings: one file of sysctl.d, the live values,
-and a record of the values before; and the machine's watchdog.
+"""Configuration of the system: drop-ins of sparkd's units, kernel settings, and the machine's watchdog.
+
+Kernel settings are changed in one file of sysctl.d and live, after a record of the values before.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sparkd.tools.setup.setup_manifest import Setup
 
 PATH = "/etc/sysctl.d/60-sparkd.conf"
 HEADER = "# Written by `sparkd tune apply`"
-"""First words of sparkd's file. A file without them is never overwritten and never removed."""
+"""The beginning of sparkd's files. A file without it is never overwritten and never removed."""
 
 
 class UnitFiles:
@@ -33,10 +34,10 @@ class UnitFiles:
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
 
-    def install(self, wanted: tuple[DropIn, ...]) -> list[str]:
-        """Write or remove drop-ins as wanted; returns the changes. Raises ConfigError before any change."""
+    def install(self, dropins: tuple[DropIn, ...]) -> list[str]:
+        """Write the drop-ins, remove those without a text, and return the changes. Raises ConfigError before any."""
         host_files = Files(str(self._root))
-        states = [(dropin, compare_file(host_files, dropin)) for dropin in wanted]
+        states = [(dropin, compare_file(host_files, dropin)) for dropin in dropins]
         for dropin, state in states:
             if state is State.FOREIGN and dropin.text:
                 raise ConfigError(f"{dropin.path} {state.value}", "move it to another name")
@@ -47,7 +48,7 @@ class UnitFiles:
                 changes.append(f"wrote {dropin.path}")
             elif state is State.LEFT_OVER:
                 remove(self._root, dropin.path)
-                with suppress(OSError):  # the folder, if it was the last one in it
+                with suppress(OSError):  # the folder has other files
                     (self._root / dropin.path.lstrip("/")).parent.rmdir()
                 changes.append(f"removed {dropin.path}")
         if changes:
@@ -55,7 +56,7 @@ class UnitFiles:
         return changes
 
     def daemon_reload(self) -> None:
-        """Have systemd read its units again, where it runs, so not in a chroot."""
+        """Let systemd read its units again; where it does not run, as in a chroot, do nothing. Raises SparkdError."""
         if not (self._root / "run/systemd/system").is_dir():
             return
         command = ["systemctl", "daemon-reload"]
@@ -87,7 +88,7 @@ class SysctlManager:
         self._files = Files(str(root))
 
     def current(self, name: str) -> str | None:
-        """The value now. Raises ConfigError where this kernel has such a setting, and it can't be read."""
+        """The value now; None where this kernel has no such setting. Raises ConfigError where it can't be read."""
         try:
             return kernel.read_sysctl(self._files, name)
         except OSError as error:
@@ -103,49 +104,50 @@ class SysctlManager:
         return {} if record is None else record.before
 
     def apply(self, wanted: Mapping[str, str], text: str) -> list[str]:
-        """Set `wanted` now and, by the file `text`, at each boot; revert what is no longer wanted. Returns the changes.
+        """Set `wanted` now and, by a file with `text`, at each boot. Returns the changes.
 
-        The values before are saved first: wherever this is interrupted, `revert` restores them. Two at once would save
-        each other's values as the ones to restore: each takes the lock.
+        Settings of an earlier call that are not in `wanted` are restored. The values before are saved first, so that
+        `revert` restores them after any interruption. Takes the lock, since two processes at once would save each
+        other's values as those to restore.
         """
         with files.locked(self._root):
-            content, saved = self.file_content(), self.saved()
-            before = dict(saved)
+            file_text, saved = self.file_content(), self.saved()
+            old_values = dict(saved)
             for name in wanted:
                 if (value := self.current(name)) is None:
                     hint = "take it out of the recipe's host.sysctls"
                     raise ConfigError(f"{name}: this kernel has no such setting", hint)
-                before.setdefault(name, value)
-            if before != saved:
-                self._save(before)
-            if content != text:
+                old_values.setdefault(name, value)
+            if old_values != saved:
+                self._save(old_values)
+            if file_text != text:
                 write(self._root, PATH, text)
-            changes = self._set({**before, **wanted})
-            if before.keys() != wanted.keys():
-                self._save({name: before[name] for name in wanted})
+            changes = self._set({**old_values, **wanted})
+            if old_values.keys() != wanted.keys():
+                self._save({name: old_values[name] for name in wanted})
             return changes
 
     def revert(self) -> list[str]:
         """Remove the file and restore each setting. Returns the changes."""
         with files.locked(self._root):
-            content, before = self.file_content(), self.saved()
+            file_text, old_values = self.file_content(), self.saved()
             changes: list[str] = []
-            stuck: dict[str, str] = {}
-            for name, value in before.items():
+            unrestored: dict[str, str] = {}
+            for name, value in old_values.items():
                 try:
                     changes += self._set({name: value})
                 except ConfigError as error:  # vm.dirty_bytes takes every value but the 0 that it had at boot
-                    stuck[name] = error.reason
-            if content is not None:
+                    unrestored[name] = error.reason
+            if file_text is not None:
                 remove(self._root, PATH)
                 changes.append(f"removed {PATH}")
-                lost = f"{STATE} is gone, and with it what the values were: those of now stay until the next boot"
-                changes += [] if before else [lost]
-            if stuck:
-                self._save({name: before[name] for name in stuck})
+                note = f"{STATE} is gone, and with it what the values were: those of now stay until the next boot"
+                changes += [] if old_values else [note]
+            if unrestored:
+                self._save({name: old_values[name] for name in unrestored})
                 hint = f"all else is taken back, {PATH} too: reboot gives these back"
-                raise ConfigError("; ".join(stuck.values()), hint)
-            if before:
+                raise ConfigError("; ".join(unrestored.values()), hint)
+            if old_values:
                 remove(self._root, STATE)
             return changes
 
@@ -153,8 +155,8 @@ class SysctlManager:
         """Set the values; a setting that this kernel no longer has is skipped."""
         changes = []
         for name, value in sorted(values.items()):
-            before = self.current(name)
-            if before is None or before == value:
+            old_value = self.current(name)
+            if old_value is None or old_value == value:
                 continue
             try:
                 Path(self._files.real(kernel.sysctl_path(name))).write_text(f"{value}\n", encoding="ascii")
@@ -163,10 +165,12 @@ class SysctlManager:
                 if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                     raise UsageError(reason, "run it as root, on the node itself") from None
                 raise ConfigError(reason, "sudo sparkd tune revert takes back what was set") from None
-            after = self.current(name) or ""
-            changes.append(f"{name}: {before} -> {after}")
-            if after != value:
-                raise ConfigError(f"{name}: the kernel made {after or 'nothing'} of {value}", f"look at: sysctl {name}")
+            new_value = self.current(name) or ""
+            changes.append(f"{name}: {old_value} -> {new_value}")
+            if new_value != value:
+                raise ConfigError(
+                    f"{name}: the kernel made {new_value or 'nothing'} of {value}", f"look at: sysctl {name}"
+                )
         return changes
 
     def _save(self, before: Mapping[str, str]) -> None:
@@ -182,11 +186,13 @@ def own_text(root: Path, path: str) -> str | None:
 
 
 def write(root: Path, path: str, text: str) -> None:
+    """Write a file below `root`. Raises UsageError."""
     with files.usage_error(f"{path} can't be written"):
         files.write(root / path.lstrip("/"), text, 0o644, durable=True)
 
 
 def remove(root: Path, path: str) -> None:
+    """Remove a file below `root`. Raises UsageError."""
     with files.usage_error(f"{path} can't be removed"):
         files.remove(root / path.lstrip("/"))
 
@@ -197,30 +203,33 @@ def _refuse(reason: str) -> NoReturn:
 
 WATCHDOG_DROPIN = "/etc/systemd/system.conf.d/50-sparkd.conf"
 WATCHDOG_TEXT = f"{HEADER}; `sparkd tune revert` removes it.\n[Manager]\nRuntimeWatchdogSec=60\n"
-"""A machine that freezes resets itself: systemd keeps the hardware's watchdog from it. Served every 30 s, since one
-that runs out of memory may stand still for tens of seconds, and recover."""
+"""systemd serves the hardware's watchdog, which resets a machine that freezes. It has 60 s and is served every 30 s,
+since a machine that runs out of memory may stand still for tens of seconds, and recover."""
 PANIC = {"kernel.panic": "30", "kernel.panic_on_oops": "1"}
-"""A panic ends in a reboot; 30 s leave pstore and a console the time for the kernel's last words. No
+"""A panic ends in a reboot after 30 s, in which pstore and a console can take the kernel's last messages. Without
 kernel.hung_task_panic: a task that waits for a driver, a disk or a file server is no freeze."""
 
 
 def apply_watchdog(root: Path) -> list[str]:
-    """The changes, or why there is none. Raises ConfigError where somebody else's file has the name; UsageError."""
+    """Let systemd serve the watchdog, and return lines on the change, or on why there is none.
+
+    Raises ConfigError where somebody else's file has the name, UsageError.
+    """
     with files.locked(root):
-        content, machine = own_text(root, WATCHDOG_DROPIN), kernel.read_recovery(Files(str(root)))
-        if not machine.watchdog:
+        file_text, recovery = own_text(root, WATCHDOG_DROPIN), kernel.read_recovery(Files(str(root)))
+        if not recovery.watchdog:
             return ["this machine has no watchdog: if it freezes, its power must be cut"]
-        if content is None and machine.active:
-            return [f"the watchdog ({machine.watchdog}) is in use by something else: nothing is to be done"]
-        if content == WATCHDOG_TEXT:
+        if file_text is None and recovery.active:
+            return [f"the watchdog ({recovery.watchdog}) is in use by something else: nothing is to be done"]
+        if file_text == WATCHDOG_TEXT:
             return []
         write(root, WATCHDOG_DROPIN, WATCHDOG_TEXT)
         UnitFiles(root).daemon_reload()
-        return [f"wrote {WATCHDOG_DROPIN}: the watchdog ({machine.watchdog}) resets a frozen machine"]
+        return [f"wrote {WATCHDOG_DROPIN}: the watchdog ({recovery.watchdog}) resets a frozen machine"]
 
 
 def revert_watchdog(root: Path) -> list[str]:
-    """The changes. Raises as `apply_watchdog`."""
+    """Remove the file, and return lines on the change. Raises as `apply_watchdog`."""
     with files.locked(root):
         if own_text(root, WATCHDOG_DROPIN) is None:
             return []
@@ -230,7 +239,7 @@ def revert_watchdog(root: Path) -> list[str]:
 
 
 def with_panic(recipe: Recipe) -> Recipe:
-    """The recipe with the kernel's settings too, which no recipe may have of its own."""
+    """The recipe with the settings of PANIC, which no recipe may set by itself."""
     sysctls = {**recipe.host.sysctls, **PANIC}
     source = f"{', '.join(PANIC)}: --watchdog" + (f"; the others: {recipe.source}" if recipe.host.sysctls else "")
     host = recipe.host.model_copy(update={"sysctls": sysctls})

@@ -1,4 +1,4 @@
-"""The order of `sparkd init`: look at the node, choose recipe and nodes, write, let others join, say what is next."""
+"""The steps of `sparkd init`: survey the node, choose recipe and nodes, write, let others join, show what is next."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sparkd.tools.node.render import CONFIGURATION, parts
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
 from sparkd.tools.setup.safe_endpoint import Additions, Offers, describe_endpoint
-from sparkd.tools.setup.survey import Survey, describe, group, propose_addresses, reason, take_survey
+from sparkd.tools.setup.survey import Survey, describe, describe_fit, describe_others, propose_addresses, take_survey
 
 if TYPE_CHECKING:
     from sparkd.tools.setup.join import Guest
@@ -44,7 +44,7 @@ NAME_WIDTH, LINE_LIMIT = 8, 400
 
 
 class Wishes(Struct, frozen=True):
-    """What a person wants, as far as it is said."""
+    """The options of a person; without them a default or a question decides."""
 
     recipe: str = ""
     nodes: int | None = None
@@ -62,6 +62,8 @@ class Wishes(Struct, frozen=True):
 
 
 class _Choice(Struct, frozen=True):
+    """The recipe and the nodes to set up."""
+
     fit: Fit
     """The recipe to serve, and how it fits."""
     nodes: tuple[str, ...] = ()
@@ -70,7 +72,7 @@ class _Choice(Struct, frozen=True):
     """Nodes that are still to join."""
 
     def commands(self, *, complete: bool) -> Iterator[str]:
-        """Commands to run before the start. `complete`: the other nodes lack nothing."""
+        """Yield commands to run before the start. `complete`: the other nodes lack nothing."""
         yield from (lack.command or lack.reason for lack in self.fit.lacks)
         if self.nodes and not complete:
             yield "sparkd model sync && sparkd image sync   # to the other nodes, what they lack"
@@ -78,11 +80,13 @@ class _Choice(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Wizard:
+    """The dialogue on one node."""
+
     wishes: Wishes
     files: NodeFiles
     show_line: Callable[[str], None]
     prompt: Callable[[str], str]
-    """A question's answer. Raises UsageError where none comes."""
+    """Returns the answer to a question. Raises UsageError without one."""
 
     @property
     def host(self) -> Host:
@@ -92,20 +96,20 @@ class Wizard:
         """Set up a node alone, or a head with the nodes that join it."""
         settings = self.files.load().settings
         survey = self._survey(settings)
-        known = tuple(map(canonical, settings.cluster.nodes))
-        if len(known) > 1 and find_place(settings, self.host).rank:
-            self._show([("role", f"a worker of {known[0]}: to change it, run `sparkd init` there")])
+        nodes = tuple(map(canonical, settings.cluster.nodes))
+        if len(nodes) > 1 and find_place(settings, self.host).rank:
+            self._show([("role", f"a worker of {nodes[0]}: to change it, run `sparkd init` there")])
             self._finish(settings, "worker", (), changed=False)
             return
-        choice = self._choose(settings, survey, known)
+        choice = self._choose(settings, survey, nodes)
         values: Values = {("engine", "recipe"): choice.fit.recipe}
         if choice.nodes:
             values["cluster", "nodes"] = list(choice.nodes)
         keys = cluster_key.new_files(settings.cluster.key_file) if choice.nodes else ()
         added, files = self._offer(settings, choice.fit)
-        complete, served, values, keys = False, values, values | added, (*keys, *files)
+        is_complete, serving_values, values, keys = False, values, values | added, (*keys, *files)
         changes = list(self.files.changes(values, settings, keys))
-        changed = any(self.files.changes(values, settings))  # keys are read again without a restart
+        has_changed = any(self.files.changes(values, settings))  # keys are read again without a restart
         self._show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
         if not self.wishes.plan:
             if (changes or choice.missing) and not self._confirmed():
@@ -114,46 +118,50 @@ class Wizard:
                 self.files.write(values, keys)
                 guests = self._invite(choice, values, settings.cluster.key_file) if choice.missing else []
             settings = self.files.load().settings
-            complete = self._compare(settings, survey, guests)
+            is_complete = self._compare(settings, survey, guests)
         elif not choice.missing:
-            settings = settings.model_copy(update=updated(settings, served))
-        test = ["sudo sparkd notify test"] * (("notify", "webhook_file") in values)
-        commands = (*choice.commands(complete=complete), *test)
-        self._finish(settings, "head", commands, changed=changed, added=added)
+            settings = settings.model_copy(update=updated(settings, serving_values))
+        test_command = ["sudo sparkd notify test"] * (("notify", "webhook_file") in values)
+        commands = (*choice.commands(complete=is_complete), *test_command)
+        self._finish(settings, "head", commands, changed=has_changed, added=added)
 
     def _offer(self, settings: Settings, fit: Fit) -> Additions:
-        """A key of the API and messages, as wished or agreed to."""
-        plan = try_recipe(self._recipe(fit.recipe)[0], settings, fit.nodes).plan
+        """A key for the API, and messages, by options or where the person agrees."""
+        plan = try_recipe(self._load(fit.recipe)[0], settings, fit.nodes).plan
         offers = Offers(self.files, plan, None if self.wishes.yes or self.wishes.plan else self.prompt)
-        (values, keys), (more, files) = offers.api_key(self.wishes.api_key), offers.messages(self.wishes.webhook_file)
-        return values | more, (*keys, *files)
+        key_values, key_files = offers.api_key(self.wishes.api_key)
+        message_values, message_files = offers.messages(self.wishes.webhook_file)
+        return key_values | message_values, (*key_files, *message_files)
 
     def join(self, code: str) -> None:
+        """Let this node join the cluster of a head, by its code; empty: a person types it. Raises SparkdError."""
         from sparkd.tools.setup.join_request import accept, confirm
 
         settings = self.files.load().settings
-        own = self._survey(settings).inventory
-        early: dict[Key, object] = {("cluster", "follow_head"): True}
-        if not self.files.is_persons(("cluster", "nodes")):  # these may be the head's, which the code brings
-            early["cluster", "nodes"] = None
-        self.files.refuse_overruled(early)
-        key = settings.cluster.key_file
-        over = " in place of the key that is there" * self.host.files.exists(key)
+        own_inventory = self._survey(settings).inventory
+        early_values: dict[Key, object] = {("cluster", "follow_head"): True}
+        # Nodes in a person's own file may be the same as the head's, which are known only after the join.
+        if not self.files.is_persons(("cluster", "nodes")):
+            early_values["cluster", "nodes"] = None
+        self.files.refuse_overruled(early_values)
+        key_file = settings.cluster.key_file
+        note = " in place of the key that is there" * self.host.files.exists(key_file)
         self._show([("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head")])
-        self._show([("", f"{key}: the cluster's key{over}"), ("", f"{head_key.PUBLIC}: the head's public key")])
+        self._show([("", f"{key_file}: the cluster's key{note}"), ("", f"{head_key.PUBLIC}: the head's public key")])
         if self.wishes.plan or not self._confirmed():
             return
         with self.files.setup.alone():
             code = code or self.prompt("join code: ")
             joined = accept(code)
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
-            changed = any(self.files.changes(values, settings))
-            self.files.write(values, cluster_key.joined_files(key, joined.keys, joined.head_keys))
-            confirm(code, replace(own, follows=True))
+            has_changed = any(self.files.changes(values, settings))
+            self.files.write(values, cluster_key.joined_files(key_file, joined.keys, joined.head_keys))
+            confirm(code, replace(own_inventory, follows=True))
         self._show([("joined", f"{joined.head_address}, as {joined.own_address}")])
-        self._finish(self.files.load().settings, "worker", (), changed=changed)
+        self._finish(self.files.load().settings, "worker", (), changed=has_changed)
 
     def _survey(self, settings: Settings) -> Survey:
+        """Take the survey of this node, and show it. Raises ConfigError."""
         try:
             survey = take_survey(settings, self.host)
         except (OSError, ValueError) as error:
@@ -161,26 +169,28 @@ class Wizard:
         self._show(describe(survey))
         return survey
 
-    def _choose(self, settings: Settings, survey: Survey, known: tuple[str, ...]) -> _Choice:
-        """Raises BlockedError where no recipe fits, or this node has no address for others; as `load_recipe`."""
-        size = self.wishes.nodes or (len(known) if len(known) > 1 else 2 if self.wishes.invite else None)
-        best = self._find_fit(settings, survey, size)
-        total = size or best.nodes
-        if total < len(known):
-            where = self.files.load().origins["cluster.nodes"]
-            raise UsageError(f"cluster.nodes names {len(known)} nodes", f"take out those that leave, in {where}")
+    def _choose(self, settings: Settings, survey: Survey, cluster: tuple[str, ...]) -> _Choice:
+        """The recipe and the nodes. `cluster`: its nodes by the settings. Raises as `_find_fit`, `_find_own_address`;
+        UsageError for options that contradict the settings.
+        """
+        size = self.wishes.nodes or (len(cluster) if len(cluster) > 1 else 2 if self.wishes.invite else None)
+        fit = self._find_fit(settings, survey, size)
+        total = size or fit.nodes
+        if total < len(cluster):
+            origin = self.files.load().origins["cluster.nodes"]
+            raise UsageError(f"cluster.nodes names {len(cluster)} nodes", f"take out those that leave, in {origin}")
         if total == 1:
-            return _Choice(best)
-        nodes = known or (self._own_address(survey),)
-        missing, named = total - len(nodes), len(self.wishes.ssh)
-        if 0 < missing < named:
-            raise UsageError(f"--ssh names {named} nodes, and {missing} are missing", f"--nodes {len(nodes) + named}")
+            return _Choice(fit)
+        nodes = cluster or (self._find_own_address(survey),)
+        missing, count = total - len(nodes), len(self.wishes.ssh)
+        if 0 < missing < count:
+            raise UsageError(f"--ssh names {count} nodes, and {missing} are missing", f"--nodes {len(nodes) + count}")
         if missing:
             self.files.refuse_overruled({("cluster", "nodes"): None})
-        return _Choice(best, nodes, missing or named or int(self.wishes.invite))
+        return _Choice(fit, nodes, missing or count or int(self.wishes.invite))
 
-    def _own_address(self, survey: Survey) -> str:
-        """The address on the fabric. Raises BlockedError where there is none, and shows how to give the node one."""
+    def _find_own_address(self, survey: Survey) -> str:
+        """The address on the fabric. Raises BlockedError without one, after showing how to give the node one."""
         if survey.address:
             return survey.address
         if survey.fabric:
@@ -189,50 +199,51 @@ class Wizard:
         raise BlockedError("this node has no address on a fabric", hint)
 
     def _find_fit(self, settings: Settings, survey: Survey, size: int | None) -> Fit:
-        """The fit of the recipe that a person has chosen, else of the best; on `size` nodes, where that is known."""
+        """The fit of the chosen recipe, else the best, on `size` nodes if known. Raises BlockedError, ConfigError."""
         recipe = self.wishes.recipe or settings.engine.recipe
-        most = MAX_NODES if size or recipe or not (survey.alone or self.wishes.yes) else 1
-        recipes = [self._recipe(recipe)] if recipe else list(self._recipes())
-        best, *others = find_fits(recipes, settings, size, most, self.host)
-        self._show([("recipe", reason(best)), *(("", line) for line in group(others))])
+        most_nodes = MAX_NODES if size or recipe or not (survey.alone or self.wishes.yes) else 1
+        recipes = [self._load(recipe)] if recipe else list(self._load_all())
+        best, *others = find_fits(recipes, settings, size, most_nodes, self.host)
+        self._show([("recipe", describe_fit(best)), *(("", line) for line in describe_others(others))])
         if not (best.possible and (recipe or best.reachable)):
             hint = "look at: sparkd recipe list; your own go into /etc/sparkd/recipes: sudo sparkd init --recipe NAME"
             raise BlockedError(f"recipe {best.recipe} can't serve here" if recipe else "no recipe fits this node", hint)
         return best
 
-    def _recipe(self, name: str) -> tuple[Recipe, bool]:
+    def _load(self, name: str) -> tuple[Recipe, bool]:
+        """The recipe, and whether an administrator wrote it. Raises ConfigError."""
         loaded = load_recipe(name, recipe_folders(self.files.root))
         return loaded.recipe, loaded.files[0].parent != recipes_dir()
 
-    def _recipes(self) -> Iterator[tuple[Recipe, bool]]:
+    def _load_all(self) -> Iterator[tuple[Recipe, bool]]:
         for name in find_recipes(recipe_folders(self.files.root)):
             try:
-                yield self._recipe(name)
+                yield self._load(name)
             except ConfigError:
                 self._show([("", f"{name} is broken: sparkd recipe check {name}")])
 
-    def _invite(self, choice: _Choice, values: Values, key: str) -> list[Guest]:
-        """Have nodes join, each of which is written down at once. Raises BlockedError where some have not."""
+    def _invite(self, choice: _Choice, values: Values, key_file: str) -> list[Guest]:
+        """Let the missing nodes join; each one is in the settings at once. Raises BlockedError if one does not join."""
         from sparkd.tools.setup.join import GRACE_SECONDS, Guest, Invitation
 
         nodes, joined = list(choice.nodes), list[Guest]()
-        keys = read_keys(self.host.files, key, os.geteuid())
-        publics = head_key.read_public_halves(self.host.files, os.geteuid())
-        with Invitation(nodes[0], choice.nodes, keys, choice.missing, head_keys=publics) as invitation:
-            where = f"on {choice.missing} other node(s), within ten minutes; this one waits"
-            self._show([("join", f"sudo sparkd init --join   # {where}"), ("code", invitation.code)])
-            guests, hosts, failed = invitation.guests(), list(self.wishes.ssh), ""
+        keys = read_keys(self.host.files, key_file, os.geteuid())
+        head_keys = head_key.read_public_halves(self.host.files, os.geteuid())
+        with Invitation(nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys) as invitation:
+            note = f"on {choice.missing} other node(s), within ten minutes; this one waits"
+            self._show([("join", f"sudo sparkd init --join   # {note}"), ("code", invitation.code)])
+            guests, hosts, failure = invitation.guests(), list(self.wishes.ssh), ""
             while len(joined) < choice.missing:
-                if hosts:  # one by one: the next one may fail
+                if hosts:  # of --ssh, one by one: the next one may fail
                     try:
                         SshHost(hosts.pop(0)).join(invitation.code)
                     except BlockedError as error:
                         self._show([("failed", str(error))])
-                        failed = failed or f"{error.reason}; "
+                        failure = failure or f"{error.reason}; "
                         if hosts:
                             continue
-                    if failed and not hosts:
-                        invitation.end_in(2 * GRACE_SECONDS)  # its node may have joined before that
+                    if failure and not hosts:
+                        invitation.end_in(2 * GRACE_SECONDS)  # a node may have joined although its ssh failed
                 for guest in guests:
                     if isinstance(guest, Guest):
                         joined.append(guest)
@@ -244,53 +255,55 @@ class Wizard:
                 else:  # the time is over
                     break
         if len(joined) < choice.missing:
-            new = f"--nodes {choice.fit.nodes}" if choice.fit.nodes > len(choice.nodes) else "--invite"
-            late = f"{failed}{len(joined)} of {choice.missing} nodes have joined in time"
-            raise BlockedError(late, f"for a new code: sudo sparkd init {new}")
+            option = f"--nodes {choice.fit.nodes}" if choice.fit.nodes > len(choice.nodes) else "--invite"
+            reason = f"{failure}{len(joined)} of {choice.missing} nodes have joined in time"
+            raise BlockedError(reason, f"for a new code: sudo sparkd init {option}")
         return joined
 
     def _show_guest(self, guest: Guest) -> None:
-        again = ", again" * guest.known
-        self._show([("joined", f"{guest.hostname} ({guest.address}), sparkd {guest.version}{again}")])
+        note = ", again" * guest.known
+        self._show([("joined", f"{guest.hostname} ({guest.address}), sparkd {guest.version}{note}")])
         if not guest.knows_head:
             remedy = "then here: sudo sparkd init --invite, and there: sudo sparkd init --join"
             lack = "its older sparkd keeps no public key of this head, so anything may pass for it"
             self._show([("", f"{lack}: there: {head_key.UPDATE}; {remedy}")])
 
     def _compare(self, settings: Settings, survey: Survey, guests: Sequence[Guest]) -> bool:
-        """Show what each node that has joined lacks for the recipe; whether all others are known to have it."""
-        complete = len(guests) == len(settings.cluster.nodes) - 1
-        with suppress(ConfigError):  # which the check shows
+        """Show what each node that has joined lacks for the recipe. Returns whether all others are known to have it."""
+        is_complete = len(guests) == len(settings.cluster.nodes) - 1
+        with suppress(ConfigError):  # `_finish` shows it
             node = resolve_context(settings, None, self.host)
             for guest in guests:
-                there = guest.inventory or "its answer is too long, or of another version"
+                inventory = guest.inventory or "its answer is too long, or of another version"
                 peer = Peer(settings.cluster.nodes.index(guest.address), guest.address)
-                missing = list(find_missing_elsewhere(node, Inventories(survey.inventory, [(peer, there)])))
-                whole = f"{guest.hostname}: {node.recipe.model.path} and its image are there"
-                self._show(("recipe", line) for line in missing or [whole])
-                complete = complete and not missing
-            return complete
+                missing = list(find_missing_elsewhere(node, Inventories(survey.inventory, [(peer, inventory)])))
+                good_line = f"{guest.hostname}: {node.recipe.model.path} and its image are there"
+                self._show(("recipe", line) for line in missing or [good_line])
+                is_complete = is_complete and not missing
+            return is_complete
         return False
 
     def _finish(
         self, settings: Settings, role: str, commands: Iterable[str], *, changed: bool, added: Values | None = None
     ) -> None:
-        """`added`: settings that are written beside the recipe, whose files are not there yet in a plan."""
-        shown = look_at(settings, self.host)
-        summary = next(str(line) for line in reversed(parts(shown)) if not str(line).startswith("next:"))
-        findings = blocking(shown.findings)
+        """Show a dry run, what protects the endpoint, and the next commands. `changed`: whether settings have changed;
+        `added`: the values of `_offer`, which with the option `plan` are not on disk.
+        """
+        preflight = look_at(settings, self.host)
+        summary = next(str(line) for line in reversed(parts(preflight)) if not str(line).startswith("next:"))
+        findings = blocking(preflight.findings)
         others = tuple(finding for finding in findings if finding.id != CONFIGURATION)
-        if settings.cluster.follow_head and others != findings:  # as it must be, for now
-            findings, good = others, sum(finding.verdict.level is Level.OK for finding in shown.findings)
-            summary = f"{good} ok; the others run when the head's configuration has come"
+        if settings.cluster.follow_head and others != findings:  # it is not there before the first contact
+            findings, good_count = others, sum(finding.verdict.level is Level.OK for finding in preflight.findings)
+            summary = f"{good_count} ok; the others run when the head's configuration has come"
         lines = (f"{finding.verdict.level.value} {finding.id}: {finding.verdict.reason}" for finding in findings)
         self._show([("check", summary), *(("", line) for line in lines)])
         if role == "head":
-            with suppress(ConfigError, OSError):  # which the check shows
-                protected = settings.model_copy(update=updated(settings, added or {}))
-                self._show(describe_endpoint(resolve_context(protected, None, self.host), self.host))
+            with suppress(ConfigError, OSError):  # the check above shows it
+                offered = settings.model_copy(update=updated(settings, added or {}))
+                self._show(describe_endpoint(resolve_context(offered, None, self.host), self.host))
         start = f"sudo systemctl enable --now sparkd-{role}"
-        if shown.owner is not None:
+        if preflight.owner is not None:
             start = f"sudo systemctl restart sparkd-{role}   # it runs" if changed else "sparkd status   # it runs"
         self._show(("next", line) for line in (*commands, start))
 
@@ -299,6 +312,7 @@ class Wizard:
             self.show_line(f"{name:{NAME_WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}")
 
     def _confirmed(self) -> bool:
+        """Whether the person agrees to the changes."""
         if self.wishes.yes or self.prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes"):
             return True
         self.show_line("nothing is written; nothing is to be done")

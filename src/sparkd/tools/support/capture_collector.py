@@ -1,6 +1,4 @@
-"""What `sparkd capture` puts into its archive, part by part: of this node, and of what the others say; and
-what a forum needs to know of a node.
-"""
+"""The parts of the archive of `sparkd capture`, from this node and from the other agents; a summary for a forum."""
 
 from __future__ import annotations
 
@@ -57,46 +55,41 @@ T = TypeVar("T")
 PART_SECONDS, NODES_SECONDS = 20.0, 60.0
 FOLDER, SETTINGS = "/etc/sparkd", (".toml", ".yaml", ".yml")
 BEFORE_FAILURE, AFTER_FAILURE = timedelta(minutes=15), timedelta(minutes=1)
+"""The window of log lines around a failure."""
 INSPECTED = (
-    "Id",
-    "Created",
-    "Path",
-    "State",
-    "Image",
-    "Name",
-    "RestartCount",
-    "Driver",
-    "Platform",
-    "HostConfig",
-    "Mounts",
-)
+    "Id", "Created", "Path", "State", "Image", "Name", "RestartCount", "Driver", "Platform", "HostConfig", "Mounts",
+)  # fmt: skip
+"""Keys of docker's description of a container that the archive has."""
 
 
 class Collector:
-    """Collects an archive. Each part has a deadline of its own, and is named in `missing` where it can't be had."""
+    """Collects an archive. Each part has a deadline of its own, and is named in `missing` where it can't be read."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.missing: list[str] = []
         self.of_nodes = dict[str, str]()
-        loaded = self._attempt(
+        """Texts from other nodes, by their path in the archive."""
+        settings = self._attempt(
             "settings (LOOK FOR SECRETS that they name)", lambda: load_settings(os.environ, Path(host.files.root))
         )
-        self.settings = loaded or Settings()
-        named = self._attempt("the plan's secrets (LOOK FOR THEM)", self._named_secrets)
-        self.secret_files = frozenset({*self._configured_secrets(), *self._private_files(), *(named or ())} - {""})
-        self.redact = Redaction(text for path in self.secret_files if (text := self._secret(path)))
+        self.settings = settings or Settings()
+        plan_secrets = self._attempt("the plan's secrets (LOOK FOR THEM)", self._find_plan_secrets)
+        self.secret_files = frozenset(
+            {*self._list_configured_secrets(), *self._find_private_files(), *(plan_secrets or ())} - {""}
+        )
+        self.redact = Redaction(text for path in self.secret_files if (text := self._read_secret(path)))
 
-    def _configured_secrets(self) -> Iterator[str]:
+    def _list_configured_secrets(self) -> Iterator[str]:
         yield from (self.settings.cluster.key_file, head_key.PRIVATE)
         yield from (self.settings.observe.token_file, self.settings.notify.webhook_file)
         yield from self.settings.engine.secrets.values()
 
-    def _named_secrets(self) -> list[str]:
+    def _find_plan_secrets(self) -> list[str]:
         return [secret.file for secret in membership.resolve_context(self.settings, None, self.host).plan.secrets]
 
-    def _private_files(self) -> Iterator[str]:
-        """What only root may read beside the settings: with a configuration that is broken, nothing names it."""
+    def _find_private_files(self) -> Iterator[str]:
+        """Files next to the settings that only root may read: a broken configuration does not name its secrets."""
         for name in self.host.files.names_if_any(FOLDER):
             path = f"{FOLDER}/{name}"
             with suppress(OSError):
@@ -104,12 +97,12 @@ class Collector:
                 if facts.kind is Kind.FILE and not facts.permissions & 0o077 and not name.endswith(SETTINGS):
                     yield path
 
-    def _secret(self, path: str) -> str | None:
-        what = f"the content of {path} (LOOK FOR IT, it is not hidden)"
-        return self._attempt(what, lambda: self.host.files.text(path, 1 << 16) if self.host.files.exists(path) else "")
+    def _read_secret(self, path: str) -> str | None:
+        name = f"the content of {path} (LOOK FOR IT, it is not hidden)"
+        return self._attempt(name, lambda: self.host.files.text(path, 1 << 16) if self.host.files.exists(path) else "")
 
     def _attempt(self, name: str, work: Callable[[], T], seconds: float = PART_SECONDS) -> T | None:
-        """What the work returns; None where it fails or takes too long, which is then named in `missing`."""
+        """Do the work in a thread, and return its result. None where it fails or takes too long: `missing` says so."""
         outcome = Future[T]()
 
         def run() -> None:
@@ -122,85 +115,87 @@ class Collector:
         try:
             return outcome.result(seconds)
         except Exception as error:  # a part less is better than no archive
-            known = isinstance(error, SparkdError | OSError | ValueError)
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            is_expected = isinstance(error, SparkdError | OSError | ValueError)
+            reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
             self.missing.append(f"{name}: {sanitize(reason) or f'not read within {seconds:g} s'}")
             return None
 
     def save(self, output: str | None) -> tuple[Path, int]:
-        """Write the archive, which is for root alone, to a new file; its path and its length in bytes.
+        """Write the archive to a new file, which only its owner can read. Returns its path and its length in bytes.
 
-        In a folder of the user who became root by sudo it is theirs. Raises OSError, SharedFolderError.
+        It belongs to root; in a folder of the user who became root by sudo, to that user. Raises OSError, UsageError,
+        SharedFolderError.
         """
         at = datetime.now(UTC)
         name = f"sparkd-capture-{re.sub(r'[^A-Za-z0-9.-]', '_', self.host.name())}-{at:%Y%m%dT%H%M%SZ}"
         path = Path(output or f"{name}.tar.gz")
-        elsewhere = f"sudo sparkd capture --output /root/{name}.tar.gz"
-        put = partial(as_owner, path.parent, private=elsewhere)
-        created = False
+        private_command = f"sudo sparkd capture --output /root/{name}.tar.gz"
+        put = partial(as_owner, path.parent, private=private_command)
+        is_created = False
         try:
             with held_back():
                 self._create(path, put, name)
-                created = True
-            content = self._archive(name, at)
+                is_created = True
+            content = self._build_archive(name, at)
             put(lambda: path.write_bytes(content))
         except BaseException:
-            if created:
-                put(path.unlink)  # a part of it is none
+            if is_created:
+                put(path.unlink)  # an incomplete archive is of no use
             raise
         return path, len(content)
 
     def _create(self, path: Path, put: Callable[[Callable[[], object]], None], name: str) -> None:
-        """Before minutes of reading, where it can't be. Raises as `save`, UsageError where it is there."""
+        """Create the file first, so that a fault ends the command before minutes of reading. Raises as `save`."""
         try:
             put(lambda: path.touch(0o600, exist_ok=False))  # follows no link
         except FileExistsError:
-            another = f"sudo sparkd capture --output {quote(str(path.with_name(f'{name}.tar.gz')))}"
-            raise UsageError(f"{path} is there already", another) from None
+            command = f"sudo sparkd capture --output {quote(str(path.with_name(f'{name}.tar.gz')))}"
+            raise UsageError(f"{path} is there already", command) from None
 
-    def _archive(self, name: str, at: datetime) -> bytes:
+    def _build_archive(self, name: str, at: datetime) -> bytes:
         out = Archive(name, at, self.redact)
-        for path, work in self._parts():
+        for path, work in self._list_parts():
             if (part := self._attempt(path, work)) is not None:
                 out.add(path, part)
         self._attempt("nodes", lambda: asyncio.run(self._read_nodes()), NODES_SECONDS)
-        for path, text in tuple(self.of_nodes.items()):  # what there is, also where the rest took too long
+        for path, text in tuple(self.of_nodes.items()):  # also without those that took too long
             out.add(path, text)
         tree = self._attempt("tree", lambda: read_machine(self.settings, self.host, self.secret_files))
         for member in tree or ():
             out.add(f"tree{member.path}", member.content, member.target, executable=member.executable)
         if out.left_out:
             self.missing.append(f"{out.left_out} files: the archive would be over {MOST_BYTES >> 20} MiB")
-        out.add("README.txt", self._readme(name))
+        out.add("README.txt", self._format_readme(name))
         return out.close()
 
-    def _parts(self) -> Iterator[tuple[str, Callable[[], str]]]:
+    def _list_parts(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """Path in the archive, and the function that returns the text."""
         yield "summary.md", lambda: summarize(self.settings, self.host)
         yield "preflight.json", lambda: render.as_json(look_at(self.settings, self.host))
         yield "report.json", lambda: read_report(self.host.files)
         yield "plan.json", lambda: plan_as_json(membership.resolve_context(self.settings, None, self.host).plan)
-        yield "diff.txt", self._diff
-        yield "versions.json", lambda: _json(dict(versions.read_versions(self.host)))
-        yield "gpu.json", lambda: _json(msgspec.to_builtins((read_driver(), read_clocks())))
+        yield "diff.txt", self._describe_differences
+        yield "versions.json", lambda: _format_json(dict(versions.read_versions(self.host)))
+        yield "gpu.json", lambda: _format_json(msgspec.to_builtins((read_driver(), read_clocks())))
         yield "caches.txt", lambda: caches.describe_all(self.host.files)
-        yield "containers.json", self._containers
-        yield "history.json", self._history
+        yield "containers.json", self._describe_containers
+        yield "history.json", self._read_history
         for name in self.host.files.names_if_any(STACKS):
             yield f"stacks/{name}", partial(self.host.files.text, f"{STACKS}/{name}")
 
-    def _diff(self) -> str:
+    def _describe_differences(self) -> str:
         entries = known_good.read_known_good(self.host)
         if not entries:
             return "no start is known good on this node yet\n"
         now = known_good.gather_facts(self.host, membership.make_context(self.settings, self.host).plan)
         return f"{known_good.as_text(entries[0], now)}\n"
 
-    def _history(self) -> str:
+    def _read_history(self) -> str:
         files = self.host.files
         return f"{as_json(store.read(files), store.read_totals(files), 100)}\n"
 
-    def _containers(self) -> str:
-        """sparkd's containers, without what is in their environment, and with only the beginning of their command."""
+    def _describe_containers(self) -> str:
+        """JSON on sparkd's containers, without the values of their environment, with the beginning of their command."""
         facts = self.host.docker()
         if not facts.running or facts.error:
             raise BlockedError(facts.error or "docker is not running")
@@ -210,31 +205,34 @@ class Collector:
                 answer = reader.container(container.id) if container.ours else None
                 if isinstance(answer, dict):
                     config = answer.get("Config") or {}
-                    kept = {key: without_commands(answer.get(key), key) for key in INSPECTED}
-                    names = [str(line).partition("=")[0] for line in config.get("Env") or ()]
-                    own = {"Labels": config.get("Labels"), "Env": names, "ImageName": config.get("Image")}
-                    described.append({**kept, **own})
-        return _json(described)
+                    fields = {key: without_commands(answer.get(key), key) for key in INSPECTED}
+                    variables = [str(line).partition("=")[0] for line in config.get("Env") or ()]
+                    more_fields = {"Labels": config.get("Labels"), "Env": variables, "ImageName": config.get("Image")}
+                    described.append({**fields, **more_fields})
+        return _format_json(described)
 
     async def _read_nodes(self) -> None:
         """Read the logs of all nodes, and what the agents of the others report."""
         await self._read_reports(await self._read_logs())
 
     async def _read_logs(self) -> set[str]:
-        """Read the logs. Addresses of the nodes that are silent, which are left out from then on."""
+        """Read the logs of the last day, and around the last failures. Returns addresses of nodes that do not answer.
+
+        Such a node is left out of the windows that follow.
+        """
         silent = set[str]()
         now = datetime.now(UTC)
-        failures = ((at - BEFORE_FAILURE, at + AFTER_FAILURE) for at in self._failures())
+        failures = ((at - BEFORE_FAILURE, at + AFTER_FAILURE) for at in self._find_failures())
         windows = [(now - timedelta(days=1), None), *failures]
         for since, until in windows:
-            query = Query(_us(since), LATEST_US if until is None else _us(until))
+            query = Query(_to_microseconds(since), LATEST_US if until is None else _to_microseconds(until))
             opened, trouble = open_logs(self.settings, self.host)
             if trouble and until is None:
                 self.missing.append(f"lines of other nodes: {sanitize(trouble, 400)}")
             logs = [log for log in opened if log.name not in silent]
             answers = await asyncio.gather(*(log.next(query) for log in logs))
             name = "recent" if until is None else f"until-{until:%Y%m%dT%H%M%SZ}"
-            self.of_nodes[f"logs/{name}.log"] = "".join(map(_line, merge(entries for entries, _ in answers)))
+            self.of_nodes[f"logs/{name}.log"] = "".join(map(_format_line, merge(entries for entries, _ in answers)))
             for log, (entries, trouble) in zip(logs, answers, strict=True):
                 if trouble:
                     silent |= {log.name} if log.name and not entries else set()
@@ -247,22 +245,22 @@ class Collector:
         if not (peers := membership.peers_of(self.settings, rank)):
             return
         keys = KeyRing(self.host.files, self.settings.cluster.key_file).keys
-        own, port = self.settings.cluster.nodes[rank], self.settings.cluster.report_port
+        own_address, port = self.settings.cluster.nodes[rank], self.settings.cluster.report_port
         for peer in peers:
             if peer.address in silent:
                 continue
-            reader = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS), keys, lambda: None)
+            reader = PeerReader(Source(*peer, port, own_address, 0, ANSWER_SECONDS), keys, lambda: None)
             try:
                 report = parse_peer_report(await reader.fetch("/report"), peer.rank)
                 self.of_nodes[f"nodes/{peer.address}/report.json"] = model.dump(report) if report else ""
-                there = inventory.parse(await reader.fetch(inventory.PATH))
-                self.of_nodes[f"nodes/{peer.address}/inventory.json"] = inventory.dump(there).decode()
+                peer_inventory = inventory.parse(await reader.fetch(inventory.PATH))
+                self.of_nodes[f"nodes/{peer.address}/inventory.json"] = inventory.dump(peer_inventory).decode()
             except (HttpError, UnsignedError, ValueError) as error:
                 place = f"{peer.address} (there: sudo sparkd capture)"
                 self.missing.append(f"report of {place}: {sanitize(str(error))}")
 
-    def _failures(self) -> list[datetime]:
-        """When the last two failures were, newest first."""
+    def _find_failures(self) -> list[datetime]:
+        """Times of the last two failures, the newest first."""
         history = launch_history.read_history(self.host.files)
         ends = (*history.ends, *([history.last_cause] if history.last_cause else []))
         stamps = sorted({end.at for end in ends if end.at}, reverse=True)[:2]
@@ -272,49 +270,49 @@ class Collector:
                 failures.append(datetime.fromisoformat(stamp))
         return failures
 
-    def _readme(self, name: str) -> str:
+    def _format_readme(self, name: str) -> str:
         missing = "\n".join(f"  {line}" for line in self.missing) or "  nothing"
         text = Template(read_data("capture-readme.txt").decode())
         return text.substitute(name=name, version=__version__, hidden=HIDDEN, missing=missing)
 
 
-def _line(entry: Entry) -> str:
+def _format_line(entry: Entry) -> str:
     at = datetime.fromtimestamp(entry.at_us / 1e6, UTC).isoformat(timespec="milliseconds")
     return f"{at} {entry.node} <{entry.line.priority}> {entry.line.text}\n"
 
 
-def _us(at: datetime) -> int:
+def _to_microseconds(at: datetime) -> int:
     return max(0, round(at.timestamp() * 1_000_000))
 
 
-def _json(value: object) -> str:
+def _format_json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
 def summarize(settings: Settings, host: Host) -> str:
-    """A summary in Markdown, for people who know neither node."""
-    shown, report = look_at(settings, host), model.parse(read_report(host.files))
+    """A summary in Markdown for people who do not know the nodes, without the nodes' names."""
+    preflight, report = look_at(settings, host), model.parse(read_report(host.files))
     programs = (f"{name} {text}" for name, text in versions.read_versions(host).items())
-    lines, names = [f"**{', '.join(programs)}**", ""], {host.name(): "this-node"}
+    lines, placeholders = [f"**{', '.join(programs)}**", ""], {host.name(): "this-node"}
     if report is None:
         lines.append("- no agent has run since the boot")
     else:
-        names |= {peer.report.node: f"rank{peer.rank}" for peer in report.peers if peer.report}
-        since = f"phase `{report.phase.value}` since {report.since}: {report.message}"
-        lines.append(f"- rank {report.rank} of {1 + len(report.peers)}; recipe `{report.recipe}`; {since}")
+        placeholders |= {peer.report.node: f"rank{peer.rank}" for peer in report.peers if peer.report}
+        state = f"phase `{report.phase.value}` since {report.since}: {report.message}"
+        lines.append(f"- rank {report.rank} of {1 + len(report.peers)}; recipe `{report.recipe}`; {state}")
         if report.last_cause:
             lines.append(f"- the agent before ended: {report.last_cause} (hint: {report.last_hint or 'none'})")
         lines += (f"- ended {end.count} time(s) in a day: `{end.cause}`: {end.reason}" for end in report.restarts)
         lines += (f"- rank {peer.rank}: contact `{peer.contact.value}`" for peer in report.peers)
-    lines += ["", "| check | level | found | hint |", "|---|---|---|---|", *_findings(shown)]
+    lines += ["", "| check | level | found | hint |", "|---|---|---|---|", *_format_findings(preflight)]
     text = "\n".join(lines) + "\n"
-    for name, place in names.items():
-        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", place, text) if len(name) > 2 else text
+    for name, placeholder in placeholders.items():
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", placeholder, text) if len(name) > 2 else text
     return text
 
 
-def _findings(shown: Shown) -> Iterator[str]:
-    for finding in shown.findings:
+def _format_findings(preflight: Shown) -> Iterator[str]:
+    for finding in preflight.findings:
         if finding.verdict.level.value not in ("ok", "skipped"):
             cells = (finding.id, finding.verdict.level.value, finding.verdict.reason, finding.verdict.hint)
             yield f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ') for cell in cells)} |"

@@ -1,5 +1,5 @@
-"""The files of this machine that the checks read, and docker's answers, for `preflight --root`; and the archive of
-`sparkd capture`: one place that every text passes.
+"""Files of this machine that the checks read, with docker's answers, for `preflight --root`; and the archive of
+`sparkd capture`, which redacts every text.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 
 WORDS, WORD_LENGTH = 6, 100
-"""Words of a command line, and characters of a word: enough to know the program."""
+"""Words of a command line, and characters of a word, that are kept: enough to recognise the program."""
 _FLAG = re.compile(r"--[a-z][a-z0-9-]{0,60}|-[A-Za-z]?", re.ASCII)
 _ENGINE = re.compile(r"(?:/[\w./-]*/)?vllm|serve|vllm\.entrypoints\.[\w.]+", re.ASCII)
-"""Words by which a check knows an engine of somebody else."""
+"""Words by which a check recognises a foreign engine."""
 _COMMANDS = ("Path", "Cmd", "Entrypoint")
+"""Keys of commands in docker's answers."""
 _EMPTIED: dict[str, object] = {"Env": [], "Args": [], "Command": "", "Healthcheck": None, "Output": ""}
-"""What is emptied in docker's answers; the last one is a health check's."""
+"""Values in place of those in docker's answers; Output is a health check's."""
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
@@ -43,22 +44,27 @@ KEPT_STATE = (
     *("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json", "warm.json"),
     RANK_FILE.name,
 )
+"""Files of sparkd's state that keep their content."""
 COUNTERS = ("statistics", "counters", "hw_counters")
 ZERO_KEY = b"0" * 64 + b"\n"
-"""What stands in place of the cluster's key: the tree is checked as the machine was."""
+"""Content in place of the cluster's key, so that checks of the tree find a key, as on the machine."""
 
 
 def read_machine(settings: Settings, machine: Host, secret_files: Collection[str]) -> list[Member]:
+    """Members of the tree: the files that a dry run reads, without secrets, and answers of docker and drivers as files.
+
+    `secret_files`: paths of which only the name is kept.
+    """
     host = RecordingHost(read_driver)
     with suppress(ConfigError):
         look_at(settings, host)
     members = []
-    for member in read_tree(host.seen, _more()):
+    for member in read_tree(host.recording, _find_more_files()):
         if member.path != kernel.LOG:
             content = keep_content(member.path, member.content, settings.cluster.key_file, secret_files)
             members.append(member._replace(content=content))
     gpu = host.gpu()
-    fixtures: dict[str, object] = {"nvml": gpu, "disks": host.seen.rooms}
+    fixtures: dict[str, object] = {"nvml": gpu, "disks": host.recording.rooms}
     fixtures |= {f"docker{path}": without_commands(answer) for path, answer in host.docker_answers().items()}
     members += (Member(f"{FIXTURE}/{name}.json", msgspec.json.encode(value)) for name, value in fixtures.items())
     with suppress(OSError):
@@ -70,11 +76,12 @@ def read_machine(settings: Settings, machine: Host, secret_files: Collection[str
 
 
 def keep_content(path: str, content: bytes | None, key_file: str, secret_files: Collection[str]) -> bytes | None:
+    """The content of a member as the archive may have it; empty for a secret."""
     name = path.rpartition("/")[2]
     if path == key_file:
         return ZERO_KEY
     if path.startswith((f"{STATE}/", f"{RANK_FILE.folder}/")) and name not in KEPT_STATE:
-        return b""  # such as setup.json, which has what the cluster's key was before
+        return b""  # such as setup.json, which may have an earlier key of the cluster
     if path in secret_files or (path.startswith("/proc/") and name == "environ"):
         return b""
     if path.startswith("/proc/") and name == "cmdline" and content:
@@ -84,9 +91,10 @@ def keep_content(path: str, content: bytes | None, key_file: str, secret_files: 
 
 
 def hide_values(words: Sequence[str]) -> list[str]:
-    """The program and the names of flags, of a command's first words: any value may be a password or a script.
+    """The first words of a command, without values: any value may be a password or a script.
 
-    A program can write anything into its command line, such as all words into the first.
+    A flag keeps its name. Of the first word only its first part is kept, since a program can write its whole command
+    line into it.
     """
     program = [word.split()[0] if word.strip() else "" for word in words[:1]]
     return [word[:WORD_LENGTH] for word in (*program, *map(_hide_value, words[1:WORDS]))]
@@ -97,19 +105,19 @@ def _hide_value(word: str) -> str:
     return word if _ENGINE.fullmatch(word) else flag[0] if flag else HIDDEN
 
 
-def _more() -> Iterator[str]:
-    """Files beside those that checks read: settings, state, counters of the fabric."""
-    # Not what is below STATE, such as compile caches: there a container makes links, and files without number.
+def _find_more_files() -> Iterator[str]:
+    """Yield files for the tree in addition to those that checks read: settings, state, counters of the fabric."""
+    # No folders below STATE, such as compile caches: there a container makes links, and any number of files.
     for top, _, names in chain(*map(os.walk, SETTINGS), islice(os.walk(STATE), 1)):
         yield from (f"{top}/{name}" for name in names if name.endswith(SUFFIXES))
     for device in (*Path("/sys/class/infiniband").glob("*"), *Path("/sys/class/net").glob("*")):
-        for here, _, names in os.walk(f"{device}/"):
-            if Path(here).name in COUNTERS:
-                yield from (f"{here}/{name}" for name in names)
+        for folder, _, names in os.walk(f"{device}/"):
+            if Path(folder).name in COUNTERS:
+                yield from (f"{folder}/{name}" for name in names)
 
 
 def without_commands(answer: object, key: str = "") -> object:
-    """docker's answer, at `key` of another one: without environments, of commands the programs and flags."""
+    """docker's answer without environments, and with `hide_values` for commands. `key`: its key in another answer."""
     if key in _EMPTIED:
         return _EMPTIED[key]
     match answer:
@@ -117,8 +125,8 @@ def without_commands(answer: object, key: str = "") -> object:
             return hide_values([answer])[0]
         case [*words] if key in _COMMANDS:
             return hide_values([str(word) for word in words])
-        case [*items]:
-            return [without_commands(part) for part in items]
+        case [*parts]:
+            return [without_commands(part) for part in parts]
         case {**fields}:
             return {str(name): without_commands(part, str(name)) for name, part in fields.items()}
     return answer
@@ -129,17 +137,17 @@ MOST_BYTES = 19 << 20
 
 
 class Archive:
-    """A tar file whose every text passes `redact`, JSON as a document. What would make it too long is left out."""
+    """A tar file. Every text in it is redacted, JSON as a document. Once it is too long, members are left out."""
 
     def __init__(self, name: str, at: datetime, redact: Redaction) -> None:
         self._name, self._at, self._redact = name, at.timestamp(), redact
-        self._out = io.BytesIO()
-        self._tar = tarfile.open(fileobj=self._out, mode="w:gz", compresslevel=6)  # noqa: SIM115 - until `close`
+        self._buffer = io.BytesIO()
+        self._tar = tarfile.open(fileobj=self._buffer, mode="w:gz", compresslevel=6)  # noqa: SIM115 - until `close`
         self.left_out = 0
 
     def add(self, path: str, content: bytes | str | None, target: str = "", *, executable: bool = False) -> None:
-        """Add a file, or where `content` is None a folder or a symlink to `target`. What is not UTF-8 is left empty."""
-        if self._out.getbuffer().nbytes > MOST_BYTES:
+        """Add a file, or with None as `content` a folder or a symlink to `target`. A file that is no UTF-8 is empty."""
+        if self._buffer.getbuffer().nbytes > MOST_BYTES:
             self.left_out += 1
             return
         member = tarfile.TarInfo(f"{self._name}/{self._redact(path)}")
@@ -148,11 +156,12 @@ class Archive:
             member.type, member.linkname = tarfile.SYMTYPE, self._redact(target)
         elif content is None:
             member.type = tarfile.DIRTYPE
-        packed = self._clean(path, content or b"")
+        packed = self._redact_content(path, content or b"")
         member.size = len(packed)
         self._tar.addfile(member, io.BytesIO(packed))
 
-    def _clean(self, path: str, content: bytes | str) -> bytes:
+    def _redact_content(self, path: str, content: bytes | str) -> bytes:
+        """The content without secrets; empty where it is not UTF-8."""
         if path.endswith(".json"):
             with suppress(ValueError, RecursionError):
                 document = self._redact.document(parse_json(content))
@@ -163,5 +172,6 @@ class Archive:
         return b""
 
     def close(self) -> bytes:
+        """The complete file."""
         self._tar.close()
-        return self._out.getvalue()
+        return self._buffer.getvalue()

@@ -1,7 +1,7 @@
-"""Which files a dry run reads of this machine, and those as a tree that `preflight --root` reads like the machine.
+"""Recording of the files that a dry run reads on this machine, as a tree that `preflight --root` can examine.
 
-What is requested of the kernel or a daemon elsewhere is read from files, as it will be from the tree: `ROOT` is another
-name of the root folder, so nothing takes this for the running machine.
+Facts that a dry run otherwise queries from the kernel or a daemon are read from files here, as they will be from the
+tree: `ROOT` is another name of the root folder, so nothing takes this for the running machine.
 """
 
 # ruff: noqa: PTH115, PTH118, PTH120
@@ -28,16 +28,16 @@ ROOT = "//"
 MOST_MEMBERS, MOST_NAMES = 60_000, 4_000
 """Members of the tree, and names of one folder."""
 MOST_BYTES = 1 << 20
-"""The limit of a file; of a longer one there is only the name."""
-OWN = ("/proc/", "/sys/", "/run/sparkd/", "/var/lib/sparkd/")
+"""The limit of a file; a longer one is empty in the tree."""
+READABLE = ("/proc/", "/sys/", "/run/sparkd/", "/var/lib/sparkd/")
 SETTINGS = re.compile(r"/(?:etc|usr/share)/sparkd/.*\.(?:toml|ya?ml)", re.DOTALL)
-"""OWN and SETTINGS alone are copied also where others than the owner may not read them."""
+"""READABLE and SETTINGS alone are copied even where only their owner may read them."""
 TABLES = ("/proc/uptime", "/proc/net/tcp", "/proc/net/tcp6", "/proc/net/unix", "/proc/self/mounts", "/proc/1/mounts")
-"""Read where the kernel can't be requested."""
+"""Files that are read where the kernel can't be queried."""
 
 
 class _Rooms(dict[str, disks.Counts]):
-    """The room of any path, counted as it is requested."""
+    """The room of any path, counted at the first request."""
 
     def __bool__(self) -> bool:
         return True
@@ -50,10 +50,13 @@ class _Rooms(dict[str, disks.Counts]):
 
 
 class RecordingFiles(Files, frozen=True):
+    """Files of this machine, with a record of the paths that are read."""
+
     root: str = ROOT
     followed: set[str] = field(default_factory=set)
+    """Paths of which the target was read."""
     named: set[str] = field(default_factory=set)
-    """Paths that were looked at: what they lead to, and what they are."""
+    """Paths of which the entry itself was read, even where that is a link."""
     rooms: _Rooms = field(default_factory=_Rooms)
 
     def real(self, path: str) -> str:
@@ -65,16 +68,16 @@ class RecordingFiles(Files, frozen=True):
         return super()._name(path)
 
     def recorded(self, name: str, kind: type[T]) -> T | None:  # noqa: ARG002
-        return self.rooms if name == "disks" else None  # type: ignore[return-value]  # of the kind that is requested
+        return self.rooms if name == "disks" else None  # type: ignore[return-value]  # it has that kind
 
 
 class RecordingHost(Host):
-    """The running machine, read as a tree of files would be. `gpu` is queried once."""
+    """The running machine, read like a tree of files. `gpu` is called once."""
 
     def __init__(self, gpu: Callable[[], GpuFacts]) -> None:
         super().__init__(gpu=functools.cache(gpu))
-        self.seen = RecordingFiles()
-        self.files = self.seen
+        self.recording = RecordingFiles()
+        self.files = self.recording
         self._readers: list[DockerReader] = []
 
     def docker_reader(self) -> DockerReader:
@@ -96,11 +99,11 @@ class Member(NamedTuple):
     executable: bool = False
 
 
-def read_tree(recording: RecordingFiles, more: Iterable[str]) -> Iterator[Member]:
-    """What lies at the paths that were looked at, and at `more`, now.
+def read_tree(recording: RecordingFiles, more_paths: Iterable[str]) -> Iterator[Member]:
+    """Members of the tree: the current files at the recorded paths, and at `more_paths`.
 
-    A folder's other names are there as empty files: their being there may be all that matters. So are files that can't
-    be read by all, are long, or no regular files. Symlinks lead nowhere outside of the tree.
+    The other names of a folder become empty files, since a check may need to know that they exist. So do files that are
+    long, not regular, or not readable by all users. Symlinks are relative, and never lead out of the tree.
     """
     files, links, paths = Files(), dict[str, str](), set[str]()
 
@@ -108,59 +111,60 @@ def read_tree(recording: RecordingFiles, more: Iterable[str]) -> Iterator[Member
         links[link] = files.link(link)
         return links[link]
 
-    for path in (*recording.followed, *TABLES, *more):
+    for path in (*recording.followed, *TABLES, *more_paths):
         with suppress(OSError):
             paths.add(follow(path, read_link) or "/")
     for path in recording.named:
         parent, _, name = path.rpartition("/")
         with suppress(OSError):
-            here = f"{follow(parent, read_link)}/{name}"
-            if files.lstat(here).kind is Kind.LINK:
-                read_link(here, [])
+            named_path = f"{follow(parent, read_link)}/{name}"
+            if files.lstat(named_path).kind is Kind.LINK:
+                read_link(named_path, [])
             else:
-                paths.add(here)
-    left = MOST_MEMBERS
+                paths.add(named_path)
+    members_left = MOST_MEMBERS
     for path in sorted(paths):
         for member in _read_members(files, path, paths, links):
-            left -= 1
-            if left < 0:
+            members_left -= 1
+            if members_left < 0:
                 return
             yield member
-    for path, target in sorted(links.items())[:left]:
-        yield Member(path, target=_inside(path, target))
+    for path, target in sorted(links.items())[:members_left]:
+        yield Member(path, target=_make_relative(path, target))
 
 
 def _read_members(files: Files, path: str, paths: set[str], links: dict[str, str]) -> Iterator[Member]:
+    """The member at a path, and if it is a folder its children that `paths` lacks. Adds symlinks to `links`."""
     try:
         facts = files.lstat(path)
         if facts.kind is not Kind.FOLDER:
-            wanted = facts.kind is Kind.FILE and facts.size_bytes <= MOST_BYTES
-            yield Member(path, _content(files, path) if wanted else b"", executable=facts.executable)
+            is_copied = facts.kind is Kind.FILE and facts.size_bytes <= MOST_BYTES
+            yield Member(path, _read_content(files, path) if is_copied else b"", executable=facts.executable)
             return
         yield Member(path)
-        with os.scandir(path) as names:
-            for child in islice(names, MOST_NAMES):
-                here = f"{path.rstrip('/')}/{child.name}"
+        with os.scandir(path) as children:
+            for child in islice(children, MOST_NAMES):
+                child_path = f"{path.rstrip('/')}/{child.name}"
                 if child.is_symlink():
-                    links.setdefault(here, os.readlink(here))
-                elif here not in paths:
-                    yield Member(here, None if child.is_dir(follow_symlinks=False) else b"")
+                    links.setdefault(child_path, os.readlink(child_path))
+                elif child_path not in paths:
+                    yield Member(child_path, None if child.is_dir(follow_symlinks=False) else b"")
     except OSError:  # gone, or not readable
         return
 
 
-def _content(files: Files, path: str) -> bytes:
-    """Empty where it can't be read, or where not everybody may: judged by the file that was opened."""
+def _read_content(files: Files, path: str) -> bytes:
+    """The file's content; empty where it can't be read, or not all users may read it. The opened file's mode counts."""
     with suppress(OSError):
         opened = files.itself(path, MOST_BYTES)
-        public = opened.facts.permissions & 0o004 or path.startswith(OWN) or SETTINGS.fullmatch(path)
-        if opened.facts.kind is Kind.FILE and public:
+        is_public = opened.facts.permissions & 0o004 or path.startswith(READABLE) or SETTINGS.fullmatch(path)
+        if opened.facts.kind is Kind.FILE and is_public:
             return opened.content
     return b""
 
 
-def _inside(path: str, target: str) -> str:
-    """Relative, and never above the tree's root; `socket:[1]` or similar stays as it is."""
+def _make_relative(path: str, target: str) -> str:
+    """The target relative to its link, never above the tree's root. One such as `socket:[1]` only loses its slashes."""
     if ":[" in target:
         return target.replace("/", "")
     folder = os.path.dirname(path)

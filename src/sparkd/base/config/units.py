@@ -119,8 +119,8 @@ def drift(wanted: tuple[DropIn, ...], files: Files) -> tuple[str, ...]:
         if _read_installed(files, path) != text:
             differences.append(f"{path} is not the unit of this sparkd: install the package again")
         # A link to /dev/null reads as empty: a masked unit is a choice, not a drift.
-        if _read_installed(files, own := path.replace(PACKAGE_UNITS, ADMIN_UNITS)):
-            differences.append(f"{own} hides the package's unit: make it a drop-in")
+        if _read_installed(files, admin_path := path.replace(PACKAGE_UNITS, ADMIN_UNITS)):
+            differences.append(f"{admin_path} hides the package's unit: make it a drop-in")
     return tuple(differences)
 
 

@@ -12,7 +12,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, Details, Process, read_status, user_name
 
 SMALLEST_BYTES = 16 << 20
-"""Least memory of a consumer's process; a user's smaller ones are one consumer together: thousands hold much, too."""
+"""Least memory of a process that counts by itself. A user's smaller ones are one consumer: thousands hold much, too."""
 
 
 class Consumer(Struct, frozen=True):
@@ -58,7 +58,7 @@ def _identify(group: Group, process: Process) -> tuple[str, str]:
 
 def _sum_members(files: Files, kind: str, name: str, members: list[tuple[int, int, Details]]) -> Consumer:
     _, pid, largest = max(members, key=lambda member: member[0])
-    # Several of them map the same shared memory: the largest share counts for all.
+    # Members may map the same shared memory: the largest share counts for all.
     shared = max(status.shared_bytes for _, _, status in members)
     total = shared + sum(size - status.shared_bytes for size, _, status in members)
     user = user_name(files, largest.uid)

@@ -20,9 +20,9 @@ class _OutsideError(Exception):
 
 
 def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
-    """Where the links of a container's path leave all mounts: the first such path, else empty.
+    """The first path outside of all mounts that the links of a container's path lead to; empty where they stay inside.
 
-    Such a link may be valid on the node, and lead to nothing in the container.
+    Such a link may be valid on the node, and lead to nothing in the container. A path of too many links counts too.
     """
 
     def read_link(here: str, rest: list[str]) -> str:

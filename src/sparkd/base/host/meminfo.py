@@ -69,7 +69,7 @@ class FreeMemory(Struct, frozen=True):
 
     @property
     def is_listed(self) -> bool:
-        """Whether at least a quarter is: hypervisors and caches of free pages hold some back, too."""
+        """Whether at least a quarter is in blocks: hypervisors and caches of free pages hold some back, too."""
         return self.unlisted_bytes <= 3 * self.bytes
 
     @property
@@ -94,7 +94,7 @@ def _read_kib(files: Files) -> dict[str, int]:
 
 
 def read_meminfo(files: Files) -> MemInfo:
-    """Raises OSError, and ValueError where one of the three main counters is missing."""
+    """The kernel's counters. Raises OSError, and ValueError where one of the three main ones is missing."""
     from sparkd.base.host import os_stats
 
     kib = _read_kib(files)
@@ -145,14 +145,14 @@ def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemor
 
 def unexplained_bytes(files: Files, info: MemInfo) -> int:
     """Memory in no counter, nor in the cache of ZFS, nor taken from the contiguous area. Raises OSError."""
-    return max(0, info.unaccounted_bytes - info.cma_used_bytes - _zfs_cache_bytes(files))
+    return max(0, info.unaccounted_bytes - info.cma_used_bytes - _read_zfs_cache(files))
 
 
-def _zfs_cache_bytes(files: Files) -> int:
+def _read_zfs_cache(files: Files) -> int:
     """The ARC of ZFS, which /proc/meminfo does not count; 0 without ZFS."""
     stats = files.text_if_any("/proc/spl/kstat/zfs/arcstats", limit=65536) or ""
-    size = re.search(r"^size\s+\d+\s+(\d+)$", stats, re.MULTILINE)
-    return int(size[1]) if size else 0
+    match = re.search(r"^size\s+\d+\s+(\d+)$", stats, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def read_swaps(files: Files) -> tuple[Swap, ...]:

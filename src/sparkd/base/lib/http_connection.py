@@ -88,7 +88,7 @@ class Limits(NamedTuple):
 class Connection(H11Protocol, asyncio.BufferedProtocol):
     """One connection. As a BufferedProtocol it limits the bytes of one read.
 
-    `owner`: the source, or one of its users. `served`: whether a handler works on its request, or has answered one
+    `owner`: the source, or one of its users. `served`: whether a handler works on a request of it, or has answered one
     other than with 401. Where requests are signed, the client of such a connection has the key.
     """
 
@@ -162,17 +162,17 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if (status := self._refusal()) is not None:
             self._refuse(status)
             return
-        served, self.served = self.served, True  # for as long as the handler waits
+        was_served, self.served = self.served, True  # for as long as the handler waits
         try:
             response = await self._handle()
-            self.served = served or response.status != 401
+            self.served = was_served or response.status != 401
             self._send(response)
         except asyncio.CancelledError:
             self.drop()  # uvicorn would answer with a page of its own
             raise
         except Exception as error:
             # A bug in one handler must not silence the node, which would end a serving engine.
-            self.served = served
+            self.served = was_served
             self._server.report(f"a request was answered with 500: {type(error).__name__}: {error}")
             self._refuse(500)
 
@@ -183,9 +183,11 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             return 401  # a bug in `admits`, which asyncio logs
         if self.scope["method"] != "GET":
             return 405
-        if b"transfer-encoding" in names or any(n == b"content-length" and v.strip(b"0") for n, v in self.headers):
+        if b"transfer-encoding" in names or any(
+            name == b"content-length" and value.strip(b"0") for name, value in self.headers
+        ):
             return 413
-        # Of two equal headers, two programs may read different values.
+        # Two programs may read different values of a header that is sent twice.
         if len(set(names)) < len(names) or not self.scope["raw_path"].startswith(b"/"):
             return 400
         return None if self._server.take_token(self.owner) else 429
@@ -205,8 +207,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _send(self, response: Response) -> None:
         """Send it in one write: ASGI's two messages would be two packets."""
-        own = {"Content-Type": response.content_type, "Content-Length": str(len(response.body))}
-        headers = [*own.items(), ("Cache-Control", "no-store"), *response.headers]
+        usual = {"Content-Type": response.content_type, "Content-Length": str(len(response.body))}
+        headers = [*usual.items(), ("Cache-Control", "no-store"), *response.headers]
         head = h11.Response(status_code=response.status, headers=headers)
         events = (head, h11.Data(data=response.body), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))

@@ -39,7 +39,7 @@ RESERVED = frozenset(("event", "level", "timestamp", "logger", "node", "rank", "
 """Keys of a JSON line; an event's field with such a name becomes `field_NAME` there."""
 _NO_KEY = re.compile(r"[^A-Za-z0-9_.-]")
 MOST_LINES, WINDOW_SECONDS = 60, 60.0
-"""Remote clients can cause one line of a server's library per request."""
+"""The most lines of libraries in a window: remote clients can cause one of a server's library per request."""
 TEXT_LIMIT = 1_000
 
 
@@ -126,6 +126,7 @@ def events(
 
 
 def _clean_field(key: str, value: object, redact: Redaction, limit: int) -> tuple[str, object]:
+    """Key and value of a field without secrets: a number, or one line of at most `limit` characters."""
     match value:
         case int():  # str() refuses thousands of digits
             value = value if -(1 << 63) <= value < 1 << 64 else hex(value)
@@ -167,7 +168,7 @@ def clean_stderr() -> None:
 
 
 def print_bug(error: BaseException | None, redact: Redaction | None = None) -> None:
-    """Print a traceback, for an excepthook. `redact`: with the secrets that are known."""
+    """Print a traceback, as an excepthook does. `redact`: one that has the known secrets."""
     from sparkd.base.lib.redaction import Redaction
 
     lines = "".join(format_exception(error)).splitlines()
@@ -203,6 +204,7 @@ class _OneLineFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, str]:
+    """The record's message, and its error if it has one."""
     try:
         fields = {"message": record.getMessage()}
         if record.exc_info and (raised := record.exc_info[1]) is not None:

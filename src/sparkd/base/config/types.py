@@ -80,7 +80,7 @@ _IMAGE = re.compile(
 
 
 def check_image(raw: str) -> str:
-    """Raises ValueError where it is neither a reference nor empty."""
+    """The text itself. Raises ValueError where it is neither a reference of an image nor empty."""
     match = _IMAGE.fullmatch(raw) if len(raw) <= 512 else None
     if raw and (match is None or len(match[1]) > 255):
         raise ValueError("must be an image, such as name:tag or name@sha256:…; only a registry has capital letters")

@@ -41,8 +41,8 @@ def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
     for process in processes:
         with suppress(*GONE):
             fields = files.bytes(f"/proc/{process.pid}/stat", limit=4096).rpartition(b")")[2].split()
-            io = _DISK.findall(files.text_if_any(f"/proc/{process.pid}/io", limit=4096) or "")
-            disk_bytes += sum(map(int, io)) + 4096 * sum(map(int, fields[9:11]))  # majflt, cmajflt: pages
+            io_bytes = _DISK.findall(files.text_if_any(f"/proc/{process.pid}/io", limit=4096) or "")
+            disk_bytes += sum(map(int, io_bytes)) + 4096 * sum(map(int, fields[9:11]))  # majflt, cmajflt: pages
             faults += sum(map(int, fields[7:9]))  # minflt, cminflt
             ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     return Activity(disk_bytes, ticks / os.sysconf("SC_CLK_TCK"), faults)

@@ -138,9 +138,9 @@ def entries(
 
     `cut` gets the folder at which the bound was reached, and each that can't be read: a cache never blocks a start.
     """
-    todo, count = [top], 0
-    while todo:
-        current = todo.pop()
+    folders, count = [top], 0
+    while folders:
+        current = folders.pop()
         try:
             with os.scandir(current) as children:
                 for child in children:
@@ -149,7 +149,7 @@ def entries(
                         cut(current)
                         return
                     if child.is_dir(follow_symlinks=False):
-                        todo.append(child.path)
+                        folders.append(child.path)
                     else:
                         yield child
         except FileNotFoundError:  # removed meanwhile

@@ -32,18 +32,18 @@ class Consumer(Struct, frozen=True):
 
 def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -> tuple[Consumer, ...]:
     """Consumers, the largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
-    groups: dict[tuple[str, str], list[tuple[int, int, Details]]] = {}
+    members_by_consumer: dict[tuple[str, str], list[tuple[int, int, Details]]] = {}
     for process in among:
         if process.kernel or process.dead:
             continue
         with suppress(*GONE, PermissionError, ValueError):
             status = read_status(files, process.pid)
             size = status.private_bytes + gpu_bytes.get(process.pid, 0)
-            owner = "small", str(status.uid)
+            kind_and_name = "small", str(status.uid)
             if size >= SMALLEST_BYTES:
-                owner = _identify(read_group(files, process.pid), process)
-            groups.setdefault(owner, []).append((size, process.pid, status))
-    consumers = (_sum_members(files, *owner, members) for owner, members in groups.items())
+                kind_and_name = _identify(read_group(files, process.pid), process)
+            members_by_consumer.setdefault(kind_and_name, []).append((size, process.pid, status))
+    consumers = (_sum_members(files, *kind_and_name, members) for kind_and_name, members in members_by_consumer.items())
     return tuple(sorted(consumers, key=lambda consumer: (-consumer.bytes, consumer.name)))
 
 

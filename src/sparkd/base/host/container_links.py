@@ -26,8 +26,8 @@ def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
     """
 
     def read_link(here: str, rest: list[str]) -> str:
-        holding = (mount for mount in binds if _is_below(here, mount.target))
-        bind = max(holding, key=lambda mount: len(mount.target), default=None)
+        containing = (mount for mount in binds if _is_below(here, mount.target))
+        bind = max(containing, key=lambda mount: len(mount.target), default=None)
         if bind is None and not any(_is_below(mount.target, here) for mount in binds):
             raise _OutsideError("/".join([here, *rest[::-1]]))
         if bind is None or here == bind.target:

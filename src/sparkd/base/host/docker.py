@@ -112,17 +112,19 @@ def _listens(host: Host, pid: str) -> bool:
     /proc/net/unix (proc(5), SO_ACCEPTCON) is read in chunks and never decoded: any user can make it very long, and
     forge rows of any bytes by a socket whose name has line ends.
     """
-    opened = {os.fsencode(target) for _, target in host.files.links(f"/proc/{pid}/fd") if target.startswith("socket:")}
+    open_sockets = {
+        os.fsencode(target) for _, target in host.files.links(f"/proc/{pid}/fd") if target.startswith("socket:")
+    }
     if host.live:
         with suppress(OSError):
-            listens = sockets.find_listening((int(target[8:-1]) for target in opened), SOCKETS)
+            listens = sockets.find_listening((int(target[8:-1]) for target in open_sockets), SOCKETS)
             if listens is not None:
                 return listens
     incomplete = b""
     for chunk in host.files.chunks("/proc/net/unix"):
         *lines, incomplete = (incomplete + chunk).split(b"\n")
         rows = (row for row in map(bytes.split, lines) if len(row) > 7 and row[3] == b"00010000" and row[7] in SOCKETS)
-        if any(b"socket:[%b]" % row[6] in opened for row in rows):
+        if any(b"socket:[%b]" % row[6] in open_sockets for row in rows):
             return True
     return False
 

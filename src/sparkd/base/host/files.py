@@ -257,27 +257,27 @@ def follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
 
     `read_link(path, rest)` raises OSError where there is no symlink. `rest` are the parts behind it, last part first.
     """
-    todo = path.split("/")[::-1]
-    done: list[str] = []
+    pending = path.split("/")[::-1]
+    resolved: list[str] = []
     links = 0
-    while todo:
-        part = todo.pop()
+    while pending:
+        part = pending.pop()
         if part in ("", "."):
             continue
         if part == "..":
-            del done[-1:]
+            del resolved[-1:]
             continue
-        done.append(part)
+        resolved.append(part)
         try:
-            target = read_link("/" + "/".join(done), todo)
+            target = read_link("/" + "/".join(resolved), pending)
         except OSError:  # no symlink, or nothing there, which the caller's own call reports
             continue
         links += 1
         if links > MAX_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "/" + "/".join(done))
-        done = [] if target.startswith("/") else done[:-1]
-        todo.extend(target.split("/")[::-1])
-    return "".join(f"/{part}" for part in done)
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "/" + "/".join(resolved))
+        resolved = [] if target.startswith("/") else resolved[:-1]
+        pending.extend(target.split("/")[::-1])
+    return "".join(f"/{part}" for part in resolved)
 
 
 def _make_facts(status: os.stat_result) -> FileFacts:

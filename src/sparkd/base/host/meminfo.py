@@ -126,21 +126,21 @@ def read_meminfo(files: Files) -> MemInfo:
 
 def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemory:
     """Sums over every zone of every node, in 9 us. Raises OSError, and ValueError for another format."""
-    free = large = 0
+    free_bytes = large_bytes = 0
     least_order = (LARGE_BLOCK_BYTES // page_bytes - 1).bit_length()
     for line in files.text("/proc/buddyinfo", limit=65536).splitlines():
         zone = _ZONE.fullmatch(line)
         if zone is None:
             raise ValueError(f"/proc/buddyinfo has another format: {sanitize(line, 80)!r}")
         sizes = [int(count) * (page_bytes << order) for order, count in enumerate(zone["counts"].split())]
-        free += sum(sizes)
+        free_bytes += sum(sizes)
         # A driver's pages do not move: it gets none in this zone, nor in the contiguous area below.
-        large += sum(sizes[least_order:]) if zone["name"] != "Movable" else 0
-    if not free:
+        large_bytes += sum(sizes[least_order:]) if zone["name"] != "Movable" else 0
+    if not free_bytes:
         raise ValueError("/proc/buddyinfo is empty")
     kib = _read_kib(files)
-    unlisted_bytes = max(0, kib.get("MemFree", 0) * 1024 - free)
-    return FreeMemory(free, max(0, large - kib.get("CmaFree", 0) * 1024), unlisted_bytes)
+    unlisted_bytes = max(0, kib.get("MemFree", 0) * 1024 - free_bytes)
+    return FreeMemory(free_bytes, max(0, large_bytes - kib.get("CmaFree", 0) * 1024), unlisted_bytes)
 
 
 def unexplained_bytes(files: Files, info: MemInfo) -> int:

@@ -120,12 +120,12 @@ class _Folder:
     def find_flaw(self, name: str, check: Callable[[str], str]) -> Flaw | None:
         """What `check` finds wrong with a file, or why that can't be read."""
         try:
-            wrong = check(name)
+            fault = check(name)
         except OSError as error:
             if error.errno in _GONE:
                 return Flaw(name, "is missing" if name not in self._names else "is a link to nothing")
             return Flaw(name, f"can't be read: {error.strerror or type(error).__name__}", unreadable=True)
-        return Flaw(name, wrong) if wrong else None
+        return Flaw(name, fault) if fault else None
 
     def check_small(self, name: str) -> str:
         """What is wrong with a file that is read as a whole; empty where nothing is. Raises OSError."""
@@ -155,13 +155,13 @@ class _Folder:
             checks.append(partial(self._check_shards, model, tensor_files | _complete_sets(tensor_files)))
         elif mistral := {name for name in tensor_files if name.startswith("consolidated")}:
             checks.append(partial(self._check_shards, model, mistral))
-        first = None
+        first_set = None
         for check in checks:
             examined = check()
             if not examined.flaws:
                 return examined
-            first = first or examined
-        return first or self.list_weights(model)
+            first_set = first_set or examined
+        return first_set or self.list_weights(model)
 
     def list_weights(self, model: ModelFolder) -> ModelFolder:
         """The model with the names of its weights, none of which is checked."""

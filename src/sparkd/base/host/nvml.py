@@ -63,12 +63,12 @@ def _open_devices() -> Iterator[list[object]]:
 
 
 def _read_facts(devices: list[object]) -> GpuFacts:
-    used: dict[int, int | None] = {}
+    size_by_pid: dict[int, int | None] = {}
     for device in devices:
         compute = _list_processes(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, device)
         for process in compute + _list_processes(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, device):
-            size, known_size = process.usedGpuMemory, used.get(process.pid, 0)
-            used[process.pid] = None if size is None or known_size is None else known_size + size
+            size, known_size = process.usedGpuMemory, size_by_pid.get(process.pid, 0)
+            size_by_pid[process.pid] = None if size is None or known_size is None else known_size + size
     totals: list[int] = []
     for device in devices:
         with suppress(pynvml.NVMLError_NotSupported):  # GB10: the memory is the machine's
@@ -76,7 +76,7 @@ def _read_facts(devices: list[object]) -> GpuFacts:
     return GpuFacts(
         tuple(sanitize(pynvml.nvmlDeviceGetName(device)) for device in devices),
         min(totals) if devices and len(totals) == len(devices) else None,
-        tuple(GpuProcess(pid, size) for pid, size in sorted(used.items())),
+        tuple(GpuProcess(pid, size) for pid, size in sorted(size_by_pid.items())),
         driver=sanitize(pynvml.nvmlSystemGetDriverVersion()),
     )
 

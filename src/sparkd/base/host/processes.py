@@ -249,7 +249,7 @@ def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str
 
     Processes that are not reached within SCAN_SECONDS count as unreadable.
     """
-    opened: list[OpenFile] = []
+    descriptors: list[OpenFile] = []
     unreadable = []
     deadline = time.monotonic() + SCAN_SECONDS
     for process in processes:
@@ -260,12 +260,12 @@ def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str
                 raise TimeoutError
             folder = f"{living_folder(files, process)}/fd"
             links = files.links(folder)
-            opened.extend(OpenFile(process.pid, f"{folder}/{name}", link) for name, link in links if wanted(link))
+            descriptors.extend(OpenFile(process.pid, f"{folder}/{name}", link) for name, link in links if wanted(link))
         except GONE:
             continue
         except OSError:
             unreadable.append(process.pid)
-    return OpenFiles(tuple(opened), tuple(unreadable))
+    return OpenFiles(tuple(descriptors), tuple(unreadable))
 
 
 def overgrown(files: Files, what: str, uids: Iterable[int]) -> OvergrownError:

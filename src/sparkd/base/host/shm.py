@@ -83,7 +83,7 @@ def read_segments(files: Files, now_seconds: float, named: re.Pattern[str]) -> t
 
 
 def read_segment(files: Files, name: str, now_seconds: float) -> Segment | None:
-    """None where there is no regular file of this name."""
+    """A segment by its name; None where there is no regular file of that name."""
     path = f"{FOLDER}/{name}"
     try:
         if files.lstat(path).kind is not Kind.FILE:
@@ -104,7 +104,7 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
     deadline = time.monotonic() + SCAN_SECONDS
     by_identity = {file.identity: file for file in wanted}
     names = {file.name for file in by_identity.values()}
-    used: set[tuple[int, int, int]] = set()
+    uses: set[tuple[int, int, int]] = set()
     unreadable: set[int] = set()
     living = [process for process in processes if not process.kernel and not process.dead]
     for process in living:
@@ -117,7 +117,7 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
         except OSError:
             unreadable.add(process.pid)
             continue
-        used |= {(*identity, process.pid) for identity in _find_mapped(maps, frozenset(by_identity))}
+        uses |= {(*identity, process.pid) for identity in _find_mapped(maps, frozenset(by_identity))}
     # Only a file with a wanted name: stat of any other could hang on a dead file server.
     opened = open_files(files, living, lambda target: target.removesuffix(" (deleted)").rpartition("/")[2] in names)
     for file in opened.found:
@@ -129,8 +129,8 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
             unreadable.add(file.pid)
             continue
         if (facts.device, facts.inode) in by_identity:
-            used.add((facts.device, facts.inode, file.pid))
-    return Uses(tuple(sorted(used)), tuple(sorted(unreadable | set(opened.unreadable_pids))))
+            uses.add((facts.device, facts.inode, file.pid))
+    return Uses(tuple(sorted(uses)), tuple(sorted(unreadable | set(opened.unreadable_pids))))
 
 
 def _find_mapped(maps: bytes, wanted: frozenset[Identity]) -> set[Identity]:

@@ -139,15 +139,15 @@ def find_listening(inodes: Iterable[int], names: Container[bytes]) -> bool | Non
 
     None where the kernel knows none of them, as one without unix_diag. Raises OSError.
     """
-    known = None
+    answer = None
     for inode in inodes:
         message = _query_one(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE))
         if message is not None:  # None: of another family
-            known, listens = known or False, message[2] == TCP_LISTEN
+            answer, listens = answer or False, message[2] == TCP_LISTEN
             attributes = records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
             if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
                 return True
-    return known
+    return answer
 
 
 def find_peer(own: socket.socket) -> Peer | None:

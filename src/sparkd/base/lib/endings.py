@@ -12,11 +12,11 @@ class Stage(IntEnum):
     """How far a run is, by what may still end its waits."""
 
     RUN = 0
-    """Every ending."""
+    """Every ending counts."""
     INQUEST = 1
-    """An engine has ended, or drains: a stop, a bug, and the endings that count until here."""
+    """An engine has ended, or drains. A stop and a bug count, and the endings whose `until` is not RUN."""
     END = 2
-    """Nothing: the rank is stopped, and the last report is read."""
+    """No ending counts: the rank is stopped, and the last report is read."""
 
 
 class Ending(NamedTuple):

@@ -115,10 +115,10 @@ def events(
         fields = render_fields(logger, method, event)
         return f"{name} {fields}" if fields else str(name)
 
-    as_line = (add_common, clean, add_log_level, TimeStamper("iso"), JSONRenderer(ensure_ascii=False))
+    json_steps = (add_common, clean, add_log_level, TimeStamper("iso"), JSONRenderer(ensure_ascii=False))
     logger: FilteringBoundLogger = structlog.wrap_logger(
         SimpleNamespace(**{name: partial(put, priority) for name, priority in PRIORITIES.items()}),
-        processors=as_line if as_json else (clean, render_logfmt),
+        processors=json_steps if as_json else (clean, render_logfmt),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         context_class=dict,
     ).bind()  # bound: wrap_logger's proxy makes a logger for each call

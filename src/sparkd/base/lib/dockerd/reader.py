@@ -53,7 +53,7 @@ class DockerReader:
         return self._get("/containers/json", lambda api: api.containers(all=True))
 
     def container(self, container_id: str) -> object:
-        """Its current description; None where there is none."""
+        """The current description of a container; None where there is no such container."""
         target = f"/containers/{container_id}/json"
         self.answers.pop(target, None)
         return self._get(target, lambda api: api.inspect_container(container_id))

@@ -96,7 +96,7 @@ class HttpClient:
         json: Mapping[str, object] | None = None,
         limit_bytes: int = BODY_LIMIT_BYTES,
     ) -> Response:
-        """GET, or POST `json`. Everything has to end within `timeout_seconds`, connecting within `connect_seconds`.
+        """GET, or POST `json`. All of it may take `timeout_seconds`; connecting `connect_seconds`, where that is given.
 
         `received` gets the body's pieces as they come; the response's body is then empty. Raises HttpError, and what
         `received` raises.

@@ -48,12 +48,12 @@ def sign_request(key: bytes, challenge: str, nonce: str, to: str, path: str) -> 
     `to` is the fabric address of the serving node, as in the settings.
     """
     # The first part differs from that of an answer, so that a request never passes for one.
-    return _mac(key, "sparkd request 2", challenge, nonce, to, path)
+    return _compute_mac(key, "sparkd request 2", challenge, nonce, to, path)
 
 
 def sign_answer(key: bytes, nonce: str, by: str, path: str, status: int, body: bytes) -> str:
     """The signature of an answer, in hex. `nonce` and `path` are the request's; `by` is the serving node's address."""
-    return _mac(key, "sparkd answer 1", nonce, by, path, str(status), body)
+    return _compute_mac(key, "sparkd answer 1", nonce, by, path, str(status), body)
 
 
 def signatures_match(expected: str, received: str) -> bool:
@@ -61,7 +61,7 @@ def signatures_match(expected: str, received: str) -> bool:
     return hmac.compare_digest(expected.encode(), received.encode("utf-8", "surrogatepass"))
 
 
-def _mac(key: bytes, *parts: str | bytes) -> str:
+def _compute_mac(key: bytes, *parts: str | bytes) -> str:
     mac = hmac.new(key, digestmod="sha256")
     for part in parts:
         content = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")

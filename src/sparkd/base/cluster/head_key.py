@@ -67,6 +67,7 @@ def verify(files: Files, path: str, head: str, mac: str, signatures: str, owner_
 
 
 def missing(head: str) -> HeadRefusedError:
+    """The error of a worker that has no public key of its head. `head`: its address."""
     reason = f"no new configuration is taken of {head}: this node has no public key of its head"
     return HeadRefusedError(reason, REMEDY)
 

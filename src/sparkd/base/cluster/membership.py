@@ -61,7 +61,7 @@ class NodeContext(Struct, frozen=True):
 
     @property
     def role(self) -> str:
-        return _role_of(self.plan.node)
+        return _find_role(self.plan.node)
 
     @property
     def is_head(self) -> bool:
@@ -94,7 +94,7 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     from sparkd.base.state.known_good import read_known_good
 
     node = find_place(settings, host)
-    own_role = _role_of(node)
+    own_role = _find_role(node)
     if role not in (None, own_role):
         reason = f"this node is rank {node.rank}, the {own_role}, not a {role}"
         raise ConfigError(reason, f"sudo systemctl start sparkd-{own_role}")
@@ -202,7 +202,7 @@ def load_own_recipe(name: str, host: Host) -> Recipe:
     return loaded.recipe
 
 
-def _role_of(node: Node) -> str:
+def _find_role(node: Node) -> str:
     return HEAD if node.rank == 0 else WORKER
 
 

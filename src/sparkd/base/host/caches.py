@@ -95,7 +95,7 @@ def describe_all(files: Files) -> str:
     lines = []
     for image in (f"{ROOT}/{name}" for name in files.names_if_any(ROOT) if IMAGE.fullmatch(name)):
         for cache in (folder(files, f"{image}/{name}") for name in files.names_if_any(image)):
-            newest = max(map(_changed_at, entries(files.real(cache.path))), default=0.0)
+            newest = max(map(_read_change_time, entries(files.real(cache.path))), default=0.0)
             age = f", the newest of {datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC" if newest else ""
             counted = f"{cache.files:,} files{'' if cache.whole else ' and more'}, {size(cache.bytes)}"
             lines.append(f"{cache.path}: {cache.kind}, {counted}{age}\n")
@@ -158,7 +158,7 @@ def entries(
             cut(current)
 
 
-def _changed_at(file: os.DirEntry[str]) -> float:
+def _read_change_time(file: os.DirEntry[str]) -> float:
     """Time of its last change; 0 where it was removed meanwhile."""
     with suppress(OSError):
         return file.stat(follow_symlinks=False).st_mtime

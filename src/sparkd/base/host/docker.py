@@ -155,6 +155,7 @@ def pid_without_live_restore(host: Host) -> str:
 
 
 def daemon_replaced(host: Host, pid: str) -> bool:
+    """Whether a dockerd with another pid runs. False without one, and where that is unreadable."""
     with suppress(OSError):
         return daemon_pid(host) not in ("", pid)
     return False
@@ -205,7 +206,7 @@ def _read_container(docker: DockerReader, summary: object) -> ContainerFacts | N
             "State": {"Running": bool(is_running), "Pid": int(pid)},
             "HostConfig": {"RestartPolicy": {"Name": str(policy)}},
         }:
-            name, pairs = name.removeprefix("/"), _label_pairs(labels)
+            name, pairs = name.removeprefix("/"), _sort_labels(labels)
             return ContainerFacts(
                 full_id, name, pairs, is_running, pid, image_id, policy or "no", *_parse_start(detail)
             )
@@ -225,11 +226,11 @@ def _parse_summary(full_id: str, summary: object) -> ContainerFacts | None:
             "Labels": dict() | None as labels,
             "State": "created" | "exited" | "dead",
         }:
-            return ContainerFacts(full_id, name.removeprefix("/"), _label_pairs(labels), False, 0, image_id, "no")
+            return ContainerFacts(full_id, name.removeprefix("/"), _sort_labels(labels), False, 0, image_id, "no")
     return None
 
 
-def _label_pairs(labels: Mapping[object, object] | None) -> tuple[tuple[str, str], ...]:
+def _sort_labels(labels: Mapping[object, object] | None) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((str(key), str(value)) for key, value in (labels or {}).items()))
 
 

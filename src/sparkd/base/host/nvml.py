@@ -33,6 +33,7 @@ _REASONS = {
 
 
 def query() -> GpuFacts:
+    """The driver's facts; NO_GPU without its library. A failure is an `error`, never raised."""
     try:
         with _open_devices() as devices:
             return _read_facts(devices)
@@ -46,6 +47,7 @@ def query() -> GpuFacts:
 
 
 def query_clocks() -> tuple[GpuClocks, ...]:
+    """The clocks of each GPU; empty where the driver fails."""
     try:
         with _open_devices() as devices:
             return tuple(_read_clocks(device) for device in devices)
@@ -89,20 +91,20 @@ def _list_processes(function: Callable[[object], list[Any]], device: object) -> 
 
 
 def _read_clocks(device: object) -> GpuClocks:
-    milliwatts = _unless_refused(pynvml.nvmlDeviceGetPowerUsage, device)
-    utilization = _unless_refused(pynvml.nvmlDeviceGetUtilizationRates, device)
-    reasons = _unless_refused(pynvml.nvmlDeviceGetCurrentClocksEventReasons, device)
+    milliwatts = _call_unless_refused(pynvml.nvmlDeviceGetPowerUsage, device)
+    utilization = _call_unless_refused(pynvml.nvmlDeviceGetUtilizationRates, device)
+    reasons = _call_unless_refused(pynvml.nvmlDeviceGetCurrentClocksEventReasons, device)
     return GpuClocks(
         name=sanitize(pynvml.nvmlDeviceGetName(device)),
-        sm_mhz=_unless_refused(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),
+        sm_mhz=_call_unless_refused(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),
         power_watts=None if milliwatts is None else milliwatts / 1000,
         utilization_percent=None if utilization is None else utilization.gpu,
         held_by=tuple(words for bit, words in _REASONS.items() if (reasons or 0) & bit),
-        temperature_celsius=_unless_refused(pynvml.nvmlDeviceGetTemperature, device, pynvml.NVML_TEMPERATURE_GPU),
+        temperature_celsius=_call_unless_refused(pynvml.nvmlDeviceGetTemperature, device, pynvml.NVML_TEMPERATURE_GPU),
     )
 
 
-def _unless_refused(function: Callable[..., T], *args: object) -> T | None:
+def _call_unless_refused(function: Callable[..., T], *args: object) -> T | None:
     with suppress(pynvml.NVMLError):
         return function(*args)
     return None

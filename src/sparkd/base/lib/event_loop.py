@@ -25,7 +25,7 @@ CLOSE_TURNS = 100
 
 
 class EventLoop(asyncio.SelectorEventLoop):
-    """A loop for the thread that turns it. `call_soon_threadsafe` may be called from any."""
+    """A loop for the thread that turns it. Any thread may call `call_soon_threadsafe`."""
 
     def __init__(self, broken: Callable[[BaseException], object] = lambda _: None) -> None:
         """`broken` gets the error that ended a task of `spawn`."""

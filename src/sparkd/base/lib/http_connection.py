@@ -104,7 +104,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._awaited = ""
 
     @property
-    def _busy(self) -> bool:
+    def _is_busy(self) -> bool:
         """Whether a whole request was received and is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -145,7 +145,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._set_deadline()
 
     def handle_events(self) -> None:
-        if not self._busy:
+        if not self._is_busy:
             super().handle_events()
             self.flow.resume_reading()  # uvicorn pauses behind a request, and would not see that the client leaves
         elif len(self.conn.trailing_data[0]) > self._limits.header_bytes:
@@ -159,7 +159,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     async def answer(self) -> None:
         await self.flow.drain()  # one answer is buffered at most
-        if (status := self._refusal()) is not None:
+        if (status := self._find_refusal()) is not None:
             self._refuse(status)
             return
         was_served, self.served = self.served, True  # for as long as the handler waits
@@ -176,7 +176,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self._server.report(f"a request was answered with 500: {type(error).__name__}: {error}")
             self._refuse(500)
 
-    def _refusal(self) -> int | None:
+    def _find_refusal(self) -> int | None:
         """Status of a refusal; None for a good request."""
         names = [name for name, _ in self.headers]
         if self not in self._server.connections:
@@ -216,7 +216,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             with suppress(OSError):  # with bytes unread the kernel would reset the connection, and the answer be lost
                 os.read(self.transport.get_extra_info("socket").fileno(), 1 << 16)
             self.transport.close()
-        if self._busy:
+        if self._is_busy:
             self.cycle.response_started = self.cycle.response_complete = True
             self.on_response_complete()
         self._set_deadline()
@@ -226,7 +226,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         awaited, seconds = "", 0.0
         if self.flow.write_paused:
             awaited, seconds = "answer", self._limits.answer_seconds
-        elif not self._busy and (self.cycle is None or self.conn.trailing_data[0]):
+        elif not self._is_busy and (self.cycle is None or self.conn.trailing_data[0]):
             awaited, seconds = "request", self._limits.request_seconds
         if awaited != self._awaited:
             self._awaited = awaited

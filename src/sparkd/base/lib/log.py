@@ -191,19 +191,19 @@ class _EventHandler(logging.Handler):
         if self._count <= MOST_LINES:
             level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.ERROR)
             self._log(
-                level, "library.message.logged", library=record.name, **_fields(record), left_out=left_out or None
+                level, "library.message.logged", library=record.name, **_read_fields(record), left_out=left_out or None
             )
 
 
 class _OneLineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = ": ".join((f"sparkd: {record.name}", *_fields(record).values()))
+        text = ": ".join((f"sparkd: {record.name}", *_read_fields(record).values()))
         from sparkd.base.lib.redaction import Redaction  # 20 ms, which a command without such lines does not take
 
         return sanitize(Redaction()(printable(text)), TEXT_LIMIT)
 
 
-def _fields(record: logging.LogRecord) -> dict[str, str]:
+def _read_fields(record: logging.LogRecord) -> dict[str, str]:
     """The record's message, and its error if it has one."""
     try:
         fields = {"message": record.getMessage()}

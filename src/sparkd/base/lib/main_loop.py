@@ -57,7 +57,7 @@ def never() -> bool:
 
 
 class MainLoop:
-    """The loop of one thread, the main one; `wake` may be called from any."""
+    """The loop of the main thread. Any thread may call `wake`."""
 
     def __init__(self, notifier: Notifier, env: Mapping[str, str]) -> None:
         self._notifier = notifier

@@ -41,7 +41,7 @@ def test_what_a_program_writes_into_the_log_is_not_believed() -> None:
     said = f"NVRM: Xid (PCI:{tag}): 79, GPU has fallen off the bus."
     for priority in ("", "<0>", "<4>"):
         Path("/dev/kmsg").write_text(f"{priority}{said}\n")
-    raw = b"".join(kernel._chunks(LIVE)).decode("utf-8", "replace")
+    raw = b"".join(kernel._read_chunks(LIVE)).decode("utf-8", "replace")
     assert raw.count(said) == 3, "the kernel has the messages"
     assert not [one for one in kernel.read_log(LIVE) if tag in one.text]
     assert tag not in str(KernelLog().probe(Host()).events)

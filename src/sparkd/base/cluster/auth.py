@@ -31,7 +31,7 @@ SIGNATURE_HEADER = "Sparkd-Signature"
 MAX_KEYS = 4
 LIMIT_BYTES = 4096
 FRESH_SECONDS = 1.0
-"""Time between two looks at the key file while nodes talk."""
+"""Least time between two reads of the key file while requests come."""
 
 KEY = re.compile(r"[0-9a-fA-F]{64}")
 _NEW_KEY = "on one node: sudo sparkd init --new-cluster-key; then copy the file to the others"
@@ -43,25 +43,25 @@ def new_nonce() -> str:
 
 
 def sign_request(key: bytes, challenge: str, nonce: str, to: str, path: str) -> str:
-    """Hex. `challenge` is the connection's; `to` is the serving node's fabric address as in the settings.
+    """The signature of a request, in hex. `challenge` is that of the connection, and `path` includes the query.
 
-    `path` includes the query.
+    `to` is the fabric address of the serving node, as in the settings.
     """
-    # The words differ from an answer's: no request can be taken for one.
-    return _mac(key, "sparkd request 2", challenge, nonce, to, path)
+    # The first part differs from that of an answer, so that a request never passes for one.
+    return _compute_mac(key, "sparkd request 2", challenge, nonce, to, path)
 
 
 def sign_answer(key: bytes, nonce: str, by: str, path: str, status: int, body: bytes) -> str:
-    """Hex. `nonce` and `path` are those of the request, `by` is the serving node's fabric address."""
-    return _mac(key, "sparkd answer 1", nonce, by, path, str(status), body)
+    """The signature of an answer, in hex. `nonce` and `path` are the request's; `by` is the serving node's address."""
+    return _compute_mac(key, "sparkd answer 1", nonce, by, path, str(status), body)
 
 
 def signatures_match(expected: str, received: str) -> bool:
-    """Compares in constant time. `received` may be any text of a header."""
+    """Compare in constant time. `received` may be any text of a header."""
     return hmac.compare_digest(expected.encode(), received.encode("utf-8", "surrogatepass"))
 
 
-def _mac(key: bytes, *parts: str | bytes) -> str:
+def _compute_mac(key: bytes, *parts: str | bytes) -> str:
     mac = hmac.new(key, digestmod="sha256")
     for part in parts:
         content = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
@@ -104,15 +104,15 @@ class KeyRing:
         """`on_trouble` gets why the file is not used, once while that stays the same.
 
         `on_older` gets how many keys are accepted beside the first: at the start, at each change and once a day.
-        `known`: the keys, where they have just been read. `optional`: without a file there are no keys, and a bad one
+        `known`: the keys, where they have just been read. `optional`: without a file there are no keys, and a bad file
         is only reported; another thread reads it.
         """
         self._files, self._path, self._owner_uid, self._optional = files, path, owner_uid, optional
         self._on_trouble, self._on_older, self._remind_at = on_trouble, on_older, 0.0
         self._trouble = ""
         self._lock = Lock()
-        self._reading, self._read_at = False, float("-inf")
-        self._seen: FileFacts | None = None
+        self._is_reading, self._read_at = False, float("-inf")
+        self._known_facts: FileFacts | None = None
         self._keys = known if known or optional else read_keys(files, path, owner_uid)
         if optional:
             self.latest()
@@ -123,16 +123,16 @@ class KeyRing:
             facts = None
             with suppress(OSError):
                 facts = self._files.stat(self._path)
-            if facts is None or facts != self._seen:
-                self._seen = facts
-                self._read()
+            if facts is None or facts != self._known_facts:
+                self._known_facts = facts
+                self._read_file()
             if len(self._keys) > 1 and time.monotonic() >= self._remind_at:
                 self._remind_at = time.monotonic() + 86400
                 self._on_older(len(self._keys) - 1)
             return self._keys
 
-    def _read(self) -> None:
-        """A bad file leaves the keys as they are."""
+    def _read_file(self) -> None:
+        """Read the file. A bad one leaves the keys as they are."""
         known_keys, known_trouble, self._trouble = self._keys, self._trouble, ""
         try:
             self._keys = read_keys(self._files, self._path, self._owner_uid)
@@ -147,29 +147,29 @@ class KeyRing:
             self._on_trouble(self._trouble)
 
     def latest(self) -> tuple[bytes, ...]:
-        """The keys as last read, without a wait: the file may lie on a share that hangs. For one thread.
+        """The keys as last read, without a wait: the file may lie on a share that hangs. Only one thread may call it.
 
-        A call that comes FRESH_SECONDS after the last look begins another one, and a changed file counts once that is
-        over. While the share hangs, the keys stay as they are.
+        Where the last read began FRESH_SECONDS ago or earlier, another thread begins the next one, and a later call
+        returns what that has read. While the share hangs, the keys stay as they are.
         """
         now = time.monotonic()
-        if not self._reading and now - self._read_at >= FRESH_SECONDS:
-            self._reading, self._read_at = True, now
+        if not self._is_reading and now - self._read_at >= FRESH_SECONDS:
+            self._is_reading, self._read_at = True, now
             try:
-                start_thread(Thread(target=self._read_aside, name="cluster-key", daemon=True))
+                start_thread(Thread(target=self._read_in_thread, name="cluster-key", daemon=True))
             except BlockingIOError:  # no thread now
-                self._reading = False
+                self._is_reading = False
         return self._keys
 
-    def _read_aside(self) -> None:
+    def _read_in_thread(self) -> None:
         try:
             self.keys()
         finally:
-            self._reading = False
+            self._is_reading = False
 
 
 def _parse_keys(content: bytes, path: str) -> tuple[bytes, ...]:
-    """Errors quote no line: it may be most of a key."""
+    """Raises ConfigError, which quotes no line: it may be most of a key."""
     keys = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
         text = line.strip()

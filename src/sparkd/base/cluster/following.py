@@ -32,11 +32,11 @@ from sparkd.base.vllm.args import API_KEY
 
 AT_HEAD = "correct it on the head"
 MOST_NAMED = 3
-"""Refusals that a reason names."""
+"""The most refusals that one reason names."""
 
 
 def read_kept(host: Host, place: Node) -> Kept:
-    """What the head has sent. Raises HeadAwaitedError."""
+    """The head's configuration, as this node has kept it. Raises HeadAwaitedError where there is none."""
     faults = list[str]()
     if (kept := FILE.read(host.files, faults.append)) is None:
         hint = "sudo systemctl start sparkd-worker here, which fetches it, and sparkd-head there"
@@ -46,14 +46,14 @@ def read_kept(host: Host, place: Node) -> Kept:
 
 
 def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) -> NodeContext:
-    """This worker with what its head decides, judged by its own `cluster.allow`.
+    """This worker with the recipe and settings of its head, judged by the worker's own `cluster.allow`.
 
-    Raises HeadRefusedError where that refuses it, AwaitedError where this node lacks something that may come.
+    Raises HeadRefusedError where they are not allowed, AwaitedError where this node lacks something that may come.
     """
     head = f"the head {place.head_address}"
     try:
         shared = followed_settings(kept, settings, place)
-        recipe = kept.config.recipe_here(_own_recipe(kept.config.recipe.name, host))
+        recipe = kept.config.recipe_here(_load_recipe_here(kept.config.recipe.name, host))
         if not settings.cluster.allow.privileged and recipe.container.no_new_privileges is False:
             # Not refused: every entry of known good plans that an earlier version wrote has false.
             spec = recipe.container.model_copy(update={"no_new_privileges": None})
@@ -69,20 +69,23 @@ def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) ->
         reason = f"{head} wants the secret {missing[0]}, and engine.secrets of this node names no file of it"
         raise HeadRefusedError(reason, f'{missing[0]} = "/etc/sparkd/..." under [engine.secrets] of this node')
     images = permitted_images(settings, host)
-    on_node = (partial(_resolve, host.files), partial(_find_changeable, host.files))
-    refused = list(find_refusals(plan, settings, images, *on_node))
-    if refused:
+    path_readers = (partial(_resolve, host.files), partial(_describe_changeable, host.files))
+    refusals = list(find_refusals(plan, settings, images, *path_readers))
+    if refusals:
         hint = "change the recipe on the head, or, if that is meant, cluster.allow in /etc/sparkd/sparkd.toml here"
-        more = f"; and {len(refused) - MOST_NAMED} more" if refused[MOST_NAMED:] else ""
-        raise HeadRefusedError(f"{head} wants {'; and '.join(refused[:MOST_NAMED])}{more}", hint)
+        more = f"; and {len(refusals) - MOST_NAMED} more" if refusals[MOST_NAMED:] else ""
+        raise HeadRefusedError(f"{head} wants {'; and '.join(refusals[:MOST_NAMED])}{more}", hint)
     check_owners(plan.named_files)
-    image_id = _proven_image(kept.config.image_id, images, host)
-    apart = tuple(replace(cache, name=f"{caches.HEAD}/{cache.name}") for cache in plan.caches)
-    return NodeContext(replace(plan, image_id=image_id, caches=apart), shared, recipe, settings, followed=kept)
+    image_id = _find_proven_image(kept.config.image_id, images, host)
+    head_caches = tuple(replace(cache, name=f"{caches.HEAD}/{cache.name}") for cache in plan.caches)
+    return NodeContext(replace(plan, image_id=image_id, caches=head_caches), shared, recipe, settings, followed=kept)
 
 
 def followed_settings(kept: Kept, settings: Settings, place: Node) -> Settings:
-    """Raises HeadRefusedError, also where the head's list of nodes has not this node, or another head."""
+    """This node's settings with the head's shared ones.
+
+    Raises HeadRefusedError, also where the head's cluster.nodes lack this node, or begin with another head.
+    """
     nodes, head = kept.config.cluster.nodes, f"the head {place.head_address}"
     if nodes[:1] != (place.head_address,) or place.address not in nodes[1:]:
         named = f"cluster.nodes of {head} are {', '.join(nodes) or 'empty'}"
@@ -97,7 +100,7 @@ def followed_settings(kept: Kept, settings: Settings, place: Node) -> Settings:
 
 
 def load_effective(env: Mapping[str, str], host: Host) -> Loaded:
-    """The settings with their origins: where this node follows its head, with what that decides, not judged yet.
+    """The settings with their origins. Where this node follows its head, the head's values are in them, not judged yet.
 
     Raises ConfigError as `load_settings`, HeadRefusedError.
     """
@@ -108,13 +111,15 @@ def load_effective(env: Mapping[str, str], host: Host) -> Loaded:
     kept = FILE.read(host.files) if place and follows_head(loaded.settings, place) else None
     if place is None or kept is None:
         return loaded
-    shared, by = followed_settings(kept, loaded.settings, place), f"head {place.head_address}"
+    shared, origin_name = followed_settings(kept, loaded.settings, place), f"head {place.head_address}"
     origins = {key: origin for key, origin in loaded.origins.items() if not is_shared(key)}
     for section, values in shared:
         for name, value in values:
             key = f"{section}.{name}"
             if is_shared(key):
-                origins |= {key: by} | ({f"{key}.{inner}": by for inner in value} if isinstance(value, Mapping) else {})
+                origins |= {key: origin_name} | (
+                    {f"{key}.{inner}": origin_name for inner in value} if isinstance(value, Mapping) else {}
+                )
     return Loaded(shared, origins, loaded.files)
 
 
@@ -122,19 +127,19 @@ def permitted_images(settings: Settings, host: Host) -> tuple[str, ...]:
     """Beginnings of names: cluster.allow.images, or what the recipes on this node name."""
     if settings.cluster.allow.images:
         return settings.cluster.allow.images
-    own = (_own_recipe(name, host) for name in find_recipes(recipe_folders(Path(host.files.root))))
-    return tuple(sorted({recipe.image.ref for recipe in own if recipe}))
+    own_recipes = (_load_recipe_here(name, host) for name in find_recipes(recipe_folders(Path(host.files.root))))
+    return tuple(sorted({recipe.image.ref for recipe in own_recipes if recipe}))
 
 
-def _own_recipe(name: str, host: Host) -> Recipe | None:
-    """None where it has none that is good and that root alone may change."""
+def _load_recipe_here(name: str, host: Host) -> Recipe | None:
+    """This node's recipe of a name; None without a valid one that root alone may change."""
     with suppress(ConfigError):
         return load_own_recipe(name, host)
     return None
 
 
-def _proven_image(image_id: str, permitted: tuple[str, ...], host: Host) -> str:
-    """The id, where this node has served with it, under a name that is permitted: an id may be any image's."""
+def _find_proven_image(image_id: str, permitted: tuple[str, ...], host: Host) -> str:
+    """The id where this node has served with it under a permitted name, else empty: any image may have the id."""
     if not image_id:
         return ""
     names = [plan.image for plan in read_known_good(host.files) if plan.image_id == image_id]
@@ -148,7 +153,8 @@ def _resolve(files: Files, path: str) -> str:
     return ""
 
 
-def _find_changeable(files: Files, path: str) -> str:
+def _describe_changeable(files: Files, path: str) -> str:
+    """The folder of `find_changeable`, or, where the mounts can't be read, words about that."""
     try:
         return find_changeable(files, path)
     except OSError:

@@ -1,10 +1,10 @@
-"""The head's own Ed25519 key, which signs what its workers run: the cluster's key alone, which each node has, does not.
+"""The head's own Ed25519 key, which signs what its workers run: the cluster's key, which each node has, proves no head.
 
 `sparkd init` makes `head.key` on the head, and the join brings its public half to each worker as `head.pub`. Both have
 the form of the cluster's key: a private half never leaves its node.
 
-Signed is the MAC of an answer. HMAC-SHA256 is a hash without collisions also for somebody who has its key, so the
-signature is for that content, that nonce of the worker and that address alone: an older document is worthless.
+The signature covers the MAC of an answer. HMAC-SHA256 has no collisions, not even for somebody who has its key, so the
+signature holds for that content, that nonce of the worker and that address alone: an older document is worthless.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_public_halves(files: Files, owner_uid: int) -> tuple[bytes, ...]:
 
 
 def sign(keys: Iterable[bytes], mac: str) -> str:
-    """Signatures by each key, in hex: workers may have the public half of any. `mac`: the answer's."""
+    """A signature by each key, in hex, since a worker may have the public half of any. `mac`: the answer's."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     message = _PURPOSE + mac.encode()
@@ -61,17 +61,18 @@ def verify(files: Files, path: str, head: str, mac: str, signatures: str, owner_
             f"no configuration is taken of {head}, which does not sign it as a head: an older sparkd, or an impostor"
         )
         raise HeadRefusedError(reason, f"on all nodes, where it is older: {UPDATE}; {REMEDY}")
-    if not any(_fits(public, mac, signature) for public in publics for signature in signatures.split()[:MAX_KEYS]):
+    if not any(_is_signer(public, mac, signature) for public in publics for signature in signatures.split()[:MAX_KEYS]):
         reason = f"no configuration is taken of {head}, which is not the head that this node has joined: an impostor?"
         raise HeadRefusedError(reason, f"who has that address? If the head has a new key, {REMEDY}")
 
 
 def missing(head: str) -> HeadRefusedError:
+    """The error of a worker that has no public key of its head. `head`: its address."""
     reason = f"no new configuration is taken of {head}: this node has no public key of its head"
     return HeadRefusedError(reason, REMEDY)
 
 
-def _fits(public: bytes, mac: str, signature: str) -> bool:
+def _is_signer(public: bytes, mac: str, signature: str) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 

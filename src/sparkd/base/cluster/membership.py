@@ -46,10 +46,10 @@ class Peer(NamedTuple):
 class NodeContext(Struct, frozen=True):
     plan: LaunchPlan
     settings: Settings
-    """What is configured, or that with the engine of the chosen plan, or with what the head decides."""
+    """The settings in force: the configured ones, with the engine of the chosen plan or the head's values, if any."""
     recipe: Recipe
     configured: Settings
-    """What is configured on this node."""
+    """The settings as configured on this node."""
     switch: Switch | None = None
     """What replaces the configured plan, or is to."""
     followed: Kept | None = None
@@ -61,7 +61,7 @@ class NodeContext(Struct, frozen=True):
 
     @property
     def role(self) -> str:
-        return _role_of(self.plan.node)
+        return _find_role(self.plan.node)
 
     @property
     def is_head(self) -> bool:
@@ -94,10 +94,10 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     from sparkd.base.state.known_good import read_known_good
 
     node = find_place(settings, host)
-    own = _role_of(node)
-    if role not in (None, own):
-        reason = f"this node is rank {node.rank}, the {own}, not a {role}"
-        raise ConfigError(reason, f"sudo systemctl start sparkd-{own}")
+    own_role = _find_role(node)
+    if role not in (None, own_role):
+        reason = f"this node is rank {node.rank}, the {own_role}, not a {role}"
+        raise ConfigError(reason, f"sudo systemctl start sparkd-{own_role}")
     switch = None if follows_head(settings, node) else current_switch(settings, host)
     chosen = switch.chosen if switch is not None else None
     try:
@@ -116,7 +116,7 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
 def make_context(
     settings: Settings, host: Host, chosen: Chosen | None = None, place: Node | None = None
 ) -> NodeContext:
-    """This node as configured, or with the chosen plan in its place. `place`: None where it is still to be found."""
+    """This node as configured, or with the chosen plan instead. `place`: None where it is not determined yet."""
     from sparkd.base.cluster.following import followed_context, read_kept
     from sparkd.base.plan.build import make_plan
 
@@ -142,7 +142,7 @@ def follows_head(settings: Settings, place: Node) -> bool:
 
 
 def current_switch(settings: Settings, host: Host) -> Switch | None:
-    """What replaces the configured plan, or is to; None also where the configuration has changed since.
+    """The switch that replaces the configured plan, or is to; None also where the configuration has changed since.
 
     Raises as `load_switch`.
     """
@@ -151,17 +151,17 @@ def current_switch(settings: Settings, host: Host) -> Switch | None:
 
 
 def load_switch(host: Host, report: Callable[[str], None]) -> Switch | None:
-    """The switch in the file. `report` gets why that is none of sparkd's.
+    """The switch in the file. `report` gets why the file is none that sparkd wrote.
 
-    Raises AwaitedError where it is unknown, UsageError for a user who may not read it.
+    Raises AwaitedError where the file can't be read, UsageError for a user who may not read it.
     """
     from sparkd.base.state.switch import FILE
 
     try:
         return FILE.load(host.files, report)
     except OSError as error:
-        usual = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
-        raise AwaitedError(str(error), getattr(error, "hint", usual)) from None  # a FolderError's
+        usual_hint = "look at: sudo dmesg; a file that stays unreadable: move it away, and what is configured holds"
+        raise AwaitedError(str(error), getattr(error, "hint", usual_hint)) from None  # a FolderError's
 
 
 def check_owners(files: Iterable[tuple[str, str]]) -> None:
@@ -171,9 +171,9 @@ def check_owners(files: Iterable[tuple[str, str]]) -> None:
 
 
 def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False) -> LaunchPlan:
-    """The same plan with what is known at the launch: how many compilers the memory holds.
+    """The plan with what is known at the launch only: how many compilers the memory holds (`compile_jobs`).
 
-    `by_tcp`: without RDMA. Where one node has none, none may use it.
+    `by_tcp`: without RDMA, which no node may use where one has none.
     """
     from sparkd.base.plan.build import make_plan
 
@@ -202,7 +202,7 @@ def load_own_recipe(name: str, host: Host) -> Recipe:
     return loaded.recipe
 
 
-def _role_of(node: Node) -> str:
+def _find_role(node: Node) -> str:
     return HEAD if node.rank == 0 else WORKER
 
 
@@ -213,7 +213,7 @@ def find_place(settings: Settings, host: Host) -> Node:
     node's (yet), ConfigError where more than one is, or where addresses are unreadable.
     """
     nodes = settings.cluster.nodes
-    rank = _own_rank(nodes, host) if len(nodes) > 1 else 0
+    rank = _find_own_rank(nodes, host) if len(nodes) > 1 else 0
     node = node_of_rank(settings, rank)
     interface = node.interface or (network.interface_of(host.files, node.address) if nodes else "")
     hcas = node.hcas or infiniband.hcas_of(host.files, interface)
@@ -226,22 +226,22 @@ def node_of_rank(settings: Settings, rank: int) -> Node:
     return Node(rank, nodes[rank], nodes[0], len(nodes), settings.fabric.interface, settings.fabric.hcas)
 
 
-def _own_rank(nodes: tuple[str, ...], host: Host) -> int:
+def _find_own_rank(nodes: tuple[str, ...], host: Host) -> int:
     try:
         addresses = host.addresses()
     except (OSError, ValueError) as error:
         raise ConfigError(f"this node's addresses can't be read: {error}", "look at: ip -brief address") from None
     ranks = [rank for rank, address in enumerate(nodes) if network.canonical(address) in addresses]
     if len(ranks) > 1:
-        owned = " and ".join(nodes[rank] for rank in ranks)
+        repeated = " and ".join(nodes[rank] for rank in ranks)
         raise ConfigError(
-            f"cluster.nodes names this node more than once: {owned} are its own",
+            f"cluster.nodes names this node more than once: {repeated} are its own",
             "name one address of each node, the one on the fabric",
         )
     if not ranks:
-        own = ", ".join(address for address in addresses if not ip_address(address).is_loopback) or "none"
+        own_addresses = ", ".join(address for address in addresses if not ip_address(address).is_loopback) or "none"
         raise AddressAwaitedError(
-            f"this node has none of the addresses of cluster.nodes ({', '.join(nodes)}); its own: {own}",
+            f"this node has none of the addresses of cluster.nodes ({', '.join(nodes)}); its own: {own_addresses}",
             "ip -brief address",
         )
     return ranks[0]
@@ -253,7 +253,7 @@ def is_local(plan: LaunchPlan) -> bool:
 
 
 def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
-    """Where clients reach the head, and what there is to know about that."""
+    """The address at which clients reach the head, and a note about it, which may be empty."""
     if is_local(plan) or plan.api_host != LOOPBACK:
         note = "only the head itself reaches it: args.host of the recipe is that address"
         return plan.api_host, note if is_local(plan) else ""
@@ -265,17 +265,19 @@ def find_address(plan: LaunchPlan, host: Host) -> tuple[str, str]:
 
 
 def find_url(plan: LaunchPlan, host: Host) -> tuple[str, str]:
-    """The endpoint's URL, as the clients of OpenAI's API want it, and what there is to know about its address."""
+    """The endpoint's URL, as the clients of OpenAI's API need it, and the note of `find_address`."""
     address, note = find_address(plan, host)
     return f"http://{f'[{address}]' if ':' in address else address}:{plan.api_port}/v1", note
 
 
 def find_key(node: NodeContext) -> tuple[bool, str]:
-    """Whether clients need a key, and the file that has it: a worker that follows its head knows of none."""
+    """Whether clients need a key, and its file; empty where unknown, as on a worker that follows its head."""
     files = {**node.recipe.secrets, **node.settings.engine.secrets}
     return API_KEY in files, files.get(API_KEY, "")
 
 
 def with_endpoint(engine: EngineReport, node: NodeContext, host: Host) -> EngineReport:
     """The report of a head's engine that serves, with what its clients need."""
-    return replace(engine, url=find_url(node.plan, host)[0], model=node.plan.served_name, keyed=find_key(node)[0])
+    url, _ = find_url(node.plan, host)
+    is_keyed, _ = find_key(node)
+    return replace(engine, url=url, model=node.plan.served_name, keyed=is_keyed)

@@ -38,6 +38,8 @@ class _Entry(NamedTuple):
 
 
 class Layers(Struct, Generic[Model]):
+    """Documents that are merged, to be validated together as one model."""
+
     model: type[Model]
     tables: Mapping[Key, Check]
     """Keys that are merged entry by entry."""
@@ -49,7 +51,7 @@ class Layers(Struct, Generic[Model]):
     problems: list[str] = field(default_factory=list)
 
     def is_merged(self, key: Key) -> bool:
-        """Whether it is a section or a table."""
+        """Whether the key is that of a section or a table."""
         info = known_keys(self.model).get(key)
         return key in self.tables or (info is not None and isinstance(info.default, BaseModel))
 
@@ -61,7 +63,7 @@ class Layers(Struct, Generic[Model]):
                 if key in known_keys(self.model):
                     self.entries[key] = _Entry(value, place, key)
                 else:
-                    self.problems.append(f"{place(key)}: {self._unknown(key)}")
+                    self.problems.append(f"{place(key)}: {self._describe_unknown(key)}")
             elif not isinstance(value, Mapping):
                 needed = self.needed(".".join(key))
                 self.problems.append(f"{place(key)}: {format_key(key, value)}: must be {needed}")
@@ -79,11 +81,11 @@ class Layers(Struct, Generic[Model]):
             except ValueError as error:
                 self.problems.append(f"{where}: {error}")
                 continue
-            for name, good in checked.items():
+            for name, valid in checked.items():
                 if name in names:
                     self.problems.append(f"{where}: --{name} is given twice, once as {name.replace('-', '_')}")
                 names.add(name)
-                self.entries[*table, name] = _Entry(good, place, (*table, written))
+                self.entries[*table, name] = _Entry(valid, place, (*table, written))
 
     def origins(self) -> dict[str, str]:
         """The place of each dotted key that is set."""
@@ -92,7 +94,8 @@ class Layers(Struct, Generic[Model]):
     def validate(self, otherwise: Place, stand_in: Mapping[Key, object] | None = None) -> Model | None:
         """The merged values; `otherwise` is the place of a key that no document sets. Faults are added to `problems`.
 
-        With a fault None, or, with a `stand_in` of the required keys, what is left without the wrong values.
+        Where there are faults, None; or, with a `stand_in`, which has a value for each required key, the model without
+        the wrong values.
         """
         entries = {key: entry.value for key, entry in self.entries.items()}
         while True:
@@ -103,46 +106,46 @@ class Layers(Struct, Generic[Model]):
             self.problems += [self._describe(fault, otherwise) for fault in faults[:MOST_FAULTS]]
             if stand_in is None:
                 return None
-            wrong = {key[:end] for key in map(self._key, faults) for end in range(len(key) + 1)}
-            left = {key: value for key, value in entries.items() if key not in wrong}
-            repaired = left | {key: value for key, value in stand_in.items() if key in wrong}
+            wrong = {key[:end] for key in map(self._find_key, faults) for end in range(len(key) + 1)}
+            right = {key: value for key, value in entries.items() if key not in wrong}
+            repaired = right | {key: value for key, value in stand_in.items() if key in wrong}
             if repaired == entries:
                 return None
             entries = repaired
 
-    def _key(self, error: ErrorDetails) -> Key:
+    def _find_key(self, error: ErrorDetails) -> Key:
         context = error.get("ctx", {})
         steps = context["at"].split(".") if "at" in context else self.shown(error["loc"])
         return tuple(step if isinstance(step, str) else f"[{step}]" for step in steps)
 
     def _describe(self, error: ErrorDetails, otherwise: Place) -> str:
-        context, key = error.get("ctx", {}), self._key(error)
+        context, key = error.get("ctx", {}), self._find_key(error)
         other = tuple(context.get("other", "").split("."))
-        where = self._place(key) or self._place(other) or otherwise(key)
+        where = self._find_place(key) or self._find_place(other) or otherwise(key)
         if error["type"] == "extra_forbidden":
-            return f"{where}: {self._unknown(key)}"
+            return f"{where}: {self._describe_unknown(key)}"
         if error["type"] == "missing":
             return f"{where}: {'.'.join(key)} is missing"
         written = self.entries[key].value if key in self.entries else error["input"]
         return f"{where}: {format_key(key, context.get('found', written))}: {validator_message(error['msg'])}"
 
-    def _place(self, key: Key) -> str:
+    def _find_place(self, key: Key) -> str:
         """The place of `key`, or of the nearest key above it; empty if no document sets it."""
         for end in range(len(key), 0, -1):
             if key[:end] in self.entries:
                 return self.entries[key[:end]].at(key[end:])
         return ""
 
-    def _unknown(self, key: Key) -> str:
+    def _describe_unknown(self, key: Key) -> str:
         dotted = ".".join(key)
         if len(self.problems) >= MOST_FAULTS:
             return f"{dotted}: there is no such key"
         known = known_keys(self.model)
         sections, keys = ([".".join(key) for key in known if len(key) == depth] for depth in (1, 2))
-        near = did_you_mean(dotted, sections) if len(key) == 1 else ""
+        suggestion = did_you_mean(dotted, sections) if len(key) == 1 else ""
         if key[-1].isupper() and SECRET_NAME.search(key[-1]):  # a variable's name
-            near = "; the file of a secret is named under secrets ([engine.secrets] of sparkd.toml)"
-        return f"{dotted}: there is no such key{near or did_you_mean(dotted, keys)}"
+            suggestion = "; the file of a secret is named under secrets ([engine.secrets] of sparkd.toml)"
+        return f"{dotted}: there is no such key{suggestion or did_you_mean(dotted, keys)}"
 
 
 def _nest(entries: Mapping[Key, object]) -> dict[str, Any]:

@@ -35,14 +35,14 @@ def default_file() -> str:
 
 
 def show(loaded: Loaded) -> str:
-    """What holds, as TOML, each line with what set it."""
+    """The settings in force, as TOML, each line with what set it."""
     lines: list[str] = []
     for name, section in loaded.settings:
         lines += ["", f"[{name}]"]
         tables: list[str] = []
         for key, setting in section:
             value = dict(setting) if isinstance(setting, BaseModel) else setting
-            origin = _origin(loaded, f"{name}.{key}", value)
+            origin = _find_origin(loaded, f"{name}.{key}", value)
             if isinstance(origin, str):
                 lines.append(f"{format_line(key, value):<48} # {origin}")
             else:
@@ -53,10 +53,10 @@ def show(loaded: Loaded) -> str:
 
 
 def show_json(loaded: Loaded) -> str:
-    """What holds, as one object: section, key, then `value` and `origin`; a table has an origin for each entry."""
+    """The settings in force as JSON: `value` and `origin` by section and key; a table has an origin for each entry."""
     document: dict[str, object] = {"schema": 1} | {
         name: {
-            key: {"value": value, "origin": _origin(loaded, f"{name}.{key}", value)}
+            key: {"value": value, "origin": _find_origin(loaded, f"{name}.{key}", value)}
             for key, value in section.model_dump(mode="json").items()
         }
         for name, section in loaded.settings
@@ -64,14 +64,15 @@ def show_json(loaded: Loaded) -> str:
     return json.dumps(document, indent=2)
 
 
-def _origin(loaded: Loaded, dotted: str, value: object) -> str | dict[str, str]:
+def _find_origin(loaded: Loaded, dotted: str, value: object) -> str | dict[str, str]:
+    """The origin of a key; of a table that has entries, the origin of each."""
     if isinstance(value, Mapping) and value:
         return {name: loaded.origins.get(f"{dotted}.{name}", "default") for name in value}
     return loaded.origins.get(dotted, "default")
 
 
 def format_line(key: str, value: object) -> str:
-    """`key = value` as TOML, on one line; a comment where that can't be said, for only a variable can say null."""
+    """`key = value` as TOML, on one line; a comment for null, which only a variable can set: TOML has none."""
     table = tomlkit.inline_table()
     try:
         table[key] = dict(value) if isinstance(value, BaseModel) else value
@@ -84,6 +85,6 @@ _read_source = cache(getsource)
 
 
 def describe(section: BaseModel, key: str) -> str:
-    """The text below a key. It is in the source alone: to collect all took 15 ms of each command."""
+    """The text below a key. It is read from the source when needed: collecting all took 15 ms of each command."""
     match = re.search(rf'\n    {key}: .*?\n    """(.*?)"""', _read_source(type(section)), re.DOTALL)
     return " ".join(match[1].split()) if match else ""

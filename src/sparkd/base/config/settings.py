@@ -14,7 +14,7 @@ from pydantic import Field, Strict, model_validator
 
 from sparkd.base.lib import without
 
-# asyncio is for commands of its own, and 40 ms; plugins of pydantic there are none, and to look for them takes 20 ms.
+# pydantic_settings imports asyncio for commands of its own, 40 ms; pydantic looks for plugins, 20 ms, and has none.
 with without("asyncio", "importlib.metadata", stand_in=SimpleNamespace(entry_points=lambda **_: ())):
     from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 

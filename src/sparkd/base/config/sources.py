@@ -73,49 +73,52 @@ def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
 
 def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     """Settings as from `load_settings`, with the file or variable that each value came from."""
-    layers = Layers(Settings, TABLES, "a table, [{}]".format, shown=_written)
-    files = list(_files(env, root, layers.problems))
-    sources: list[File | Variable] = [*files, *_variables(env, layers.problems)]
+    layers = Layers(Settings, TABLES, "a table, [{}]".format, shown=_trim_location)
+    files = list(_open_files(env, root, layers.problems))
+    sources: list[File | Variable] = [*files, *_read_variables(env, layers.problems)]
     for source in sources:
-        layers.add(source(), partial(_origin, source.__name__))
-    settings = layers.validate(partial(_origin, "default"))
+        layers.add(source(), partial(_return_origin, source.__name__))
+    settings = layers.validate(partial(_return_origin, "default"))
     if layers.problems or settings is None:
         raise ConfigError("\n".join(dict.fromkeys(layers.problems)), "`sparkd config show --default` lists every key")
     return Loaded(settings, layers.origins(), tuple(Path(file.__name__) for file in files))
 
 
-def _written(location: Location) -> Location:
-    """The key at a location: its sections, and its own name."""
+def _trim_location(location: Location) -> Location:
+    """The part of pydantic's location that is a key: its sections, and its own name."""
     return location[: 3 if location[:3] in known_keys(Settings) else 2]
 
 
-def _origin(name: str, _: Key) -> str:
+def _return_origin(name: str, _: Key) -> str:
     return name
 
 
 def keys() -> dict[Key, FieldInfo]:
-    """Every key that there is, in the order of the model."""
+    """Every key of a section, in the order of the model."""
     return {key: info for key, info in known_keys(Settings).items() if len(key) == 2}
 
 
-def _variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Variable]:
+def _read_variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Variable]:
     known = {PREFIX + "__".join(key).upper(): key for key in keys()}
     for name in sorted(name for name in env if name.startswith(PREFIX) and name != FILE_VARIABLE):
         section, _, rest = name.partition("__")
         key, _, in_table = rest.partition("__")
-        at = known.get(f"{section}__{key}", ())
-        if not at or (rest != key and at not in TABLES):
+        target = known.get(f"{section}__{key}", ())
+        if not target or (rest != key and target not in TABLES):
             problems.append(f"{name}: there is no such setting{did_you_mean(name.upper(), [FILE_VARIABLE, *known])}")
         elif rest == key:
-            yield Variable(name, at, _parsed(env[name], keys()[at].default))
-        elif at == ("engine", "args"):
-            yield Variable(name, (*at, in_table.lower()), _parsed(env[name], None))
+            yield Variable(name, target, _parse_variable(env[name], keys()[target].default))
+        elif target == ("engine", "args"):
+            yield Variable(name, (*target, in_table.lower()), _parse_variable(env[name], None))
         else:
-            yield Variable(name, (*at, in_table), env[name])
+            yield Variable(name, (*target, in_table), env[name])
 
 
-def _parsed(raw: str, default: object) -> object:
-    """Text where text is the default, a list by commas or JSON, all else JSON: the library would take yes for true."""
+def _parse_variable(raw: str, default: object) -> object:
+    """A variable's value: text where the default is text; a list by commas or JSON where that is a list; else JSON.
+
+    Text that is no JSON stays text: the library would take yes for true.
+    """
     if isinstance(default, str):
         return raw
     if isinstance(default, tuple) and not raw.lstrip().startswith("["):
@@ -126,22 +129,24 @@ def _parsed(raw: str, default: object) -> object:
         return raw
 
 
-def _files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[File]:
-    named = env.get(FILE_VARIABLE)
-    main = Path(named) if named else root / DEFAULT_FILE
+def _open_files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[File]:
+    named_file = env.get(FILE_VARIABLE)
+    main_path = Path(named_file) if named_file else root / DEFAULT_FILE
 
     def real(path: Path) -> Path:
-        """No symlink of a tree of files leads out of it."""
-        return path if named or root == Path("/") else Path(Files(str(root)).real(f"/{path.relative_to(root)}"))
+        """The path to give to the kernel: no symlink of a tree of files leads out of it."""
+        return path if named_file or root == Path("/") else Path(Files(str(root)).real(f"/{path.relative_to(root)}"))
 
-    folder = main.parent / FOLDER
-    for path in in_order(main, (folder / file.name for file in _drop_ins(real(folder), trusted=not named))):
+    folder = main_path.parent / FOLDER
+    for path in in_order(
+        main_path, (folder / file.name for file in _list_drop_ins(real(folder), trusted=not named_file))
+    ):
         try:
             yield File(path, real(path))
         except FileNotFoundError:
             if path.is_symlink():
                 problems.append(f"{path}: is a link to a file that does not exist")
-            elif named or path != main:
+            elif named_file or path != main_path:
                 problems.append(f"{path}: does not exist")
         except ConfigError as error:
             problems.append(error.reason)
@@ -154,8 +159,11 @@ def in_order(main: Path, drop_ins: Iterable[Path]) -> list[Path]:
     return sorted((main, *drop_ins), key=lambda path: (path != main.parent / FOLDER / INIT_FILE, path != main, path))
 
 
-def _drop_ins(folder: Path, trusted: bool) -> list[Path]:
-    """Raises ConfigError where others may write: that a file was named, such as one in /tmp, covers that file alone."""
+def _list_drop_ins(folder: Path, trusted: bool) -> list[Path]:
+    """TOML files of a folder. Raises ConfigError where it is not `trusted` and others may write to it.
+
+    A folder is not trusted because a file beside it was named, such as one in /tmp.
+    """
     try:
         real, link = folder.stat(), folder.lstat()
         if not trusted and (not {real.st_uid, link.st_uid} <= {0, os.geteuid()} or real.st_mode & 0o022):

@@ -24,7 +24,7 @@ def fault(at: str, value: JsonValue, needed: str, other: str = "") -> PydanticCu
     return PydanticCustomError("between_keys", "{needed}", {"needed": needed, "at": at, "found": value, "other": other})
 
 
-def _address(raw: str) -> str:
+def _check_address(raw: str) -> str:
     try:
         address = ip_address(raw)
     except ValueError:
@@ -48,13 +48,13 @@ def split_address(raw: str) -> tuple[str, int]:
     return bare, int(port)
 
 
-def _listen(raw: str) -> str:
+def _check_listen(raw: str) -> str:
     if raw:
         split_address(raw)
     return raw
 
 
-def _path(raw: str) -> str:
+def _check_absolute(raw: str) -> str:
     return check_path(raw, "it")
 
 
@@ -62,7 +62,7 @@ WRITABLE = ":rw"
 """Ends a path of cluster.allow.mounts that may be written to."""
 
 
-def _allowed_mount(raw: str) -> str:
+def _check_mount(raw: str) -> str:
     path = check_path(raw.removesuffix(WRITABLE), "it")
     if path == "/":
         raise ValueError("must be less than all files of the node")
@@ -80,16 +80,16 @@ _IMAGE = re.compile(
 
 
 def check_image(raw: str) -> str:
-    """Raises ValueError where it is neither a reference nor empty."""
+    """The text itself. Raises ValueError where it is neither a reference of an image nor empty."""
     match = _IMAGE.fullmatch(raw) if len(raw) <= 512 else None
     if raw and (match is None or len(match[1]) > 255):
         raise ValueError("must be an image, such as name:tag or name@sha256:…; only a registry has capital letters")
     return raw
 
 
-def _recipe(raw: str) -> str:
+def _check_recipe(raw: str) -> str:
     if raw.startswith("/"):
-        return _path(raw)
+        return _check_absolute(raw)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", raw):
         raise ValueError("must be the name of a recipe, or the absolute path of one")
     return raw
@@ -106,45 +106,45 @@ def matching(pattern: str, needed: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _of_table(check: Callable[[Mapping[str, object]], object], written_as: object) -> BeforeValidator:
+def _check_table(check: Callable[[Mapping[str, object]], object], written_as: object) -> BeforeValidator:
     return BeforeValidator(
         lambda raw: check(raw) if isinstance(raw, Mapping) else raw, json_schema_input_type=written_as
     )
 
 
-def _distinct(raw: tuple[str, ...]) -> tuple[str, ...]:
+def _refuse_repeats(raw: tuple[str, ...]) -> tuple[str, ...]:
     if twice := [name for name in raw if raw.count(name) > 1]:
         raise ValueError(f"names {twice[0]} twice")
     return raw
 
 
-def _command(raw: tuple[str, ...]) -> tuple[str, ...]:
+def _check_command(raw: tuple[str, ...]) -> tuple[str, ...]:
     if any(ord(letter) < 32 for word in raw for letter in word):
         raise ValueError("may hold no control character")
     return raw and (check_path(raw[0], "its first word"), *raw[1:])
 
 
 Port = Annotated[int, Field(ge=1, le=65535)]
-Address = Annotated[str, AfterValidator(_address)]
-Addresses = Annotated[tuple[Address, ...], Strict(False), AfterValidator(_distinct)]
-AbsolutePath = Annotated[str, AfterValidator(_path)]
-Command = Annotated[tuple[str, ...], Strict(False), AfterValidator(_command)]
-PathOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _path(raw))]
-RecipeNameOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _recipe(raw))]
-Listen = Annotated[str, AfterValidator(_listen)]
+Address = Annotated[str, AfterValidator(_check_address)]
+Addresses = Annotated[tuple[Address, ...], Strict(False), AfterValidator(_refuse_repeats)]
+AbsolutePath = Annotated[str, AfterValidator(_check_absolute)]
+Command = Annotated[tuple[str, ...], Strict(False), AfterValidator(_check_command)]
+PathOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _check_absolute(raw))]
+RecipeNameOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _check_recipe(raw))]
+Listen = Annotated[str, AfterValidator(_check_listen)]
 ImageName = Annotated[
     str,
     matching(r"[A-Za-z0-9\[][A-Za-z0-9._:/@\[\]-]*", "the beginning of an image's name, such as ghcr.io/spark-arena/"),
 ]
-ImageNames = Annotated[tuple[ImageName, ...], Strict(False), AfterValidator(_distinct)]
-AllowedMount = Annotated[str, AfterValidator(_allowed_mount)]
-AllowedMounts = Annotated[tuple[AllowedMount, ...], Strict(False), AfterValidator(_distinct)]
+ImageNames = Annotated[tuple[ImageName, ...], Strict(False), AfterValidator(_refuse_repeats)]
+AllowedMount = Annotated[str, AfterValidator(_check_mount)]
+AllowedMounts = Annotated[tuple[AllowedMount, ...], Strict(False), AfterValidator(_refuse_repeats)]
 InterfaceOrEmpty = Annotated[str, matching(r"[A-Za-z0-9._@-]{0,15}", "the name of a network interface")]
 ImageOrEmpty = Annotated[str, AfterValidator(check_image)]
 Hca = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._:-]*", "the name of an RDMA device, such as rocep1s0f0")]
-Hcas = Annotated[tuple[Hca, ...], Strict(False), AfterValidator(_distinct)]
+Hcas = Annotated[tuple[Hca, ...], Strict(False), AfterValidator(_refuse_repeats)]
 CheckId = Annotated[str, matching(r"[a-z0-9][a-z0-9._-]*", "the id of a check, such as page-cache")]
-CheckIds = Annotated[tuple[CheckId, ...], Strict(False), AfterValidator(_distinct)]
-Flags = Annotated[Mapping[str, JsonValue], _of_table(parse_flags, dict[str, JsonValue])]
-Variables = Annotated[Mapping[str, str | None], _of_table(parse_variables, dict[str, str | int | float | None])]
-SecretFiles = Annotated[Mapping[str, str], _of_table(parse_secret_files, dict[str, str])]
+CheckIds = Annotated[tuple[CheckId, ...], Strict(False), AfterValidator(_refuse_repeats)]
+Flags = Annotated[Mapping[str, JsonValue], _check_table(parse_flags, dict[str, JsonValue])]
+Variables = Annotated[Mapping[str, str | None], _check_table(parse_variables, dict[str, str | int | float | None])]
+SecretFiles = Annotated[Mapping[str, str], _check_table(parse_secret_files, dict[str, str])]

@@ -62,7 +62,9 @@ def unit_name(role: str) -> str:
 
 def render(role: str) -> str:
     """The full unit, as the package ships it: for the configuration's defaults."""
-    return _fill_template("sparkd.service.in", {"role": role, "unit": unit_name(role), **_template_values(Settings())})
+    return _fill_template(
+        "sparkd.service.in", {"role": role, "unit": unit_name(role), **_make_template_values(Settings())}
+    )
 
 
 def digest_service(role: str, settings: Settings) -> str:
@@ -81,8 +83,8 @@ def package_units() -> dict[str, str]:
 
 def dropins(settings: Settings) -> tuple[DropIn, ...]:
     """Every drop-in that a node may carry: what `settings` change in the package's units."""
-    values = _template_values(settings)
-    text = "" if values == _template_values(type(settings)()) else _fill_template("50-sparkd.conf.in", values)
+    values = _make_template_values(settings)
+    text = "" if values == _make_template_values(type(settings)()) else _fill_template("50-sparkd.conf.in", values)
     notify = _read_shipped("50-sparkd-notify.conf") if settings.notify.command else ""
     return (*(DropIn(role, text) for role in ROLES), DropIn(NOTIFY, notify))
 
@@ -119,8 +121,8 @@ def drift(wanted: tuple[DropIn, ...], files: Files) -> tuple[str, ...]:
         if _read_installed(files, path) != text:
             differences.append(f"{path} is not the unit of this sparkd: install the package again")
         # A link to /dev/null reads as empty: a masked unit is a choice, not a drift.
-        if _read_installed(files, own := path.replace(PACKAGE_UNITS, ADMIN_UNITS)):
-            differences.append(f"{own} hides the package's unit: make it a drop-in")
+        if _read_installed(files, admin_path := path.replace(PACKAGE_UNITS, ADMIN_UNITS)):
+            differences.append(f"{admin_path} hides the package's unit: make it a drop-in")
     return tuple(differences)
 
 
@@ -136,7 +138,7 @@ def _escape(folder: PurePosixPath) -> str:
     return _SPECIAL.sub(lambda byte: b"\\x%02x" % ord(byte[0]), raw).replace(b"/", b"-").decode()
 
 
-def _template_values(settings: Settings) -> dict[str, str]:
+def _make_template_values(settings: Settings) -> dict[str, str]:
     readahead = (
         "# engine.load_readahead_kib: where a disk's readahead is set.\nReadWritePaths=-/sys/devices/virtual/bdi\n"
     )

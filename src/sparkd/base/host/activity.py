@@ -37,33 +37,36 @@ class Activity(Struct, frozen=True):
 
 def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
     """Sums over all processes that could be read before they ended. Raises OSError, ValueError."""
-    moved, ticks, faults = 0, 0, 0
+    disk_bytes, ticks, faults = 0, 0, 0
     for process in processes:
         with suppress(*GONE):
             fields = files.bytes(f"/proc/{process.pid}/stat", limit=4096).rpartition(b")")[2].split()
-            io = _DISK.findall(files.text_if_any(f"/proc/{process.pid}/io", limit=4096) or "")
-            moved += sum(map(int, io)) + 4096 * sum(map(int, fields[9:11]))  # majflt, cmajflt: pages
+            io_bytes = _DISK.findall(files.text_if_any(f"/proc/{process.pid}/io", limit=4096) or "")
+            disk_bytes += sum(map(int, io_bytes)) + 4096 * sum(map(int, fields[9:11]))  # majflt, cmajflt: pages
             faults += sum(map(int, fields[7:9]))  # minflt, cminflt
             ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-    return Activity(moved, ticks / os.sysconf("SC_CLK_TCK"), faults)
+    return Activity(disk_bytes, ticks / os.sysconf("SC_CLK_TCK"), faults)
 
 
 def read_waits(files: Files, processes: Sequence[Process], most: int = 4) -> tuple[str, frozenset[int]]:
-    """The most common places, and the threads that are stopped or uninterruptible just now. Raises OSError."""
-    places, halted = Counter[str](), set[int]()
+    """The `most` common places where threads wait, as text, and the ids of those stopped or uninterruptible now.
+
+    Raises OSError.
+    """
+    places, halted_tids = Counter[str](), set[int]()
     threads = ((process, tid) for process in processes for tid in files.names_if_any(f"/proc/{process.pid}/task"))
     for process, tid in islice(threads, MAX_THREADS):
         with suppress(*GONE):
             if thread := read_process(files, f"{process.pid}/task/{tid}"):
                 place = _read_place(files, f"/proc/{process.pid}/task/{tid}")
                 if thread.state in "DTt" or place.startswith(HALTS):
-                    halted.add(int(tid))
+                    halted_tids.add(int(tid))
                 places[f"{process.comm} in {place or f'state {thread.state}'}"] += 1
-    return ", ".join(f"{count} of {where}" for where, count in places.most_common(most)), frozenset(halted)
+    return ", ".join(f"{count} of {where}" for where, count in places.most_common(most)), frozenset(halted_tids)
 
 
 def _read_place(files: Files, folder: str) -> str:
-    """Function names of the kernel; empty where it gives none."""
+    """The kernel's functions in which a thread waits, innermost first; empty where the kernel does not show them."""
     with suppress(PermissionError, FileNotFoundError):  # the stack needs CAP_SYS_ADMIN, which the units do without
         return " < ".join(_FRAME.findall(files.text(f"{folder}/stack", limit=65536))[:3])
     with suppress(PermissionError, FileNotFoundError):

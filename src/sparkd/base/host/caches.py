@@ -1,6 +1,7 @@
 """Compile caches of images: the size of their folders, counted up to a bound.
 
-The folder of an image has one folder for each cache of this node's own plans, and HEAD with those of its head's.
+The folder of an image has one folder for each cache of this node's own plans, and the folder HEAD for those of the
+plans that this node takes from its head.
 """
 
 # os, not pathlib: a compile cache has tens of thousands of files.
@@ -20,9 +21,9 @@ from sparkd.base.lib.text import size
 
 ROOT = "/var/lib/sparkd/cache"
 MOST_ENTRIES = 20_000
-"""Counted in one folder; the rest is left out."""
+"""The most files and folders that are counted in one cache; the rest is left out."""
 MOST_SEARCHED = 10 * MOST_ENTRIES
-"""A kernel of Triton's has some ten files."""
+"""The same for a search for kernels: one of Triton's has some ten files."""
 KERNELS = (".so", ".o", ".cubin", ".ptx", ".hsaco")
 """What FlashInfer, Triton, TileLang, inductor, DeepGEMM and CuTe DSL write for each kernel."""
 
@@ -30,7 +31,7 @@ NINJA, NINJA_BYTES = "build.ninja", 4 << 20
 
 IMAGE = re.compile(r"[0-9a-f]{64}")
 HEAD = "_head"
-"""No cache's name in a recipe. What a head's plan leaves there is never loaded by a plan of this node's own."""
+"""The folder of the caches of a head's plans, which no plan of this node's own loads. No recipe can use the name."""
 
 
 class Folder(Struct, frozen=True):
@@ -58,7 +59,7 @@ def path(image_id: str, name: str) -> str:
 
 
 def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
-    """Raises OSError where it can't be read."""
+    """The cache at `path`, counted up to `most` entries. Raises OSError where the folder can't be read."""
     try:
         facts = files.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -67,24 +68,25 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
         return Folder(path, "folder", whole=False)
     if facts.kind is not Kind.FOLDER:
         return Folder(path, facts.kind.value)
-    sizes, cuts = list[int](), list[str]()
-    for file in entries(files.real(path), most, cuts.append):
+    sizes, cut_paths = list[int](), list[str]()
+    for file in entries(files.real(path), most, cut_paths.append):
         try:
             sizes.append(file.stat(follow_symlinks=False).st_size)
         except FileNotFoundError:  # removed meanwhile
             continue
         except OSError:
-            cuts.append(file.path)
-    return Folder(path, "folder", len(sizes), sum(sizes), not cuts, facts.uid, bool(facts.permissions & 0o002))
+            cut_paths.append(file.path)
+    return Folder(path, "folder", len(sizes), sum(sizes), not cut_paths, facts.uid, bool(facts.permissions & 0o002))
 
 
 def others(files: Files, image_id: str) -> tuple[Folder, ...]:
-    own, most = image_id.removeprefix("sha256:"), MOST_ENTRIES
+    """The folders of all other images, which share one bound on what is counted."""
+    own_id, entries_left = image_id.removeprefix("sha256:"), MOST_ENTRIES
     folders = []
     for name in files.names_if_any(ROOT):
-        if IMAGE.fullmatch(name) and name != own:
-            folders.append(folder(files, f"{ROOT}/{name}", most))
-            most = max(0, most - folders[-1].files)
+        if IMAGE.fullmatch(name) and name != own_id:
+            folders.append(folder(files, f"{ROOT}/{name}", entries_left))
+            entries_left = max(0, entries_left - folders[-1].files)
     return tuple(folders)
 
 
@@ -93,7 +95,7 @@ def describe_all(files: Files) -> str:
     lines = []
     for image in (f"{ROOT}/{name}" for name in files.names_if_any(ROOT) if IMAGE.fullmatch(name)):
         for cache in (folder(files, f"{image}/{name}") for name in files.names_if_any(image)):
-            newest = max(map(_changed_at, entries(files.real(cache.path))), default=0.0)
+            newest = max(map(_read_change_time, entries(files.real(cache.path))), default=0.0)
             age = f", the newest of {datetime.fromtimestamp(newest, UTC):%Y-%m-%d %H:%M} UTC" if newest else ""
             counted = f"{cache.files:,} files{'' if cache.whole else ' and more'}, {size(cache.bytes)}"
             lines.append(f"{cache.path}: {cache.kind}, {counted}{age}\n")
@@ -107,56 +109,56 @@ def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
 
 
 def count_objects(files: Files, image_id: str, names: Iterable[str]) -> tuple[int, int]:
-    """Object files of FlashInfer's builds in the caches that are not linked yet: those there are, and all.
+    """Object files of FlashInfer's builds in the caches that are not linked yet: how many exist, and how many it needs.
 
     Each build has a folder with the list of its steps, of which the last one links (flashinfer/jit/cpp_ext.py). Raises
     OSError, ValueError.
     """
-    kept = next((name for name in names if name.rpartition("/")[2] == "flashinfer"), "")
-    if not kept:
+    cache_name = next((name for name in names if name.rpartition("/")[2] == "flashinfer"), "")
+    if not cache_name:
         return 0, 0
-    logical = path(image_id, kept)
-    real, builds = files.real(logical), dict[str, list[str]]()
-    for file in entries(real):
+    cache_path = path(image_id, cache_name)
+    real_path, builds = files.real(cache_path), dict[str, list[str]]()
+    for file in entries(real_path):
         if file.name == NINJA or file.name.endswith((".o", ".so")):
             builds.setdefault(file.path.rpartition("/")[0], []).append(file.name)
-    done, steps = 0, 0
+    built, needed = 0, 0
     for build, outputs in builds.items():
         if NINJA in outputs and f"{build.rpartition('/')[2]}.so" not in outputs:
-            listed = files.itself(f"{logical}{build[len(real) :]}/{NINJA}", NINJA_BYTES).content
-            steps += max(0, listed.count(b"\nbuild ") - 1)
-            done += sum(name.endswith(".o") for name in outputs)
-    return min(done, steps), steps
+            ninja_text = files.itself(f"{cache_path}{build[len(real_path) :]}/{NINJA}", NINJA_BYTES).content
+            needed += max(0, ninja_text.count(b"\nbuild ") - 1)
+            built += sum(name.endswith(".o") for name in outputs)
+    return min(built, needed), needed
 
 
 def entries(
     top: str, most: int = MOST_SEARCHED, cut: Callable[[str], object] = lambda _: None
 ) -> Iterator[os.DirEntry[str]]:
-    """What is no folder, anywhere below `top`, up to a bound. Links are not followed.
+    """Everything below `top` except folders, up to `most` entries. Links are not followed.
 
-    `cut` gets the folder at which it ended early, and each that can't be read: a cache never blocks a start.
+    `cut` gets the folder at which the bound was reached, and each that can't be read: a cache never blocks a start.
     """
-    todo, count = [top], 0
-    while todo:
-        folder = todo.pop()
+    folders, count = [top], 0
+    while folders:
+        current = folders.pop()
         try:
-            with os.scandir(folder) as children:
+            with os.scandir(current) as children:
                 for child in children:
                     count += 1
                     if count > most:
-                        cut(folder)
+                        cut(current)
                         return
                     if child.is_dir(follow_symlinks=False):
-                        todo.append(child.path)
+                        folders.append(child.path)
                     else:
                         yield child
         except FileNotFoundError:  # removed meanwhile
             continue
         except OSError:
-            cut(folder)
+            cut(current)
 
 
-def _changed_at(file: os.DirEntry[str]) -> float:
+def _read_change_time(file: os.DirEntry[str]) -> float:
     """Time of its last change; 0 where it was removed meanwhile."""
     with suppress(OSError):
         return file.stat(follow_symlinks=False).st_mtime

@@ -1,7 +1,7 @@
 """The control group of a process: the container and the systemd unit that it runs in.
 
-A user may name the groups below those that systemd gave him (user@1000.service) as he likes, after a container too. The
-kernel says whose a group is: docker's and systemd's own are root's.
+A user may give the groups below his own (user@1000.service) any name, that of a container too. So the owner of a
+group's folder counts: docker's groups and systemd's own belong to root.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ class Group(Struct, frozen=True):
 
 
 def read_group(files: Files, pid: int) -> Group:
-    """Raises OSError, one of `processes.GONE` among them."""
+    """The control group of a process. Raises OSError, such as one of `processes.GONE`."""
     text = files.text(f"/proc/{pid}/cgroup", limit=65536)
-    return Group(find_container(files, text)[0], *systemd_unit(text))
+    container_id, _ = find_container(files, text)
+    return Group(container_id, *systemd_unit(text))
 
 
-def _rows(text: str) -> Iterator[tuple[str, str, str]]:
+def _parse_rows(text: str) -> Iterator[tuple[str, str, str]]:
     """Number, controllers and path of each hierarchy in the text of /proc/PID/cgroup."""
     for line in filter(None, text.split("\n")):
         number, _, rest = line.partition(":")
@@ -47,26 +48,26 @@ def _rows(text: str) -> Iterator[tuple[str, str, str]]:
 
 def find_container(files: Files, text: str) -> tuple[str, str]:
     """The innermost container in the text of /proc/PID/cgroup, and the folder of its group; empty outside of one."""
-    for _, controllers, path in _rows(text):
+    for _, controllers, path in _parse_rows(text):
         if matches := list(_CONTAINER.finditer(path)):
-            last = matches[-1]
-            scope = ".scope" if path.startswith(".scope", last.end()) else ""
-            if folder := _root_owned_folder(files, controllers.removeprefix("name="), path[: last.end()] + scope):
-                return last[0], folder
+            last_match = matches[-1]
+            scope = ".scope" if path.startswith(".scope", last_match.end()) else ""
+            if folder := _find_root_owned(files, controllers.removeprefix("name="), path[: last_match.end()] + scope):
+                return last_match[0], folder
     return "", ""
 
 
-def _root_owned_folder(files: Files, hierarchy: str, path: str) -> str:
+def _find_root_owned(files: Files, hierarchy: str, path: str) -> str:
     """The folder of a group that root owns. Empty where another user does, and where there is no such group."""
-    for mounted in (f"{ROOT}/{hierarchy}", f"{ROOT}/unified"):
+    for mount_point in (f"{ROOT}/{hierarchy}", f"{ROOT}/unified"):
         with suppress(OSError):  # no such folder, or a user's that is too deep for a path
-            return mounted + path if files.stat(mounted + path).uid in (0, files.stat(ROOT).uid) else ""
+            return mount_point + path if files.stat(mount_point + path).uid in (0, files.stat(ROOT).uid) else ""
     return ""
 
 
 def is_frozen(files: Files, pid: int) -> bool:
-    """Whether the kernel holds its whole group, as after `docker pause`. False once it has ended. Raises OSError."""
-    for _, controllers, path in _rows(files.text_if_any(f"/proc/{pid}/cgroup", limit=65536) or ""):
+    """Whether the kernel has frozen the process's group, as by `docker pause`; False after its end. Raises OSError."""
+    for _, controllers, path in _parse_rows(files.text_if_any(f"/proc/{pid}/cgroup", limit=65536) or ""):
         states = [f"{ROOT}{path}/cgroup.events", f"{ROOT}/unified{path}/cgroup.events"]
         if "freezer" in controllers.split(","):  # of cgroup v1
             states = [f"{ROOT}/freezer{path}/freezer.state"]
@@ -78,7 +79,7 @@ def is_frozen(files: Files, pid: int) -> bool:
 
 def systemd_unit(text: str) -> tuple[str, bool]:
     """The unit in the text of /proc/PID/cgroup, empty outside of one, and whether it is of a user's manager."""
-    for number, controllers, path in _rows(text):
+    for number, controllers, path in _parse_rows(text):
         parts = [part for part in path.split("/") if _UNIT.fullmatch(part)]
         if parts and (number == "0" or controllers == "name=systemd"):
             # Groups below a unit belong to it, except below a user's manager, which has units of its own.

@@ -12,7 +12,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.processes import GONE, Details, Process, read_status, user_name
 
 SMALLEST_BYTES = 16 << 20
-"""Least memory of a consumer's process; a user's smaller ones are one consumer together: thousands hold much, too."""
+"""Least memory of a process that counts by itself. A user's smaller ones are one consumer: thousands hold much, too."""
 
 
 class Consumer(Struct, frozen=True):
@@ -32,18 +32,18 @@ class Consumer(Struct, frozen=True):
 
 def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -> tuple[Consumer, ...]:
     """Consumers, the largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
-    groups: dict[tuple[str, str], list[tuple[int, int, Details]]] = {}
+    members_by_consumer: dict[tuple[str, str], list[tuple[int, int, Details]]] = {}
     for process in among:
         if process.kernel or process.dead:
             continue
         with suppress(*GONE, PermissionError, ValueError):
             status = read_status(files, process.pid)
             size = status.private_bytes + gpu_bytes.get(process.pid, 0)
-            owner = "small", str(status.uid)
+            kind_and_name = "small", str(status.uid)
             if size >= SMALLEST_BYTES:
-                owner = _identify(read_group(files, process.pid), process)
-            groups.setdefault(owner, []).append((size, process.pid, status))
-    consumers = (_sum_members(files, *owner, members) for owner, members in groups.items())
+                kind_and_name = _identify(read_group(files, process.pid), process)
+            members_by_consumer.setdefault(kind_and_name, []).append((size, process.pid, status))
+    consumers = (_sum_members(files, *kind_and_name, members) for kind_and_name, members in members_by_consumer.items())
     return tuple(sorted(consumers, key=lambda consumer: (-consumer.bytes, consumer.name)))
 
 
@@ -58,7 +58,7 @@ def _identify(group: Group, process: Process) -> tuple[str, str]:
 
 def _sum_members(files: Files, kind: str, name: str, members: list[tuple[int, int, Details]]) -> Consumer:
     _, pid, largest = max(members, key=lambda member: member[0])
-    # Several of them map the same shared memory: the largest share counts for all.
+    # Members may map the same shared memory: the largest share counts for all.
     shared = max(status.shared_bytes for _, _, status in members)
     total = shared + sum(size - status.shared_bytes for size, _, status in members)
     user = user_name(files, largest.uid)

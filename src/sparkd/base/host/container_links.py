@@ -20,14 +20,14 @@ class _OutsideError(Exception):
 
 
 def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
-    """Where the links of a container's path leave all mounts: the first such path, else empty.
+    """The first path outside of all mounts that the links of a container's path lead to; empty where they stay inside.
 
-    Such a link may be valid on the node, and lead to nothing in the container.
+    Such a link may be valid on the node, and lead to nothing in the container. A path of too many links counts too.
     """
 
     def read_link(here: str, rest: list[str]) -> str:
-        holding = (mount for mount in binds if _is_below(here, mount.target))
-        bind = max(holding, key=lambda mount: len(mount.target), default=None)
+        containing = (mount for mount in binds if _is_below(here, mount.target))
+        bind = max(containing, key=lambda mount: len(mount.target), default=None)
         if bind is None and not any(_is_below(mount.target, here) for mount in binds):
             raise _OutsideError("/".join([here, *rest[::-1]]))
         if bind is None or here == bind.target:

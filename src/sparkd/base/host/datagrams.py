@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 ALL_SECONDS = 0.3
 LARGE_AT_SECONDS = (0.0, 0.1, 0.2)
-"""Repeated until an answer comes, since a link may lose a packet. Where large ones arrive, one is sent: kernels answer
-a sender about once a second."""
+"""Times of the large datagrams, until one is answered: a link may lose a packet. Where the first arrives no other is
+sent, since kernels answer a sender about once a second."""
 SMALL_AT_SECONDS = LARGE_AT_SECONDS[1]
 SMALL_BYTES = 64
 PROBE = 3
@@ -42,7 +42,7 @@ class PathMtu(Struct, frozen=True):
 
 
 class Datagram:
-    """Each has its own socket: an answer identifies nothing else. `arrived` is None while unknown."""
+    """A datagram with a socket of its own, since an answer identifies nothing else. `arrived` is None while unknown."""
 
     def __init__(self, address: str, port: int, size_bytes: int) -> None:
         """`size_bytes`: with its headers."""
@@ -76,29 +76,32 @@ class Datagram:
 
 
 def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tuple[PathMtu, ...]:
-    """Takes `ALL_SECONDS` at most. `port` of UDP should be free on the other nodes."""
+    """The paths to these addresses, after `ALL_SECONDS` at most. The UDP `port` should be free on the other nodes."""
     if host.live:
         return probe_network(tuple(addresses), port, mtu)
-    known = host.files.recorded("path_mtu", dict[str, bool | None]) or {}
-    return tuple(PathMtu(address, known.get(address)) for address in addresses)
+    recorded = host.files.recorded("path_mtu", dict[str, bool | None]) or {}
+    return tuple(PathMtu(address, recorded.get(address)) for address in addresses)
 
 
 def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[PathMtu, ...]:
-    """Send each address a large datagram at its times, and once a small one, until the large one is decided."""
-    began = time.monotonic()
+    """Send each address large datagrams at their times, and once a small one, until an answer decides on the large."""
+    started_at = time.monotonic()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         pairs = [(Datagram(address, port, mtu), Datagram(address, port, SMALL_BYTES)) for address in addresses]
         for datagram in chain.from_iterable(pairs):
             stack.enter_context(datagram.socket)
             selector.register(datagram.socket, selectors.EVENT_READ, datagram)
-        for at, until in pairwise((*LARGE_AT_SECONDS, ALL_SECONDS)):
+        for send_at, end_at in pairwise((*LARGE_AT_SECONDS, ALL_SECONDS)):
             for large, small in pairs:
                 if large.arrived is None:
                     large.send()
-                    if at == SMALL_AT_SECONDS:
+                    if send_at == SMALL_AT_SECONDS:
                         small.send()
-            while any(large.arrived is None for large, _ in pairs) and (left := began + until - time.monotonic()) > 0:
-                for key, _ in selector.select(left):
+            while (
+                any(large.arrived is None for large, _ in pairs)
+                and (seconds_left := started_at + end_at - time.monotonic()) > 0
+            ):
+                for key, _ in selector.select(seconds_left):
                     key.data.receive()
         return tuple(
             PathMtu(address, False if large.arrived is None and small.arrived else large.arrived)

@@ -53,12 +53,12 @@ class ContainerFacts(Struct, frozen=True):
 
     @property
     def invocation(self) -> str:
-        """Invocation of the process that made it."""
+        """Invocation of the process that created it."""
         return self.label(f"{LABEL}invocation")
 
     @property
     def rank_id(self) -> str:
-        """Empty for one that is no rank's, and for an earlier version's."""
+        """The rank's id; empty for another container, and for one of an earlier version."""
         return self.label(f"{LABEL}rank-id")
 
     def label(self, key: str) -> str:
@@ -101,28 +101,30 @@ def running(host: Host) -> bool:
 def daemon_pid(host: Host) -> str:
     """pid of the running dockerd, which may not listen yet; empty where there is none. Raises OSError."""
     pid = host.files.text(PID_FILE, limit=32).strip()
-    lives = pid.isdigit() and host.files.text(f"/proc/{pid}/comm", limit=64).strip() == "dockerd"
-    return pid if lives else ""
+    is_dockerd = pid.isdigit() and host.files.text(f"/proc/{pid}/comm", limit=64).strip() == "dockerd"
+    return pid if is_dockerd else ""
 
 
 def _listens(host: Host, pid: str) -> bool:
     """Whether the process has a listening socket of docker's open.
 
-    The kernel looks up its own sockets alone. For a tree of files, and without unix_diag, /proc/net/unix (proc(5),
-    SO_ACCEPTCON) is read in chunks and never decoded: any user can make it very long, and forge rows of any bytes by a
-    socket whose name has line ends.
+    On this machine the kernel looks up the process's sockets alone. For a tree of files, and without unix_diag,
+    /proc/net/unix (proc(5), SO_ACCEPTCON) is read in chunks and never decoded: any user can make it very long, and
+    forge rows of any bytes by a socket whose name has line ends.
     """
-    opened = {os.fsencode(target) for _, target in host.files.links(f"/proc/{pid}/fd") if target.startswith("socket:")}
+    open_sockets = {
+        os.fsencode(target) for _, target in host.files.links(f"/proc/{pid}/fd") if target.startswith("socket:")
+    }
     if host.live:
         with suppress(OSError):
-            listens = sockets.find_listening((int(target[8:-1]) for target in opened), SOCKETS)
+            listens = sockets.find_listening((int(target[8:-1]) for target in open_sockets), SOCKETS)
             if listens is not None:
                 return listens
-    rest = b""
+    incomplete = b""
     for chunk in host.files.chunks("/proc/net/unix"):
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, incomplete = (incomplete + chunk).split(b"\n")
         rows = (row for row in map(bytes.split, lines) if len(row) > 7 and row[3] == b"00010000" and row[7] in SOCKETS)
-        if any(b"socket:[%b]" % row[6] in opened for row in rows):
+        if any(b"socket:[%b]" % row[6] in open_sockets for row in rows):
             return True
     return False
 
@@ -147,12 +149,13 @@ def pid_without_live_restore(host: Host) -> str:
     missing = "docker does not say whether its containers outlive it"
     with suppress(OSError, DockerError):
         pid = daemon_pid(host)
-        kept = query(host, lambda docker: value_of(docker.info(), "LiveRestoreEnabled", bool, missing))
-        return pid if kept is False else ""
+        keeps_containers = query(host, lambda docker: value_of(docker.info(), "LiveRestoreEnabled", bool, missing))
+        return pid if keeps_containers is False else ""
     return ""
 
 
 def daemon_replaced(host: Host, pid: str) -> bool:
+    """Whether a dockerd with another pid runs. False without one, and where that is unreadable."""
     with suppress(OSError):
         return daemon_pid(host) not in ("", pid)
     return False
@@ -172,26 +175,26 @@ def read_version(docker: DockerReader) -> str:
 
 
 def read_containers(host: Host) -> DockerFacts:
-    """Raises DockerError."""
-    return query(host, _containers) or AWAY
+    """All containers of this machine; AWAY without a dockerd. Raises DockerError."""
+    return query(host, _list_containers) or AWAY
 
 
-def _containers(docker: DockerReader) -> DockerFacts:
-    listed = docker.containers()
-    if not isinstance(listed, list):
+def _list_containers(docker: DockerReader) -> DockerFacts:
+    summaries = docker.containers()
+    if not isinstance(summaries, list):
         raise DockerError("the container list is no list")
-    described = (_container(docker, summary) for summary in listed)
-    return DockerFacts(running=True, containers=tuple(filter(None, described)))
+    containers = (_read_container(docker, summary) for summary in summaries)
+    return DockerFacts(running=True, containers=tuple(filter(None, containers)))
 
 
-def _container(docker: DockerReader, summary: object) -> ContainerFacts | None:
-    """None for one that was removed since it was listed. The list itself lacks pid and restart policy."""
+def _read_container(docker: DockerReader, summary: object) -> ContainerFacts | None:
+    """The container of an entry of the list, which lacks pid and restart policy. None where it was removed since."""
     full_id = value_of(summary, "Id", str, "an entry of the container list has no id")
     try:
         detail = docker.container(full_id)
     except DockerError as error:
-        if error.status == FAILED and (listed := _as_listed(full_id, summary)):
-            return listed
+        if error.status == FAILED and (stopped := _parse_summary(full_id, summary)):
+            return stopped
         raise
     match detail:
         case None:
@@ -200,15 +203,17 @@ def _container(docker: DockerReader, summary: object) -> ContainerFacts | None:
             "Name": str(name),
             "Image": str(image_id),
             "Config": {"Labels": dict() | None as labels},
-            "State": {"Running": bool(runs), "Pid": int(pid)},
+            "State": {"Running": bool(is_running), "Pid": int(pid)},
             "HostConfig": {"RestartPolicy": {"Name": str(policy)}},
         }:
-            name, pairs = name.removeprefix("/"), _label_pairs(labels)
-            return ContainerFacts(full_id, name, pairs, runs, pid, image_id, policy or "no", *_started_from(detail))
+            name, pairs = name.removeprefix("/"), _sort_labels(labels)
+            return ContainerFacts(
+                full_id, name, pairs, is_running, pid, image_id, policy or "no", *_parse_start(detail)
+            )
     raise DockerError(f"the description of container {full_id[:12]} is not as docker's")
 
 
-def _as_listed(full_id: str, summary: object) -> ContainerFacts | None:
+def _parse_summary(full_id: str, summary: object) -> ContainerFacts | None:
     """A container that does not run, by the list alone; None where the list does not say that.
 
     Since Docker 29.4 one that lost its layer in a power cut stays in the list, and can be removed; a request for its
@@ -221,15 +226,15 @@ def _as_listed(full_id: str, summary: object) -> ContainerFacts | None:
             "Labels": dict() | None as labels,
             "State": "created" | "exited" | "dead",
         }:
-            return ContainerFacts(full_id, name.removeprefix("/"), _label_pairs(labels), False, 0, image_id, "no")
+            return ContainerFacts(full_id, name.removeprefix("/"), _sort_labels(labels), False, 0, image_id, "no")
     return None
 
 
-def _label_pairs(labels: Mapping[object, object] | None) -> tuple[tuple[str, str], ...]:
+def _sort_labels(labels: Mapping[object, object] | None) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((str(key), str(value)) for key, value in (labels or {}).items()))
 
 
-def _started_from(detail: object) -> tuple[str, tuple[str, ...]]:
+def _parse_start(detail: object) -> tuple[str, tuple[str, ...]]:
     """Name of its image, and its command; empty where docker does not say."""
     match detail:
         case {"Config": {"Image": str(image)}, "Path": str(program), "Args": [*words]}:

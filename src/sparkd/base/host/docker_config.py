@@ -36,7 +36,7 @@ HOOK = "nvidia-container-runtime-hook"
 HOOK_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/nvidia/toolkit", "/snap/bin")
 CDI_KIND = "nvidia.com/gpu"
 SPEC_LIMIT_BYTES = 4 << 20
-"""The kind may be a specification's last line, behind every file of the driver: nvidia-ctk sorts the keys."""
+"""Read of a specification: its last line may be the kind, behind all files of the driver: nvidia-ctk sorts the keys."""
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 TAKEN_BY_HOOK = ("", "auto", "legacy")
 """Modes of the toolkit in which its hook does not refuse --gpus."""
@@ -47,8 +47,8 @@ _OF_THE_GPU = re.compile(rb"""\bkind["']?\s*:\s*["']?%s(?![\w./-])""" % re.escap
 
 def read_data_root(host: Host) -> str:
     """Where dockerd keeps containers and images. A daemon.json that is not valid is ignored."""
-    flags = _flags(host)
-    path = _value(flags, "--data-root", _read_setting(host.files, flags, "data-root"))
+    flags = _read_flags(host)
+    path = _find_value(flags, "--data-root", _read_setting(host.files, flags, "data-root"))
     return path if isinstance(path, str) and path.startswith("/") else DATA_ROOT
 
 
@@ -57,13 +57,13 @@ def keeps_containers(host: Host) -> bool:
 
     dockerd itself answers only after it has ended the containers that an earlier one left and it does not keep: 10 s.
     """
-    flags = _flags(host)
+    flags = _read_flags(host)
     if "--live-restore" in flags or "--live-restore=true" in flags:
         return True
     return _read_setting(host.files, flags, "live-restore") is True
 
 
-def _flags(host: Host) -> tuple[str, ...]:
+def _read_flags(host: Host) -> tuple[str, ...]:
     """Arguments of the running dockerd; none where none runs."""
     with suppress(OSError):
         pid = docker.daemon_pid(host)
@@ -71,17 +71,19 @@ def _flags(host: Host) -> tuple[str, ...]:
     return ()
 
 
-def _value(flags: tuple[str, ...], flag: str, default: T) -> str | T:
-    """`--flag value` or `--flag=value`."""
+def _find_value(flags: tuple[str, ...], flag: str, default: T) -> str | T:
+    """The value of `--flag value` or `--flag=value`."""
     joined = (word.removeprefix(f"{flag}=") for word in flags if word.startswith(f"{flag}="))
-    apart = (following for word, following in pairwise(flags) if word == flag)
-    return next(chain(joined, apart), default)
+    separate = (following for word, following in pairwise(flags) if word == flag)
+    return next(chain(joined, separate), default)
 
 
 def _read_setting(files: Files, flags: tuple[str, ...], key: str) -> object:
     """A value of dockerd's file, read as dockerd does: a byte order mark is skipped. None without key or valid file."""
     with suppress(OSError, ValueError):
-        match parse_json(files.text(_value(flags, "--config-file", DAEMON_JSON), limit=1 << 20).removeprefix("\ufeff")):
+        match parse_json(
+            files.text(_find_value(flags, "--config-file", DAEMON_JSON), limit=1 << 20).removeprefix("\ufeff")
+        ):
             case dict(table):
                 return table.get(key)
     return None
@@ -93,7 +95,7 @@ class Engine(Struct, frozen=True):
     cdi_folders: tuple[str, ...]
     """Folders of CDI specifications; empty before Docker 25, which was the first to read them."""
     may_keep: bool
-    """Whether its restart ends the containers, and live-restore would keep them: a node of a swarm can't have that."""
+    """Whether its restart ends the containers, and live-restore would keep them. A node of a swarm can't have that."""
 
 
 class GpuAccess(Enum):
@@ -105,17 +107,17 @@ class GpuAccess(Enum):
 
 
 def read_engine(reader: DockerReader) -> Engine:
-    """Raises DockerError."""
+    """What this dockerd is. Raises DockerError."""
     match reader.version(), reader.info():
-        case {"Version": str(version)}, {"Runtimes": dict(runtimes), **rest}:
+        case {"Version": str(version)}, {"Runtimes": dict(runtimes), **info}:
             names = tuple(sorted(sanitize(str(name), 40) for name in runtimes))
-            folders = rest.get("CDISpecDirs")
+            folders = info.get("CDISpecDirs")
             cdi = tuple(map(str, folders)) if isinstance(folders, list) else ()
-            return Engine(sanitize(version, 40), names, cdi, _could_keep(rest))
+            return Engine(sanitize(version, 40), names, cdi, _may_keep_containers(info))
     raise DockerError("docker does not say its version and its runtimes")
 
 
-def _could_keep(info: Mapping[object, object]) -> bool:
+def _may_keep_containers(info: Mapping[object, object]) -> bool:
     match info:
         case {"LiveRestoreEnabled": False, "Swarm": {"LocalNodeState": "" | "inactive"}}:
             return True
@@ -123,16 +125,16 @@ def _could_keep(info: Mapping[object, object]) -> bool:
 
 
 def find_gpu_access(files: Files, engine: Engine) -> tuple[str, ...]:
-    """All that is installed to give a container the GPU. One is enough."""
+    """Everything installed that gives a container the GPU: the runtime, the hook, CDI specifications. One is enough."""
     runtime = [RUNTIME] if "nvidia" in engine.runtimes else []
     hooks = [path for folder in HOOK_FOLDERS if files.exists(path := f"{folder}/{HOOK}")][:1]
-    if hooks and _toolkit_mode(files) not in TAKEN_BY_HOOK:
+    if hooks and _read_toolkit_mode(files) not in TAKEN_BY_HOOK:
         hooks = []
-    return (*runtime, *hooks, *_specifications(files, engine.cdi_folders)[:1])
+    return (*runtime, *hooks, *_find_specifications(files, engine.cdi_folders)[:1])
 
 
 def choose_gpu_access(ways: tuple[str, ...]) -> GpuAccess:
-    """The option that is known to work with the ways that were found.
+    """The option that is known to work with `ways`, which `find_gpu_access` has returned.
 
     The hook comes first: machines ship with it. A runtime without a hook belongs to a toolkit that relies on CDI; a
     specification that docker reads itself works whatever the runtime's mode and version. Where nothing was found,
@@ -151,7 +153,7 @@ def read_gpu_access(host: Host) -> GpuAccess:
     return choose_gpu_access(find_gpu_access(host.files, engine) if engine else ())
 
 
-def _toolkit_mode(files: Files) -> str:
+def _read_toolkit_mode(files: Files) -> str:
     import tomllib
 
     with suppress(OSError, ValueError, RecursionError):
@@ -161,7 +163,7 @@ def _toolkit_mode(files: Files) -> str:
     return ""
 
 
-def _specifications(files: Files, folders: tuple[str, ...]) -> list[str]:
+def _find_specifications(files: Files, folders: tuple[str, ...]) -> list[str]:
     """CDI files of the GPU. What is unreadable (a link to nothing, a file that is being replaced) is left out."""
     paths: list[str] = []
     for folder in folders:

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class OvergrownError(OSError):
-    """A table has more than is read, and `user` has most of what was read."""
+    """A table is longer than what is read of it, and most of what was read belongs to `user`."""
 
     def __init__(self, what: str, user: str) -> None:
         super().__init__(errno.EFBIG, f"{what}, most of them of {user}")
@@ -117,7 +117,11 @@ class Files(Struct, frozen=True):
 
     def itself(self, path: str, limit: int) -> Opened:
         """The file that `path` names. A symlink there is not followed: ELOOP."""
-        return _read(self._name(path), lambda fd: Opened(_facts(os.fstat(fd)), _whole(fd, path, limit)), os.O_NOFOLLOW)
+        return _read(
+            self._resolve_parent(path),
+            lambda fd: Opened(_make_facts(os.fstat(fd)), _read_whole(fd, path, limit)),
+            os.O_NOFOLLOW,
+        )
 
     def chunks(self, path: str) -> Iterator[bytes]:
         with self.opened(path) as fd:
@@ -126,7 +130,7 @@ class Files(Struct, frozen=True):
 
     def bytes(self, path: str, limit: int = LIMIT_BYTES) -> bytes:
         """The content, whole. More than `limit` bytes is EFBIG: half a table is worse than none."""
-        return _read(self.real(path), lambda fd: _whole(fd, path, limit))
+        return _read(self.real(path), lambda fd: _read_whole(fd, path, limit))
 
     def text(self, path: str, limit: int = LIMIT_BYTES) -> str:
         """The content as text; bytes that are not UTF-8 become `\\xNN`."""
@@ -152,7 +156,7 @@ class Files(Struct, frozen=True):
         return self.text(path, limit=4096).strip()
 
     def stat(self, path: str) -> FileFacts:
-        return _facts(os.stat(self.real(path)))
+        return _make_facts(os.stat(self.real(path)))
 
     def exists(self, path: str) -> bool:
         """Whether the last symlink leads to anything. Raises PermissionError where that is unreadable."""
@@ -163,7 +167,7 @@ class Files(Struct, frozen=True):
         return True
 
     def names(self, path: str) -> tuple[str, ...]:
-        """Sorted. Raises EFBIG for more than MOST_NAMES."""
+        """The names in a folder, sorted. Raises EFBIG for more than MOST_NAMES."""
         with os.scandir(self.real(path)) as children:
             names = [child.name for child in islice(children, MOST_NAMES + 1)]
         if len(names) > MOST_NAMES:
@@ -178,7 +182,7 @@ class Files(Struct, frozen=True):
 
     def link(self, path: str) -> str:
         """The target of a symlink, unresolved: `socket:[123]` or a path."""
-        return os.readlink(self._name(path))
+        return os.readlink(self._resolve_parent(path))
 
     def resolved(self, path: str) -> str:
         """The path without symlinks, as the machine sees it."""
@@ -186,7 +190,7 @@ class Files(Struct, frozen=True):
 
     def lstat(self, path: str) -> FileFacts:
         """As `stat`, of `path` itself: a symlink there is not followed."""
-        return _facts(os.lstat(self._name(path)))
+        return _make_facts(os.lstat(self._resolve_parent(path)))
 
     def links(self, path: str) -> Iterator[tuple[str, str]]:
         """Name and target of each symlink in a folder. One that is removed meanwhile is left out."""
@@ -201,33 +205,34 @@ class Files(Struct, frozen=True):
             return path
         return self.root + follow(path, lambda here, _: os.readlink(self.root + here))
 
-    def _name(self, path: str) -> str:
-        """The path of `path` itself, to give to the kernel: only symlinks above it are followed."""
+    def _resolve_parent(self, path: str) -> str:
+        """The path to give to the kernel for `path` itself: only symlinks above it are followed."""
         parent, _, name = path.rpartition("/")
         return f"{self.real(parent or '/')}/{name}"
 
 
 def open_file(path: str, flags: int = 0) -> int:
-    """A descriptor to read. `flags`: O_NOFOLLOW or none. Raises OSError, also for a device: a user's link may lead to
-    one, and a watchdog, once opened, would begin to count.
+    """Open a file to read; returns its descriptor. `flags`: O_NOFOLLOW or none.
+
+    Raises OSError, also for a device: a user's link may lead to one, and a watchdog, once opened, would begin to count.
     """
-    if path.startswith(("/proc/", "/sys/")) and not _LEADS_OUT.search(path):  # thousands, and no devices
+    if path.startswith(("/proc/", "/sys/")) and not _LEADS_OUT.search(path):  # no devices, and thousands are read
         return os.open(path, _READ | flags)
-    name = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
+    path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC | flags)
     try:
-        status = os.fstat(name)
+        status = os.fstat(path_fd)
         is_device = stat.S_ISBLK(status.st_mode) or stat.S_ISCHR(status.st_mode)
         if is_device and status.st_rdev not in READABLE:
             raise OSError(errno.EINVAL, "is a device", path)
-        return os.open(f"/proc/self/fd/{name}", _READ)
+        return os.open(f"/proc/self/fd/{path_fd}", _READ)
     except OSError as error:
         raise OSError(error.errno, error.strerror, path) from None
     finally:
-        os.close(name)
+        os.close(path_fd)
 
 
 def _read(path: str, work: Callable[[int], T], flags: int = 0) -> T:
-    """Call `work` with the file open. `opened` takes longer, and this reads the files of thousands of processes."""
+    """What `work` returns for the open file. `opened` takes longer, which counts for thousands of processes' files."""
     fd = open_file(path, flags)
     try:
         return work(fd)
@@ -235,7 +240,8 @@ def _read(path: str, work: Callable[[int], T], flags: int = 0) -> T:
         os.close(fd)
 
 
-def _whole(fd: int, path: str, limit: int) -> bytes:
+def _read_whole(fd: int, path: str, limit: int) -> bytes:
+    """The content of an open file. Raises EFBIG for more than `limit` bytes."""
     chunks = [os.read(fd, 65536)]
     size = len(chunks[0])
     while chunks[-1] and size <= limit:
@@ -251,30 +257,30 @@ def follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
 
     `read_link(path, rest)` raises OSError where there is no symlink. `rest` are the parts behind it, last part first.
     """
-    todo = path.split("/")[::-1]
-    done: list[str] = []
+    pending = path.split("/")[::-1]
+    resolved: list[str] = []
     links = 0
-    while todo:
-        part = todo.pop()
+    while pending:
+        part = pending.pop()
         if part in ("", "."):
             continue
         if part == "..":
-            del done[-1:]
+            del resolved[-1:]
             continue
-        done.append(part)
+        resolved.append(part)
         try:
-            target = read_link("/" + "/".join(done), todo)
-        except OSError:  # no symlink, or nothing there: the caller's own call fails or not
+            target = read_link("/" + "/".join(resolved), pending)
+        except OSError:  # no symlink, or nothing there, which the caller's own call reports
             continue
         links += 1
         if links > MAX_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "/" + "/".join(done))
-        done = [] if target.startswith("/") else done[:-1]
-        todo.extend(target.split("/")[::-1])
-    return "".join(f"/{part}" for part in done)
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "/" + "/".join(resolved))
+        resolved = [] if target.startswith("/") else resolved[:-1]
+        pending.extend(target.split("/")[::-1])
+    return "".join(f"/{part}" for part in resolved)
 
 
-def _facts(status: os.stat_result) -> FileFacts:
+def _make_facts(status: os.stat_result) -> FileFacts:
     return FileFacts(
         kind=_KINDS.get(stat.S_IFMT(status.st_mode), Kind.OTHER),
         permissions=stat.S_IMODE(status.st_mode),

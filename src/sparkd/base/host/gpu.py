@@ -25,11 +25,11 @@ T = TypeVar("T")
 DEADLINE_SECONDS = 10.0
 """The first call without persistence mode initialises the GPU, which takes one to two seconds."""
 AWAITED = "the GPU's driver"
-"""What checks name as awaited that got no answer of it."""
+"""The driver as it is named by checks that got no answer, and wait for one."""
 
 _DEVICE = re.compile(r"/dev/nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-caps/.*)\Z")
 _hung: list[threading.Thread] = []
-"""The thread that hangs in the driver. No other is started meanwhile, for it would hang too."""
+"""The thread that hangs in the driver, if any. No other is started meanwhile, since it would hang too."""
 
 
 class Trouble(Enum):
@@ -53,7 +53,7 @@ class GpuFacts(Struct, frozen=True):
     names: tuple[str, ...]
     """One for each GPU; empty where there is none, or no driver."""
     total_bytes: int | None = None
-    """Memory of the smallest: a rank has one. None where they have none of their own (GB10 shares the machine's)."""
+    """Memory of the smallest GPU: a rank uses one. None where they have no own memory (GB10 shares the machine's)."""
     processes: tuple[GpuProcess, ...] | None = None
     """None where the driver could not be queried."""
     error: str = ""
@@ -81,7 +81,7 @@ FAILED = GpuFacts((), error="sparkd's own query failed, as the journal shows", t
 
 
 def read_driver() -> GpuFacts:
-    """NO_GPU without its library. A failing driver is an `error`, never raised."""
+    """The driver's facts; NO_GPU without the driver's library. A failure of the driver is an `error`, never raised."""
 
     def query() -> GpuFacts:
         from sparkd.base.host import nvml
@@ -92,7 +92,7 @@ def read_driver() -> GpuFacts:
 
 
 def read_clocks() -> tuple[GpuClocks, ...]:
-    """One for each GPU; empty where there is none, or its driver does not answer."""
+    """The clocks of each GPU; empty where there is none, or its driver does not answer."""
 
     def query() -> tuple[GpuClocks, ...]:
         from sparkd.base.host import nvml

@@ -37,7 +37,7 @@ class Hca(Struct, frozen=True):
 
     @property
     def slot(self) -> str:
-        """Functions of one slot share its PCIe lanes."""
+        """The address without the function's number: the functions of one slot share its PCIe lanes."""
         return self.pci.rpartition(".")[0]
 
 
@@ -69,15 +69,15 @@ def hca_names(files: Files) -> tuple[str, ...]:
 
 
 def interfaces(files: Files, hca: str) -> tuple[str, ...]:
-    """Network interfaces of its device, and the parent interface of a software device."""
-    own = files.names_if_any(f"{FOLDER}/{hca}/device/net")
+    """Network interfaces of an HCA's device, and the parent interface of a software device."""
+    names = files.names_if_any(f"{FOLDER}/{hca}/device/net")
     with suppress(OSError):
-        return *own, files.value(f"{FOLDER}/{hca}/parent")
-    return own
+        return *names, files.value(f"{FOLDER}/{hca}/parent")
+    return names
 
 
 def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
-    """RDMA devices of an interface, by name; of a bond or a VLAN, those of its lower interfaces.
+    """RDMA devices of an interface, by name; for a bond or a VLAN, those of its lower interfaces.
 
     Each is followed by its twins: a port of a DGX Spark's ConnectX-7 is two devices with four PCIe lanes each, and one
     alone gets half of the bandwidth (98 Gb/s, 161 with both: tonyd2wild (Vision), pull request 35).
@@ -89,17 +89,17 @@ def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
         carried = {hca: set(interfaces(files, hca)) for hca in hca_names(files)}
     except (OSError, ValueError):  # the check of the fabric reports it
         return ()
-    carriers = [hca for hca, own in carried.items() if wanted & own]
-    twins = [twin for hca in carriers if interface in carried[hca] for twin in _twins(files, hca)]
+    carriers = [hca for hca, names in carried.items() if wanted & names]
+    twins = [twin for hca in carriers if interface in carried[hca] for twin in _find_usable_twins(files, hca)]
     return tuple(dict.fromkeys([*carriers, *twins]))
 
 
-def _twins(files: Files, name: str) -> tuple[str, ...]:
+def _find_usable_twins(files: Files, name: str) -> tuple[str, ...]:
     """Names of the twins that are up and have addresses of their own: NCCL fails on others."""
     try:
-        own, *twins = find_twins(files, name)
-        families = _families(files, own) if twins else set()
-        return tuple(hca.name for hca in twins if families & _families(files, hca))
+        device, *twins = find_twins(files, name)
+        families = _read_families(files, device) if twins else set()
+        return tuple(hca.name for hca in twins if families & _read_families(files, hca))
     except (OSError, ValueError):
         return ()
 
@@ -109,32 +109,32 @@ def find_twins(files: Files, name: str) -> tuple[Hca, ...]:
 
     Raises OSError, ValueError.
     """
-    chip, known = _chip(files, name), read_hcas(files)
-    (own,) = (hca for hca in known if hca.name == name)
-    if not chip or not own.pci:
-        return (own,)
-    alike = [hca for hca in known if hca.slot != own.slot and hca.pci[-1:] == own.pci[-1:]]
-    return (own, *(hca for hca in alike if _chip(files, hca.name) == chip))
+    chip, hcas = _read_chip(files, name), read_hcas(files)
+    (device,) = (hca for hca in hcas if hca.name == name)
+    if not chip or not device.pci:
+        return (device,)
+    same_function = [hca for hca in hcas if hca.slot != device.slot and hca.pci[-1:] == device.pci[-1:]]
+    return (device, *(hca for hca in same_function if _read_chip(files, hca.name) == chip))
 
 
-def _families(files: Files, hca: Hca) -> set[bool]:
-    """`ipv4` of the addresses of its active ports: {True}, {False}, both or none."""
-    up = (port.number for port in hca.ports if port.state == ACTIVE)
-    gids = (gid for number in up for gid in read_gids(files, hca.name, number))
+def _read_families(files: Files, hca: Hca) -> set[bool]:
+    """The values of `ipv4` among the routable RoCE v2 addresses of its active ports."""
+    active = (port.number for port in hca.ports if port.state == ACTIVE)
+    gids = (gid for number in active for gid in read_gids(files, hca.name, number))
     return {gid.ipv4 for gid in gids if gid.kind == ROCE_V2 and not gid.link_local}
 
 
-def _chip(files: Files, hca: str) -> str:
+def _read_chip(files: Files, hca: str) -> str:
     """An id that all devices of one chip share; empty where a device has none."""
     guid = files.value(f"{FOLDER}/{hca}/sys_image_guid")
     return guid if guid.strip("0:") else ""
 
 
 def read_gids(files: Files, hca: str, port: int) -> tuple[Gid, ...]:
-    """Those in use, by index. Raises OSError, and ValueError for another format."""
+    """The GIDs in use, by index. Raises OSError, and ValueError for another format."""
     folder = f"{FOLDER}/{hca}/ports/{port}"
     gids = []
-    for index in _numbers(files.names(f"{folder}/gids"))[:MAX_GIDS]:
+    for index in _sort_numbers(files.names(f"{folder}/gids"))[:MAX_GIDS]:
         raw = IPv6Address(files.value(f"{folder}/gids/{index}"))
         if not int(raw):
             continue
@@ -151,11 +151,11 @@ def _read_hca(files: Files, name: str) -> Hca:
     except OSError:
         pci = ""
     folder, ports = f"{FOLDER}/{name}/ports", []
-    for number in _numbers(files.names_if_any(folder))[:MAX_PORTS]:
+    for number in _sort_numbers(files.names_if_any(folder))[:MAX_PORTS]:
         state = files.value(f"{folder}/{number}/state").rpartition(" ")[2]
         ports.append(Port(number, sanitize(state, 32), files.value(f"{folder}/{number}/link_layer") == "Ethernet"))
     return Hca(name, interfaces(files, name), pci, tuple(ports))
 
 
-def _numbers(names: Iterable[str]) -> list[int]:
+def _sort_numbers(names: Iterable[str]) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal() and name.isascii())

@@ -24,7 +24,7 @@ MOST_LINES, MOST_BYTES = 2_000, 4 << 20
 LINE_LIMIT = 16_384
 """Characters, as of a line of the engine."""
 PRINTED_BYTES = 32 << 20
-"""What journalctl may print for one answer: most lines may be no wanted ones."""
+"""What journalctl may print for one answer, most of which may be lines that are not wanted."""
 READ_SECONDS = 5.0
 ENGINE = "engine| "
 """The agent puts it before each line of the engine, so that no client's text passes for an event."""
@@ -78,14 +78,14 @@ def read_journal(query: Query, matches: Sequence[str] = (), seconds: float = REA
     Raises OSError where journalctl can't be run, or fails.
     """
     options = ["--output-fields=MESSAGE,PRIORITY", f"--priority={query.priority}"]
-    options += [f"--since={_stamp(query.since_us)}", f"--until={_stamp(query.until_us)}"]
+    options += [f"--since={_format_time(query.since_us)}", f"--until={_format_time(query.until_us)}"]
     options += matches or [f"--unit={unit}" for unit in OWN_UNITS]
-    lines, whole = _run(options, lambda printed: take_wanted(printed, query), seconds)
-    return Lines(tuple(reversed(lines)), cut=not whole)
+    lines, is_whole = _run(options, lambda printed: take_wanted(printed, query), seconds)
+    return Lines(tuple(reversed(lines)), cut=not is_whole)
 
 
 def take_wanted(printed: Iterable[bytes], query: Query, most_bytes: int = PRINTED_BYTES) -> tuple[list[Line], bool]:
-    """The newest lines, in that order, and whether these are all. `printed`: by journalctl --output=json --reverse."""
+    """The wanted lines, newest first, and whether these are all. `printed`: by journalctl --output=json --reverse."""
     lines, dumped_bytes, size_bytes, redact = list[Line](), 0, 0, Redactor()
     for document in printed:
         size_bytes += len(document)
@@ -100,12 +100,15 @@ def take_wanted(printed: Iterable[bytes], query: Query, most_bytes: int = PRINTE
 
 
 def parse_line(printed: bytes, redact: Callable[[str], str]) -> Line | None:
-    """None where it is not one of journalctl's."""
+    """The line of a JSON document of journalctl's; None for anything else. `redact` removes likely secrets."""
     with suppress(ValueError):
         match parse_json(printed):
             case {"__CURSOR": str(cursor), **fields}:
-                at_us, text = _number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US), _text(fields.get("MESSAGE"))
-                priority = _number(fields.get("PRIORITY"), 7)
+                at_us, text = (
+                    _parse_number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US),
+                    _decode_message(fields.get("MESSAGE")),
+                )
+                priority = _parse_number(fields.get("PRIORITY"), 7)
                 if at_us is not None and text is not None:
                     place = next((part[2:66] for part in cursor.split(";") if part.startswith("i=")), "")
                     text = printable(redact(text))[:LINE_LIMIT]
@@ -123,7 +126,7 @@ def read_warnings(files: Files, most: int) -> tuple[Line, ...]:
     redact, engine = Redactor(), f'"MESSAGE":"{ENGINE}'.encode()
 
     def collect(printed: Iterable[bytes]) -> tuple[list[Line], bool]:
-        # Clients may cause long lines of the engine: to parse and redact 2,000 of 16 KB takes 10 s of CPU.
+        # Clients may cause long lines of the engine: parsing and redacting 2,000 of 16 KB takes 10 s of CPU.
         own = (document for document in islice(printed, MOST_LINES) if engine not in document)
         lines = (parse_line(document, redact) for document in own)
         return list(islice((line for line in lines if line and not line.text.startswith(ENGINE)), most)), False
@@ -141,8 +144,8 @@ def _run(
         deadline = threading.Timer(seconds, process.kill)
         try:
             deadline.start()
-            taken, whole = collect(process.stdout or ())
-            if not whole:
+            collected, is_whole = collect(process.stdout or ())
+            if not is_whole:
                 process.kill()
             errors = process.stderr.read(1000) if process.stderr else b""
             code = process.wait()
@@ -151,9 +154,9 @@ def _run(
             process.kill()
     if code > 0:
         raise RefusedError(f"journalctl: {printable(errors.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
-    if code < 0 and whole and not taken:
+    if code < 0 and is_whole and not collected:
         raise OSError(f"journalctl found nothing in {seconds:g} s, and was ended")
-    return taken, whole and code >= 0
+    return collected, is_whole and code >= 0
 
 
 def read_last_boot(files: Files, seconds: float = 12) -> tuple[BootLine, ...]:
@@ -168,17 +171,17 @@ def read_last_boot(files: Files, seconds: float = 12) -> tuple[BootLine, ...]:
     def take_all(printed: Iterable[bytes]) -> tuple[list[BootLine], bool]:
         return list(filter(None, (parse_boot_line(line, redact) for line in printed))), True
 
-    machine = (f"--lines={LAST_LINES}", "_TRANSPORT=kernel", "+", "_TRANSPORT=driver", "+", "_PID=1")
-    own = (f"--lines={LAST_OWN_LINES}", *(f"_SYSTEMD_UNIT={unit}" for unit in OWN_UNITS))
+    machine_options = (f"--lines={LAST_LINES}", "_TRANSPORT=kernel", "+", "_TRANSPORT=driver", "+", "_PID=1")
+    own_options = (f"--lines={LAST_OWN_LINES}", *(f"_SYSTEMD_UNIT={unit}" for unit in OWN_UNITS))
     try:
-        groups = [_run(["--boot=-1", *options], take_all, seconds)[0] for options in (machine, own)]
+        groups = [_run(["--boot=-1", *options], take_all, seconds)[0] for options in (machine_options, own_options)]
     except (FileNotFoundError, RefusedError):
         return ()
     return tuple(heapq.merge(*groups, key=lambda line: line.at_seconds, reverse=True))
 
 
 def parse_boot_line(printed: bytes, redact: Callable[[str], str]) -> BootLine | None:
-    """Without likely secrets; None where others may have written it. A field that begins with _ is journald's own."""
+    """The line without likely secrets; None where others may have written it: only journald sets fields with _."""
     with suppress(ValueError):
         match parse_json(printed):
             case {"_TRANSPORT": "kernel", "SYSLOG_FACILITY": "0", **fields}:
@@ -191,18 +194,18 @@ def parse_boot_line(printed: bytes, redact: Callable[[str], str]) -> BootLine | 
                 source = "sparkd"
             case _:
                 return None
-        at_us = _number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US) or 0
-        return BootLine(at_us / 1e6, source, redact(_text(fields.get("MESSAGE")) or "")[:LINE_LIMIT])
+        at_us = _parse_number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US) or 0
+        return BootLine(at_us / 1e6, source, redact(_decode_message(fields.get("MESSAGE")) or "")[:LINE_LIMIT])
     return None
 
 
-def _stamp(at_us: int) -> str:
+def _format_time(at_us: int) -> str:
     seconds, microseconds = divmod(at_us, 1_000_000)
     return f"@{seconds}.{microseconds:06}"
 
 
-def _text(message: object) -> str | None:
-    """journalctl prints what is not UTF-8, or not printable, as a list of bytes."""
+def _decode_message(message: object) -> str | None:
+    """The message as text: journalctl prints what is not UTF-8, or not printable, as a list of bytes."""
     if isinstance(message, str):
         return message
     if isinstance(message, list):
@@ -211,7 +214,8 @@ def _text(message: object) -> str | None:
     return None
 
 
-def _number(value: object, most: int) -> int | None:
+def _parse_number(value: object, most: int) -> int | None:
+    """The number of a field's digits; None for another value, and for more than `most`."""
     if isinstance(value, str) and len(value) <= len(str(most)) and value.isascii() and value.isdigit():
         return number if (number := int(value)) <= most else None
     return None

@@ -37,13 +37,13 @@ class NvidiaModule(NamedTuple):
 
 
 class Recovery(Struct, frozen=True):
-    """What a machine does by itself once its kernel works no more."""
+    """What a machine does by itself after its kernel has panicked or hangs."""
 
     reboots: bool = False
     watchdog: str = ""
     """Name of the hardware's timer that resets it; empty where there is none."""
     active: bool | None = None
-    """Whether something serves that; None where the kernel does not say."""
+    """Whether a program serves that timer; None where the kernel does not say."""
 
     @property
     def text(self) -> str:
@@ -79,12 +79,12 @@ def read_command_line(files: Files) -> tuple[str, ...]:
 def read_next_boot(files: Files) -> tuple[str, tuple[str, ...]]:
     """The kernel that the next boot takes, and what GRUB's settings add to its command line.
 
-    GRUB takes the highest version in /boot, unless GRUB_DEFAULT names another: then it is empty, as where /boot can't
-    be read.
+    GRUB takes the highest version in /boot, unless GRUB_DEFAULT names another one. The kernel is empty then, and where
+    /boot can't be read.
     """
     with suppress(OSError):
-        more = (f"{GRUB}.d/{name}" for name in files.names_if_any(f"{GRUB}.d") if name.endswith(".cfg"))
-        settings = [setting for path in (GRUB, *more) for setting in _GRUB.findall(files.text_if_any(path) or "")]
+        drop_ins = (f"{GRUB}.d/{name}" for name in files.names_if_any(f"{GRUB}.d") if name.endswith(".cfg"))
+        settings = [setting for path in (GRUB, *drop_ins) for setting in _GRUB.findall(files.text_if_any(path) or "")]
         words = [word for key, text in settings if "CMDLINE" in key for word in text.strip("'\"").split()]
         if dict(settings).get("GRUB_DEFAULT", "0").strip("'\"") != "0":
             return "", tuple(words)
@@ -99,8 +99,9 @@ def sysctl_path(name: str) -> str:
 
 
 def read_sysctl(files: Files, name: str) -> str | None:
-    """Its words, one blank apart; None without such a setting, and for a write-only command such as
-    vm.compact_memory. Raises OSError.
+    """The words of a setting, one blank apart. Raises OSError.
+
+    None where there is no such setting, and for a write-only command such as vm.compact_memory.
     """
     try:
         text = files.text_if_any(sysctl_path(name), limit=65536)
@@ -112,7 +113,7 @@ def read_sysctl(files: Files, name: str) -> str | None:
 
 
 def read_recovery(files: Files) -> Recovery:
-    """What is unreadable counts as not set."""
+    """How the machine recovers. What is unreadable counts as not set."""
 
     def value(path: str) -> str:
         with suppress(OSError):
@@ -121,12 +122,13 @@ def read_recovery(files: Files) -> Recovery:
 
     folder = "/sys/class/watchdog/watchdog0"
     watchdog = value(f"{folder}/identity") or "watchdog0"
-    there = files.exists(folder) or files.exists("/dev/watchdog0")
+    has_watchdog = files.exists(folder) or files.exists("/dev/watchdog0")
     active = {"active": True, "inactive": False}.get(value(f"{folder}/state"))
-    return Recovery(value(sysctl_path("kernel.panic")) not in ("", "0"), watchdog if there else "", active)
+    return Recovery(value(sysctl_path("kernel.panic")) not in ("", "0"), watchdog if has_watchdog else "", active)
 
 
 def nvidia_module(files: Files) -> NvidiaModule | None:
+    """The loaded module; None where there is none. Raises OSError."""
     if (text := files.text_if_any("/proc/driver/nvidia/version", limit=4096)) is None:
         return None
     if (match := _MODULE.match(text)) is None:  # whether the GPU works is judged by queries of its driver
@@ -140,14 +142,14 @@ def read_log(files: Files) -> Iterator[Record]:
     Raises OSError: FileNotFoundError where this node has no log.
     """
     pending = b""
-    for chunk in _chunks(files):
+    for chunk in _read_chunks(files):
         *lines, pending = (pending + chunk).split(b"\n")
         yield from filter(None, map(parse_record, lines))
     yield from filter(None, [parse_record(pending)])
 
 
 def parse_record(line: bytes) -> Record | None:
-    """None where it is no record of the kernel: a continuation, a program's record, or another format."""
+    """The record of a line; None for a continuation, a program's record, and another format."""
     match = _RECORD.match(line)
     if match is None or int(match[1]) >> 3:  # the facility: only the kernel can write with 0
         return None
@@ -155,8 +157,9 @@ def parse_record(line: bytes) -> Record | None:
 
 
 def open_log_end(files: Files) -> int:
-    """A descriptor that new records are read from, without waiting; in a tree of files that of a FIFO. Raises OSError
-    as `read_log`.
+    """Open the log behind its last record; returns a descriptor that does not block. Raises OSError as `read_log`.
+
+    In a tree of files it is a FIFO's.
     """
     with files.opened(LOG) as fd:
         if _require_log(fd, files, stat.S_ISFIFO):
@@ -165,7 +168,10 @@ def open_log_end(files: Files) -> int:
 
 
 def _require_log(fd: int, files: Files, stands_in: Callable[[int], bool]) -> bool:
-    """Whether it is the device. Raises FileNotFoundError where it is neither that nor, in a tree, what stands in."""
+    """Whether `fd` is the device. In a tree of files, `stands_in` accepts the type (st_mode) of what replaces it.
+
+    Raises FileNotFoundError for anything else.
+    """
     status = os.fstat(fd)
     # Containers have a console or /dev/null there. A device in a tree of files is the log of this machine.
     is_device = stat.S_ISCHR(status.st_mode) and status.st_rdev == LOG_DEVICE
@@ -174,12 +180,12 @@ def _require_log(fd: int, files: Files, stands_in: Callable[[int], bool]) -> boo
     return is_device
 
 
-def _chunks(files: Files) -> Iterator[bytes]:
+def _read_chunks(files: Files) -> Iterator[bytes]:
     """Pieces of the log: one record per read of the device."""
     with files.opened(LOG) as fd:
         _require_log(fd, files, stat.S_ISREG)
-        left = LOG_LIMIT_BYTES
-        while left > 0:
+        bytes_left = LOG_LIMIT_BYTES
+        while bytes_left > 0:
             try:
                 chunk = os.read(fd, RECORD_BYTES)
             except BlockingIOError:  # no more for now
@@ -188,7 +194,7 @@ def _chunks(files: Files) -> Iterator[bytes]:
                 continue
             if not chunk:
                 return
-            left -= len(chunk)
+            bytes_left -= len(chunk)
             yield chunk
 
 
@@ -203,7 +209,7 @@ _OOM_KILL = re.compile(
 )
 """The same file, dump_oom_victim."""
 _OF_USERS = re.compile(r"^/user\.slice/|[^/]\.service/")
-"""Groups below which a user may have been given some, and names them as he likes."""
+"""Groups below which a user may create groups, with any name."""
 
 
 class OomKill(Struct, frozen=True):
@@ -215,13 +221,14 @@ class OomKill(Struct, frozen=True):
 
 
 def names_container(group: str, container_id: str) -> bool:
-    """Whether a group is that container's, or below it, and no user's."""
+    """Whether a group is the container's or below it, and not a user's group of that name."""
     before, named, rest = group.partition(container_id)
     is_name = before.endswith(("/", "/docker-")) and (not rest or rest.startswith(("/", ".scope")))
     return bool(named) and is_name and _OF_USERS.search(before) is None
 
 
 def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
+    """The kernel's OOM kills, each described with the table of processes that precedes it."""
     rows = list[tuple[int, str, str]]()
     for record in records:
         if record.text.startswith(_OOM_TABLE):
@@ -229,11 +236,11 @@ def find_oom_kills(records: Iterable[Record]) -> Iterator[OomKill]:
         elif row := _OOM_ROW.fullmatch(record.text):
             rows.append((int(row[2]) * mmap.PAGESIZE, row[1], sanitize(row[3], 20)))
         elif (kill := _OOM_KILL.fullmatch(record.text)) and record.text.count("task_memcg=") == 1:
-            yield OomKill(record.seconds, kill["group"], _describe(kill, sorted(rows, reverse=True)))
+            yield OomKill(record.seconds, kill["group"], _describe_kill(kill, sorted(rows, reverse=True)))
             rows.clear()
 
 
-def _describe(kill: re.Match[str], rows: list[tuple[int, str, str]]) -> str:
+def _describe_kill(kill: re.Match[str], rows: list[tuple[int, str, str]]) -> str:
     rss = next((f", {size(resident)}" for resident, pid, _ in rows if pid == kill["pid"]), "")
     limit = f"the memory limit of {sanitize(kill['limit'])}" if kill["limit"] else "the whole machine's memory"
     largest = ", ".join(f"{name} {size(resident)} (pid {pid})" for resident, pid, name in rows[:SHOWN])

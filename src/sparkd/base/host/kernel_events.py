@@ -1,4 +1,4 @@
-"""Messages of the kernel's log that matter, of kernel-log.toml: what they mean, and which action they require."""
+"""Messages of the kernel's log that matter, from kernel-log.toml: their meaning, and the action that they require."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Effect(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Kind(Effect, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Its own effect is that of each code without an entry."""
+    """A kind of message. Its own effect is that of each code without an entry in `codes`."""
 
     name: Text
     patterns: Annotated[tuple[Text, ...], Meta(min_length=1)]
@@ -71,11 +71,11 @@ class Event(Struct, frozen=True):
 
 
 def parse_event(record: Record) -> Event | None:
-    """None for messages that do not matter, such as mlx5's warning of 27 W, which healthy machines log at each boot."""
+    """The event of a record; None where it does not matter: mlx5 warns of 27 W at each boot of a healthy machine."""
     line = record.text[:LINE_LIMIT]
     for name, pattern in _PATTERNS:
-        if matched := pattern.match(line):
-            groups = matched.groupdict()
+        if match := pattern.match(line):
+            groups = match.groupdict()
             code = int((groups.get("code") or "0")[:8], KINDS[name].base)
             device = sanitize(groups.get("device") or "", 40)
             return Event(name, device, code, 1, round(record.seconds, 3), sanitize(record.text))
@@ -88,6 +88,6 @@ _PREFIX = re.compile(rf"(?:\[(?:[ \d.]{{1,20}}|{_DATE})\] |[^|()]{{0,80}}\bkerne
 
 
 def parse_printed(line: str) -> Event | None:
-    """A line of the kernel's log as a program printed it."""
+    """The event of a line of the kernel's log as a program printed it; None for any other line."""
     prefix = _PREFIX.match(line)
     return parse_event(Record(0, 0.0, line[prefix.end() :])) if prefix else None

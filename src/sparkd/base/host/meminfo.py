@@ -69,7 +69,7 @@ class FreeMemory(Struct, frozen=True):
 
     @property
     def is_listed(self) -> bool:
-        """Whether at least a quarter is: hypervisors and caches of free pages hold some back, too."""
+        """Whether at least a quarter is in blocks: hypervisors and caches of free pages hold some back, too."""
         return self.unlisted_bytes <= 3 * self.bytes
 
     @property
@@ -94,7 +94,7 @@ def _read_kib(files: Files) -> dict[str, int]:
 
 
 def read_meminfo(files: Files) -> MemInfo:
-    """Raises OSError, and ValueError where one of the three main counters is missing."""
+    """The kernel's counters. Raises OSError, and ValueError where one of the three main ones is missing."""
     from sparkd.base.host import os_stats
 
     kib = _read_kib(files)
@@ -126,33 +126,33 @@ def read_meminfo(files: Files) -> MemInfo:
 
 def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemory:
     """Sums over every zone of every node, in 9 us. Raises OSError, and ValueError for another format."""
-    free = large = 0
+    free_bytes = large_bytes = 0
     least_order = (LARGE_BLOCK_BYTES // page_bytes - 1).bit_length()
     for line in files.text("/proc/buddyinfo", limit=65536).splitlines():
         zone = _ZONE.fullmatch(line)
         if zone is None:
             raise ValueError(f"/proc/buddyinfo has another format: {sanitize(line, 80)!r}")
         sizes = [int(count) * (page_bytes << order) for order, count in enumerate(zone["counts"].split())]
-        free += sum(sizes)
+        free_bytes += sum(sizes)
         # A driver's pages do not move: it gets none in this zone, nor in the contiguous area below.
-        large += sum(sizes[least_order:]) if zone["name"] != "Movable" else 0
-    if not free:
+        large_bytes += sum(sizes[least_order:]) if zone["name"] != "Movable" else 0
+    if not free_bytes:
         raise ValueError("/proc/buddyinfo is empty")
     kib = _read_kib(files)
-    unlisted_bytes = max(0, kib.get("MemFree", 0) * 1024 - free)
-    return FreeMemory(free, max(0, large - kib.get("CmaFree", 0) * 1024), unlisted_bytes)
+    unlisted_bytes = max(0, kib.get("MemFree", 0) * 1024 - free_bytes)
+    return FreeMemory(free_bytes, max(0, large_bytes - kib.get("CmaFree", 0) * 1024), unlisted_bytes)
 
 
 def unexplained_bytes(files: Files, info: MemInfo) -> int:
     """Memory in no counter, nor in the cache of ZFS, nor taken from the contiguous area. Raises OSError."""
-    return max(0, info.unaccounted_bytes - info.cma_used_bytes - _zfs_cache_bytes(files))
+    return max(0, info.unaccounted_bytes - info.cma_used_bytes - _read_zfs_cache(files))
 
 
-def _zfs_cache_bytes(files: Files) -> int:
+def _read_zfs_cache(files: Files) -> int:
     """The ARC of ZFS, which /proc/meminfo does not count; 0 without ZFS."""
     stats = files.text_if_any("/proc/spl/kstat/zfs/arcstats", limit=65536) or ""
-    size = re.search(r"^size\s+\d+\s+(\d+)$", stats, re.MULTILINE)
-    return int(size[1]) if size else 0
+    match = re.search(r"^size\s+\d+\s+(\d+)$", stats, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def read_swaps(files: Files) -> tuple[Swap, ...]:

@@ -19,7 +19,7 @@ SAFETENSORS = ".safetensors"
 CONFIGS = ("config.json", "params.json")
 """Hugging Face's and Mistral's."""
 INDICES = (f"model{SAFETENSORS}{weights.INDEX}", f"consolidated{SAFETENSORS}{weights.INDEX}")
-"""The same. vLLM ignores an index of another name; without one it loads every file."""
+"""Hugging Face's and Mistral's. vLLM ignores an index of another name; without one it loads every file."""
 
 _TOKENIZERS = frozenset(("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt"))
 _SPARE = frozenset(("merges.txt", "vocab.json", "vocab.txt"))
@@ -61,7 +61,7 @@ class ModelFolder(Struct, frozen=True):
 
 
 def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
-    """Raises OSError where the folder itself is unreadable. No tensor is read.
+    """Examine a model's folder without reading a tensor. Raises OSError where the folder itself is unreadable.
 
     Without `shards` only the names of weights are checked: the loader reads them in another way.
     """
@@ -75,7 +75,7 @@ def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
         return ModelFolder(there=False)
     reader = _Folder(files, folder, names)
     small_names = (name for name in names if name in weights.DECIDING or name.endswith(_TOKENIZER_ENDS))
-    small = [reader.find_flaw(name, reader.check_small) for name in small_names]
+    small_flaws = [reader.find_flaw(name, reader.check_small) for name in small_names]
     model = ModelFolder(
         there=True,
         download_cache=reader.find_download(),
@@ -85,7 +85,7 @@ def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
     )
     model = reader.examine_weights(model) if shards else reader.list_weights(model)
     opened = (*(name for name in names if name in CONFIGS), *model.opened)
-    return replace(model, opened=opened, flaws=_grouped((*filter(None, small), *model.flaws)))
+    return replace(model, opened=opened, flaws=_group_flaws((*filter(None, small_flaws), *model.flaws)))
 
 
 def closed(files: Files, folder: str, model: ModelFolder) -> str:
@@ -93,9 +93,9 @@ def closed(files: Files, folder: str, model: ModelFolder) -> str:
     for path in (folder, *(f"{folder}/{name}" for name in model.opened)):
         with suppress(OSError):
             facts = files.stat(path)
-            wanted = 0o005 if facts.kind is Kind.FOLDER else 0o004
-            if facts.permissions & wanted != wanted:
-                return _shown(path)
+            needed = 0o005 if facts.kind is Kind.FOLDER else 0o004
+            if facts.permissions & needed != needed:
+                return _clean_name(path)
     return ""
 
 
@@ -105,12 +105,12 @@ def list_tensor_files(files: Files, folder: str) -> tuple[str, ...]:
     Raises OSError where the folder itself is unreadable.
     """
     names = [name for name in examine(files, folder).opened if name.endswith(SAFETENSORS)]
-    others = [name for name in names if not name.startswith("consolidated")]
-    return tuple(f"{folder}/{name}" for name in others or names)
+    hugging_face = [name for name in names if not name.startswith("consolidated")]
+    return tuple(f"{folder}/{name}" for name in hugging_face or names)
 
 
 class _Folder:
-    """A folder that has files: `names`."""
+    """A folder that is not empty; `names` are those of its files."""
 
     def __init__(self, files: Files, folder: str, names: tuple[str, ...]) -> None:
         self._files = files
@@ -120,12 +120,12 @@ class _Folder:
     def find_flaw(self, name: str, check: Callable[[str], str]) -> Flaw | None:
         """What `check` finds wrong with a file, or why that can't be read."""
         try:
-            wrong = check(name)
+            fault = check(name)
         except OSError as error:
             if error.errno in _GONE:
                 return Flaw(name, "is missing" if name not in self._names else "is a link to nothing")
             return Flaw(name, f"can't be read: {error.strerror or type(error).__name__}", unreadable=True)
-        return Flaw(name, wrong) if wrong else None
+        return Flaw(name, fault) if fault else None
 
     def check_small(self, name: str) -> str:
         """What is wrong with a file that is read as a whole; empty where nothing is. Raises OSError."""
@@ -145,23 +145,26 @@ class _Folder:
         return "is no JSON object"
 
     def examine_weights(self, model: ModelFolder) -> ModelFolder:
-        """The first set of shards without a flaw; else the first with its flaws. Without a set, the files' names."""
-        loose = {name for name in self._names if name.endswith(SAFETENSORS)}
+        """The model with its first set of shards that has no flaw, else with the first set and its flaws.
+
+        Without a set of shards, with the names of its weights alone.
+        """
+        tensor_files = {name for name in self._names if name.endswith(SAFETENSORS)}
         checks = [partial(self._check_index, model, name) for name in INDICES if name in self._names]
-        if loose and INDICES[0] not in self._names:
-            checks.append(partial(self._check_shards, model, loose | _numbered(loose)))
-        elif mistral := {name for name in loose if name.startswith("consolidated")}:
+        if tensor_files and INDICES[0] not in self._names:
+            checks.append(partial(self._check_shards, model, tensor_files | _complete_sets(tensor_files)))
+        elif mistral := {name for name in tensor_files if name.startswith("consolidated")}:
             checks.append(partial(self._check_shards, model, mistral))
-        first = None
+        first_set = None
         for check in checks:
-            tried = check()
-            if not tried.flaws:
-                return tried
-            first = first or tried
-        return first or self.list_weights(model)
+            examined = check()
+            if not examined.flaws:
+                return examined
+            first_set = first_set or examined
+        return first_set or self.list_weights(model)
 
     def list_weights(self, model: ModelFolder) -> ModelFolder:
-        """Their names alone."""
+        """The model with the names of its weights, none of which is checked."""
         names = tuple(name for name in self._names if name.endswith(weights.WEIGHTS))
         suffix = "." + names[0].rpartition(".")[2] if names else ""
         return replace(model, format=suffix, shards=len(names), opened=names)
@@ -202,22 +205,22 @@ class _Folder:
 
     def list_partial(self) -> tuple[str, ...]:
         names = [name for name in self._names if _PARTIAL.fullmatch(name)]
-        cached = weights.SNAPSHOT.fullmatch(self._folder)
-        for folder in (f"{self._folder}/{weights.DOWNLOADS}", *([f"{cached[1]}/blobs"] if cached else ())):
+        snapshot = weights.SNAPSHOT.fullmatch(self._folder)
+        for folder in (f"{self._folder}/{weights.DOWNLOADS}", *([f"{snapshot[1]}/blobs"] if snapshot else ())):
             with suppress(OSError):
                 names += [name for name in self._files.names(folder) if name.endswith(".incomplete")]
-        return tuple(_shown(name) for name in names)
+        return tuple(_clean_name(name) for name in names)
 
     def find_download(self) -> str:
-        """`snapshots/REVISION` in a folder such as models--org--name."""
+        """`snapshots/REVISION` in a folder of downloads such as models--org--name; empty in any other."""
         if "snapshots" not in self._names or any(name in self._names for name in CONFIGS):
             return ""
         with suppress(OSError):
             revision = self._files.text(f"{self._folder}/refs/main", limit=200).strip()
             if revision and self._files.exists(f"{self._folder}/snapshots/{revision}"):
-                return f"snapshots/{_shown(revision)}"
+                return f"snapshots/{_clean_name(revision)}"
         with suppress(OSError, IndexError):
-            return f"snapshots/{_shown(self._files.names(f'{self._folder}/snapshots')[-1])}"
+            return f"snapshots/{_clean_name(self._files.names(f'{self._folder}/snapshots')[-1])}"
         return "snapshots/REVISION"
 
 
@@ -225,8 +228,8 @@ def _is_tokenizer(name: str) -> bool:
     return name in _TOKENIZERS or name.endswith(_TOKENIZER_ENDS) or bool(_TOKENIZER_CODE.search(name))
 
 
-def _numbered(names: Iterable[str]) -> set[str]:
-    """All names of a set that has `model-00002-of-00046.safetensors`."""
+def _complete_sets(names: Iterable[str]) -> set[str]:
+    """All names of each numbered set of which a name is present, such as `model-00002-of-00046.safetensors`."""
     sets = {(match[1], int(match[3])) for name in names if (match := _NUMBERED.fullmatch(name))}
     return {
         f"{stem}-{number:05}-of-{count:05}{SAFETENSORS}"
@@ -236,12 +239,13 @@ def _numbered(names: Iterable[str]) -> set[str]:
     }
 
 
-def _grouped(flaws: Iterable[Flaw]) -> tuple[Flaw, ...]:
+def _group_flaws(flaws: Iterable[Flaw]) -> tuple[Flaw, ...]:
+    """One flaw for all files with the same fault."""
     groups: dict[tuple[str, bool], list[Flaw]] = {}
     for flaw in flaws:
         groups.setdefault((flaw.wrong, flaw.unreadable), []).append(flaw)
-    return tuple(replace(some[0], name=_shown(some[0].name), count=len(some)) for some in groups.values())
+    return tuple(replace(group[0], name=_clean_name(group[0].name), count=len(group)) for group in groups.values())
 
 
-def _shown(name: str) -> str:
+def _clean_name(name: str) -> str:
     return sanitize(name, 120)

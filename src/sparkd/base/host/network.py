@@ -46,9 +46,9 @@ class Link(Struct, frozen=True):
 
 
 def read_link(files: Files, name: str) -> Link | None:
-    """None where there is no such interface. Raises ValueError for another format."""
+    """An interface by name; None where there is none. Raises ValueError for another format."""
     try:
-        inside = files.names(f"{FOLDER}/{name}")
+        names = files.names(f"{FOLDER}/{name}")
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -66,15 +66,15 @@ def read_link(files: Files, name: str) -> Link | None:
         carrier=carrier == "1" if carrier else None,
         speed_mbps=speed if 0 < speed < 1 << 31 else None,
         mtu=int(value("mtu") or "0"),
-        physical="device" in inside,
+        physical="device" in names,
         loopback=bool(flags & IFF_LOOPBACK),
-        wireless="wireless" in inside or "phy80211" in inside,
-        lower=tuple(file.removeprefix("lower_") for file in inside if file.startswith("lower_"))[:MAX_LOWER],
+        wireless="wireless" in names or "phy80211" in names,
+        lower=tuple(file.removeprefix("lower_") for file in names if file.startswith("lower_"))[:MAX_LOWER],
     )
 
 
 def read_links(files: Files, name: str) -> tuple[Link, ...]:
-    """The interface and all below it: a VLAN may lie on a bond. Empty where there is no such interface."""
+    """The interface and all below it, such as a VLAN on a bond. Empty where there is no such interface."""
     links: dict[str, Link] = {}
     todo = [name]
     while todo and len(links) < MAX_LOWER:
@@ -86,7 +86,7 @@ def read_links(files: Files, name: str) -> tuple[Link, ...]:
 
 
 def link_names(files: Files) -> tuple[str, ...]:
-    """All but the file that is among the interfaces once bonding is loaded."""
+    """Names of all interfaces: without `bonding_masters`, a file beside them while the module bonding is loaded."""
     return tuple(name for name in files.names_if_any(FOLDER) if name != "bonding_masters")
 
 
@@ -94,29 +94,29 @@ def default_routes(files: Files) -> Mapping[str, str]:
     """Gateways of IPv4's default routes by interface; 0.0.0.0 for one without."""
     rows = (line.split() for line in (files.text_if_any("/proc/net/route") or "").splitlines()[1:])
     return {
-        row[0]: str(IPv4Address(_of_hex(row[2]))) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"
+        row[0]: str(IPv4Address(_parse_hex(row[2]))) for row in rows if len(row) > 7 and row[1] == row[7] == "00000000"
     }
 
 
 def find_answering(files: Files, addresses: Iterable[str]) -> Mapping[str, bool]:
-    """Map each on-link IPv4 address to whether it answered ARP, which no firewall stops. Addresses without a place in
+    """Map each on-link IPv4 address to whether it answered ARP, which no firewall stops. Addresses without a row in
     this kernel's table, which any user of it can fill, are left out.
 
-    An empty datagram to each has this kernel prove what it knows, for the next look: one that has gone leaves its table
-    within a minute of such looks (arp(7)). Raises ValueError for another format.
+    An empty datagram to each makes this kernel verify its row for the next call: with repeated calls, a neighbour that
+    has gone leaves the table within a minute (arp(7)). Raises ValueError for another format.
     """
-    near = set[str]()
+    on_link = set[str]()
     for address in addresses:
         with suppress(ValueError):  # a text of another node may be any, and a zone would be looked up as a name
-            near |= {address} if interfaces_of(files, str(IPv4Address(address))) else set()
+            on_link |= {address} if interfaces_of(files, str(IPv4Address(address))) else set()
     if files.root == "/":
         with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)) as probe:
-            for address in near:
+            for address in on_link:
                 with suppress(OSError):
                     probe.sendto(b"", (address, 9))  # discard
     answers = dict[str, bool]()
     for row in map(str.split, (files.text_if_any("/proc/net/arp") or "").splitlines()[1:]):
-        if len(row) > 2 and row[0] in near:
+        if len(row) > 2 and row[0] in on_link:
             answers[row[0]] = answers.get(row[0], False) or bool(int(row[2], 16) & 2)  # ATF_COM of linux/if_arp.h
     return answers
 
@@ -124,7 +124,7 @@ def find_answering(files: Files, addresses: Iterable[str]) -> Mapping[str, bool]
 def read_addresses(files: Files) -> tuple[str, ...]:
     """Addresses of all interfaces, loopback included, in canonical form; IPv4 first."""
     ipv4 = dict.fromkeys(_LOCAL.findall(files.text("/proc/net/fib_trie", limit=64 << 20)))
-    ipv6 = (str(address) for address, _, flags in _if_inet6(files) if not flags & TENTATIVE or flags & OPTIMISTIC)
+    ipv6 = (str(address) for address, _, flags in _read_if_inet6(files) if not flags & TENTATIVE or flags & OPTIMISTIC)
     return (*ipv4, *ipv6)
 
 
@@ -149,8 +149,8 @@ def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
     wanted = ip_address(canonical(address))
     try:
         if isinstance(wanted, IPv6Address):
-            return tuple(sorted({interface for carried, interface, _ in _if_inet6(files) if carried == wanted}))
-        subnets = list(_subnets(files.text("/proc/net/route"), wanted))
+            return tuple(sorted({interface for carried, interface, _ in _read_if_inet6(files) if carried == wanted}))
+        subnets = list(_find_subnets(files.text("/proc/net/route"), wanted))
     except OSError:
         return ()
     narrowest = max((length for length, _ in subnets), default=0)
@@ -160,12 +160,12 @@ def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
 def subnet_of(files: Files, address: str) -> str:
     """The directly connected IPv4 network of an address, such as 192.168.1.0/24; empty where none is known."""
     with suppress(OSError, ValueError):
-        lengths = [length for length, _ in _subnets(files.text("/proc/net/route"), IPv4Address(address))]
+        lengths = [length for length, _ in _find_subnets(files.text("/proc/net/route"), IPv4Address(address))]
         return str(IPv4Network((address, max(lengths)), strict=False))
     return ""
 
 
-def _if_inet6(files: Files) -> Iterator[tuple[IPv6Address, str, int]]:
+def _read_if_inet6(files: Files) -> Iterator[tuple[IPv6Address, str, int]]:
     """Address, interface and flags; none in a kernel without IPv6. Nothing can listen on a tentative address."""
     for line in (files.text_if_any("/proc/net/if_inet6") or "").splitlines():
         words = line.split()
@@ -173,20 +173,20 @@ def _if_inet6(files: Files) -> Iterator[tuple[IPv6Address, str, int]]:
             yield IPv6Address(bytes.fromhex(words[0])), words[5], int(words[4], 16)
 
 
-def _subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]:
+def _find_subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]:
     """Prefix length and interface of every directly connected subnet that contains the address."""
     for line in table.splitlines()[1:]:
         try:
             name, destination, _, flags, _, _, _, mask = line.split()[:8]
-            bits, route, network = int(flags, 16), _of_hex(mask), _of_hex(destination)
+            bits, route, network = int(flags, 16), _parse_hex(mask), _parse_hex(destination)
         except ValueError:  # another format
             continue
         if route and bits & RTF_UP and not bits & (RTF_GATEWAY | RTF_REJECT) and int(address) & route == network:
             yield route.bit_count(), name
 
 
-def _of_hex(word: str) -> int:
-    """The kernel prints an address as a number in the machine's byte order: little-endian on all supported machines."""
+def _parse_hex(word: str) -> int:
+    """The number of an address, which the kernel prints in the machine's byte order: little-endian where supported."""
     return int.from_bytes(bytes.fromhex(word), "little")
 
 

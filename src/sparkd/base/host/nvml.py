@@ -33,28 +33,30 @@ _REASONS = {
 
 
 def query() -> GpuFacts:
+    """The driver's facts; NO_GPU without its library. A failure is an `error`, never raised."""
     try:
-        with _devices() as devices:
-            return _facts(devices)
+        with _open_devices() as devices:
+            return _read_facts(devices)
     except pynvml.NVMLError_LibraryNotFound:
         return NO_GPU
     except pynvml.NVMLError as error:
-        trouble, words = _KNOWN.get(error.value, (Trouble.OTHER, "it failed"))
-        return GpuFacts((), error=f"{words} (NVML error {error.value})", trouble=trouble)
+        trouble, reason = _KNOWN.get(error.value, (Trouble.OTHER, "it failed"))
+        return GpuFacts((), error=f"{reason} (NVML error {error.value})", trouble=trouble)
     except UnicodeDecodeError:
         return GpuFacts((), error="its names are not text", trouble=Trouble.OTHER)
 
 
 def query_clocks() -> tuple[GpuClocks, ...]:
+    """The clocks of each GPU; empty where the driver fails."""
     try:
-        with _devices() as devices:
-            return tuple(_clocks(device) for device in devices)
+        with _open_devices() as devices:
+            return tuple(_read_clocks(device) for device in devices)
     except (pynvml.NVMLError, UnicodeDecodeError):
         return ()
 
 
 @contextmanager
-def _devices() -> Iterator[list[object]]:
+def _open_devices() -> Iterator[list[object]]:
     pynvml.nvmlInit()
     try:
         yield [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
@@ -62,13 +64,13 @@ def _devices() -> Iterator[list[object]]:
         pynvml.nvmlShutdown()
 
 
-def _facts(devices: list[object]) -> GpuFacts:
-    used: dict[int, int | None] = {}
+def _read_facts(devices: list[object]) -> GpuFacts:
+    size_by_pid: dict[int, int | None] = {}
     for device in devices:
-        compute = _listed(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, device)
-        for process in compute + _listed(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, device):
-            size, before = process.usedGpuMemory, used.get(process.pid, 0)
-            used[process.pid] = None if size is None or before is None else before + size
+        compute = _list_processes(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, device)
+        for process in compute + _list_processes(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, device):
+            size, known_size = process.usedGpuMemory, size_by_pid.get(process.pid, 0)
+            size_by_pid[process.pid] = None if size is None or known_size is None else known_size + size
     totals: list[int] = []
     for device in devices:
         with suppress(pynvml.NVMLError_NotSupported):  # GB10: the memory is the machine's
@@ -76,33 +78,33 @@ def _facts(devices: list[object]) -> GpuFacts:
     return GpuFacts(
         tuple(sanitize(pynvml.nvmlDeviceGetName(device)) for device in devices),
         min(totals) if devices and len(totals) == len(devices) else None,
-        tuple(GpuProcess(pid, size) for pid, size in sorted(used.items())),
+        tuple(GpuProcess(pid, size) for pid, size in sorted(size_by_pid.items())),
         driver=sanitize(pynvml.nvmlSystemGetDriverVersion()),
     )
 
 
-def _listed(function: Callable[[object], list[Any]], device: object) -> list[Any]:
-    """pynvml leaves room for twice as many as there were, and five."""
+def _list_processes(function: Callable[[object], list[Any]], device: object) -> list[Any]:
+    """The processes of a device, in full: pynvml leaves room for twice as many as there were, and five more."""
     with suppress(pynvml.NVMLError_NotSupported):  # some devices have no graphics at all
         return function(device)
     return []
 
 
-def _clocks(device: object) -> GpuClocks:
-    milliwatts = _unless_refused(pynvml.nvmlDeviceGetPowerUsage, device)
-    busy = _unless_refused(pynvml.nvmlDeviceGetUtilizationRates, device)
-    reasons = _unless_refused(pynvml.nvmlDeviceGetCurrentClocksEventReasons, device)
+def _read_clocks(device: object) -> GpuClocks:
+    milliwatts = _call_unless_refused(pynvml.nvmlDeviceGetPowerUsage, device)
+    utilization = _call_unless_refused(pynvml.nvmlDeviceGetUtilizationRates, device)
+    reasons = _call_unless_refused(pynvml.nvmlDeviceGetCurrentClocksEventReasons, device)
     return GpuClocks(
         name=sanitize(pynvml.nvmlDeviceGetName(device)),
-        sm_mhz=_unless_refused(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),
+        sm_mhz=_call_unless_refused(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),
         power_watts=None if milliwatts is None else milliwatts / 1000,
-        utilization_percent=None if busy is None else busy.gpu,
+        utilization_percent=None if utilization is None else utilization.gpu,
         held_by=tuple(words for bit, words in _REASONS.items() if (reasons or 0) & bit),
-        temperature_celsius=_unless_refused(pynvml.nvmlDeviceGetTemperature, device, pynvml.NVML_TEMPERATURE_GPU),
+        temperature_celsius=_call_unless_refused(pynvml.nvmlDeviceGetTemperature, device, pynvml.NVML_TEMPERATURE_GPU),
     )
 
 
-def _unless_refused(function: Callable[..., T], *args: object) -> T | None:
+def _call_unless_refused(function: Callable[..., T], *args: object) -> T | None:
     with suppress(pynvml.NVMLError):
         return function(*args)
     return None

@@ -23,8 +23,8 @@ _lock = threading.Lock()
 
 
 def pids(files: Files) -> list[int]:
-    """Ascending. Raises OSError."""
-    with _procfs(files):
+    """All pids, ascending. Raises OSError."""
+    with _use_procfs(files):
         try:
             return psutil.pids()
         except IndexError:  # psutil takes the lowest: a tree of files may have none
@@ -36,7 +36,7 @@ def memory(files: Files) -> svmem:
     if files.lstat("/proc/meminfo").kind is not Kind.FILE:  # psutil follows symlinks and waits at a FIFO
         raise OSError(errno.EINVAL, "no regular file", "/proc/meminfo")
     # psutil warns of missing lines; under the lock, since all threads share the filters
-    with _procfs(files), warnings.catch_warnings(action="ignore"):
+    with _use_procfs(files), warnings.catch_warnings(action="ignore"):
         try:
             return psutil.virtual_memory()
         except (IndexError, KeyError):
@@ -50,11 +50,11 @@ def disk_space(path: str) -> tuple[int, int]:
 
 
 @contextmanager
-def _procfs(files: Files) -> Iterator[None]:
-    """Let psutil read below this root. It has one PROCFS_PATH for all threads."""
+def _use_procfs(files: Files) -> Iterator[None]:
+    """Let psutil read below the root of `files`, for one thread at a time: psutil has one PROCFS_PATH for all."""
     with _lock:
-        before, psutil.PROCFS_PATH = psutil.PROCFS_PATH, files.real("/proc")
+        previous_path, psutil.PROCFS_PATH = psutil.PROCFS_PATH, files.real("/proc")
         try:
             yield
         finally:
-            psutil.PROCFS_PATH = before
+            psutil.PROCFS_PATH = previous_path

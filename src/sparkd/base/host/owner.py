@@ -1,6 +1,6 @@
 """The owner of this node: the process that holds the lock of sparkd.
 
-Who can open the lock can hold it, so root alone can. Everybody may read who the owner is.
+Only root can open the lock, since a process that can open it can hold it. Every user may read who the owner is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Handed(NamedTuple):
 
 
 def take_handed(env: MutableMapping[str, str]) -> Handed | None:
-    """None where nothing was handed on. The variable is for no other process."""
+    """Read and remove the variable HANDED, which is for no other process. None where nothing was handed on."""
     number, _, invocation = env.pop(HANDED, "").partition(" ")
     return Handed(int(number), invocation) if number.isdigit() and int(number) > 2 else None
 
@@ -55,9 +55,9 @@ class NodeOwner(Struct, frozen=True):
     @property
     def hint(self) -> str:
         """How to take its place. Commands other than the agent end by themselves."""
-        agent = not self.command or self.command.startswith("sparkd run")
+        is_agent = not self.command or self.command.startswith("sparkd run")
         stop = "stop that first: sudo systemctl stop sparkd-head sparkd-worker"
-        return stop if agent else "it ends by itself: try again"
+        return stop if is_agent else "it ends by itself: try again"
 
 
 def read_owner(files: Files) -> NodeOwner | None:
@@ -67,7 +67,7 @@ def read_owner(files: Files) -> NodeOwner | None:
     without permission to open the lock, the node counts as free.
     """
     owner = read_account(files)
-    return NodeOwner(0, "", "") if owner is None and _held(files) else owner
+    return NodeOwner(0, "", "") if owner is None and _is_held(files) else owner
 
 
 def read_account(files: Files) -> NodeOwner | None:
@@ -79,16 +79,16 @@ def read_account(files: Files) -> NodeOwner | None:
     return None
 
 
-def _held(files: Files) -> bool:
+def _is_held(files: Files) -> bool:
     """Whether a process holds the lock. Any user can make the table of the kernel's locks too large to read.
 
     A process that acquires the lock tries it for longer than this takes.
     """
     try:
-        lock = os.open(files.real(OWNER_LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lock_fd = os.open(files.real(OWNER_LOCK), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except (FileNotFoundError, PermissionError):
         return False
     try:
-        return not try_lock(lock, fcntl.LOCK_SH)
+        return not try_lock(lock_fd, fcntl.LOCK_SH)
     finally:
-        os.close(lock)
+        os.close(lock_fd)

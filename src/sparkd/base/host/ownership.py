@@ -16,7 +16,7 @@ from sparkd.base.lib.errors import AwaitedError, ConfigError, unreadable
 ROOT = (0,)
 
 
-def _steps(files: Files, path: str) -> list[str]:
+def _list_steps(files: Files, path: str) -> list[str]:
     """Each path that is looked up on the way to `path`, symlinks followed. Raises OSError for too many of them."""
     steps = list[str]()
 
@@ -35,12 +35,12 @@ def find_writable(files: Files, path: str, owners: Collection[int] = ROOT, *, st
     at what is unreadable.
     """
     with suppress(OSError):
-        way = ["/", *_steps(files, path)]
-        for here in way:
-            facts = files.lstat(here)
-            fixed = facts.permissions & S_ISVTX and (sticky or here != way[-1])
-            if facts.uid not in owners or (facts.writable_by_others and facts.kind is not Kind.LINK and not fixed):
-                return here
+        steps = ["/", *_list_steps(files, path)]
+        for step in steps:
+            facts = files.lstat(step)
+            is_fixed = facts.permissions & S_ISVTX and (sticky or step != steps[-1])
+            if facts.uid not in owners or (facts.writable_by_others and facts.kind is not Kind.LINK and not is_fixed):
+                return step
     return ""
 
 
@@ -49,7 +49,7 @@ def find_changeable(files: Files, path: str) -> str:
 
     Raises OSError where the mounts can't be read.
     """
-    folders = [here.rpartition("/")[0] or "/" for here in _steps(files, path)]
+    folders = [step.rpartition("/")[0] or "/" for step in _list_steps(files, path)]
     kinds = {mount.target: mount.kind for mount in disks.read_mounts(files, "self")}
     for folder in folders:
         if (

@@ -59,7 +59,7 @@ class Process(Struct, frozen=True):
 
 class Details(Struct, frozen=True):
     uid: int
-    """The effective one, but root's only where the real one is root's too: a user may start a setuid program."""
+    """The effective uid, but 0 only where the real uid is 0 too: a user may start a setuid program."""
     namespace_pid: int
     """Its pid in its own PID namespace: 1 for a container's first process."""
     anonymous_bytes: int
@@ -117,15 +117,15 @@ class ProcessTable(Struct, frozen=True, dict=True):
         return tuple(below.values())
 
     def topmost(self, pids: Iterable[int]) -> tuple[int, ...]:
-        """Those of them that descend from no other of them. Each process is visited once, in trees of any depth."""
-        among = tuple(pids)
+        """Those of `pids` that descend from no other of them. Each process is visited once, in trees of any depth."""
+        candidates = tuple(pids)
         below: set[int] = set()
-        todo = list(among)
+        todo = list(candidates)
         while todo:
-            new = [child.pid for child in self._by_parent.get(todo.pop(), ()) if child.pid not in below]
-            below.update(new)
-            todo += new
-        return tuple(pid for pid in among if pid not in below)
+            children = [child.pid for child in self._by_parent.get(todo.pop(), ()) if child.pid not in below]
+            below.update(children)
+            todo += children
+        return tuple(pid for pid in candidates if pid not in below)
 
     def group_leader(self, process: Process) -> Process | None:
         """The running leader of its process group, perhaps itself; None where that has ended."""
@@ -141,7 +141,7 @@ def scan_processes(files: Files) -> ProcessTable:
 
 
 def read_process(files: Files, pid: int | str) -> Process | None:
-    """None for one that has ended. Raises OSError where it is unreadable."""
+    """A process, or a thread by `PID/task/TID`; None for one that has ended. Raises OSError where it is unreadable."""
     try:
         return parse_stat(files.bytes(f"/proc/{pid}/stat", limit=4096))
     except GONE:
@@ -155,7 +155,7 @@ def is_alive(files: Files, pid: int, start_time: int) -> bool:
 
 
 def list_container(files: Files, pid: int, container_id: str) -> tuple[Process, ...]:
-    """The processes of a container, whose first one is `pid`; none where that is in another one. Raises OSError."""
+    """The processes of a container by its first, `pid`; none where that is in another container. Raises OSError."""
     try:
         inner_id, folder = cgroups.find_container(files, files.text(f"/proc/{pid}/cgroup", limit=65536))
         pids = files.text(f"{folder}/cgroup.procs", limit=1 << 20).split() if inner_id == container_id else []
@@ -169,10 +169,10 @@ def list_container(files: Files, pid: int, container_id: str) -> tuple[Process, 
 
 
 def parse_stat(line: bytes) -> Process | None:
-    """None for another format. The name in brackets may itself contain brackets and blanks."""
-    before, _, after = line.rpartition(b")")
-    pid, _, comm = before.partition(b" (")
-    fields = after.split()
+    """The process of a line; None for another format. Its name, in brackets, may itself have brackets and blanks."""
+    head, _, tail = line.rpartition(b")")
+    pid, _, comm = head.partition(b" (")
+    fields = tail.split()
     try:
         return Process(
             pid=int(pid),
@@ -189,7 +189,10 @@ def parse_stat(line: bytes) -> Process | None:
 
 
 def read_argv(files: Files, pid: int, limit: int = 4096) -> tuple[str, ...]:
-    """The first words; empty once it has ended. The NULs with which setproctitle pads it are cut."""
+    """The first `limit` words of a command line; empty once the process has ended.
+
+    The NULs with which setproctitle pads the line are cut.
+    """
     try:
         raw = files.head(f"/proc/{pid}/cmdline", CMDLINE_BYTES).rstrip(b"\0")
     except GONE:
@@ -199,14 +202,14 @@ def read_argv(files: Files, pid: int, limit: int = 4096) -> tuple[str, ...]:
 
 
 def read_details(files: Files, process: Process) -> Details | None:
-    """None when the process has ended, even if its pid belongs to another one now. Raises PermissionError."""
+    """Details of a process; None once it has ended, even if its pid is another one's now. Raises PermissionError."""
     try:
         status = read_status(files, process.pid)
         group = cgroups.read_group(files, process.pid)
     except GONE:
         return None
-    again = read_process(files, process.pid)
-    if again is None or again.start_time != process.start_time:
+    current = read_process(files, process.pid)
+    if current is None or current.start_time != process.start_time:
         return None
     return replace(status, group=group)
 
@@ -214,8 +217,8 @@ def read_details(files: Files, process: Process) -> Details | None:
 def read_status(files: Files, pid: int) -> Details:
     """Details without its container. Raises one of GONE, OSError, and ValueError for another format."""
     text = files.text(f"/proc/{pid}/status", limit=1 << 20)
-    missing = {"NSpid": [str(pid)], "RssAnon": ["0"], "RssShmem": ["0"]}  # the last two for a kernel thread
-    values = missing | {match[1]: match[2].split() for match in _STATUS.finditer(text)}
+    defaults = {"NSpid": [str(pid)], "RssAnon": ["0"], "RssShmem": ["0"]}  # the last two for a kernel thread
+    values = defaults | {match[1]: match[2].split() for match in _STATUS.finditer(text)}
     try:
         return Details(
             uid=int(values["Uid"][1]) or int(values["Uid"][0]),
@@ -228,7 +231,10 @@ def read_status(files: Files, pid: int) -> Details:
 
 
 def living_folder(files: Files, process: Process) -> str:
-    """Its folder in /proc; a living thread's, where the first has ended and shows nothing. Raises GONE, OSError."""
+    """Its folder in /proc, or that of a living thread where the first thread has ended: its folder then shows nothing.
+
+    Raises one of GONE, OSError.
+    """
     folder = f"/proc/{process.pid}"
     if process.state not in "ZX":
         return folder
@@ -241,9 +247,9 @@ def living_folder(files: Files, process: Process) -> str:
 def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str], object]) -> OpenFiles:
     """Open descriptors of these processes whose target is `wanted`, without processes that ended meanwhile.
 
-    Those that it does not come to in SCAN_SECONDS are unreadable.
+    Processes that are not reached within SCAN_SECONDS count as unreadable.
     """
-    opened: list[OpenFile] = []
+    descriptors: list[OpenFile] = []
     unreadable = []
     deadline = time.monotonic() + SCAN_SECONDS
     for process in processes:
@@ -254,18 +260,18 @@ def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str
                 raise TimeoutError
             folder = f"{living_folder(files, process)}/fd"
             links = files.links(folder)
-            opened.extend(OpenFile(process.pid, f"{folder}/{name}", link) for name, link in links if wanted(link))
+            descriptors.extend(OpenFile(process.pid, f"{folder}/{name}", link) for name, link in links if wanted(link))
         except GONE:
             continue
         except OSError:
             unreadable.append(process.pid)
-    return OpenFiles(tuple(opened), tuple(unreadable))
+    return OpenFiles(tuple(descriptors), tuple(unreadable))
 
 
 def overgrown(files: Files, what: str, uids: Iterable[int]) -> OvergrownError:
-    """`uids`: of those read."""
-    most = Counter(uids).most_common(1)
-    return OvergrownError(what, user_name(files, most[0][0]) if most else "an unknown user")
+    """The error of a table that is too long. `uids`: the owners of the rows that were read."""
+    most_common = Counter(uids).most_common(1)
+    return OvergrownError(what, user_name(files, most_common[0][0]) if most_common else "an unknown user")
 
 
 def user_name(files: Files, uid: int) -> str:

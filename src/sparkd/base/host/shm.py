@@ -16,7 +16,7 @@ FOLDER = "/dev/shm"  # noqa: S108 - read, never written to
 MAPS_LIMIT_BYTES = 16 << 20
 """A large engine has some ten thousand mappings, about 1 MiB of text; 65,530 of any user's may have 500 MiB."""
 MOST_NAMES, MOST_SEGMENTS, SAMPLES = 500_000, 20_000, 100
-"""Names in /dev/shm, and those wanted. An engine makes some dozen. Of too many, samples show whose they are."""
+"""Most names in /dev/shm, and most wanted ones: an engine makes some dozen. Past that, samples show whose they are."""
 ANY = re.compile("", re.DOTALL)
 
 Identity = tuple[int, int]
@@ -62,9 +62,9 @@ class Uses(Struct, frozen=True):
 
 
 def read_segments(files: Files, now_seconds: float, named: re.Pattern[str]) -> tuple[Segment, ...]:
-    """Regular files directly in /dev/shm; none without that folder. `now_seconds` is wall clock. `named`: whole names.
+    """Regular files directly in /dev/shm whose whole name matches `named`; none without that folder.
 
-    Raises OvergrownError.
+    `now_seconds` is wall clock. Raises OvergrownError.
     """
     names: list[str] = []
     try:
@@ -83,7 +83,7 @@ def read_segments(files: Files, now_seconds: float, named: re.Pattern[str]) -> t
 
 
 def read_segment(files: Files, name: str, now_seconds: float) -> Segment | None:
-    """None where there is no regular file of this name."""
+    """A segment by its name; None where there is no regular file of that name."""
     path = f"{FOLDER}/{name}"
     try:
         if files.lstat(path).kind is not Kind.FILE:
@@ -99,12 +99,12 @@ def read_segment(files: Files, name: str, now_seconds: float) -> Segment | None:
 def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]) -> Uses:
     """The processes that have these files open or mapped, by device and inode.
 
-    Those that it does not come to in time are unreadable.
+    Processes that are not reached within SCAN_SECONDS count as unreadable.
     """
     deadline = time.monotonic() + SCAN_SECONDS
     by_identity = {file.identity: file for file in wanted}
     names = {file.name for file in by_identity.values()}
-    used: set[tuple[int, int, int]] = set()
+    uses: set[tuple[int, int, int]] = set()
     unreadable: set[int] = set()
     living = [process for process in processes if not process.kernel and not process.dead]
     for process in living:
@@ -117,7 +117,7 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
         except OSError:
             unreadable.add(process.pid)
             continue
-        used |= {(*identity, process.pid) for identity in _mapped(maps, frozenset(by_identity))}
+        uses |= {(*identity, process.pid) for identity in _find_mapped(maps, frozenset(by_identity))}
     # Only a file with a wanted name: stat of any other could hang on a dead file server.
     opened = open_files(files, living, lambda target: target.removesuffix(" (deleted)").rpartition("/")[2] in names)
     for file in opened.found:
@@ -129,15 +129,16 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
             unreadable.add(file.pid)
             continue
         if (facts.device, facts.inode) in by_identity:
-            used.add((facts.device, facts.inode, file.pid))
-    return Uses(tuple(sorted(used)), tuple(sorted(unreadable | set(opened.unreadable_pids))))
+            uses.add((facts.device, facts.inode, file.pid))
+    return Uses(tuple(sorted(uses)), tuple(sorted(unreadable | set(opened.unreadable_pids))))
 
 
-def _mapped(maps: bytes, wanted: frozenset[Identity]) -> set[Identity]:
+def _find_mapped(maps: bytes, wanted: frozenset[Identity]) -> set[Identity]:
+    """The wanted files that are mapped, by the text of /proc/PID/maps."""
     mapped: set[Identity] = set()
     for device in {device for device, _ in wanted}:
         token = f" {os.major(device):02x}:{os.minor(device):02x} ".encode()
         if token in maps:  # in a file's name too, which any user may give
-            rows = re.findall(rb"^\S+ \S+ \S+" + re.escape(token) + rb"(\d+)", maps, re.MULTILINE)
-            mapped |= {(device, int(inode)) for inode in rows} & wanted
+            inodes = re.findall(rb"^\S+ \S+ \S+" + re.escape(token) + rb"(\d+)", maps, re.MULTILINE)
+            mapped |= {(device, int(inode)) for inode in inodes} & wanted
     return mapped

@@ -26,7 +26,7 @@ TABLE_BYTES = 16 << 20
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, INET_DIAG_INFO, INET_DIAG_SKV6ONLY = 4, 20, 2, 11
 NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x1, 0x300, 2, 3
 TCP_ESTABLISHED, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 8, 10
-"""linux/sock_diag.h, inet_diag.h, netlink.h, net/tcp_states.h."""
+"""Constants of linux/sock_diag.h, inet_diag.h, netlink.h and net/tcp_states.h."""
 HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBxI2s2s16s16s12s")
 PORT_AT, ADDRESS_AT, UID_AT, INODE_AT, MESSAGE_BYTES = 4, 8, 64, 68, 72
 """Places in inet_diag_msg, which ends with the inode."""
@@ -49,7 +49,7 @@ class Listener(Struct, frozen=True):
     port: int
     inode: int
     only_ipv6: bool = False
-    """One of `::` holds its port for IPv4 too, unless its program has set IPV6_V6ONLY; /proc does not show that."""
+    """Whether IPV6_V6ONLY is set: without it a listener on `::` holds its port for IPv4 too. /proc does not show it."""
 
 
 class Holder(Struct, frozen=True):
@@ -66,25 +66,25 @@ class Peer(Struct, frozen=True):
 
 
 class Unanswered(Struct, frozen=True):
-    """A request, `seconds` after its last byte came. `begun`: headers may have been sent, or a short answer."""
+    """A request, `seconds` after its last byte came. `begun`: its answer may have begun, by headers or some text."""
 
     seconds: float
     begun: bool = False
 
 
 UNKNOWN = (Unanswered(2.0),)
-"""Old enough for a canary."""
+"""What stands for requests that can't be listed: one that is old enough for a canary."""
 
 
 def read_listeners(files: Files) -> tuple[Listener, ...]:
     """Listening sockets of every address. /proc does not show a socket that is bound but does not listen yet."""
     ipv6 = files.text_if_any("/proc/net/tcp6", limit=TABLE_BYTES) or ""  # none in a kernel without it
     rows = _LISTENING.findall(files.text("/proc/net/tcp", limit=TABLE_BYTES)) + _LISTENING.findall(ipv6)
-    return tuple(Listener(_address(address), int(port, 16), int(inode)) for address, port, inode in rows)
+    return tuple(Listener(_parse_address(address), int(port, 16), int(inode)) for address, port, inode in rows)
 
 
-def _address(text: str) -> str:
-    """The kernel prints each 32-bit word in the machine's byte order: little-endian on all supported machines."""
+def _parse_address(text: str) -> str:
+    """An address of /proc, each 32-bit word of which is in the machine's byte order: little-endian where supported."""
     raw = bytes.fromhex(text)
     swapped = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
     return str(IPv4Address(swapped) if len(raw) == 4 else IPv6Address(swapped))
@@ -98,7 +98,7 @@ def find_holders(files: Files, processes: Iterable[Process], wanted: tuple[Liste
 
 
 def has_open(files: Files, pid: int, inodes: Container[int]) -> bool:
-    """Whether a process has one of these sockets open; not where it has ended. Raises OSError."""
+    """Whether a process has one of these sockets open; False once it has ended. Raises OSError."""
     try:
         opened = (target for _, target in files.links(f"/proc/{pid}/fd") if target.startswith("socket:["))
         return any(int(target[8:-1]) in inodes for target in opened)
@@ -117,13 +117,13 @@ def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
         for port, family in product(ports or (0,), (socket.AF_INET, socket.AF_INET6)):
             for message in _dump(family, 1 << TCP_LISTEN, port=port):
                 uids.append(int.from_bytes(message[UID_AT:INODE_AT], "little"))
-                listeners.append(_listener(family, message))
+                listeners.append(_parse_listener(family, message))
     except TimeoutError:
         raise overgrown(files, "more listening sockets than can be read", uids) from None
     return tuple(listeners)
 
 
-def _listener(family: int, message: bytes) -> Listener:
+def _parse_listener(family: int, message: bytes) -> Listener:
     attributes = records(message[MESSAGE_BYTES:], ATTRIBUTE)
     raw = message[ADDRESS_AT : ADDRESS_AT + (4 if family == socket.AF_INET else 16)]
     return Listener(
@@ -139,25 +139,25 @@ def find_listening(inodes: Iterable[int], names: Container[bytes]) -> bool | Non
 
     None where the kernel knows none of them, as one without unix_diag. Raises OSError.
     """
-    known = None
+    answer = None
     for inode in inodes:
         message = _query_one(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE))
         if message is not None:  # None: of another family
-            known, listens = known or False, message[2] == TCP_LISTEN
+            answer, listens = answer or False, message[2] == TCP_LISTEN
             attributes = records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
             if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
                 return True
-    return known
+    return answer
 
 
 def find_peer(own: socket.socket) -> Peer | None:
-    """The socket at the other end. None where no process has accepted the connection yet, or it is not on this machine.
+    """The socket at the other end. None where it is not on this machine, or no process has accepted the connection yet.
 
     Raises OSError, also where this kernel has no tcp_diag.
     """
-    here, there = own.getsockname(), own.getpeername()
-    answer = _query_one(_connection(own.family, there, here))
-    if answer is None and _query_one(_connection(own.family, here, there)) is None and own.getpeername():
+    local, remote = own.getsockname(), own.getpeername()
+    answer = _query_one(_pack_connection(own.family, remote, local))
+    if answer is None and _query_one(_pack_connection(own.family, local, remote)) is None and own.getpeername():
         raise FileNotFoundError("this kernel has no tcp_diag: sudo modprobe tcp_diag")
     if answer is None or len(answer) < MESSAGE_BYTES or answer[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
@@ -165,7 +165,7 @@ def find_peer(own: socket.socket) -> Peer | None:
     return Peer(int.from_bytes(answer[UID_AT:INODE_AT], "little"), inode) if inode else None
 
 
-def _connection(family: int, *ends: tuple[str, int]) -> bytes:
+def _pack_connection(family: int, *ends: tuple[str, int]) -> bytes:
     ports = (end[1].to_bytes(2, "big") for end in ends)
     addresses = (ip_address(end[0].partition("%")[0]).packed for end in ends)
     return REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, *ports, *addresses, bytes(4) + ANY_COOKIE)
@@ -174,8 +174,8 @@ def _connection(family: int, *ends: tuple[str, int]) -> bytes:
 def read_unanswered(port: int) -> tuple[Unanswered, ...]:
     """Requests to this local port to which nothing was sent later than BEGIN_MILLISECONDS. Raises OSError.
 
-    Of this network namespace's TCP connections. One that is streamed to has been sent data later; one that uploads
-    slowly counts too, and so does one that is idle after an answer, which has begun.
+    They are seen by the TCP connections of this network namespace. A connection with a stream has been sent data later,
+    and does not count. One that uploads slowly counts, and so does one that is idle after an answer, which has begun.
     """
     states = 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT
     clocks = (
@@ -198,7 +198,7 @@ def _dump(family: int, states: int, extensions: int = 0, port: int = 0) -> Itera
 
 
 def _query_one(body: bytes) -> bytes | None:
-    """The one socket that is wanted; None where the kernel knows none such. Raises OSError."""
+    """The kernel's description of the one socket that `body` names; None without such a socket. Raises OSError."""
     with suppress(FileNotFoundError):
         return next(query_kernel(body, 0), None)
     return None
@@ -208,15 +208,15 @@ def query_kernel(
     body: bytes, flags: int, protocol: int = NETLINK_SOCK_DIAG, wanted: int = SOCK_DIAG_BY_FAMILY
 ) -> Iterator[bytes]:
     """The kernel's answer by netlink(7). Raises OSError: TimeoutError where it is longer than can be read."""
-    head = HEADER.pack(HEADER.size + len(body), wanted, NLM_F_REQUEST | flags, 1, 0)
+    header = HEADER.pack(HEADER.size + len(body), wanted, NLM_F_REQUEST | flags, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(ANSWER_SECONDS)
-        kernel.send(head + body)
+        kernel.send(header + body)
         for _ in range(MOST_CHUNKS):
             for kind, message in records(kernel.recv(CHUNK_BYTES), HEADER):
                 if kind == NLMSG_ERROR:
-                    number = -ERROR.unpack_from(message)[0]
-                    raise OSError(number, os.strerror(number))
+                    error_number = -ERROR.unpack_from(message)[0]
+                    raise OSError(error_number, os.strerror(error_number))
                 if kind == NLMSG_DONE:
                     return
                 yield message
@@ -226,7 +226,7 @@ def query_kernel(
 
 
 def records(packed: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
-    """Messages, or the attributes of one: both begin with length and kind, and are padded to four bytes."""
+    """Kind and content of each message, or of each attribute of one: both are padded to four bytes."""
     while len(packed) >= header.size:
         length, kind, *_ = header.unpack_from(packed)
         if length < header.size:

@@ -70,26 +70,26 @@ class Enabled(NamedTuple):
 
 
 def is_stop_ordered() -> bool:
-    """Whether a stop of an agent is ordered, or a restart, which is to end the rank too; or systemd does not answer."""
-    import subprocess  # what looks at files alone has no means to start a program
+    """Whether systemd is to stop or restart an agent, which is to end the rank too. True also without its answer."""
+    import subprocess  # here, so that code that only reads files can start no program
 
     command = ("systemctl", "list-jobs", "--no-legend", "--plain", *OWN_UNITS)
     with suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-        jobs = [words for words in map(str.split, listed.splitlines()) if words and words[0].isdigit()]
+        output = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
+        jobs = [words for words in map(str.split, output.splitlines()) if words and words[0].isdigit()]
         return not all(words[2:3] in (["start"], ["reload"]) for words in jobs)
     return True
 
 
 def read_unit(files: Files, name: str) -> Unit | None:
-    """None where there is no such unit. Raises OSError, ValueError."""
+    """A unit as systemd merges it; None where there is no such unit. Raises OSError, ValueError."""
     for folder in SEARCH_PATH:
         main = f"{folder}/{name}"
         if masked := _is_mask(files, main):
             return Unit(name, (main,), masked=True, commands=())
         if masked is not None:
             sources = (main, *find_drop_ins(files, drop_in_folders(name)))
-            return Unit(name, sources, masked=False, commands=_commands(files, sources))
+            return Unit(name, sources, masked=False, commands=_read_commands(files, sources))
     return None
 
 
@@ -118,7 +118,7 @@ def enabled_services(files: Files) -> dict[str, Enabled]:
 
 
 def _is_mask(files: Files, path: str) -> bool | None:
-    """An empty file or a link to /dev/null hides those in later folders. None: there is no file."""
+    """Whether it is an empty file or a link to /dev/null, which hides files in later folders. None: there is none."""
     with suppress(OSError):
         if files.link(path) == "/dev/null":
             return True
@@ -126,20 +126,19 @@ def _is_mask(files: Files, path: str) -> bool | None:
 
 
 def drop_in_folders(name: str) -> list[str]:
-    """Folders of drop-ins: for a-b.service, in each of the search path a-b.service.d, then a-.service.d. All service.d
-    come last.
+    """Folders of drop-ins: for a-b.service, in each folder of the search path a-b.service.d, then a-.service.d.
 
-    So /etc wins over /usr/lib even where it is less specific (seen with systemd 252).
+    All service.d come last. So /etc wins over /usr/lib even where it is less specific (observed with systemd 252).
     """
     stem, _, kind = name.rpartition(".")
     parts = stem.split("-")
     prefixes = ["-".join(parts[:count]) + "-" for count in range(len(parts) - 1, 0, -1)]
-    own = [f"{name}.d", *(f"{prefix}.{kind}.d" for prefix in prefixes)]
-    return [f"{path}/{folder}" for folders in (own, [f"{kind}.d"]) for path in SEARCH_PATH for folder in folders]
+    specific = [f"{name}.d", *(f"{prefix}.{kind}.d" for prefix in prefixes)]
+    return [f"{path}/{folder}" for folders in (specific, [f"{kind}.d"]) for path in SEARCH_PATH for folder in folders]
 
 
-def _commands(files: Files, sources: Iterable[str]) -> tuple[UnitCommand, ...]:
-    """An empty assignment removes every earlier command of its key."""
+def _read_commands(files: Files, sources: Iterable[str]) -> tuple[UnitCommand, ...]:
+    """The commands of a unit's files. An empty assignment removes every earlier command of its key."""
     commands: list[UnitCommand] = []
     for source in sources:
         for section, key, value in parse_assignments(files.text(source)):
@@ -158,7 +157,7 @@ def parse_assignments(text: str) -> tuple[Assignment, ...]:
     """`key=value` lines in order, without lines that systemd ignores with a warning."""
     assignments = []
     section = ""
-    for line in _logical_lines(text):
+    for line in _join_lines(text):
         key, equals, value = line.partition("=")
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1]
@@ -167,8 +166,8 @@ def parse_assignments(text: str) -> tuple[Assignment, ...]:
     return tuple(assignments)
 
 
-def _logical_lines(text: str) -> list[str]:
-    """A backslash at the end joins a line and the next; comment lines between them are skipped."""
+def _join_lines(text: str) -> list[str]:
+    """Lines without comments, where a backslash at the end joins a line and the next, even over comment lines."""
     lines: list[str] = []
     pending = ""
     for raw in text.splitlines():
@@ -186,22 +185,22 @@ def _logical_lines(text: str) -> list[str]:
 def parse_command_lines(value: str) -> tuple[CommandLine, ...]:
     """The commands of one Exec* value, which a lone `;` separates. Raises ValueError for an open quote."""
     commands: list[list[str]] = [[]]
-    for word in _words(value):
+    for word in _split_words(value):
         if word == (";", False):
             commands.append([])
         else:
             commands[-1].append(";" if word == ("\\;", False) else word[0])
-    return tuple(_command(words) for words in commands if words)
+    return tuple(_parse_command(words) for words in commands if words)
 
 
-def _command(words: list[str]) -> CommandLine:
+def _parse_command(words: list[str]) -> CommandLine:
     program = words[0].lstrip("@-:+!|")
     prefixes = words[0][: len(words[0]) - len(program)]
     rest = words[2:] if "@" in prefixes else words[1:]
     return CommandLine((program, *rest), ignores_failure="-" in prefixes)
 
 
-def _words(value: str) -> list[tuple[str, bool]]:
+def _split_words(value: str) -> list[tuple[str, bool]]:
     """Words, unquoted and unescaped, each with whether any of it was quoted. A bare `\\;` is kept."""
     words: list[tuple[str, bool]] = []
     word, quote, quoted = "", "", False
@@ -220,7 +219,7 @@ def _words(value: str) -> list[tuple[str, bool]]:
 
 
 def _unescape(piece: re.Match[str]) -> str:
-    """An unknown escape is kept."""
+    """The letter that a piece stands for. An unknown escape is kept as it is."""
     if code := piece[1] or piece[2] or piece[3]:
         return chr(min(int(code, 16), 0x10FFFF))
     return chr(int(piece[4], 8)) if piece[4] else _ESCAPES.get(piece[5], piece[0])

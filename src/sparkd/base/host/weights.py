@@ -70,7 +70,7 @@ class Index(Struct, frozen=True):
     shards: frozenset[str]
     total_bytes: int | None
     whole: bool
-    """Whether it has its end; one that was cut off lists too few."""
+    """Whether the index has its end: one that was cut off lists too few shards."""
 
 
 Manifest = tuple[tuple[str, str], ...]
@@ -81,38 +81,38 @@ def manifest(files: Files, folder: str) -> Manifest:
     """What identifies a model's weights, symlinks followed. Raises OSError, also for more than MOST_FILES files."""
     values: dict[str, str] = {}
     for name in files.names(folder):
-        small = name in DECIDING or name.endswith(DECIDING_ENDS)
-        if small or name.endswith(WEIGHTS):
-            values[name] = _describe(files, folder, name, hashed=small)
+        is_small = name in DECIDING or name.endswith(DECIDING_ENDS)
+        if is_small or name.endswith(WEIGHTS):
+            values[name] = _describe(files, folder, name, hashed=is_small)
         if name.endswith(INDEX) and values[name].startswith("sha256"):
             shards = read_index(files, f"{folder}/{name}").shards - values.keys()
             values |= {shard: _describe(files, folder, shard, hashed=False) for shard in shards}
         if len(values) > MOST_FILES:
             raise OSError(errno.EFBIG, f"more than {MOST_FILES} files of weights", folder)
-    named = ((os.fsencode(name).decode("utf-8", "backslashreplace"), value) for name, value in values.items())
-    return tuple(sorted(named))
+    entries = ((os.fsencode(name).decode("utf-8", "backslashreplace"), value) for name, value in values.items())
+    return tuple(sorted(entries))
 
 
 def read_index(files: Files, path: str) -> Index:
-    """Raises OSError."""
+    """An index, read as a stream. Raises OSError, also for one that is too long."""
     names: set[bytes] = set()
-    total: int | None = None
-    first = rest = b""
-    left = HASHED_LIMIT_BYTES
+    total_bytes: int | None = None
+    first_byte = tail = b""
+    bytes_left = HASHED_LIMIT_BYTES
     for chunk in files.chunks(path):
-        left -= len(chunk)
-        if left < 0:  # a sparse one takes no disk, and hours to read
+        bytes_left -= len(chunk)
+        if bytes_left < 0:  # a sparse one takes no disk, and hours to read
             raise OSError(errno.EFBIG, f"an index of more than {HASHED_LIMIT_BYTES >> 20} MiB", path)
-        text = rest + chunk
-        first = first or text.lstrip()[:1]
+        text = tail + chunk
+        first_byte = first_byte or text.lstrip()[:1]
         names.update(_NAMED.findall(text))
         if len(names) > MOST_FILES:
             raise OSError(errno.EFBIG, f"more than {MOST_FILES} files of weights", path)
-        if total is None and (match := _TOTAL.search(text)):
-            total = int(match[1])
-        rest = text[-_LONGEST_NAME:]
+        if total_bytes is None and (match := _TOTAL.search(text)):
+            total_bytes = int(match[1])
+        tail = text[-_LONGEST_NAME:]
     shards = frozenset(name.decode("utf-8", "backslashreplace") for name in names)
-    return Index(shards, total, first == b"{" and rest.rstrip()[-1:] == b"}")
+    return Index(shards, total_bytes, first_byte == b"{" and tail.rstrip()[-1:] == b"}")
 
 
 def leaves(shard: str) -> bool:
@@ -146,30 +146,31 @@ def recorded_hashes(files: Files, folder: str, names: Iterable[str]) -> dict[str
     for name in names:
         with suppress(OSError, IndexError):
             if SNAPSHOT.fullmatch(folder):
-                kept = files.link(f"{folder}/{name}").rpartition("/")[2]
+                recorded = files.link(f"{folder}/{name}").rpartition("/")[2]
             else:
-                kept = files.text(f"{folder}/{DOWNLOADS}/{name}.metadata", 4096).splitlines()[1].strip()
-            if _SHA256.fullmatch(kept):
-                hashes[name] = kept
+                recorded = files.text(f"{folder}/{DOWNLOADS}/{name}.metadata", 4096).splitlines()[1].strip()
+            if _SHA256.fullmatch(recorded):
+                hashes[name] = recorded
     return hashes
 
 
 def compute_hash(files: Files, path: str, report: Callable[[int], None]) -> str:
     """SHA-256 of a file; `report` gets the bytes of each piece. Raises OSError.
 
-    It is dropped from the page cache, which would take memory from the engine.
+    What was read is dropped from the page cache, which would take memory from the engine.
     """
-    digest, done = sha256(), 0
+    digest, offset = sha256(), 0
     with files.opened(path) as fd:
-        while piece := os.read(fd, CHUNK_BYTES):
-            digest.update(piece)
-            os.posix_fadvise(fd, done, len(piece), os.POSIX_FADV_DONTNEED)
-            done += len(piece)
-            report(len(piece))
+        while chunk := os.read(fd, CHUNK_BYTES):
+            digest.update(chunk)
+            os.posix_fadvise(fd, offset, len(chunk), os.POSIX_FADV_DONTNEED)
+            offset += len(chunk)
+            report(len(chunk))
     return digest.hexdigest()
 
 
 def _describe(files: Files, folder: str, name: str, *, hashed: bool) -> str:
+    """The value of a file in a Manifest: its hash if `hashed` and not too large, else its size."""
     if leaves(name):
         return "outside of the model's folder"
     path = f"{folder}/{name}"
@@ -181,10 +182,10 @@ def _describe(files: Files, folder: str, name: str, *, hashed: bool) -> str:
         return f"a {facts.kind.value}, no file"
     if not hashed or facts.size_bytes > HASHED_LIMIT_BYTES:
         return f"{facts.size_bytes} bytes"
-    digest, left = sha256(), HASHED_LIMIT_BYTES
+    digest, bytes_left = sha256(), HASHED_LIMIT_BYTES
     for chunk in files.chunks(path):
-        left -= len(chunk)
-        if left < 0:  # it grew while it was read
+        bytes_left -= len(chunk)
+        if bytes_left < 0:  # it grew while it was read
             break
         digest.update(chunk)
     return f"sha256 {digest.hexdigest()}"
@@ -203,7 +204,7 @@ def list_shards(files: Files, folder: str) -> tuple[File, ...]:
 
 
 def find_flaw(files: Files, path: str) -> tuple[int, str]:
-    """Size and fault of a safetensors file: empty where it is complete. Raises OSError.
+    """Size and fault of a safetensors file; the fault is empty where the file is complete. Raises OSError.
 
     Reads 4 KiB of a complete file that the library wrote, and at most the header of any other.
     """
@@ -211,10 +212,11 @@ def find_flaw(files: Files, path: str) -> tuple[int, str]:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return 0, "is no file"
-        return status.st_size, _wrong(fd, status.st_size)
+        return status.st_size, _find_fault(fd, status.st_size)
 
 
-def _wrong(fd: int, size: int) -> str:
+def _find_fault(fd: int, size: int) -> str:
+    """The fault of an open safetensors file of `size` bytes; empty where it is complete."""
     if not size:
         return "is empty"
     first = os.pread(fd, len(LFS_POINTER), 0)
@@ -226,14 +228,18 @@ def _wrong(fd: int, size: int) -> str:
     data_bytes = size - _LENGTH_BYTES - header_bytes
     if data_bytes < 0:
         return "is cut off in its header"
-    end = 0
+    data_end = 0
     for tail_bytes in (min(header_bytes, _TAIL_BYTES), header_bytes):
         tail = os.pread(fd, tail_bytes, _LENGTH_BYTES + header_bytes - tail_bytes)
-        end = max(map(int, _END.findall(tail)), default=0)
-        if end == data_bytes:
+        data_end = max(map(int, _END.findall(tail)), default=0)
+        if data_end == data_bytes:
             return ""
-    whole = _LENGTH_BYTES + header_bytes + end
-    return f"is cut off: {size} of {whole} bytes" if size < whole else f"has {size} bytes, its header says {whole}"
+    whole_bytes = _LENGTH_BYTES + header_bytes + data_end
+    return (
+        f"is cut off: {size} of {whole_bytes} bytes"
+        if size < whole_bytes
+        else f"has {size} bytes, its header says {whole_bytes}"
+    )
 
 
 class _Tensor(Struct):
@@ -244,19 +250,19 @@ class _Tensor(Struct):
 def read_sizes(files: Files, paths: Iterable[str]) -> dict[str, int]:
     """The bytes of each tensor once it is loaded, by the headers of safetensors files: 8 MB in all for 66,000 tensors.
 
-    vLLM makes 16 bits of 32 and 64. Raises OSError, ValueError.
+    vLLM loads tensors of 32 and 64 bits as 16 bits. Raises OSError, ValueError.
     """
     sizes: dict[str, int] = {}
     for path in paths:
         with files.opened(path) as fd:
-            length = int.from_bytes(os.pread(fd, _LENGTH_BYTES, 0), "little")
-            if length > 16 << 20 or len(sizes) > 1_000_000:
-                raise ValueError(f"{path} has a header of {length} bytes, after {len(sizes)} tensors")
-            content = os.pread(fd, length, _LENGTH_BYTES)
+            header_bytes = int.from_bytes(os.pread(fd, _LENGTH_BYTES, 0), "little")
+            if header_bytes > 16 << 20 or len(sizes) > 1_000_000:
+                raise ValueError(f"{path} has a header of {header_bytes} bytes, after {len(sizes)} tensors")
+            content = os.pread(fd, header_bytes, _LENGTH_BYTES)
         try:
-            for name, described in msgspec.json.decode(content, type=dict[str, msgspec.Raw]).items():
+            for name, raw_tensor in msgspec.json.decode(content, type=dict[str, msgspec.Raw]).items():
                 if name != "__metadata__":
-                    tensor = msgspec.json.decode(described, type=prepared(_Tensor))
+                    tensor = msgspec.json.decode(raw_tensor, type=prepared(_Tensor))
                     begin, end = tensor.data_offsets
                     sizes[name] = sizes.get(name, 0) + max(0, end - begin) // _HALVED.get(tensor.dtype, 1)
         except RecursionError:

@@ -12,15 +12,15 @@ class Stage(IntEnum):
     """How far a run is, by what may still end its waits."""
 
     RUN = 0
-    """Every ending."""
+    """Every ending counts."""
     INQUEST = 1
-    """An engine has ended, or drains: a stop, a bug, and the endings that count until here."""
+    """An engine has ended, or drains. A stop and a bug count, and the endings whose `until` is not RUN."""
     END = 2
-    """Nothing: the rank is stopped, and the last report is read."""
+    """No ending counts: the rank is stopped, and the last report is read."""
 
 
 class Ending(NamedTuple):
-    """`raise_if` raises the error that ends the run, where there is one. It counts up to and in the stage `until`."""
+    """Something that may end a run: then `raise_if` raises its error. It counts in the stages up to `until`."""
 
     raise_if: Callable[[], object]
     until: Stage = Stage.RUN
@@ -31,7 +31,7 @@ class StopRequested(BaseException):
 
 
 class Endings:
-    """A stop and a task's bug first, then the listed ones in their order. For the main thread."""
+    """What ends a run: a stop and a task's bug first, then the listed endings in their order. For the main thread."""
 
     def __init__(self) -> None:
         self._stage = Stage.RUN
@@ -39,8 +39,9 @@ class Endings:
         self._failure: BaseException | None = None
         self._listed: tuple[Ending, ...] = ()
         self._cause: tuple[BaseException, Stage] | None = None
-        """Seen while nothing could be interrupted, and raised by the next wait that may be: it may be over by then."""
-        self._looking = False
+        """An error, and its `until`, seen while nothing could be interrupted. It is kept for the next wait that may be,
+        since its reason may be over then."""
+        self._is_looking = False
 
     def end_by(self, *endings: Ending) -> None:
         """Let these end each wait from here on, after a stop and a task's bug; of several, the first in order."""
@@ -50,13 +51,11 @@ class Endings:
         self._stage = stage
 
     def forget(self) -> None:
-        """The kept cause, whose reason is over, as after a rank that was ended on purpose. What still is one is seen
-        again.
-        """
+        """Drop the kept cause, as after a rank was ended on purpose. One whose reason persists is seen again."""
         self._cause = None
 
     def request_stop(self, number: int) -> None:
-        """The signal's number. Safe in a signal handler."""
+        """Note a stop, by its signal's number. Safe in a signal handler."""
         self._stop_signal = number
 
     @property
@@ -64,23 +63,23 @@ class Endings:
         return bool(self._stop_signal)
 
     def fail(self, error: BaseException) -> None:
-        """The first one counts."""
+        """Note a task's bug. The first one counts."""
         if self._failure is None:
             self._failure = error
 
     @property
     def urgent(self) -> bool:
         """Whether a cause that ends the present stage is known without a look."""
-        kept = self._cause is not None and self._cause[1] >= self._stage
-        return self._stage is not Stage.END and bool(self._stop_signal or self._failure or kept)
+        ends_stage = self._cause is not None and self._cause[1] >= self._stage
+        return self._stage is not Stage.END and bool(self._stop_signal or self._failure or ends_stage)
 
     def look(self) -> None:
-        """See whether there is a cause, and keep the first one. Raises nothing."""
+        """Check for a cause that ends the present stage, and keep the first one. Raises nothing."""
         if self._cause is not None and self._cause[1] < self._stage:
             self._cause = None
-        if self._cause is not None or self._looking or self._stage is Stage.END:
+        if self._cause is not None or self._is_looking or self._stage is Stage.END:
             return
-        self._looking = True  # an ending may wait itself, as for a write
+        self._is_looking = True  # an ending may wait itself, as for a write
         try:
             for ending in self._listed:
                 if ending.until >= self._stage:
@@ -88,10 +87,10 @@ class Endings:
         except (Exception, StopRequested) as error:
             self._cause = (error, ending.until)
         finally:
-            self._looking = False
+            self._is_looking = False
 
     def raise_first(self) -> None:
-        """Raises what ends the present stage, once; a stop and a bug each time."""
+        """Raise what ends the present stage: a cause once, a stop and a bug each time."""
         if self._stage is Stage.END:
             return
         if self._stop_signal:
@@ -100,5 +99,5 @@ class Endings:
             raise self._failure
         self.look()
         if self._cause is not None:
-            cause, self._cause = self._cause, None
-            raise cause[0]
+            (error, _), self._cause = self._cause, None
+            raise error

@@ -74,7 +74,7 @@ class Action(StrEnum):
     """What an end, a finding or a message of the kernel's log requires."""
 
     NONE = "none"
-    """Nothing by a person: what is to be done, sparkd does by itself."""
+    """Nothing by a person: sparkd itself does what is to be done."""
     RESTART = "restart"
     """Restart the engine, after a message of the kernel's log: sparkd does so where it ends. After an end, a person
     restarts the unit that the hint names."""
@@ -99,7 +99,7 @@ ACTIONS: Mapping[Cause, Action] = dict.fromkeys(Cause, Action.NONE) | {
 
 
 def find_action(cause: str) -> str:
-    """Empty for a cause that this version does not know."""
+    """The action of a cause; empty for a cause that this version does not know."""
     return next((action.value for known, action in ACTIONS.items() if known == cause), "")
 
 
@@ -112,7 +112,7 @@ class SparkdError(Exception):
     def __init__(
         self, reason: str, hint: str = "", *, cause: Cause | None = None, action: Action | None = None
     ) -> None:
-        """`cause`: where it is known better than by the class; `action`: better than by the cause."""
+        """`cause` replaces the usual cause of the class, and `action` the usual one of the cause."""
         super().__init__(reason)
         self.reason: Final = reason
         self.hint: Final = hint
@@ -124,7 +124,7 @@ class SparkdError(Exception):
 
     @property
     def lines(self) -> str:
-        """For a terminal: what to do stands on lines of its own. What others wrote, such as a name, is escaped."""
+        """The text for a terminal, reason and hint on lines of their own. Names and other foreign text are escaped."""
         from sparkd.base.lib.text import printable
 
         marked = (("sparkd", self.reason), ("hint", self.hint))
@@ -205,7 +205,7 @@ class NeedsPersonError(SparkdError):
     usual_cause = Cause.NEEDS_PERSON
 
     def __init__(self, reason: str, hint: str = "", *, action: Action | None = None, proven: bool = False) -> None:
-        """`proven`: by checks of this node, of all that block, none of which is unsure."""
+        """`proven`: whether every check of this node that blocks is sure of it."""
         super().__init__(reason, hint, action=action)
         self.proven: Final = proven
 
@@ -226,11 +226,11 @@ class EngineEndedError(SparkdError):
 
 
 class RankEndedError(EngineEndedError):
-    """The rank's container has ended by itself. Why, is still to be found."""
+    """The rank's container has ended by itself, for a reason that is not known yet."""
 
 
 class EngineDeadError(EngineEndedError):
-    """The rank's container may run, and its engine is dead. Why, is still to be found."""
+    """The rank's engine is dead, while its container may still run. The reason is not known yet."""
 
 
 class PeerLostError(SparkdError):

@@ -1,6 +1,6 @@
-"""asyncio's loop without its thread pool: a call that may hang runs in a daemon thread, and holds no process's end.
+"""asyncio's loop without its thread pool: a call that may hang runs in a daemon thread, and never delays the exit.
 
-Every task is made here, so that none is lost and the error of each reaches somebody.
+Every task is created here, so that none is lost, and the error of each is read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ T = TypeVar("T")
 CLOSE_SECONDS = 1.0
 """Time for cancelled tasks to end."""
 CLOSE_TURNS = 100
-"""Turns of the loop at its end, at most: tasks without end may make tasks."""
+"""The most turns of the loop at its end: tasks may create tasks without end."""
 
 
 class EventLoop(asyncio.SelectorEventLoop):
-    """A loop for the thread that turns it. `call_soon_threadsafe` may be called from any."""
+    """A loop for the thread that turns it. Any thread may call `call_soon_threadsafe`."""
 
     def __init__(self, broken: Callable[[BaseException], object] = lambda _: None) -> None:
         """`broken` gets the error that ended a task of `spawn`."""
@@ -35,18 +35,18 @@ class EventLoop(asyncio.SelectorEventLoop):
         """asyncio itself keeps weak references to tasks only."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, which has no end of its own, until the loop is closed. That it ends is a bug, as its error is."""
+        """Run `work`, which never ends by itself, until the loop is closed. Its end is a bug, as its error is."""
         task = self.create_task(work)
         self._spawned.add(task)
-        task.add_done_callback(self._end)
+        task.add_done_callback(self._report_end)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """The task of `work`, whose result or error the caller reads, or leaves."""
+        """The task of `work`. The caller may read its result or error, or leave it."""
         task = self.create_task(work)
-        task.add_done_callback(_retrieve)
+        task.add_done_callback(_read_error)
         return task
 
-    def _end(self, task: asyncio.Task[None]) -> None:
+    def _report_end(self, task: asyncio.Task[None]) -> None:
         if task not in self._spawned:  # the loop is being closed
             return
         self._spawned.discard(task)
@@ -54,7 +54,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         self._broken(error or RuntimeError(f"a task has ended: {task.get_coro()}"))
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        """Resolve an address at once, a name in a thread: a name server that hangs delays nobody else."""
+        """Resolve an address at once, a name in a thread: a name server that hangs delays no other task."""
         numeric = options.get("flags", 0) | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         try:
             return socket.getaddrinfo(host, port, **{**options, "flags": numeric})
@@ -65,12 +65,12 @@ class EventLoop(asyncio.SelectorEventLoop):
                 raise socket.gaierror(socket.EAI_AGAIN, str(error)) from None
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # a future as well
-        """What asyncio itself leaves to threads, as names to resolve. Raises as `run_in_thread`."""
+        """Run what asyncio itself leaves to threads, such as resolving names. Raises as `run_in_thread`."""
         assert executor is None, "no pool"
         return run_in_thread("executor", partial(func, *args), self)
 
     def turn(self, seconds: float) -> None:
-        """Run it until `stop`, or so long; at least one turn."""
+        """Run the loop until `stop`, for `seconds` at most; at least one turn."""
         timer = self.call_later(max(0.0, seconds), self.stop)
         if seconds <= 0:
             self.stop()  # it turns once nevertheless
@@ -85,24 +85,24 @@ class EventLoop(asyncio.SelectorEventLoop):
             return
         self._spawned.clear()
         # A task that has not begun yet would leave its coroutine unawaited, and one that begins may make more.
-        left = asyncio.all_tasks(self)
+        tasks = asyncio.all_tasks(self)
         for _ in range(CLOSE_TURNS):
             self.turn(0)
-            begun, left = left, asyncio.all_tasks(self)
-            if left <= begun:
+            known_tasks, tasks = tasks, asyncio.all_tasks(self)
+            if tasks <= known_tasks:
                 break
-        for task in left:
+        for task in tasks:
             task.cancel()
-        left.add(self.begin(self.shutdown_asyncgens()))
+        tasks.add(self.begin(self.shutdown_asyncgens()))
         deadline = self.time() + CLOSE_SECONDS
-        while not all(task.done() for task in left) and self.time() < deadline:
+        while not all(task.done() for task in tasks) and self.time() < deadline:
             self.turn(0.01)
         self.close()
 
 
 @contextmanager
 def loop_thread(broken: Callable[[BaseException], object] = lambda _: None) -> Iterator[EventLoop]:
-    """A loop in a thread of its own: for a command whose main thread waits for people and programs."""
+    """A loop in a thread of its own, as for a command whose main thread waits for people and programs."""
     loop = EventLoop(broken)
 
     def run() -> None:
@@ -120,34 +120,36 @@ def loop_thread(broken: Callable[[BaseException], object] = lambda _: None) -> I
 
 
 def run_in_thread(name: str, work: Callable[[], T], loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Future[T]:
-    """Run it beside the loop (the running one), in a daemon thread: it may hang. Its error is the future's.
+    """Run `work`, which may hang, in a daemon thread; the future of `loop`, or of the running one, gets its outcome.
 
     Raises BlockingIOError where no thread can be started now.
     """
-    beside = loop or asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = beside.create_future()
-    outcome.add_done_callback(_retrieve)
+    target_loop = loop or asyncio.get_running_loop()
+    future: asyncio.Future[T] = target_loop.create_future()
+    future.add_done_callback(_read_error)
 
     def settle(set_outcome: Callable[[], None]) -> None:
-        if not outcome.cancelled():
+        if not future.cancelled():
             set_outcome()
 
     def run() -> None:
         try:
-            set_outcome = partial(outcome.set_result, work())
+            set_outcome = partial(future.set_result, work())
         except StopIteration as stop:  # which no future can carry
-            set_outcome = partial(outcome.set_exception, RuntimeError(repr(stop)))
+            set_outcome = partial(future.set_exception, RuntimeError(repr(stop)))
         except BaseException as error:
-            set_outcome = partial(outcome.set_exception, error)
+            set_outcome = partial(future.set_exception, error)
         with suppress(RuntimeError):  # the loop has ended
-            beside.call_soon_threadsafe(settle, set_outcome)
+            target_loop.call_soon_threadsafe(settle, set_outcome)
 
     start_thread(threading.Thread(target=run, name=name, daemon=True))
-    return outcome
+    return future
 
 
 def find_path(name: str) -> str:
-    """The path with which the thread of this name is busy, as with a read that hangs; empty where it has none."""
+    """The path at which the thread of this name is, as in a read that hangs: a local `path` of its innermost frame that
+    has one. Empty without any.
+    """
     idents = [thread.ident for thread in threading.enumerate() if thread.name == name]
     frame = sys._current_frames().get(idents[0] or 0) if idents else None
     while frame is not None:
@@ -157,7 +159,7 @@ def find_path(name: str) -> str:
     return ""
 
 
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """asyncio logs an error that nobody has read."""
+def _read_error(future: asyncio.Future[Any]) -> None:
+    """Read the error, which asyncio would log otherwise."""
     if not future.cancelled():
         future.exception()

@@ -35,9 +35,9 @@ KEEPALIVE_SECONDS = 4.0
 """vLLM closes a connection that was idle for five seconds, perhaps during the next request."""
 CONNECTIONS = 10
 LEAST_CHUNK_BYTES = 512
-"""What a piece of a body counts at least: 255,000 of one byte, in 256 KiB, took 11 s of a core (measured)."""
+"""The least that a piece of a body counts: 255,000 of one byte, in 256 KiB, took 11 s of a core (measured)."""
 _INFORMATIONAL = b"HTTP/1.1 1"
-"""The begin of an answer with a status of 1xx."""
+"""The first bytes of an answer with a status of 1xx."""
 
 
 class HttpError(Exception):
@@ -96,11 +96,12 @@ class HttpClient:
         json: Mapping[str, object] | None = None,
         limit_bytes: int = BODY_LIMIT_BYTES,
     ) -> Response:
-        """GET, or POST `json`; everything within `timeout_seconds`, to connect `connect_seconds` if less.
+        """GET, or POST `json`. All of it may take `timeout_seconds`; connecting `connect_seconds`, where that is given.
 
-        `received` gets the body's pieces as they come, in place of the response. Raises HttpError, and what it raises.
+        `received` gets the body's pieces as they come; the response's body is then empty. Raises HttpError, and what
+        `received` raises.
         """
-        body, left, whole = bytearray(), limit_bytes, False
+        body, bytes_left, is_whole = bytearray(), limit_bytes, False
         self._under_way += 1
         try:
             request = httpx.Request(
@@ -116,11 +117,11 @@ class HttpClient:
             ):
                 async for chunk in response.aiter_raw():
                     # A piece of one byte costs as much as one of 512: a server that can't sign may send many.
-                    left -= len(chunk) if received else max(len(chunk), LEAST_CHUNK_BYTES)
-                    if left < 0:
+                    bytes_left -= len(chunk) if received else max(len(chunk), LEAST_CHUNK_BYTES)
+                    if bytes_left < 0:
                         raise HttpError(f"answer of over {limit_bytes} bytes")
                     (received or body.extend)(chunk)
-            whole = True
+            is_whole = True
         except httpx.ConnectTimeout:
             raise HttpError(f"no answer within {connect_seconds:g} s") from None
         except TimeoutError:
@@ -129,7 +130,7 @@ class HttpClient:
             raise http_error(error) from None
         finally:
             self._under_way -= 1
-            if not (whole or self._under_way):  # httpcore keeps the place of one that ends as it gets a connection
+            if not (is_whole or self._under_way):  # httpcore keeps the place of one that ends as it gets a connection
                 await self.close()
         await self._transport.close_unclean()
         return Response(response.status_code, bytes(body), dict(response.headers))
@@ -164,11 +165,13 @@ class _Connections(httpcore.AnyIOBackend):
     def __init__(self, admit: Admit | None) -> None:
         self._admit = admit
 
-    async def connect_tcp(self, *place: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+    async def connect_tcp(self, *address: Any, **options: Any) -> httpcore.AsyncNetworkStream:
         try:
-            stream = await super().connect_tcp(*place, **options)
+            stream = await super().connect_tcp(*address, **options)
         except httpcore.ConnectError as error:
-            if self._admit is not None and any(isinstance(cause, ConnectionResetError) for cause in _causes(error)):
+            if self._admit is not None and any(
+                isinstance(cause, ConnectionResetError) for cause in _list_causes(error)
+            ):
                 await self._admit(None)
             raise
         try:
@@ -188,7 +191,7 @@ class _Stream(httpcore.AsyncNetworkStream):
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
         self._begin = b""
-        """Of the answer, as long as the begin of its status code."""
+        """The first bytes of the answer, up to the first digit of its status code."""
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -219,7 +222,7 @@ def http_error(error: Exception) -> HttpError:
     """The error with the system's reason, if any: httpx and anyio wrap it in their own errors."""
     if str(error) == "Server disconnected without sending a response.":  # as httpcore says it
         return HttpError("the server closed the connection before its answer")
-    for cause in _causes(error):
+    for cause in _list_causes(error):
         if isinstance(cause, socket.gaierror | ssl.SSLError):  # their numbers are no errno
             return HttpError(str(cause))
         if isinstance(cause, OSError) and cause.errno:
@@ -227,7 +230,7 @@ def http_error(error: Exception) -> HttpError:
     return HttpError(str(error) or type(error).__name__)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what is behind it, outermost first."""
     while error is not None:
         yield error

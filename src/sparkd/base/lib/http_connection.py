@@ -88,7 +88,7 @@ class Limits(NamedTuple):
 class Connection(H11Protocol, asyncio.BufferedProtocol):
     """One connection. As a BufferedProtocol it limits the bytes of one read.
 
-    `owner`: the source, or one of its users. `served`: whether a handler works on its request, or has answered one
+    `owner`: the source, or one of its users. `served`: whether a handler works on a request of it, or has answered one
     other than with 401. Where requests are signed, the client of such a connection has the key.
     """
 
@@ -104,7 +104,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._awaited = ""
 
     @property
-    def _busy(self) -> bool:
+    def _is_busy(self) -> bool:
         """Whether a whole request was received and is not answered yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -145,7 +145,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._set_deadline()
 
     def handle_events(self) -> None:
-        if not self._busy:
+        if not self._is_busy:
             super().handle_events()
             self.flow.resume_reading()  # uvicorn pauses behind a request, and would not see that the client leaves
         elif len(self.conn.trailing_data[0]) > self._limits.header_bytes:
@@ -159,33 +159,35 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     async def answer(self) -> None:
         await self.flow.drain()  # one answer is buffered at most
-        if (status := self._refusal()) is not None:
+        if (status := self._find_refusal()) is not None:
             self._refuse(status)
             return
-        served, self.served = self.served, True  # for as long as the handler waits
+        was_served, self.served = self.served, True  # for as long as the handler waits
         try:
             response = await self._handle()
-            self.served = served or response.status != 401
+            self.served = was_served or response.status != 401
             self._send(response)
         except asyncio.CancelledError:
             self.drop()  # uvicorn would answer with a page of its own
             raise
         except Exception as error:
             # A bug in one handler must not silence the node, which would end a serving engine.
-            self.served = served
+            self.served = was_served
             self._server.report(f"a request was answered with 500: {type(error).__name__}: {error}")
             self._refuse(500)
 
-    def _refusal(self) -> int | None:
+    def _find_refusal(self) -> int | None:
         """Status of a refusal; None for a good request."""
         names = [name for name, _ in self.headers]
         if self not in self._server.connections:
             return 401  # a bug in `admits`, which asyncio logs
         if self.scope["method"] != "GET":
             return 405
-        if b"transfer-encoding" in names or any(n == b"content-length" and v.strip(b"0") for n, v in self.headers):
+        if b"transfer-encoding" in names or any(
+            name == b"content-length" and value.strip(b"0") for name, value in self.headers
+        ):
             return 413
-        # Of two equal headers, two programs may read different values.
+        # Two programs may read different values of a header that is sent twice.
         if len(set(names)) < len(names) or not self.scope["raw_path"].startswith(b"/"):
             return 400
         return None if self._server.take_token(self.owner) else 429
@@ -205,8 +207,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _send(self, response: Response) -> None:
         """Send it in one write: ASGI's two messages would be two packets."""
-        own = {"Content-Type": response.content_type, "Content-Length": str(len(response.body))}
-        headers = [*own.items(), ("Cache-Control", "no-store"), *response.headers]
+        usual = {"Content-Type": response.content_type, "Content-Length": str(len(response.body))}
+        headers = [*usual.items(), ("Cache-Control", "no-store"), *response.headers]
         head = h11.Response(status_code=response.status, headers=headers)
         events = (head, h11.Data(data=response.body), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
@@ -214,7 +216,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             with suppress(OSError):  # with bytes unread the kernel would reset the connection, and the answer be lost
                 os.read(self.transport.get_extra_info("socket").fileno(), 1 << 16)
             self.transport.close()
-        if self._busy:
+        if self._is_busy:
             self.cycle.response_started = self.cycle.response_complete = True
             self.on_response_complete()
         self._set_deadline()
@@ -224,7 +226,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         awaited, seconds = "", 0.0
         if self.flow.write_paused:
             awaited, seconds = "answer", self._limits.answer_seconds
-        elif not self._busy and (self.cycle is None or self.conn.trailing_data[0]):
+        elif not self._is_busy and (self.cycle is None or self.conn.trailing_data[0]):
             awaited, seconds = "request", self._limits.request_seconds
         if awaited != self._awaited:
             self._awaited = awaited

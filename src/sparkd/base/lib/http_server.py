@@ -15,14 +15,14 @@ ACCEPTED_PER_TURN = 1
 """A flood of connections delays no request, and a connection's data is handled before it may be dropped for another.
 With no file descriptor left, asyncio pauses for 1 s, and logs that once per connection of a turn."""
 SOURCES_KEPT = 1024
-"""Past it the source that was counted longest ago is dropped, and starts again with a full burst."""
+"""Beyond it the source that was counted longest ago is dropped, and starts again with a full burst."""
 
 
 class HttpServer:
-    """Listens from the start, answers while `serve` runs.
+    """Listens from the start, and answers while `serve` runs.
 
-    `admits`: whether an IP may connect; any other gets 401 and takes no place. `find_user`: who of a source has this
-    connection, where several users share an address. `on_error` gets a handler's bug, once while it stays the same, in
+    `admits`: whether an IP may connect; any other gets 401 and takes no place. `find_user`: which user of a source has
+    the connection, where several share an address. `on_error` gets a handler's bug, once while it stays the same, in
     the loop's thread. Raises OSError where it cannot listen on the address.
     """
 
@@ -51,6 +51,7 @@ class HttpServer:
         self.port: int = self._listener.getsockname()[1]
 
     def report(self, trouble: str) -> None:
+        """Call `on_error`, once while the trouble stays the same."""
         if trouble != self._reported:
             self._reported = trouble
             self._on_error(trouble)
@@ -59,22 +60,24 @@ class HttpServer:
         """Whether the owner may send one more request now (GCRA)."""
         now = asyncio.get_running_loop().time()
         due = max(now, self._due.pop(owner, now))
-        enough = due - now <= (self.limits.burst - 1) / self.limits.requests_per_second
-        self._due[owner] = due + enough / self.limits.requests_per_second
+        is_allowed = due - now <= (self.limits.burst - 1) / self.limits.requests_per_second
+        self._due[owner] = due + is_allowed / self.limits.requests_per_second
         if len(self._due) > SOURCES_KEPT:
             del self._due[next(iter(self._due))]
-        return enough
+        return is_allowed
 
     def take_place(self, connection: Connection) -> bool:
-        """Whether there is a place for it. Of an owner at its limit, or of all, the oldest connection never served is
+        """Whether there is a place for the connection.
+
+        Where its owner, or the server, is at the limit, the oldest of those connections that was never served is
         dropped: a stranger must not keep others out, nor any user of a node its agent.
         """
-        own = [other for other in self.connections if other.owner == connection.owner]
-        crowd: Iterable[Connection] = own if len(own) >= self.limits.per_source else ()
-        if not crowd and len(self.connections) >= self.limits.connections:
-            crowd = self.connections
-        if crowd:
-            oldest = next((other for other in crowd if not other.served), None)
+        of_owner = [other for other in self.connections if other.owner == connection.owner]
+        competitors: Iterable[Connection] = of_owner if len(of_owner) >= self.limits.per_source else ()
+        if not competitors and len(self.connections) >= self.limits.connections:
+            competitors = self.connections
+        if competitors:
+            oldest = next((other for other in competitors if not other.served), None)
             if oldest is None:
                 return False
             oldest.drop()
@@ -100,7 +103,7 @@ class HttpServer:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """Raises OSError."""
+    """A listening socket. Raises OSError."""
     numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=numeric)[0]
     try:

@@ -13,7 +13,7 @@ POLL_SECONDS = 0.02
 
 
 def open_lock(path: Path) -> int:
-    """A file that only root can open, and so hold: a folder that others can read is one that they can lock.
+    """Open, or create, a lock file that only root can open and so hold. A folder that others can read, they can lock.
 
     It is never removed: a lock on an unlinked file would exclude nobody.
     """
@@ -22,7 +22,7 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX, *, wait: bool = False) -> bool:
-    """False where another process has it; with `wait`, its end is awaited, without a limit.
+    """Whether this process has the lock now. With `wait`, it waits for another holder, without a limit.
 
     Raises OSError where the file system has no locks.
     """
@@ -34,7 +34,7 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX, *, wait: bool = False) -> bool:
 
 @contextmanager
 def hold(fd: int, seconds: float = 0.0) -> Iterator[bool]:
-    """Whether the lock could be had within so long; it is held until the end, which closes `fd`."""
+    """Hold a lock, and close `fd` at the end. Yields whether it was free within `seconds`."""
     deadline = time.monotonic() + seconds
     try:
         while not (held := try_lock(fd)) and time.monotonic() < deadline:

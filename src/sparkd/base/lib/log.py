@@ -39,7 +39,7 @@ RESERVED = frozenset(("event", "level", "timestamp", "logger", "node", "rank", "
 """Keys of a JSON line; an event's field with such a name becomes `field_NAME` there."""
 _NO_KEY = re.compile(r"[^A-Za-z0-9_.-]")
 MOST_LINES, WINDOW_SECONDS = 60, 60.0
-"""Remote clients can cause one line of a server's library per request."""
+"""The most lines of libraries in a window: remote clients can cause one of a server's library per request."""
 TEXT_LIMIT = 1_000
 
 
@@ -115,10 +115,10 @@ def events(
         fields = render_fields(logger, method, event)
         return f"{name} {fields}" if fields else str(name)
 
-    as_line = (add_common, clean, add_log_level, TimeStamper("iso"), JSONRenderer(ensure_ascii=False))
+    json_steps = (add_common, clean, add_log_level, TimeStamper("iso"), JSONRenderer(ensure_ascii=False))
     logger: FilteringBoundLogger = structlog.wrap_logger(
         SimpleNamespace(**{name: partial(put, priority) for name, priority in PRIORITIES.items()}),
-        processors=as_line if as_json else (clean, render_logfmt),
+        processors=json_steps if as_json else (clean, render_logfmt),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         context_class=dict,
     ).bind()  # bound: wrap_logger's proxy makes a logger for each call
@@ -126,6 +126,7 @@ def events(
 
 
 def _clean_field(key: str, value: object, redact: Redaction, limit: int) -> tuple[str, object]:
+    """Key and value of a field without secrets: a number, or one line of at most `limit` characters."""
     match value:
         case int():  # str() refuses thousands of digits
             value = value if -(1 << 63) <= value < 1 << 64 else hex(value)
@@ -167,7 +168,7 @@ def clean_stderr() -> None:
 
 
 def print_bug(error: BaseException | None, redact: Redaction | None = None) -> None:
-    """Print a traceback, for an excepthook. `redact`: with the secrets that are known."""
+    """Print a traceback, as an excepthook does. `redact`: one that has the known secrets."""
     from sparkd.base.lib.redaction import Redaction
 
     lines = "".join(format_exception(error)).splitlines()
@@ -190,19 +191,20 @@ class _EventHandler(logging.Handler):
         if self._count <= MOST_LINES:
             level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.ERROR)
             self._log(
-                level, "library.message.logged", library=record.name, **_fields(record), left_out=left_out or None
+                level, "library.message.logged", library=record.name, **_read_fields(record), left_out=left_out or None
             )
 
 
 class _OneLineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = ": ".join((f"sparkd: {record.name}", *_fields(record).values()))
+        text = ": ".join((f"sparkd: {record.name}", *_read_fields(record).values()))
         from sparkd.base.lib.redaction import Redaction  # 20 ms, which a command without such lines does not take
 
         return sanitize(Redaction()(printable(text)), TEXT_LIMIT)
 
 
-def _fields(record: logging.LogRecord) -> dict[str, str]:
+def _read_fields(record: logging.LogRecord) -> dict[str, str]:
+    """The record's message, and its error if it has one."""
     try:
         fields = {"message": record.getMessage()}
         if record.exc_info and (raised := record.exc_info[1]) is not None:

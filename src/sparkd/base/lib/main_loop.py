@@ -1,13 +1,13 @@
 """The main loop: every wait of the agent is made here, and turns the one event loop, which has all of its networking.
 
-A step of a run is plain code. Between two waits nothing else happens in this thread; during one the other nodes are
+A step of a run is plain code. Between two waits nothing else happens in this thread. During a wait the other nodes are
 read and answered, systemd's watchdog is fed (WATCHDOG=1), the start timeout is extended, and what ends the run is
 raised. Nothing else feeds the watchdog: a main loop that hangs is ended, and a long load is not.
 
-    wait        for time or news
-    wait_until  for a condition
-    beside      for a call that may hang, in a thread, or for a coroutine
-    start       does not wait: the same, whose end is news
+    wait        waits for time or news
+    wait_until  waits for a condition
+    beside      waits for a call that may hang, which runs in a thread, or for a coroutine
+    start       begins such a call or coroutine without waiting: its end is news
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def never() -> bool:
 
 
 class MainLoop:
-    """The loop of one thread, the main one; `wake` may be called from any."""
+    """The loop of the main thread. Any thread may call `wake`."""
 
     def __init__(self, notifier: Notifier, env: Mapping[str, str]) -> None:
         self._notifier = notifier
@@ -74,9 +74,9 @@ class MainLoop:
         """Whether there was a SIGHUP."""
         self._turned_at = time.monotonic()
         self.resumed_at = float("-inf")
-        """Monotonic, when the loop last turned again after it had stood still: nobody could be heard meanwhile."""
+        """Monotonic time of the last turn after the loop had stood still, when no other node could be heard."""
         self._under_way: dict[str, Future[Any]] = {}
-        """The call in a thread that has not ended, by its subject."""
+        """The call in a thread that has not ended, by its subject (`what`)."""
 
     def __enter__(self) -> Self:
         return self
@@ -90,21 +90,21 @@ class MainLoop:
 
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+            signal.signal(number, self._handle_signal)
         # Not SIG_IGN, which programs would inherit.
-        signal.signal(signal.SIGHUP, self._on_hangup)
+        signal.signal(signal.SIGHUP, self._handle_hangup)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # after a reload
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
         self.endings.request_stop(number)
         self.wake()
 
-    def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle_hangup(self, _number: int, _frame: FrameType | None) -> None:
         self.reload_requested = True
         self.wake()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, which has no end of its own, beside the waits. Its end, or its error, ends the run."""
+        """Run `work`, which never ends by itself, during the waits. Its end, or its error, ends the run."""
         self._loop.spawn(work)
 
     def _fail(self, error: BaseException) -> None:
@@ -112,7 +112,7 @@ class MainLoop:
         self._note_news()
 
     def watch_exit(self, pidfd: int, on_exit: Callable[[], object]) -> None:
-        """Call `on_exit` in the first wait after the process has ended; that is news. Until `unwatch_exit`."""
+        """Call `on_exit` in the first wait after the process has ended, which is news; not after `unwatch_exit`."""
         self._loop.add_reader(pidfd, self._report_exit, pidfd, on_exit)
 
     def unwatch_exit(self, pidfd: int) -> None:
@@ -124,7 +124,7 @@ class MainLoop:
         self._note_news()
 
     def extend_timeout(self, extends: bool) -> None:
-        """Whether to extend systemd's timeout in each slice: at first it is, until the unit is ready."""
+        """Set whether systemd's timeout is extended in each slice, as it is from the start until the unit is ready."""
         self._extends = extends
 
     def report_ready(self) -> None:
@@ -140,7 +140,7 @@ class MainLoop:
         self._stopping = self._extends = True
 
     def wake(self) -> None:
-        """Report news: a wait returns, and looks at what may end the run."""
+        """Report news: the present wait checks what may end the run, and returns."""
         # Also in a signal's handler, as asyncio does itself for SIGINT.
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._note_news)
@@ -160,9 +160,9 @@ class MainLoop:
         self.endings.raise_first()
 
     def wait_until(self, done: Callable[[], bool], seconds: float, *, shielded: bool = False) -> bool:
-        """Wait until `done`, which is called again at all news, at most `seconds`; whether it is.
+        """Wait until `done`, which is called again at all news, for `seconds` at most. Returns whether it is done.
 
-        Raises as `wait`, unless `shielded`, as what changes the machine is.
+        Raises as `wait`, unless `shielded`, as waits are while the machine is changed.
         """
         deadline, turned = time.monotonic() + seconds, False
         while not (is_done := done()) and not (turned and time.monotonic() >= deadline):
@@ -174,15 +174,15 @@ class MainLoop:
         """Run `work` as a task, or in a thread of its own; its end is news. `then` gets the outcome, in the loop: its
         error ends the run.
 
-        One call of a subject at a time, `what`: where an earlier one has not ended, as where no thread can be started,
-        the result is BlockingIOError: no look this time.
+        A subject, `what`, has one call at a time. Where an earlier one has not ended, and where no thread can be
+        started, the outcome is a BlockingIOError: nothing was called this time.
         """
         future = self._begin(work, what)
-        future.add_done_callback(partial(self._call, then))
+        future.add_done_callback(partial(self._call_back, then))
         future.add_done_callback(self._note_news)
         return future
 
-    def _call(self, then: Callable[[Outcome[T]], object], outcome: Outcome[T]) -> None:
+    def _call_back(self, then: Callable[[Outcome[T]], object], outcome: Outcome[T]) -> None:
         try:
             then(outcome)
         except Exception as error:
@@ -191,25 +191,25 @@ class MainLoop:
     def beside(self, work: Work[T], seconds: float, what: str, *, shielded: bool = False) -> T:
         """The result of work that may hang (sync, docker, /proc), while the loop turns.
 
-        One call of a subject at a time, `what`: an earlier one is awaited first. Raises TimeoutError, with the path
-        it is at, when it takes longer than `seconds`: a thread is then abandoned, a coroutine cancelled. Raises as
-        `wait` too, unless `shielded`, as what changes the machine is.
+        A subject, `what`, has one call at a time: an earlier one is awaited first. Raises TimeoutError, with the path
+        that the thread is at, after `seconds`: the thread is then abandoned, a coroutine cancelled. Raises as `wait`
+        too, unless `shielded`, as waits are while the machine is changed.
         """
         deadline = time.monotonic() + seconds
         earlier = None if isinstance(work, Coroutine) else self._under_way.get(what)
-        in_time = earlier is None or self._await(earlier, deadline, shielded)
-        future = self._begin(work, what) if in_time else None
+        is_free = earlier is None or self._await(earlier, deadline, shielded)
+        future = self._begin(work, what) if is_free else None
         try:
             if future is None or not self._await(future, deadline, shielded):
-                at = f": it is at {sanitize(path)}" if (path := find_path(what)) else ""
-                raise TimeoutError(f"{what} did not end within {seconds:g} s{at}")
+                place = f": it is at {sanitize(path)}" if (path := find_path(what)) else ""
+                raise TimeoutError(f"{what} did not end within {seconds:g} s{place}")
         finally:
             if future is not None and isinstance(work, Coroutine):
                 future.cancel()
         return future.result()
 
     def _await(self, future: Future[T], deadline: float, shielded: bool) -> bool:
-        """Turn the loop until it is done; whether it is. Its own end is no news for the next `wait`."""
+        """Turn the loop until the future is done, and return whether it is. Its end is no news for the next `wait`."""
         future.add_done_callback(lambda _: self._loop.stop())
         news = False
         try:
@@ -240,18 +240,18 @@ class MainLoop:
             del self._under_way[what]
 
     def _turn(self, deadline: float, shielded: bool) -> bool:
-        """Turn the event loop until there is news, for one slice at most; whether there was some.
+        """Turn the event loop until there is news, for one slice at most. Returns whether there was news.
 
         Raises what ends the present stage, unless `shielded`.
         """
         self.keepalive()
-        known = self._news or (self.endings.urgent and not shielded)
-        seconds = 0.0 if known else max(0.0, min(deadline - time.monotonic(), self._slice_seconds))
-        due = time.monotonic() + seconds
-        stood_still = due - seconds - self._turned_at
+        must_return = self._news or (self.endings.urgent and not shielded)
+        seconds = 0.0 if must_return else max(0.0, min(deadline - time.monotonic(), self._slice_seconds))
+        due_at = time.monotonic() + seconds
+        stood_still = due_at - seconds - self._turned_at
         self._loop.turn(seconds)
         self._turned_at = time.monotonic()
-        if max(stood_still, self._turned_at - due) > STILL_SECONDS:
+        if max(stood_still, self._turned_at - due_at) > STILL_SECONDS:
             self.resumed_at = self._turned_at
         news, self._news = self._news, False
         if shielded:

@@ -63,9 +63,9 @@ class RecordingFiles(Files, frozen=True):
         self.followed.add(path)
         return super().real(path)
 
-    def _name(self, path: str) -> str:
+    def _resolve_parent(self, path: str) -> str:
         self.named.add(path)
-        return super()._name(path)
+        return super()._resolve_parent(path)
 
     def recorded(self, name: str, kind: type[T]) -> T | None:  # noqa: ARG002
         return self.rooms if name == "disks" else None  # type: ignore[return-value]  # it has that kind

@@ -77,16 +77,16 @@ def docker_errors(seconds: float) -> Iterator[None]:
     try:
         yield
     except APIError as error:
-        raise DockerError(_one_line(error.explanation or error), error.status_code or 0) from None
+        raise DockerError(_join_lines(error.explanation or error), error.status_code or 0) from None
     except ValueError:
         raise DockerError("not JSON") from None
     except UNANSWERED as error:
-        raise DockerError(_reason(error, seconds)) from None
+        raise DockerError(_find_reason(error, seconds)) from None
     except MALFORMED:
         raise DockerError("not as docker's") from None
 
 
-def _reason(error: BaseException, seconds: float) -> str:
+def _find_reason(error: BaseException, seconds: float) -> str:
     """The reason of the error below those of requests and urllib3."""
     while isinstance(error.__context__, UNANSWERED):
         error = error.__context__
@@ -94,14 +94,15 @@ def _reason(error: BaseException, seconds: float) -> str:
         return f"no answer within {seconds:g} s"
     if isinstance(error, IncompleteRead | RemoteDisconnected):
         return "the server closed the connection before the end of its answer"
-    return _one_line(error) or type(error).__name__
+    return _join_lines(error) or type(error).__name__
 
 
-def _one_line(text: object) -> str:
+def _join_lines(text: object) -> str:
     return " ".join(str(text).split())
 
 
 def open_log(container_id: str, since: str, connect_seconds: float, api: APIClient) -> Response:
+    """Request a container's log as a stream, with no limit on the wait for more. `since`: see `reader.follow_log`."""
     url = f"{api.base_url}/v{api.api_version}/containers/{quote(container_id, safe='')}/logs"
     params = {"follow": "1", "stdout": "1", "stderr": "1", "tail": "all", "timestamps": "1", "since": since}
     answer = api.get(url, params=params, stream=True, timeout=(connect_seconds, None))

@@ -34,7 +34,7 @@ class DockerError(Exception):
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
         self.status = status
-        """Status of HTTP; 0 without an answer of docker."""
+        """HTTP status; 0 without an answer of docker."""
 
 
 class DockerReader:
@@ -53,7 +53,7 @@ class DockerReader:
         return self._get("/containers/json", lambda api: api.containers(all=True))
 
     def container(self, container_id: str) -> object:
-        """Its current description; None where there is none."""
+        """The current description of a container; None where there is no such container."""
         target = f"/containers/{container_id}/json"
         self.answers.pop(target, None)
         return self._get(target, lambda api: api.inspect_container(container_id))
@@ -136,8 +136,8 @@ def connect(socket_path: str = SOCKET, seconds: float = TIMEOUT_SECONDS) -> Dock
 def follow_log(container_id: str, since: str, socket_path: str = SOCKET) -> Iterator[tuple[int, bytes]]:
     """(stream, stamp and bytes) from `since` on until the container ends: 1 is stdout, 2 stderr.
 
-    `since`: "0" for all, or `since_of` a piece, which then comes again. It waits for more without a limit. Raises
-    DockerError, also where dockerd stops.
+    `since`: "0" for the whole log, or `since_of` a piece, which then comes again. It waits for more without a limit.
+    Raises DockerError, also where dockerd stops.
 
     The SDK's own logs() leaves out the stream number, without which pieces of long lines of both streams would be
     joined, and takes a broken connection for the end of the log.

@@ -79,7 +79,9 @@ def test_a_cold_start_blocks_until_a_completion_works(spark: SparkdNode) -> None
     assert complete(spark.node), "active, but no token"
     steps = {re.split(r"[,;]| \d", status)[0] for status in seen if status.startswith("loading: ")}
     assert len(steps) >= 3, seen  # of ten; those shorter than the second between two reports may not show
-    assert any("KV cache 524,288 tokens" in status for status in seen), seen
+    report = spark.report()
+    assert report is not None
+    assert report.engine.kv_cache_tokens == 524_288, "which the load has shown, for less than a second"
     wait_for(
         lambda: spark.status_text() == "serving: tiny on port 8000", 5, "STATUS= a second later, as between reports"
     )

@@ -147,7 +147,7 @@ def _parse(
 class _Builder(Struct):
     """Makes plain data of the nodes of YAML, and notes the lines."""
 
-    convert: Callable[[ScalarNode, Key], object]
+    build_scalar: Callable[[ScalarNode, Key], object]
     last_wins: bool
     """Whether a key may occur twice."""
     most_values: int = 0
@@ -197,7 +197,7 @@ class _Builder(Struct):
         if len(path) > _DEEPEST:
             raise YamlError(line, "is nested too deep")
         if isinstance(node, ScalarNode):
-            return self.convert(node, path)
+            return self.build_scalar(node, path)
         if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
             children = [((*path, f"[{index}]"), child) for index, child in enumerate(node.value)]
             self.lines.update({inner: child.start_mark.line + 1 for inner, child in children})

@@ -118,9 +118,12 @@ class _NewReader(_Reader):
 
 
 def _parse(
-    text: str, reader_class: type[_Reader], convert: Callable[[ScalarNode, Key, _Reader], object], aliases: bool = False
+    text: str,
+    reader_class: type[_Reader],
+    read_scalar: Callable[[ScalarNode, Key, _Reader], object],
+    aliases: bool = False,
 ) -> Document:
-    """Parse a mapping. `convert` makes the value of a scalar, by its node, its path and the reader."""
+    """Parse a mapping. `read_scalar` makes the value of a scalar, by its node, its path and the reader."""
     for number, row in enumerate(text.lstrip("\ufeff").splitlines(), 1):
         if row.startswith("%TAG"):  # slow: each is compared with all before it, and its prefix is repeated in each tag
             raise YamlError(number, "%TAG is not known")
@@ -139,7 +142,9 @@ def _parse(
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
     builder = _Builder(
-        lambda node, path: convert(node, path, reader), reader_class is not _NewReader, _MOST_VALUES if aliases else 0
+        lambda node, path: read_scalar(node, path, reader),
+        reader_class is not _NewReader,
+        _MOST_VALUES if aliases else 0,
     )
     return Document(builder.build_mapping(root, ()), builder.lines)
 

@@ -168,6 +168,17 @@ def test_a_worker_killed_while_it_loads_is_a_kill_by_the_kernels_count_too(worke
         assert find_cause(worker.agent, ENDED).cause == "kernel-oom"
 
 
+@pytest.mark.parametrize(("age_seconds", "cause"), [(5, "kernel-oom"), (500, "engine-ended")])
+def test_an_old_kill_of_another_container_is_no_cause(worker: AgentUnderTest, age_seconds: float, cause: str) -> None:
+    """Where it is recent, the record of the rank's own kill may have been dropped."""
+    files(worker).file("/proc/vmstat", "oom_kill 4\n")
+    files(worker).file("/dev/kmsg", KILL.format(us=round((time.monotonic() - age_seconds) * 1e6), group=OTHER))
+    with running(worker.agent) as (rank, process):
+        rank.note(oom_kills=3)
+        process.kill()
+        assert find_cause(worker.agent, ENDED).cause == cause
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("a 1\noom_kill 7\nb 2\n", 7), ("oom_kills 7\n", None), ("oom_kill x\n", None), ("oom_kill\n", None), ("", None)],

@@ -284,16 +284,22 @@ class Running:
 
     def find_oom_kill(self) -> tuple[bool, str]:
         """Whether the kernel has killed for want of memory since the start, and whom of the rank. For a thread."""
-        count, count_before, victims = meminfo.oom_kills(self._host.files), self.record.oom_kills, list[OomKill]()
-        with suppress(OSError):
-            kills = find_oom_kills(kernel.read_log(self._host.files))
-            victims = [kill for kill in kills if names_container(kill.group, self.rank.container_id)]
+        count, count_before, kills = meminfo.oom_kills(self._host.files), self.record.oom_kills, list[OomKill]()
+        has_grown = count is not None and count_before is not None and count > count_before
         # The kernel's log has a clock of its own, which nothing sets right.
-        age_seconds = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - victims[-1].seconds if victims else OOM_SECONDS
-        if age_seconds < OOM_SECONDS:
-            killed_at = format_clock(time.time() - age_seconds)
+        now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+        try:
+            kills = [
+                kill for kill in find_oom_kills(kernel.read_log(self._host.files)) if now - kill.seconds < OOM_SECONDS
+            ]
+        except OSError:
+            return has_grown, ""
+        victims = [kill for kill in kills if names_container(kill.group, self.rank.container_id)]
+        if victims:
+            killed_at = format_clock(time.time() - (now - victims[-1].seconds))
             return True, f"the kernel killed for want of memory at {killed_at}: {victims[-1].text}"
-        return count is not None and count_before is not None and count > count_before, ""
+        # The log may lack one of many; an old kill, such as of another container at its own limit, ended no rank now.
+        return has_grown and bool(kills), ""
 
     def read_exit_code(self) -> str:
         """The container's exit code. It proves little: vLLM exits with 0 after most failures. For a thread."""

@@ -142,7 +142,7 @@ class PowerWatch:
         self._agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
 
     def _find_answering(self, peers: tuple[PeerStatus, ...], before: Iterable[Seen]) -> tuple[Mapping[str, bool], bool]:
-        """Whether each address's kernel answers; and whether this node reaches another or the gateway by the LAN."""
+        """Whether each address's kernel answers; and whether another node or the gateway does on the second network."""
         gateways = network.default_routes(self._files).values()
         lan_addresses = {peer.report.lan_address: peer.contact for peer in peers if peer.report}
         address_groups = (

@@ -144,7 +144,7 @@ class ProvingPeriod(Struct):
         look = partial(docker_image.read_digest, agent.host, agent.reporter.report.engine.image, agent.plan.image)
         with suppress(OSError, DockerError):
             digest = agent.loop.beside(look, DOCKER_SECONDS, "docker's digest of the image")
-        entry = known_good.Entry(
+        proven_plan = known_good.Entry(
             since=now,
             until=now,
             plan=agent.plan.digest,
@@ -158,9 +158,9 @@ class ProvingPeriod(Struct):
         known_entries = agent.store.try_read(known_good.read_known_good)
         if known_entries is None:
             return
-        history = known_good.add_proven(known_entries, entry)
+        history = known_good.add_proven(known_entries, proven_plan)
         if history.known_good != known_entries and agent.store.write(known_good.FILE, history):
-            agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)
+            agent.events.info("known_good.plan.saved", plan=proven_plan.plan[:12], recipe=proven_plan.name)
             agent.run_aside("kept-images", partial(_keep_images, agent, known_entries, history.known_good))
 
 

@@ -31,7 +31,7 @@ FAILED_GRACE_SECONDS = 5.0
 LAST_REPORT_SECONDS = 2.0
 """How long the other nodes can read the last report."""
 RELEASE_SECONDS = 3.0
-"""Limit for which a worker that is stopped waits until its head has left service, before it ends its rank."""
+"""How long a stopped worker waits for its head to leave service, before it ends its rank."""
 GOODBYE_SECONDS = 0.3
 """Time for the other nodes to read that this one leaves, before it refuses connections."""
 
@@ -76,8 +76,8 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     reported_at = time.monotonic()
     stacks = read_rank_stacks(agent, running, error, failed_in)
     looks = Looks(agent, running, error)
-    loses_no_request = agent.context.peers or error.code is ExitCode.STALLED
-    grace_seconds = LOST_GRACE_SECONDS if loses_no_request else FAILED_GRACE_SECONDS
+    is_engine_lost = agent.context.peers or error.code is ExitCode.STALLED
+    grace_seconds = LOST_GRACE_SECONDS if is_engine_lost else FAILED_GRACE_SECONDS
     kill_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
     evidence = replace(looks.evidence(), frame=stacks.frame if stacks is not None else "")
     judged_end = judge_end(error, evidence, failed_in, utc_now())
@@ -158,9 +158,7 @@ def leave(agent: Agent, running: Running | None, request: StopRequested) -> None
     elif running is not None and agent.reporter.report.phase in (Phase.SERVING, Phase.DEGRADED):
         agent.events.info("switch.drain.started", to=request.to, at_most_seconds=request.drain_seconds)
         agent.phase.enter(Phase.STOPPING, f"draining for {request.to}", draining=True)
-        with suppress(
-            StopRequested, SparkdError, OSError
-        ):  # a stop, or a lost node: there is no request to wait for any more
+        with suppress(StopRequested, SparkdError, OSError):  # a stop, or a lost node: there is nothing to wait for
             _drain(agent, running, request)
         agent.reporter.update(draining=False, message=str(request))
 
@@ -169,19 +167,15 @@ def _drain(agent: Agent, running: Running, request: SwitchRequested) -> None:
     endpoint, deadline = agent.endpoint(running), time.monotonic() + request.drain_seconds
     quiet_until, ended = time.monotonic() + QUIET_SECONDS, running.rank.ended
     while (left_seconds := deadline - time.monotonic()) > 0:
-        request_count = agent.loop.beside(_count_requests(endpoint), left_seconds, "a look at the requests")
+        count = agent.loop.beside(_count_requests(endpoint), left_seconds, "a look at the requests")
         if ended.is_set():
             return
-        if request_count != 0:
+        if count != 0:
             quiet_until = time.monotonic() + QUIET_SECONDS
         elif time.monotonic() >= quiet_until:
             return
-        activity = (
-            "requests run"
-            if request_count is None
-            else f"{request_count} request{'s' * (request_count != 1)} run{'s' * (request_count == 1)}"
-        )
-        agent.reporter.update(message=f"draining for {request.to}: {activity}, {left_seconds:.0f} s left")
+        load = "requests run" if count is None else f"{count} request{'s' * (count != 1)} run{'s' * (count == 1)}"
+        agent.reporter.update(message=f"draining for {request.to}: {load}, {left_seconds:.0f} s left")
         agent.loop.wait_until(ended.is_set, LOOK_SECONDS)
 
 

@@ -254,10 +254,8 @@ def check_image(agent: Agent) -> bool:
         if not program:  # the launch itself reports what is wrong with docker
             return False
         raise _make_blocked_error(agent, "can't be checked", str(error), IMAGE_HINT) from None
-    has_new_table = not is_queried and (is_checked or code == 0) and _record_table(agent, image_id, log)
-    return (
-        has_new_table if is_checked else _record_asserts(agent, image_id, program, (code, log), began) or has_new_table
-    )
+    is_new = not is_queried and (is_checked or code == 0) and _record_table(agent, image_id, log)
+    return is_new if is_checked else _record_asserts(agent, image_id, program, (code, log), began) or is_new
 
 
 def _find_open_questions(agent: Agent, program: str) -> tuple[str, bool, bool] | None:

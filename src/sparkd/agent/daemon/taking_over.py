@@ -44,7 +44,7 @@ from sparkd.base.state.switch import Switch
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report
 
 MOST_TAKEN_OVER, WITHIN_SECONDS = 2, 600.0
-"""A third crash within that time ends the rank: a bug must not repeat without end."""
+"""A third crash within that time ends the rank: a bug must not have it taken over without end."""
 CHANGED = "configuration"
 
 

@@ -69,7 +69,7 @@ def note_warmth(agent: Agent) -> None:
 
 
 class WarmthFollower(Struct):
-    """Follows the head on a worker: once the head has warmed the engine, this node's caches are warm too."""
+    """Follows the head on a worker: what the head warms after this node's caches were reported is warm here too."""
 
     agent: Agent
     _saw_warming: bool = False
@@ -98,10 +98,10 @@ def make_warm(
     settings, cold = agent.settings.readiness, _find_cold(agent)
     if settings.warm == "never" or not (cold or settings.warm == "always"):
         return
-    entry = _read_warmed(agent).find(agent.agreed.agreement.digest)
-    if entry.begun >= MOST_BEGUN:
+    known_plan = _read_warmed(agent).find(agent.agreed.agreement.digest)
+    if known_plan.begun >= MOST_BEGUN:
         _report_warmth(agent, "")  # so that nothing else warms it by itself
-        reason = f"not warmed: the engine, or its machine, ended the last {entry.begun} times meanwhile"
+        reason = f"not warmed: the engine, or its machine, ended the last {known_plan.begun} times meanwhile"
         agent.events.warning("engine.kernels.cold", reason=reason, hint=AGAIN)
         return
     began = running.seconds
@@ -109,16 +109,18 @@ def make_warm(
         "engine.kernels.warming", cold=", ".join(cold), hint="nothing is to be done: it is ready after it"
     )
     _report_warmth(agent, WARMING)
-    _keep_entry(agent, replace(entry, begun=entry.begun + 1))
+    _keep_entry(agent, replace(known_plan, begun=known_plan.begun + 1))
     try:
         outcome = _await_warm_up(agent, running, works, show)
         if not outcome.whole:
             answer_again(agent.settings.supervise.stall_seconds if outcome.lost else settings.timeout_seconds)
     except BaseException as error:
         if not _may_be_due_to_requests(error):
-            _keep_entry(agent, entry)
+            _keep_entry(agent, known_plan)
         raise
-    _keep_entry(agent, replace(entry, begun=0, kernels=_count_kernels(agent) if outcome.over else entry.kernels))
+    _keep_entry(
+        agent, replace(known_plan, begun=0, kernels=_count_kernels(agent) if outcome.over else known_plan.kernels)
+    )
     _report_warmth(agent, WARM if outcome.over else COLD)
     _log_outcome(agent, running, outcome, round(running.seconds - began))
 

@@ -94,9 +94,8 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
     folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink()]
     half_removed = [folder for folder in folders if folder.name.startswith(DOOMED)]
     cache_folders = [folder for folder in folders if caches.IMAGE.fullmatch(folder.name)]
-    cache_folders.sort(
-        key=lambda folder: (folder.name != own_name, -folder.stat().st_mtime)
-    )  # the image in use always keeps its caches
+    # The image in use comes first, so it always keeps its caches.
+    cache_folders.sort(key=lambda folder: (folder.name != own_name, -folder.stat().st_mtime))
     for folder in (*half_removed, *cache_folders[KEPT:]):
         if any(mount_point == str(folder) or mount_point.startswith(f"{folder}/") for mount_point in mount_points):
             yield Pruned(str(folder), "something is mounted in it")

@@ -81,7 +81,7 @@ class Containers:
         body = create_body(plan, image_id, script, labels, gpu)
         container_id = self._create(body, name)
         with self._remove_on_error(container_id):
-            with _raise_launch_error(f"container {name} can't be started"):
+            with _as_launch_error(f"container {name} can't be started"):
                 self._call(lambda api: api.start(container_id))
                 rank = self._open_rank(container_id, name, image_id)
             if rank is None:
@@ -94,7 +94,7 @@ class Containers:
     def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:
         """Run a container to its end and remove it. Returns its exit code and its log."""
         container_id = self._create(body, name)
-        with self._remove_on_error(container_id), _raise_launch_error(f"container {name} can't be run to its end"):
+        with self._remove_on_error(container_id), _as_launch_error(f"container {name} can't be run to its end"):
             self._call(lambda api: api.start(container_id))
             exit_status = self._call(lambda api: api.wait(container_id, timeout=seconds), seconds)
             log = self._call(lambda api: api.logs(container_id, tail=LAST_LINES))
@@ -111,7 +111,7 @@ class Containers:
             raise
 
     def _create(self, body: Mapping[str, object], name: str) -> str:
-        with _raise_launch_error(f"container {name} can't be made"):
+        with _as_launch_error(f"container {name} can't be made"):
             return self._call(lambda api: str(api.create_container_from_config(body, name)["Id"]))
 
     def _find_image_id(self, plan: LaunchPlan) -> str:
@@ -157,7 +157,7 @@ class Containers:
 
     def stop(self, container_id: str, grace_seconds: int) -> None:
         """Stop it by SIGTERM, grace, SIGKILL. One that is gone is no error."""
-        with _raise_launch_error(f"container {container_id[:12]} can't be stopped", MISSING):
+        with _as_launch_error(f"container {container_id[:12]} can't be stopped", MISSING):
             self._call(lambda api: api.stop(container_id, timeout=grace_seconds), TIMEOUT_SECONDS + grace_seconds)
 
     def remove(self, container_id: str) -> None:
@@ -165,12 +165,12 @@ class Containers:
 
         The volumes that docker makes of an image's VOLUME, a copy of its files for each container, go with it.
         """
-        with _raise_launch_error(f"container {container_id[:12]} can't be removed", MISSING, CONFLICT):
+        with _as_launch_error(f"container {container_id[:12]} can't be removed", MISSING, CONFLICT):
             self._call(lambda api: api.remove_container(container_id, v=True, force=True))
 
 
 @contextmanager
-def _raise_launch_error(what: str, *harmless: int) -> Iterator[None]:
+def _as_launch_error(what: str, *harmless: int) -> Iterator[None]:
     """Raise LaunchError in place of DockerError. `harmless`: HTTP statuses that are no error."""
     try:
         yield
@@ -291,10 +291,7 @@ def lock_scratch(folder: Path) -> Iterator[None]:
 
 
 def save(ref: str, file: Path, received: Callable[[int], None]) -> None:
-    """Save an image for `docker load`, whole or not at all. Raises BlockedError.
-
-    `received` is called with the size of each piece.
-    """
+    """Save an image for `docker load`, whole or not at all. `received` gets each piece's size. Raises BlockedError."""
     part = file.with_suffix(".part")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

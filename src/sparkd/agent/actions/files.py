@@ -97,9 +97,8 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
             write(path, file.encode(after), file.mode, durable=True)
             return True
         finally:
-            if (
-                file.notice
-            ):  # also after an error: a needless notice does no harm. A full /run does not undo what is written
+            # Also after an error: a needless notice does no harm. A full /run does not undo what is written.
+            if file.notice:
                 with suppress(OSError):
                     write(Path(files.real(file.notice)), "", PUBLIC, durable=False)
 

@@ -78,12 +78,8 @@ def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS, limits: 
         except sqlite3.DatabaseError as error:
             if _primary_code(error) not in BROKEN:
                 raise
-            for suffix in (
-                "-journal",
-                "-wal",
-                "-shm",
-                "",
-            ):  # the database last: its journal must not be applied to a new one
+            # The database last: its journal must not be applied to a new one.
+            for suffix in ("-journal", "-wal", "-shm", ""):
                 with suppress(FileNotFoundError):
                     Path(f"{path}{suffix}").replace(f"{path}{ASIDE}{suffix}")
             _write(path, rows, busy_seconds, limits)

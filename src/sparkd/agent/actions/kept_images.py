@@ -71,7 +71,7 @@ def image_name(image: str) -> str:
 
 
 def container_name(image: str) -> str:
-    """The name of the image's container: unlike a rank's, so that none is removed as a left rank."""
+    """The name of the image's container: unlike a rank's, so that no clean-up of ranks removes it."""
     return f"sparkd-kept-{image.removeprefix('sha256:')[:12]}"
 
 

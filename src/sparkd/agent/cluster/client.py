@@ -248,9 +248,8 @@ def clock_ahead(date: str, now: float, known: float | None) -> float | None:
     The Date of an answer is not signed: forging it could make a warning appear, and nothing else.
     """
     try:
-        sent = (
-            parsedate_to_datetime(date).timestamp() + 0.5
-        )  # HTTP dates are cut to whole seconds: half a second is lost on average
+        # HTTP dates are cut to whole seconds: half a second is lost on average.
+        sent = parsedate_to_datetime(date).timestamp() + 0.5
     except (ValueError, TypeError, OverflowError):
         return known
     ahead_seconds = float(round(sent - now))

@@ -26,10 +26,8 @@ def request_inventories(settings: Settings, host: Host) -> Inventories:
     own_address = settings.cluster.nodes[0]
 
     async def request(peer: Peer) -> Inventory | str:
-        reader, reason = (
-            PeerReader(Source(*peer, port, own_address, 0, ANSWER_SECONDS + 2), keys, wake=lambda: None),
-            "",
-        )
+        reader = PeerReader(Source(*peer, port, own_address, 0, ANSWER_SECONDS + 2), keys, wake=lambda: None)
+        reason = ""
         for _ in range(TRIES):
             try:
                 return parse(await reader.fetch(PATH))

@@ -58,9 +58,9 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
     if report is None:  # this node's agent has just taken over its own rank, and has heard nothing yet
         return None
     if report.launch_id != expected.launch_id:
-        cause = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
+        last_end = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
         has_failed = report.last_cause and report.last_cause_code != Cause.AGENT_KILLED
-        return PeerLostError(f"{rank} has restarted{cause}", HINT, cause=Cause.PEER_FAILED if has_failed else None)
+        return PeerLostError(f"{rank} has restarted{last_end}", HINT, cause=Cause.PEER_FAILED if has_failed else None)
     if (loss := phases.find_loss(report)) is not None:
         return PeerLostError(f"{rank} {loss.text}: {report.message}", HINT, cause=loss.cause)
     if report.epoch not in ("", expected.epoch):

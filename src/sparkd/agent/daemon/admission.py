@@ -45,9 +45,8 @@ class Admission(Struct):
         """Pass preflight. Returns whether docker ran before it. Raises BlockedError (10) or NeedsPersonError (17)."""
         agent = self.agent
         docker_was_up = self._run_beside(partial(docker.running, agent.host), "looking at dockerd")
-        if (
-            agent.reporter.report.phase is not Phase.BLOCKED
-        ):  # that phase stays until nothing blocks: another try is no news
+        # BLOCKED stays until nothing blocks: another try is no news.
+        if agent.reporter.report.phase is not Phase.BLOCKED:
             agent.phase.enter(Phase.PREFLIGHT)
         io = GateIO(agent.actions.apply, self._run_hooks, self._wait, agent.loop, agent.events, self._show)
         Gate(

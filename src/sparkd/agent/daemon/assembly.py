@@ -55,8 +55,8 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     if left is not None:
         secrets = left.kept.secrets
     else:
-        read_them = partial(read_secrets, node.plan)
-        secrets = _read_beside(base, read_them, "reading the secrets", "a file of engine.secrets")
+        read_engine_secrets = partial(read_secrets, node.plan)
+        secrets = _read_beside(base, read_engine_secrets, "reading the secrets", "a file of engine.secrets")
     redact = Redaction(secrets.values())
     events = base.log.events(redact)
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid, keys)
@@ -65,7 +65,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     history = store.read_launches()
     report = replace(report, rank_id=uuid.uuid4().hex, restarts=history.restarts(datetime.now(UTC)))
     if (last_end := history.last_cause) is not None:
-        hint = "" if last_end.code == ExitCode.PEER_LOST else last_end.hint  # the hint is at the other node
+        hint = "" if last_end.code == ExitCode.PEER_LOST else last_end.hint  # the other node reports what is to be done
         action = last_end.action or find_action(last_end.cause)
         report = replace(
             report, last_cause=str(last_end), last_cause_code=last_end.cause, last_action=action, last_hint=hint

@@ -60,7 +60,7 @@ class Pace(Struct, frozen=True):
     message_seconds: float = 35.0
     """Limit for each way of a message before a reboot: an operator's program has 30 s, a webhook 10."""
     last_look_seconds: float = 3.0
-    """Limit for the looks at the end of a run: dockerd lists its containers in milliseconds."""
+    """Limit for the looks at the end of a run: at ports, and at dockerd, which lists its containers in milliseconds."""
 
 
 USUAL_PACE = Pace()
@@ -130,7 +130,7 @@ class Context(Base, frozen=True, kw_only=True):
         return unknown
 
     def run_aside(self, name: str, work: Callable[[], object]) -> None:
-        """Run `work` in a thread that nothing waits for. Where none can be started, that is an event."""
+        """Run `work` in a thread that nothing waits for. If none can be started: `agent.thread.failed`."""
         try:
             start_thread(threading.Thread(target=work, name=name, daemon=True))
         except BlockingIOError as error:

@@ -118,9 +118,8 @@ class HeadFollower(Struct):
         report = self.head.status.report
         self._refused = report.config_digest if report else ""
         try:
-            if not self._is_kept(
-                answer.body
-            ):  # a document that was accepted before needs no proof; it may be refused now
+            # A document that was accepted before needs no proof; it may be refused now.
+            if not self._is_kept(answer.body):
                 self._verify_signature(answer)
                 self.unproven = None
         except HeadRefusedError as unproven:

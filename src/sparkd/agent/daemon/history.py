@@ -199,10 +199,8 @@ def read_disk(files: Files) -> Disk:
 
     rows, warnings = tuple[Row, ...](), tuple[Line, ...]()
     with suppress(OSError):
-        empty_facts = {
-            "facts": Facts({}, {}, {}),
-            "phases": {},
-        }  # a launch's facts are a hundred times as large as the rest
+        # A launch's facts are a hundred times as large as the rest.
+        empty_facts = {"facts": Facts({}, {}, {}), "phases": {}}
         rows = tuple(
             replace(row, **empty_facts) if isinstance(row, Launch) else row
             for row in history.read(files, MOST_LAUNCHES)

@@ -84,7 +84,7 @@ class Evidence(Struct, frozen=True):
 
 
 class Looks:
-    """Looks for the cause behind an error. They begin while the rank is there, and are awaited once it is gone."""
+    """Looks for the cause behind an error. Looks begin while the rank exists, and are awaited once it is gone."""
 
     def __init__(self, agent: Agent, running: Running | None, error: SparkdError) -> None:
         self._agent, self._running, self._error = agent, running, error

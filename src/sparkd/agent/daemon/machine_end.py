@@ -96,7 +96,7 @@ def read_facts(files: Files, booted_at: float) -> BootFacts:
             bootstatus |= int(files.value(f"/sys/class/watchdog/{name}/bootstatus"), 0)
     dumps = [path for folder, oldest in oldest_times.items() for path in _find_dumps(files, folder, oldest)]
     texts = (files.head(path, 1 << 16).decode("utf-8", "replace") for path in dumps[:32])
-    # The last match of each dump counts: the kernel also prints names of files, which may forge a line of it.
+    # The last match of each dump counts: the kernel also prints file names, which may hold a line end and a forged one.
     faults = (matches[-1] for text in texts if (matches := _DUMPED.findall(text)))
     return BootFacts(lines, tuple(sanitize("".join(words)) for words in faults), bootstatus)
 

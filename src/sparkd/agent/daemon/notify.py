@@ -119,8 +119,8 @@ class Outbox:
     def open(self, *, wait: bool) -> bool:
         """Become the process that sends, until `close`. Without `wait`, returns False where another one is.
 
-        A file that can't be read now is read again with `wait`, and else an OSError: its queue must not be lost.
-        Raises OSError where the lock can't be had.
+        A file that can't be read now must not lose its queue: with `wait` it is read again until it can be.
+        Raises OSError where the lock can't be had; without `wait` also for such a file.
         """
         refuse_shared(self._folder)
         self._lock = open_lock(self._folder / LOCK)

@@ -73,9 +73,8 @@ def is_ended_by_docker(agent: Agent, running: Running) -> bool:
         is_replaced = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
         return is_replaced, is_replaced and docker_config.keeps_containers(agent.host)
 
-    is_replaced, keeps_rank = agent.look(
-        look, 3.0, "looking at dockerd", (False, False)
-    )  # where dockerd hangs, the caller looks again
+    # Where dockerd hangs, the caller looks again.
+    is_replaced, keeps_rank = agent.look(look, 3.0, "looking at dockerd", (False, False))
     if keeps_rank:
         running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
     return is_replaced and not keeps_rank

@@ -94,9 +94,8 @@ def _note_answer(previous: Seen | None, lan_address: str, answers: Mapping[str, 
     if answers.get(lan_address):
         return Seen(now, lan_address, now)
     if previous is not None and previous.lan_address == lan_address and now - previous.lan_at <= PAUSE_SECONDS:
-        return replace(
-            previous, alive_at=now, announced=False
-        )  # the kernel's table may lose an address before the node hangs
+        # The kernel's table may lose an address before the node hangs.
+        return replace(previous, alive_at=now, announced=False)
     return Seen(now, "", now)
 
 

@@ -123,9 +123,8 @@ class ProvingPeriod(Struct):
         self.proven = True
         agent.store.record(lambda launches: launches.reset(agent.plan.counted_as))
         switch = self.switching.switch
-        if (
-            switch is None or switch.to is None or not switch.to.until
-        ):  # a plan that is chosen for a limited time is an experiment
+        # A plan that is chosen for a limited time is an experiment.
+        if switch is None or switch.to is None or not switch.to.until:
             self._keep_known_good()
 
     def _find_filled_caches(self) -> tuple[str, ...]:

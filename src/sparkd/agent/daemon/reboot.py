@@ -66,9 +66,8 @@ def _find_objection(agent: Agent, error: SparkdError) -> str:
         objection = agent.loop.beside(look, LOOK_SECONDS, "looking whether a reboot may be", shielded=True)
     except OSError as look_error:
         objection = str(look_error)
-    return (
-        "a stop was requested" if agent.loop.endings.stop_requested else objection
-    )  # a stop may be requested during the look, too
+    # A stop may be requested during the look, too.
+    return "a stop was requested" if agent.loop.endings.stop_requested else objection
 
 
 def _look_for_objection(files: Files) -> str:

@@ -64,7 +64,7 @@ def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
 
 
 def stamp_configuration(root: str | os.PathLike[str]) -> object:
-    """A stamp that changes with every edit below /etc/sparkd. Unlistable folders, such as a removed one, are left out."""
+    """A stamp that changes with every edit below /etc/sparkd. Folders that can't be listed are left out."""
     walked = os.walk(Path(root, CONFIGURATION))
     return _stamp(Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
 

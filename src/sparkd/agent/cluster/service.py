@@ -92,10 +92,10 @@ class PeerApi(Struct):
             return Response(401, headers=((auth.CHALLENGE_HEADER, request.challenge),))
         path, body = urlsplit(request.path), b""
         if path.path == "/report" and self._report:
-            known = parse_qs(path.query).get("known", [""])[0]
+            known_digest = parse_qs(path.query).get("known", [""])[0]
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.hold_seconds):
-                    while known == self._digest:
+                    while known_digest == self._digest:
                         await self._published.wait()
             body = self._report
         elif path.path in self.slow:

@@ -149,9 +149,9 @@ DIFF_HINT = "sparkd diff; to go back to it: sudo sparkd rollback"
 
 def log_differences(agent: Agent) -> None:
     """Log what differs in a failed start from the last known good one."""
-    if not (known := agent.store.try_read(read_known_good)):
+    if not (known_good := agent.store.try_read(read_known_good)):
         return
-    differences = group_files(find_differences(known[0].facts, agent.agreed.facts()))
+    differences = group_files(find_differences(known_good[0].facts, agent.agreed.facts()))
     for difference in differences[:MOST_LINES]:
         old_value, new_value = excerpt_values(difference)
         name, hint = sanitize(difference.name, NAME_LIMIT), DIFF_HINT if difference is differences[-1] else ""
@@ -160,4 +160,4 @@ def log_differences(agent: Agent) -> None:
         agent.events.warning("known_good.values.omitted", count=len(differences) - MOST_LINES, hint=DIFF_HINT)
     if not differences:
         hint = "configuration unchanged since the last good start; see the engine log above"
-        agent.events.warning("known_good.values.unchanged", since=known[0].until, hint=hint)
+        agent.events.warning("known_good.values.unchanged", since=known_good[0].until, hint=hint)

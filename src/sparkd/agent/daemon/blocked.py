@@ -108,15 +108,15 @@ class _BlockedReport:
         agent.monitor.untrack_all()
         agent.loop.endings.forget()  # the end of a node that was tracked until now
         agent.log.bind(epoch="")
-        before = agent.reporter.report
+        last_report = agent.reporter.report
         # The other nodes compare their plans with that of a node that could launch it.
-        agent.reporter.update(epoch="", plan_digest="" if error.checks else before.plan_digest)
+        agent.reporter.update(epoch="", plan_digest="" if error.checks else last_report.plan_digest)
         # The reasons of checks have sizes; their events are logged as the verdicts change.
         blocker = error.checks or (error.reason,)
-        if before.phase is not Phase.BLOCKED or self._blocker != blocker:
+        if last_report.phase is not Phase.BLOCKED or self._blocker != blocker:
             self._blocker, self._since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-            named = {"cause": error.cause.value, "action": error.action.value}
-            agent.events.error("agent.run.blocked", **named, reason=error.reason, hint=error.hint)
+            cause_fields = {"cause": error.cause.value, "action": error.action.value}
+            agent.events.error("agent.run.blocked", **cause_fields, reason=error.reason, hint=error.hint)
             agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action)
             log_differences(agent)
         agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action)

@@ -90,8 +90,8 @@ def _run_program(files: Files, path: str, notice: Notice, owner_uid: int, second
     finally:
         os.close(stdin)
     if code != 0:
-        ended = f"did not end within {seconds:g} s" if code is None else f"ended with exit code {code}"
-        raise LaunchError(f"{path} {ended}: {first_line(output)}", f"run it by hand: {path}")
+        end = f"did not end within {seconds:g} s" if code is None else f"ended with exit code {code}"
+        raise LaunchError(f"{path} {end}: {first_line(output)}", f"run it by hand: {path}")
 
 
 class Outbox:
@@ -143,9 +143,9 @@ class Outbox:
 
     def record(self, state: NotifyState, observed: tuple[Notice, ...]) -> None:
         """Keep what is reported now, and queue the observed notices that the settings want."""
-        wanted = tuple(notice for notice in observed if notice.event in self._settings.events)
+        notices_to_send = tuple(notice for notice in observed if notice.event in self._settings.events)
         state = replace(state, settings=self._settings.model_dump())
-        state = notices.enqueue(state, wanted, self._settings.ways, time.time())
+        state = notices.enqueue(state, notices_to_send, self._settings.ways, time.time())
         if state.dropped > self.state.dropped:
             self._events.warning("notify.messages.dropped", count=state.dropped - self.state.dropped)
         self._keep_state(state)
@@ -221,14 +221,14 @@ class Notifications:
 
     def run(self) -> None:
         self._outbox.open(wait=True)
-        last: list[NodeReport] = []
+        last_reports: list[NodeReport] = []
         while True:
             self._changed.wait(TICK_SECONDS if self._outbox.state.pending else None)
             self._changed.clear()
             taken = [self._reports.popleft() for _ in range(len(self._reports))]
-            for report in taken or last:
+            for report in taken or last_reports:
                 self._outbox.record(*notices.observe(self._outbox.state, report, time.time(), self._degraded_seconds))
-            last = taken[-1:] or last
+            last_reports = taken[-1:] or last_reports
             self._outbox.send()
 
 

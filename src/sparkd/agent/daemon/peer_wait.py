@@ -72,10 +72,10 @@ def _report_worker_ready(agent: Agent) -> None:
 
 def _describe_unready_workers(agent: Agent, peers: tuple[PeerStatus, ...]) -> str:
     """The workers that do not wait with the same plan, and what they do instead; empty where all wait."""
-    wanted = (Phase.AWAITING_PEERS, "", agent.reporter.report.plan_digest)
+    ready_state = (Phase.AWAITING_PEERS, "", agent.reporter.report.plan_digest)
 
     def is_ready(report: NodeReport | None) -> bool:
-        return report is not None and (report.phase, report.epoch, report.plan_digest) == wanted
+        return report is not None and (report.phase, report.epoch, report.plan_digest) == ready_state
 
     return "; ".join(_describe_peer(peer) for peer in peers if not is_ready(peer.living))
 

@@ -32,7 +32,7 @@ def try_out(agent: Agent, running: Running) -> None:
     if not agent.switching.tried:
         return
     agent.reporter.update(message="the new plan answers test prompts")
-    faults = _keep_smoke_result(agent, agent.loop.beside(_smoke_test(agent, running), math.inf, "the smoke test"))
+    faults = _keep_smoke_result(agent, agent.loop.beside(_run_smoke_test(agent, running), math.inf, "the smoke test"))
     if faults:
         raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", HINT)
     agent.switching.put_in_force()
@@ -46,7 +46,7 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
     """
     if not agent.settings.smoke.on_start:
         return lambda: None
-    testing = agent.loop.start(_smoke_test(agent, running))
+    testing = agent.loop.start(_run_smoke_test(agent, running))
     reported = False
 
     def report() -> None:
@@ -66,10 +66,10 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
     return report
 
 
-def _smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[smoke.Round]]:
+def _run_smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[smoke.Round]]:
     recipe = agent.context.recipe
-    wanted = smoke.from_plan(agent.plan.argv, recipe.expect, random_weights=recipe.model.random_weights)
-    return smoke.run(agent.endpoint(running), wanted, agent.settings.readiness.completion_timeout_seconds)
+    smoke_plan = smoke.from_plan(agent.plan.argv, recipe.expect, random_weights=recipe.model.random_weights)
+    return smoke.run(agent.endpoint(running), smoke_plan, agent.settings.readiness.completion_timeout_seconds)
 
 
 def _keep_smoke_result(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...]:

@@ -94,10 +94,10 @@ def find_session(files: Files) -> str:
 def find_earlier(files: Files, now: float) -> str:
     """Why the last reboot by sparkd does not let it do another; empty where it does. Raises OSError."""
     faults = list[str]()
-    last = FILE.load(files, faults.append)
-    if last is None or faults:
+    last_reboot = FILE.load(files, faults.append)
+    if last_reboot is None or faults:
         return "".join(faults)
-    return judge_earlier(FILE.path, last.at, now, "requested a reboot", APART_SECONDS)
+    return judge_earlier(FILE.path, last_reboot.at, now, "requested a reboot", APART_SECONDS)
 
 
 def judge_earlier(path: str, at: float, now: float, what: str, apart_seconds: float) -> str:

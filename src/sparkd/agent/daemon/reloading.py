@@ -42,8 +42,8 @@ def raise_if_requested(agent: Agent) -> None:
     if not agent.loop.reload_requested:
         return
     agent.loop.reload_requested = False
-    known = read_rank(agent.host)
-    if known.record is None or known.record.invocation != agent.incarnation or not known.stays:
+    known_rank = read_rank(agent.host)
+    if known_rank.record is None or known_rank.record.invocation != agent.incarnation or not known_rank.stays:
         reason = "no rank serves here that a guard has"
     elif not (Path(sys.argv[0]).is_absolute() and os.access(sys.argv[0], os.X_OK)):
         reason = f"{sys.argv[0]} can't be executed"

@@ -56,7 +56,7 @@ class KeptRank(Struct, frozen=True):
     """Name of the container."""
     image_id: str
     plan: LaunchPlan
-    """Without what only a launch needs, by `without_launch`."""
+    """The plan that `without_launch` returns."""
     settings: Settings
     configured: Settings
     recipe: Recipe
@@ -150,15 +150,15 @@ def find_left(
     serves can't be taken over. `handed`: this is the new program after a reload; it also takes a rank that has ended
     meanwhile, to explain its end.
     """
-    known = load_rank(host)
-    has_ended = known.record is not None and known.record.stage is RankStage.READY and not known.alive
-    if (record := known.record) is None or not (known.stays or (has_ended and handed)):
+    known_rank = load_rank(host)
+    has_ended = known_rank.record is not None and known_rank.record.stage is RankStage.READY and not known_rank.alive
+    if (record := known_rank.record) is None or not (known_rank.stays or (has_ended and handed)):
         if has_ended:
             refuse("its engine has ended")
         return None
     faults = list[str]()
     kept = FILE.load(host.files, faults.append)
-    if reason := _find_objection(known, kept, role, invocation, host.uptime_seconds(), faults):
+    if reason := _find_objection(known_rank, kept, role, invocation, host.uptime_seconds(), faults):
         refuse(reason)
         return None
     assert kept is not None

@@ -98,7 +98,7 @@ def build_agent(
     configured = loaded.settings
     log.configure(as_json=configured.log.format == "json", level=configured.log.level)
     place = None
-    # Before the lock, so that a unit of the wrong role changes nothing. `begin_switch` leaves a choice that can't be made.
+    # Before the lock: a unit of the wrong role changes nothing. `begin_switch` leaves a choice that can't be made.
     with suppress(AwaitedError, ChoiceError):
         place = _resolve_place(configured, role, host, loop)
     actions = Actions.acquire(host, loop, owner, handed)

@@ -164,7 +164,7 @@ def test_a_node_that_joined_before_continues_and_is_fixed_by_a_join_without_a_re
         follower = worker.agent.follower
         assert follower is not None
         tree.file(f"/node1{PUBLIC}", f"{public_half(HEAD_KEY).hex()}\n", 0o600)
-        follower._tried_at = follower._looked_at = float("-inf")  # some seconds pass
+        follower._fetched_at = follower._looked_at = float("-inf")  # some seconds pass
         with pytest.raises(OutdatedPlanError):
             check_head(worker.agent)
         assert kept(worker)[FILE.name].encode() == changed(port)
@@ -191,7 +191,7 @@ def test_a_worker_whose_rank_runs_warns_and_ceases_to_once_it_has_joined(tree: T
 def test_plans_that_differ_for_that_are_made_equal_by_the_join(tree: Tree, port: int) -> None:
     with worker_of(tree, port, public=None) as worker, node(NODES[0], port=port) as head:
         send(head, worker, body(good(port)))
-        assert worker.agent.differences._hint(worker.agent.monitor.statuses()[0]) == head_key.REMEDY
+        assert worker.agent.differences._make_hint(worker.agent.monitor.statuses()[0]) == head_key.REMEDY
 
 
 def test_a_worker_without_a_document_takes_none_that_is_not_the_heads_and_says_so(tree: Tree, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Compile caches: one set of folders per image, below one root, of which the images used last keep theirs."""
+"""Makes, cleans and prunes compile caches: one set of folders per image, kept for the images used last."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sparkd.base.lib.errors import LaunchError
 from sparkd.base.lib.text import sanitize
 
 KEPT = 3
-"""Today's image, yesterday's for a way back, and one more. DeepSeek's compile cache is a few GB."""
+"""Images that keep their caches: today's, yesterday's for a way back, and one more. DeepSeek's cache is a few GB."""
 DOOMED = ".removed-"
-"""Prefix of a folder that is being removed: that takes minutes, in which the agent may end."""
+"""Prefix of a folder that is being removed: removing takes minutes, and the agent may end meanwhile."""
 
 
 class Pruned(Struct, frozen=True):
@@ -28,10 +28,10 @@ class Pruned(Struct, frozen=True):
 
 
 def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> Path:
-    """The folder, made on first use; marks the image as used now.
+    """Make the cache's folder where it is missing, mark the image as used now, and return the folder.
 
-    A container may open its folder to all, and the next one runs what is in it: only root gets there. Raises
-    LaunchError where others may.
+    The image's folder is for root alone: a container may make its cache writable for all, and the next container runs
+    what is in it. Raises LaunchError where others than root may write to the caches.
     """
     image, folder = root / image_id.removeprefix("sha256:"), _cache_folder(image_id, name, root)
     if not folder.is_dir():
@@ -43,19 +43,19 @@ def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) 
 
 
 def clear_torn(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:
-    """Remove files of kernels without a byte, before an engine loads one; how many. A power cut leaves such files.
+    """Remove empty files of kernels, which a power cut leaves, before an engine loads one. Returns how many.
 
     Raises LaunchError where others than root may write to the caches.
     """
-    cleared = 0
-    top = _cache_folder(image_id, name, root)
-    for file in caches.entries(str(top)):
+    count = 0
+    cache_folder = _cache_folder(image_id, name, root)
+    for file in caches.entries(str(cache_folder)):
         with suppress(OSError):  # a cache never blocks a start
-            kernel = file.name.endswith(caches.KERNELS) and file.is_file(follow_symlinks=False)
-            if kernel and not file.stat(follow_symlinks=False).st_size:
-                remove_empty(top, file.path[len(str(top)) + 1 :])
-                cleared += 1
-    return cleared
+            is_kernel = file.name.endswith(caches.KERNELS) and file.is_file(follow_symlinks=False)
+            if is_kernel and not file.stat(follow_symlinks=False).st_size:
+                remove_empty(cache_folder, file.path[len(str(cache_folder)) + 1 :])
+                count += 1
+    return count
 
 
 def _cache_folder(image_id: str, name: str, root: Path) -> Path:
@@ -67,7 +67,7 @@ def _cache_folder(image_id: str, name: str, root: Path) -> Path:
 
 
 def remove_empty(top: Path, below: str) -> None:
-    """Remove a file without a byte, by no link that a container has put in place of a folder since. Raises OSError."""
+    """Remove an empty file. Follows no link that a container may have put in place of a folder. Raises OSError."""
     *folders, name = below.split("/")
     fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -82,35 +82,36 @@ def remove_empty(top: Path, below: str) -> None:
 
 
 def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(caches.ROOT)) -> Iterator[Pruned]:
-    """Remove the caches of images not used for longest, except the last few, one by one. Raises OSError.
+    """Remove the caches of all images except the KEPT last used, and yield each. Raises OSError.
 
-    `mounted`: this machine's mount points. A folder with one below it is left alone.
+    `mounted`: this machine's mount points. A folder that is one, or has one below it, is left alone.
     """
     if not root.is_dir():
         return
     refuse_shared(root)
-    own, targets = keep_image_id.removeprefix("sha256:"), tuple(mounted)
+    own_name, mount_points = keep_image_id.removeprefix("sha256:"), tuple(mounted)
     root = root.resolve()  # as the kernel names mounts, where /var/lib/sparkd is a symlink to a larger disk
     folders = [folder for folder in root.iterdir() if folder.is_dir() and not folder.is_symlink()]
-    begun = [folder for folder in folders if folder.name.startswith(DOOMED)]
-    whole = [folder for folder in folders if caches.IMAGE.fullmatch(folder.name)]
-    whole.sort(key=lambda folder: (folder.name != own, -folder.stat().st_mtime))  # the one in use is never old
-    for folder in (*begun, *whole[KEPT:]):
-        if any(target == str(folder) or target.startswith(f"{folder}/") for target in targets):
+    half_removed = [folder for folder in folders if folder.name.startswith(DOOMED)]
+    cache_folders = [folder for folder in folders if caches.IMAGE.fullmatch(folder.name)]
+    # The image in use comes first, so it always keeps its caches.
+    cache_folders.sort(key=lambda folder: (folder.name != own_name, -folder.stat().st_mtime))
+    for folder in (*half_removed, *cache_folders[KEPT:]):
+        if any(mount_point == str(folder) or mount_point.startswith(f"{folder}/") for mount_point in mount_points):
             yield Pruned(str(folder), "something is mounted in it")
             continue
         try:
-            # Renamed first: half removed, and with the time of its removal, it would pass for one in use.
-            doomed = folder if folder in begun else folder.rename(folder.with_name(f"{DOOMED}{folder.name}"))
+            # Renamed first: half removed, with a new modification time, it would look like a cache in use.
+            doomed = folder if folder in half_removed else folder.rename(folder.with_name(f"{DOOMED}{folder.name}"))
             yield Pruned(str(folder), _remove_tree(doomed))
         except OSError as error:
             yield Pruned(str(folder), error.strerror or type(error).__name__)
 
 
 def _remove_tree(folder: Path) -> str:
-    """Why it could not be removed; empty where it was. Raises OSError."""
-    # A container makes folders as deep as it likes: shutil.rmtree keeps a descriptor of each, up to all.
-    remove = ("rm", "-rf", "--one-file-system", "--", folder)
-    done = subprocess.run(remove, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    reason = done.stderr.decode("utf-8", "replace").partition("\n")[0] or f"rm ended with {done.returncode}"
-    return sanitize(reason) if done.returncode else ""
+    """Returns why it could not be removed; empty where it was. Raises OSError."""
+    # A container may nest folders without limit, and shutil.rmtree holds a descriptor of each: up to all there are.
+    command = ("rm", "-rf", "--one-file-system", "--", folder)
+    removal = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    reason = removal.stderr.decode("utf-8", "replace").partition("\n")[0] or f"rm ended with {removal.returncode}"
+    return sanitize(reason) if removal.returncode else ""

@@ -1,6 +1,6 @@
-"""What is changed through dockerd: the rank's container; and an image, saved to a file.
+"""Changes through dockerd: starts, stops and removes containers; saves an image to a file.
 
-`base.host.docker` reads.
+`base.host.docker` only reads.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ STREAM_SECONDS = 300.0
 CHUNK_BYTES = 4 << 20
 LAST_LINES = 200
 LESS: Mapping[str, object] = {
-    # Of docker's default: who has the node's network could sniff and forge on it, and make devices, lines of the audit
-    # log and files with rights. RDMA needs no capability: its memory is locked by the ulimit.
+    # Capabilities of docker's default: with them a process in the node's network could sniff and forge packets, and
+    # make devices, lines of the audit log and files with capabilities. RDMA needs none: its memory is locked by the
+    # ulimit.
     "CapDrop": ["NET_RAW", "MKNOD", "AUDIT_WRITE", "SETFCAP", "SYS_CHROOT", "SETPCAP"],
     # Threads count. Room for a compile on 20 cores; a kernel of 64 bits gives up to 4,194,304 process ids.
     "PidsLimit": 65536,
 }
-"""A rank that is not privileged has less than docker gives by default."""
+"""What a rank that is not privileged lacks of docker's default rights."""
 PROGRAM_BYTES = 8 * GIB
 ASSERT_SECONDS = 300
 """Limit for all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
@@ -74,32 +75,34 @@ class Containers:
 
     def start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], gpu: GpuAccess | None) -> Rank:
         """Create and start the rank's container, under docker's default restart policy `no`."""
-        image_id = self._image_id(plan)
+        image_id = self._find_image_id(plan)
         name = f"sparkd-rank{plan.node.rank}"
         torn = sum(clear_torn(image_id, cache.name) for cache in plan.caches)
         body = create_body(plan, image_id, script, labels, gpu)
         container_id = self._create(body, name)
-        with self._removed_on_error(container_id):
-            with _launch_error(f"container {name} can't be started"):
+        with self._remove_on_error(container_id):
+            with _as_launch_error(f"container {name} can't be started"):
                 self._call(lambda api: api.start(container_id))
-                rank = self._open(container_id, name, image_id)
+                rank = self._open_rank(container_id, name, image_id)
             if rank is None:
-                raise LaunchError(f"container {name} ended as soon as it was started{self._first_line(container_id)}")
+                raise LaunchError(
+                    f"container {name} ended as soon as it was started{self._read_first_line(container_id)}"
+                )
         rank.torn_kernels = torn
         return rank
 
     def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:
-        """Exit code and log of a container, which is removed."""
+        """Run a container to its end and remove it. Returns its exit code and its log."""
         container_id = self._create(body, name)
-        with self._removed_on_error(container_id), _launch_error(f"container {name} can't be run to its end"):
+        with self._remove_on_error(container_id), _as_launch_error(f"container {name} can't be run to its end"):
             self._call(lambda api: api.start(container_id))
-            ended = self._call(lambda api: api.wait(container_id, timeout=seconds), seconds)
+            exit_status = self._call(lambda api: api.wait(container_id, timeout=seconds), seconds)
             log = self._call(lambda api: api.logs(container_id, tail=LAST_LINES))
         self.remove(container_id)
-        return int(ended["StatusCode"]), log.decode("utf-8", "replace")
+        return int(exit_status["StatusCode"]), log.decode("utf-8", "replace")
 
     @contextmanager
-    def _removed_on_error(self, container_id: str) -> Iterator[None]:
+    def _remove_on_error(self, container_id: str) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -108,10 +111,10 @@ class Containers:
             raise
 
     def _create(self, body: Mapping[str, object], name: str) -> str:
-        with _launch_error(f"container {name} can't be made"):
+        with _as_launch_error(f"container {name} can't be made"):
             return self._call(lambda api: str(api.create_container_from_config(body, name)["Id"]))
 
-    def _image_id(self, plan: LaunchPlan) -> str:
+    def _find_image_id(self, plan: LaunchPlan) -> str:
         """Full id of a local image. sparkd pulls nothing at a start: an image that changes by itself is drift."""
         ref = plan.image_to_run
         try:
@@ -122,29 +125,29 @@ class Containers:
                 raise LaunchError(reason, how_to_get(ref, plan.image_build), cause=Cause.IMAGE_MISSING) from None
             raise LaunchError(f"image {ref} can't be looked up: {error}", "look at: systemctl status docker") from None
 
-    def _open(self, container_id: str, name: str, image_id: str) -> Rank | None:
-        """The rank with the pidfd of the container's init; None where it has ended already."""
+    def _open_rank(self, container_id: str, name: str, image_id: str) -> Rank | None:
+        """The rank, with a pidfd of the container's init; None where that has ended already."""
         pid, _ = self._read_state(container_id)
         if pid > 1:
-            with suppress(ProcessLookupError), ExitStack() as opened:
+            with suppress(ProcessLookupError), ExitStack() as cleanup:
                 pidfd = os.pidfd_open(pid)
-                opened.callback(os.close, pidfd)
+                cleanup.callback(os.close, pidfd)
                 process = read_process(Files(), pid)
                 # Read again with the pidfd open: if the pid is still the container's, so is the pidfd, for good.
-                again, started_at = self._read_state(container_id)
-                if again == pid:
-                    opened.pop_all()
+                pid_again, started_at = self._read_state(container_id)
+                if pid_again == pid:
+                    cleanup.pop_all()
                     start_time = process.start_time if process is not None else 0
                     return Rank(container_id, name, image_id, pid, pidfd, start_time, started_at)
         return None
 
     def _read_state(self, container_id: str) -> tuple[int, str]:
-        """Its first process's pid in the host's namespace, 0 where it has ended; when it was started."""
+        """The pid of its init in the host's namespace, 0 where that has ended; and when it was started."""
         state = self._call(lambda api: api.inspect_container(container_id)["State"])
         return int(state["Pid"]), str(state.get("StartedAt", ""))
 
-    def _first_line(self, container_id: str) -> str:
-        """`: ` and the first line of a container's log; empty where it has none."""
+    def _read_first_line(self, container_id: str) -> str:
+        """The first line of a container's log after `: `; empty where there is none."""
         try:
             log = self._call(lambda api: api.logs(container_id, tail=LAST_LINES))
         except DockerError:
@@ -153,22 +156,22 @@ class Containers:
         return f": {sanitize(lines[0], 300)}" if lines else ""
 
     def stop(self, container_id: str, grace_seconds: int) -> None:
-        """Stop it by SIGTERM, grace, SIGKILL; gone is fine."""
-        with _launch_error(f"container {container_id[:12]} can't be stopped", MISSING):
+        """Stop it by SIGTERM, grace, SIGKILL. One that is gone is no error."""
+        with _as_launch_error(f"container {container_id[:12]} can't be stopped", MISSING):
             self._call(lambda api: api.stop(container_id, timeout=grace_seconds), TIMEOUT_SECONDS + grace_seconds)
 
     def remove(self, container_id: str) -> None:
-        """Remove, killing it if it still runs; gone is fine, and so is another removal under way.
+        """Remove it, running or not. One that is gone, or that another call is removing, is no error.
 
-        With the volumes that docker makes of an image's VOLUME, a copy of its files for each container.
+        The volumes that docker makes of an image's VOLUME, a copy of its files for each container, go with it.
         """
-        with _launch_error(f"container {container_id[:12]} can't be removed", MISSING, CONFLICT):
+        with _as_launch_error(f"container {container_id[:12]} can't be removed", MISSING, CONFLICT):
             self._call(lambda api: api.remove_container(container_id, v=True, force=True))
 
 
 @contextmanager
-def _launch_error(what: str, *harmless: int) -> Iterator[None]:
-    """`harmless`: HTTP statuses that are no error."""
+def _as_launch_error(what: str, *harmless: int) -> Iterator[None]:
+    """Raise LaunchError in place of DockerError. `harmless`: HTTP statuses that are no error."""
     try:
         yield
     except DockerError as error:
@@ -180,7 +183,7 @@ def create_body(
     plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str], gpu: GpuAccess | None
 ) -> dict[str, object]:
     """The body of POST /containers/create for a plan. The restart policy is docker's default, `no`."""
-    wanted = plan.container
+    container = plan.container
     return {
         "Image": image_id,
         "Entrypoint": ["/bin/bash"],
@@ -188,24 +191,24 @@ def create_body(
         "Labels": labels,
         "Env": [*_VISIBLE.get(gpu, ())] if gpu else [],
         "HostConfig": {
-            "NetworkMode": wanted.network,
-            "IpcMode": wanted.ipc,
-            "Privileged": wanted.privileged,
-            "SecurityOpt": ["no-new-privileges"] if wanted.keeps_rights else [],
-            **({} if wanted.privileged else LESS),
-            "Init": wanted.init,
-            "ShmSize": wanted.shm_size_bytes or 0,
-            "Memory": wanted.memory_limit_bytes or 0,
+            "NetworkMode": container.network,
+            "IpcMode": container.ipc,
+            "Privileged": container.privileged,
+            "SecurityOpt": ["no-new-privileges"] if container.keeps_rights else [],
+            **({} if container.privileged else LESS),
+            "Init": container.init,
+            "ShmSize": container.shm_size_bytes or 0,
+            "Memory": container.memory_limit_bytes or 0,
             "Ulimits": [
-                {"Name": name, "Soft": limit.soft, "Hard": limit.hard} for name, limit in wanted.limits.items()
+                {"Name": name, "Soft": limit.soft, "Hard": limit.hard} for name, limit in container.limits.items()
             ],
             "Devices": [
-                {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"} for path in wanted.devices
+                {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"} for path in container.devices
             ],
             # A mount, unlike a volume, fails on a missing source instead of making an empty folder as root.
             "Mounts": [
                 {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
-                for source, target, read_only in _mounts(plan, image_id, script)
+                for source, target, read_only in _list_mounts(plan, image_id, script)
             ],
             "LogConfig": {"Type": "local", "Config": {"max-size": "20m", "max-file": "5"}},
             **GPU_REQUESTS[gpu],
@@ -216,18 +219,18 @@ def create_body(
 def program_body(
     image_id: str, program: str, labels: dict[str, str], gpu: GpuAccess | None = None
 ) -> dict[str, object]:
-    """Bash in a container that may do less than the rank's: no network or capability, nothing to write to, and no GPU
-    where `gpu` is None.
+    """The body for bash in a container with less than a rank's: no network, no capabilities, a read-only root, and no
+    GPU where `gpu` is None.
 
-    HOME is writable, because libraries make caches there when they are imported, and exec, which docker's tmpfs is not
-    by default, because some compile there what they then load.
+    HOME is writable, because libraries make caches there when they are imported. It is mounted with exec, which is not
+    docker's default for a tmpfs, because some libraries compile there what they then load.
     """
     return {
         "Image": image_id,
         "Entrypoint": ["/bin/bash"],
         "Cmd": ["-c", program],
         "Labels": labels,
-        # void: nvidia's runtime, if it is docker's default. With --gpus, docker sets the variable itself.
+        # `void` keeps nvidia's runtime, if it is docker's default, from adding a GPU. --gpus sets it by itself.
         "Env": ["HOME=/tmp", *_VISIBLE.get(gpu, ())],
         "NetworkDisabled": True,
         "HostConfig": {
@@ -247,8 +250,8 @@ def program_body(
     }
 
 
-def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[tuple[str, str, bool]]:
-    """Source, target, whether it is read-only."""
+def _list_mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[tuple[str, str, bool]]:
+    """Each mount's source, target, and whether it is read-only."""
     yield str(script), SCRIPT_TARGET, True
     for mount in plan.container.volumes:
         yield mount.source, mount.target, mount.read_only
@@ -278,7 +281,7 @@ def lock_scratch(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise BlockedError(f"{folder}: {error.strerror}", f"ls -ld {folder}") from None
     try:
-        # The folder itself: a file would be left behind. NFS locks no folder.
+        # The lock is on the folder itself: a lock file would be left behind. On NFS no folder can be locked.
         with suppress(OSError):
             if not try_lock(fd):
                 raise BlockedError("another `sparkd image sync` is under way here", "let it end first")
@@ -288,16 +291,16 @@ def lock_scratch(folder: Path) -> Iterator[None]:
 
 
 def save(ref: str, file: Path, received: Callable[[int], None]) -> None:
-    """Write what `docker load` reads, whole or not at all; `received` gets each piece's size. Raises BlockedError."""
+    """Save an image for `docker load`, whole or not at all. `received` gets each piece's size. Raises BlockedError."""
     part = file.with_suffix(".part")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as written:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as archive:
             for piece in read_archive(ref):
-                written.write(piece)
+                archive.write(piece)
                 received(len(piece))
-            written.flush()
-            os.fsync(written.fileno())
+            archive.flush()
+            os.fsync(archive.fileno())
         part.replace(file)
         sync_folder(file.parent)
     except (DockerError, OSError) as error:
@@ -308,7 +311,7 @@ def save(ref: str, file: Path, received: Callable[[int], None]) -> None:
 
 
 def read_archive(ref: str, socket_path: str = SOCKET) -> Iterator[bytes]:
-    """What `docker load` reads, in pieces. Raises DockerError."""
+    """An image's archive, as `docker load` reads it, in pieces. Raises DockerError."""
     client = SdkClient(socket_path, STREAM_SECONDS)
     client.call(lambda api: api.inspect_image(ref))  # finds the API version, which a stream can't, and a missing image
     with docker_errors(STREAM_SECONDS):

@@ -1,4 +1,4 @@
-"""Write and remove files: whole or not at all, also over a power cut, and by one process at a time."""
+"""Writes and removes files: whole or not at all, also over a power cut, and by one process at a time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from sparkd.base.plan.script import HOSTS_TARGET
 from sparkd.base.state.file import FOLDER, PUBLIC, Content, StateFile, ignore_report
 
 HOSTS_LIMIT_BYTES = 64 << 20
-"""Most of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
+"""Largest size of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
 _REMEDIES = {errno.ENOSPC: "make room: df -h", errno.EROFS: "it is mounted read-only: findmnt --options ro"}
 SETUP_LOCK = "run/sparkd/setup.lock"
 LOCK_SECONDS = 5.0
-"""Limit for another process to write one file."""
+"""Limit for another process that holds the lock to write its one file."""
 
 
 def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: bool = True) -> None:
     """Replace `path` in one step. `durable`: also over a power cut (on ext4, a file without fsync came back empty).
 
-    Without `over`, an existing file stays: FileExistsError. SharedFolderError: `as_owner` writes there.
+    Without `over`, an existing file stays. Raises FileExistsError then; SharedFolderError where only `as_owner` may
+    write; OSError.
     """
     refuse_shared(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,20 +68,20 @@ def write_hosts(files: Files, path: Path, names: Iterable[tuple[str, str]]) -> N
 
     Raises LaunchError.
     """
-    own = b""
+    own_content = b""
     try:
         with suppress(FileNotFoundError):
-            own = files.bytes(HOSTS_TARGET, HOSTS_LIMIT_BYTES)
+            own_content = files.bytes(HOSTS_TARGET, HOSTS_LIMIT_BYTES)
     except OSError as error:
         raise LaunchError(f"{HOSTS_TARGET} can't be read: {error.strerror}", f"ls -lL {HOSTS_TARGET}") from None
     added = "".join(f"{address} {name}\n" for address, name in names)
-    write(path, own + b"\n" * (own[-1:] not in (b"", b"\n")) + added.encode(), 0o644, durable=False)
+    write(path, own_content + b"\n" * (own_content[-1:] not in (b"", b"\n")) + added.encode(), 0o644, durable=False)
 
 
 def exchange(files: Files, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
     """Write `after` in place of `before`, or remove the file where that is None; it survives a power cut.
 
-    False where the file holds something else. What is no state file counts as none. Raises OSError.
+    Returns False where the file holds something else. A file that can't be parsed counts as missing. Raises OSError.
     """
 
     def dump(value: Content | None) -> str | None:
@@ -96,17 +97,18 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
             write(path, file.encode(after), file.mode, durable=True)
             return True
         finally:
-            if file.notice:  # rather once too often; a full /run does not undo what is written
+            # Also after an error: a needless notice does no harm. A full /run does not undo what is written.
+            if file.notice:
                 with suppress(OSError):
                     write(Path(files.real(file.notice)), "", PUBLIC, durable=False)
 
 
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
-    """Let one process in at a time. Raises OSError where another one has the lock."""
+    """Let one process in at a time. Raises OSError where another one keeps the lock for LOCK_SECONDS."""
     refuse_shared(lock.parent)
-    with hold(open_lock(lock), LOCK_SECONDS) as held:
-        if not held:
+    with hold(open_lock(lock), LOCK_SECONDS) as is_held:
+        if not is_held:
             raise BlockingIOError(errno.EAGAIN, "another process writes it")
         yield
 
@@ -122,7 +124,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def usage_error(reason: str, hint: str = "run it as root") -> Iterator[None]:
-    """Raises UsageError in place of OSError."""
+    """Raise UsageError in place of OSError."""
     try:
         yield
     except SharedFolderError as error:
@@ -138,7 +140,7 @@ def locked(root: Path, name: str = SETUP_LOCK, commands: str = "`sparkd init` or
     with usage_error(f"{lock} can't be opened"):
         refuse_shared(lock.parent)
         fd = open_lock(lock)
-    with hold(fd) as held:
-        if not held:
+    with hold(fd) as is_held:
+        if not is_held:
             raise UsageError(f"another {commands} is under way", "wait for it")
         yield

@@ -1,7 +1,7 @@
-"""history.db, read and written: SQLite in one file, which stays bounded and survives a power cut.
+"""Reads and writes history.db: SQLite in one file, which stays bounded and survives a power cut.
 
-A writer has a lock of its own, which only root can take, so that a broken file is set aside once. SQLite's rollback
-journal, not its WAL: a reader without root can't create the files that a WAL needs.
+Writers take a lock beside SQLite's, which only root can take, so that a broken file is set aside once. The journal is
+SQLite's rollback journal, no WAL: a reader without root can't create the files that a WAL needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROWS_KEPT = 500
 ROW_BYTES = 1 << 18
 """A launch whose facts are longer is kept without them."""
 BUSY_SECONDS, CLOSE_SECONDS = 2.0, 0.2
-"""Limits for a reader, who has the file for milliseconds; the second where the agent's start waits."""
+"""Limits for a reader to leave the file, which takes it milliseconds; the second is for the start of an agent."""
 MOST_READ = 60
 """Rows of each kind that an agent reads: half a MiB."""
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -43,11 +43,11 @@ class Limits(NamedTuple):
     """What the file may grow to."""
 
     rows: int = ROWS_KEPT
-    """Of each kind."""
+    """Most rows of each kind."""
     kind_bytes: int = 8 << 20
-    """Of all rows of a kind; a launch has some 10 KB."""
+    """Most bytes of all rows of a kind; a launch has some 10 KB."""
     pages: int = 16384
-    """Of 4 KiB: no fault of ours fills the disk."""
+    """Most pages of 4 KiB: no fault of sparkd's fills the disk."""
 
 
 LIMITS = Limits()
@@ -67,18 +67,19 @@ DELETE FROM rows WHERE number IN (
 
 
 def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS, limits: Limits = LIMITS) -> bool:
-    """Keep rows, in place of those with the same ids; True where a broken file was set aside first.
+    """Write rows in place of those with the same ids. Returns True where a broken file was set aside first.
 
-    Raises OSError. May take as long as the disk does.
+    Raises OSError. Takes as long as the disk does.
     """
-    path = _path(files)
+    path = _find_path(files)
     with alone(path.with_name(f".{path.name}.lock")), _as_oserror(path):
         try:
             _write(path, rows, busy_seconds, limits)
         except sqlite3.DatabaseError as error:
-            if _code(error) not in BROKEN:
+            if _primary_code(error) not in BROKEN:
                 raise
-            for suffix in ("-journal", "-wal", "-shm", ""):  # the file last: a journal must not meet a new file
+            # The database last: its journal must not be applied to a new one.
+            for suffix in ("-journal", "-wal", "-shm", ""):
                 with suppress(FileNotFoundError):
                     Path(f"{path}{suffix}").replace(f"{path}{ASIDE}{suffix}")
             _write(path, rows, busy_seconds, limits)
@@ -89,7 +90,7 @@ def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS, limits: 
 def _write(path: Path, rows: tuple[Row, ...], busy_seconds: float, limits: Limits) -> None:
     if not _exists(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE))
-    if not path.stat().st_size:  # else its mode is what an administrator has given it
+    if not path.stat().st_size:  # a file with content keeps the mode that an administrator has set
         path.chmod(MODE)
     with _connect(path, "rw", busy_seconds) as database:
         database.execute("PRAGMA journal_mode = DELETE")
@@ -97,22 +98,22 @@ def _write(path: Path, rows: tuple[Row, ...], busy_seconds: float, limits: Limit
         database.execute(f"PRAGMA max_page_count = {limits.pages}")
         with database:
             database.execute("BEGIN IMMEDIATE")
-            if not _schema(database):
+            if not _read_schema(database):
                 for statement in filter(str.strip, _TABLES.split(";")):
                     database.execute(statement)
             for row in rows:
-                _put(database, row)
+                _put_row(database, row)
             database.execute(_TRIM, (limits.rows, limits.kind_bytes))
 
 
-def _put(database: sqlite3.Connection, row: Row) -> None:
+def _put_row(database: sqlite3.Connection, row: Row) -> None:
     config = row.__struct_config__
     key, body, ended = (config.tag, row.id), msgspec.json.encode(row), False
     if isinstance(row, Launch):
         if len(body) > ROW_BYTES:
             body = msgspec.json.encode(replace(row, facts=Facts({}, {}, {}), phases={}))
         ended = row.end is not None
-        _count(database, key, row)
+        _count_launch(database, key, row)
     database.execute(
         "INSERT INTO rows (kind, id, ended, body) VALUES (?, ?, ?, ?)"
         " ON CONFLICT DO UPDATE SET ended = max(ended, excluded.ended), body = excluded.body",
@@ -120,7 +121,7 @@ def _put(database: sqlite3.Connection, row: Row) -> None:
     )
 
 
-def _count(database: sqlite3.Connection, key: tuple[object, str], launch: Launch) -> None:
+def _count_launch(database: sqlite3.Connection, key: tuple[object, str], launch: Launch) -> None:
     """Add a launch to the totals when it is new, and its end when it had none."""
     stored = database.execute("SELECT ended FROM rows WHERE kind = ? AND id = ?", key).fetchone()
     names = [] if stored else [LAUNCHES]
@@ -133,7 +134,7 @@ def _count(database: sqlite3.Connection, key: tuple[object, str], launch: Launch
 def read(files: Files, most: int = ROWS_KEPT) -> tuple[Row, ...]:
     """The last rows of each kind, oldest first; without those that this version can't read. Raises OSError."""
     rows = []
-    with _reading(files) as database:
+    with _open_to_read(files) as database:
         if database is None:
             return ()
         stored = database.execute(
@@ -149,13 +150,13 @@ def read(files: Files, most: int = ROWS_KEPT) -> tuple[Row, ...]:
 
 def read_totals(files: Files) -> dict[str, int]:
     """Launches on this node and their ends by cause, under LAUNCHES and ENDS. Raises OSError."""
-    with _reading(files) as database:
+    with _open_to_read(files) as database:
         totals = database.execute("SELECT name, count FROM totals").fetchall() if database is not None else ()
     return {name: count for name, count in totals if isinstance(name, str) and isinstance(count, int) and count >= 0}
 
 
 def read_past(files: Files, recipe: str, rank: int) -> Past:
-    """What a new process is compared with. Raises OSError."""
+    """The launches and totals that a new process is compared with. Raises OSError."""
     launches = (launch for launch in _read_launches(files) if (launch.recipe, launch.rank) == (recipe, rank))
     return Past(tuple(launches), read_totals(files))
 
@@ -165,39 +166,39 @@ def _read_launches(files: Files) -> Iterator[Launch]:
 
 
 def close_open(files: Files, end: End) -> bool:
-    """End the launches whose process could not; as `write`. `end`: the last process's. Raises OSError.
+    """Give `end`, the last process's, to the launches that have none. Returns as `write`. Raises OSError.
 
-    A reader who holds the file is not waited for: the next process tries again.
+    Does not wait for a reader that holds the file: the next process tries again.
     """
-    ended = [replace(launch, end=end) for launch in _read_launches(files) if launch.end is None]
-    return bool(ended) and write(files, *ended, busy_seconds=CLOSE_SECONDS)
+    closed = [replace(launch, end=end) for launch in _read_launches(files) if launch.end is None]
+    return bool(closed) and write(files, *closed, busy_seconds=CLOSE_SECONDS)
 
 
-def _path(files: Files) -> Path:
-    """Path of the file, with its last part unresolved: a link is refused."""
+def _find_path(files: Files) -> Path:
+    """The file's path, with its last part unresolved, so that a link is refused."""
     return Path(files.real(FOLDER), PATH.rpartition("/")[2])
 
 
 @contextmanager
-def _reading(files: Files) -> Iterator[sqlite3.Connection | None]:
-    """None where there is no history yet. Raises OSError."""
-    path = _path(files)
+def _open_to_read(files: Files) -> Iterator[sqlite3.Connection | None]:
+    """Open the database; None where there is no history yet. Raises OSError."""
+    path = _find_path(files)
     with _as_oserror(path):
         if not _exists(path):
             yield None
             return
         if not os.access(path, os.R_OK):  # SQLite would only say that it can't open it
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        # One that can write takes back what a power cut has left half done, or what another user has put there.
-        writes = os.access(path, os.W_OK) and not find_shared(path.parent)
-        with _connect(path, "rw" if writes else "ro") as database:
-            yield database if _schema(database) else None
+        # SQLite with write access rolls back what a power cut left half done, or a journal that another user put there.
+        may_write = os.access(path, os.W_OK) and not find_shared(path.parent)
+        with _connect(path, "rw" if may_write else "ro") as database:
+            yield database if _read_schema(database) else None
 
 
 def _exists(path: Path) -> bool:
-    """Raises OSError where it is no plain file.
+    """Whether there is a plain file. Raises OSError where there is something else.
 
-    It is not opened for that: to close a file gives up all locks of the process on it, also those of another thread.
+    The file is not opened for that: closing it would release all locks of this process on it, of any thread.
     """
     try:
         kind = path.lstat().st_mode
@@ -216,8 +217,8 @@ def _connect(path: Path, mode: str, busy_seconds: float = BUSY_SECONDS) -> Itera
         yield database
 
 
-def _schema(database: sqlite3.Connection) -> int:
-    """Its schema, 0 of a new file. Raises sqlite3.NotSupportedError for a later version's."""
+def _read_schema(database: sqlite3.Connection) -> int:
+    """The number of its schema, 0 in a new file. Raises sqlite3.NotSupportedError for another version's."""
     ((version,),) = database.execute("PRAGMA user_version").fetchall()
     if version not in (0, SCHEMA):
         raise sqlite3.NotSupportedError(f"it is of schema {version}, this version of sparkd reads {SCHEMA}")
@@ -228,10 +229,10 @@ def _schema(database: sqlite3.Connection) -> int:
 def _as_oserror(path: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, UnicodeError) as error:  # a row may have half a character
+    except (sqlite3.Error, UnicodeError) as error:  # a row may end within a character
         raise OSError(f"{path}: {error}") from error
 
 
-def _code(error: sqlite3.Error) -> int:
-    """The code without what SQLite adds to it for details."""
+def _primary_code(error: sqlite3.Error) -> int:
+    """The primary result code: SQLite adds higher bits for details."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF

@@ -1,4 +1,4 @@
-"""An image, built by dockerd's own builder out of an archive, then checked, kept and named."""
+"""Builds an image from an archive by dockerd's own builder; checks, keeps and names it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sparkd.base.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 
 SILENT_SECONDS = 4 * 3600.0
-"""A compiler may print nothing for as long as it runs: vLLM takes two to four hours on a Spark."""
+"""Limit for the builder's silence: a compiler may print nothing, and vLLM takes two to four hours on a Spark."""
 DOCKERFILE = ".sparkd/Dockerfile"
-"""A place in the archive where no file of a recipe can be: none is hidden."""
+"""Path in the archive: no recipe can have a file there, so none is replaced."""
 LONGEST_LINE = 2000
 
 
 def build(
     archive: bytes, labels: Mapping[str, str], memory_bytes: int, *, cached: bool, socket_path: str = SOCKET
 ) -> Generator[str, None, str]:
-    """Yields the builder's lines, and returns the image's id; it has no name. Raises DockerError.
+    """Build an image without a name. Yields the builder's lines, returns the image's id. Raises DockerError.
 
     dockerd ends the build and removes its containers when the connection is closed, such as by an interrupt. The
     containers are on docker's default network and get neither the proxy's address nor any other argument. Each has at
@@ -31,7 +31,7 @@ def build(
     with closing(SdkClient(socket_path, SILENT_SECONDS)) as client:
         client.call(lambda api: api.version(), TIMEOUT_SECONDS)  # finds the API version, which a stream can't
         with docker_errors(SILENT_SECONDS):
-            answer = client.call(
+            messages = client.call(
                 lambda api: api.build(
                     fileobj=io.BytesIO(archive),
                     custom_context=True,
@@ -45,13 +45,13 @@ def build(
                     decode=True,
                 )
             )
-            return (yield from _lines(answer))
+            return (yield from _read_lines(messages))
 
 
-def _lines(answer: Iterable[Mapping[str, object]]) -> Generator[str, None, str]:
+def _read_lines(messages: Iterable[Mapping[str, object]]) -> Generator[str, None, str]:
     """Whole lines of a stream of docker's messages; returns the last image's id. Raises DockerError."""
     rest = image = ""
-    for message in answer:
+    for message in messages:
         match message:
             case {"error": str(error)}:
                 raise DockerError(error)
@@ -65,14 +65,14 @@ def _lines(answer: Iterable[Mapping[str, object]]) -> Generator[str, None, str]:
 
 
 def check(image: str, program: str, socket_path: str = SOCKET) -> tuple[int, str]:
-    """Exit code and log of a recipe's assertions. Raises LaunchError."""
+    """Run a recipe's assertions in the image. Returns exit code and log. Raises LaunchError."""
     containers, name = Containers(socket_path), f"sparkd-build-{image.removeprefix('sha256:')[:12]}"
-    containers.remove(name)  # of a check that was killed
+    containers.remove(name)  # left by a check that was killed
     return containers.run_program(program_body(image, program, {f"{LABEL}build": "check"}), name, ASSERT_SECONDS)
 
 
 def give_name(image: str, ref: str, replaced: str, socket_path: str = SOCKET) -> None:
-    """Let the image have the name `ref`, which the one that is `replaced`, if any, had: no prune takes either.
+    """Move the name `ref` to the image from the image `replaced`, if any, and keep both from a prune.
 
     Raises DockerError.
     """

@@ -1,4 +1,4 @@
-"""The lock that one process of sparkd holds while it may change this node, with the account of who that is."""
+"""The lock that one process of sparkd holds while it may change this node, and the account of which one it is."""
 
 from __future__ import annotations
 
@@ -23,15 +23,20 @@ if TYPE_CHECKING:
     from sparkd.base.host import Host
 
 LOCK_SECONDS = 1.0
-"""A look at whether somebody owns the node has the lock for an instant; an owner may not have given its account yet."""
+"""Limit for the lock. A process that only looks for an owner has it for an instant; a new owner may not have written
+its account yet.
+"""
 
 
 def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> int:
-    """The lock's file descriptor, held until it is closed. Raises BlockedError (exit 10) naming another owner."""
+    """Take the lock, which is held until the returned descriptor is closed, and write the account.
+
+    `handed`: the lock from before a reload. Raises BlockedError (exit 10) that names another owner.
+    """
     lock = Path(host.files.real(OWNER_LOCK))
     refuse_shared(lock.parent)
     fd = _take_over_lock(lock, handed) or open_lock(lock)
-    os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
+    os.fchmod(fd, 0o600)  # an earlier version made it readable for all
     deadline = time.monotonic() + LOCK_SECONDS
     while not try_lock(fd):
         with suppress(OSError):
@@ -52,7 +57,7 @@ def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> 
 
 
 def _take_over_lock(lock: Path, handed: Handed | None) -> int:
-    """The descriptor of the lock as it was held before a reload; 0 where none was handed on."""
+    """The descriptor of the lock that was held before a reload; 0 where none was handed on."""
     with suppress(OSError):
         if handed is not None and os.path.samestat(os.fstat(handed.lock_fd), lock.lstat()):
             os.set_inheritable(handed.lock_fd, False)
@@ -61,6 +66,6 @@ def _take_over_lock(lock: Path, handed: Handed | None) -> int:
 
 
 def remove_account(host: Host) -> None:
-    """Remove it, or leave it where that fails: it counts no longer than its process lives."""
+    """Remove the account. A failure is ignored: an account counts no longer than its process lives."""
     with suppress(OSError):
         Path(host.files.real(OWNER_FILE)).unlink(missing_ok=True)

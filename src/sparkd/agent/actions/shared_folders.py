@@ -1,7 +1,7 @@
-"""Folders that others than root may write to.
+"""Writes to folders that others than root may write to.
 
-A user who may write to a folder can put a link in place of what is in it at any time, and so lead root to another file.
-There root writes with the ids of that user, or not at all.
+A user who may write to a folder can replace what is in it by a link at any time, and so lead root to another file. In
+such a folder root writes with the ids of that user, or not at all.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.errors import UsageError
 
 RUN = Path("/run/sparkd")
-"""systemd makes it for root alone, in memory: what is written there often, by the main thread too, is not judged."""
+"""systemd makes it, in memory and for root alone. It is not judged: the main thread, too, writes there often."""
 
 
 class SharedFolderError(UsageError, OSError):
-    """Nothing is written there as root. An OSError too: a file that an agent can't write ends no engine."""
+    """Root does not write to this folder. It is an OSError too: a file that an agent can't write ends no engine."""
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason, hint)
@@ -34,35 +34,35 @@ class SharedFolderError(UsageError, OSError):
 
 
 def find_shared(folder: Path, *, sticky: bool = True) -> str:
-    """What others than root may write to: the folder, or what leads to it. Empty where nothing, or without root.
+    """The path that others than root may write to: `folder` or one above it. Empty where none is, or without root.
 
-    `sticky`: whether a folder such as /tmp will do. Nobody replaces there what root has made, but anybody may make
-    first what root will open.
+    `sticky`: accept a folder such as /tmp. There nobody can replace what root has made, but anybody may make first what
+    root will open.
     """
     if os.geteuid() or folder.is_relative_to(RUN):
         return ""
-    wanted = there = folder.absolute()
-    while not os.path.lexists(there):
-        there = there.parent
-    return find_writable(Files(), str(there), sticky=sticky and there == wanted)
+    target = existing = folder.absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    return find_writable(Files(), str(existing), sticky=sticky and existing == target)
 
 
 def refuse_shared(folder: Path) -> None:
     """Raises SharedFolderError where others than root may write to it."""
     if writable := find_shared(folder):
-        raise _refused(writable)
+        raise _make_error(writable)
 
 
 def as_owner(folder: Path, work: Callable[[], object], private: str = "") -> None:
-    """Do `work`, which makes or replaces files in `folder`; where a user may write there, in a process with their ids.
+    """Do `work`, which makes or replaces files in `folder`: in a process with the ids of the user who may write there.
 
-    `private`: only root may read it, and this command has another place for it. It goes to no other user than the one
-    who became root by sudo. Raises SharedFolderError, and OSError as `work` does.
+    `private`: a hint at another place, for content that only root may read. Such content goes to no other user than the
+    one who became root by sudo. Raises SharedFolderError, and OSError as `work` does.
     """
     if not (writable := find_shared(folder)):
         work()
         return
-    uid, gid = _owner_of(writable)
+    uid, gid = _find_ids(writable)
     if private and os.environ.get("SUDO_UID") != str(uid):
         raise SharedFolderError(f"it is for root alone, and uid {uid} may write to {writable}", private)
     reader, writer = os.pipe()
@@ -71,15 +71,15 @@ def as_owner(folder: Path, work: Callable[[], object], private: str = "") -> Non
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         fault = pipe.read()
-    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if fault:
         raise OSError(*decode(fault, type=tuple[int, str, str]))
-    if ended:
-        raise OSError(f"what was to write to {folder} as uid {uid} ended with {ended}")
+    if exit_code:
+        raise OSError(f"what was to write to {folder} as uid {uid} ended with {exit_code}")
 
 
 def _work_as(uid: int, gid: int, work: Callable[[], object], writer: int) -> None:
-    """Runs in the child; never returns."""
+    """Do `work` in the child process; never returns. An OSError goes to the parent through `writer`."""
     code = 1
     try:
         _take_ids(uid, gid)
@@ -93,19 +93,19 @@ def _work_as(uid: int, gid: int, work: Callable[[], object], writer: int) -> Non
 
 
 def become_owner(folder: Path) -> None:
-    """Continue for good with the ids of `find_owner`, if any. Raises as that."""
+    """Take the ids of `find_owner`, if any, for the rest of this process. Raises as `find_owner`."""
     if ids := find_owner(folder):
         _take_ids(*ids)
 
 
 def find_owner(folder: Path) -> tuple[int, int] | None:
-    """As root, the ids of the user who may write to `folder`, or on the way to it; None where only root may.
+    """The ids of the user who may write to `folder`, or to one above it; None where only root may, or without root.
 
-    With these a link that they have planted there leads to nothing that is not theirs anyway, and what is made is
-    theirs. Raises SharedFolderError where that may be several users.
+    With these ids a link that the user has planted leads only to their own files, and new files are theirs. Raises
+    SharedFolderError where several users may write there.
     """
     writable = find_shared(folder, sticky=False)
-    return _owner_of(writable) if writable else None
+    return _find_ids(writable) if writable else None
 
 
 def _take_ids(uid: int, gid: int) -> None:
@@ -114,20 +114,20 @@ def _take_ids(uid: int, gid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
-def _owner_of(writable: str) -> tuple[int, int]:
-    """Ids of its owner. The group is the user's own: a folder's may be one that they are not in."""
+def _find_ids(writable: str) -> tuple[int, int]:
+    """User and group of the folder's owner. The group is the user's: they may not be in the folder's."""
     folder = os.lstat(writable)
     if folder.st_uid == 0:
-        raise _refused(writable)
+        raise _make_error(writable)
     with suppress(KeyError):
         return folder.st_uid, pwd.getpwuid(folder.st_uid).pw_gid
     return folder.st_uid, folder.st_gid
 
 
-def _refused(writable: str) -> SharedFolderError:
+def _make_error(writable: str) -> SharedFolderError:
     folder, name = os.lstat(writable), quote(writable)
-    own = f"sudo chown -h root: {name} && " if folder.st_uid else ""
-    hint = f"look at what is in it, then: {own}sudo chmod go-w {name}; or take a folder that only root may write to"
+    chown = f"sudo chown -h root: {name} && " if folder.st_uid else ""
+    hint = f"look at what is in it, then: {chown}sudo chmod go-w {name}; or take a folder that only root may write to"
     if folder.st_mode & S_ISVTX:
         hint = f"take a folder of your own: mktemp -d {quote(f'{writable}/sparkd-XXXX')}"
     return SharedFolderError(f"nothing is written there as root: others may write to {writable}", hint)

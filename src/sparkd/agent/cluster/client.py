@@ -95,7 +95,7 @@ class SignedClient:
         self._source = source
         self._keys = keys
         self._challenge = ""
-        """The last connection's."""
+        """The server's challenge for the last connection."""
 
     async def request(self, path: str, limit_bytes: int = BODY_LIMIT_BYTES) -> Response:
         """An answer verified to be this peer's, to this request. Raises HttpError or UnsignedError."""
@@ -105,13 +105,13 @@ class SignedClient:
                 answer = await self._request_with(key, path, limit_bytes)
             if answer.status != 401:
                 return answer
-        what = "cluster.key_file" if self._challenge else "cluster.nodes and the version of sparkd"
-        raise UnsignedError(f"it refuses this node: {what} must be the same on all nodes")
+        differing = "cluster.key_file" if self._challenge else "cluster.nodes and the version of sparkd"
+        raise UnsignedError(f"it refuses this node: {differing} must be the same on all nodes")
 
     def _replaced_challenge(self, refusal: Response) -> bool:
-        """Take the challenge of a refusal; whether a new connection was its reason."""
-        before, self._challenge = self._challenge, refusal.headers.get(CHALLENGE_HEADER.lower(), "")
-        return self._challenge not in ("", before)
+        """Take the challenge of a refusal. Returns whether it is a new one: then the reason was a new connection."""
+        previous, self._challenge = self._challenge, refusal.headers.get(CHALLENGE_HEADER.lower(), "")
+        return self._challenge not in ("", previous)
 
     async def _request_with(self, key: bytes, path: str, limit_bytes: int) -> Response:
         nonce, address = new_nonce(), self._source.address
@@ -126,13 +126,16 @@ class SignedClient:
         expected = sign_answer(key, nonce, address, path, answer.status, answer.body)
         received = answer.headers.get(SIGNATURE_HEADER.lower(), "")
         if answer.status != 401 and not signatures_match(expected, received):
-            what = "cluster.key_file must be the same on all nodes"
-            raise UnsignedError(f"its answer is not signed with this node's key; {what}")
+            remedy = "cluster.key_file must be the same on all nodes"
+            raise UnsignedError(f"its answer is not signed with this node's key; {remedy}")
         return answer
 
 
 class PeerReader:
-    """`status` may be read from any thread; `wake` is called at each change and at each failure."""
+    """Reads the reports of one peer, again and again. `status` may be read from any thread.
+
+    `wake` is called at each change and at each failure.
+    """
 
     def __init__(self, source: Source, keys: Callable[[], tuple[bytes, ...]], wake: Callable[[], None]) -> None:
         self.status = PeerStatus(source.address, source.rank, Contact.UNHEARD, utc_now())
@@ -140,7 +143,7 @@ class PeerReader:
         """Monotonic time of the last valid answer. Set before `status`; read after it."""
         self._source = source
         self._wake = wake
-        self._known = ""
+        self._known_digest = ""
         self._keys = keys
         self._client = SignedClient(source, keys)
 
@@ -156,7 +159,7 @@ class PeerReader:
             await self._client.close()
 
     async def _read_once(self) -> bool:
-        """Request the report once; whether a valid answer came."""
+        """Request the report once. Returns whether a valid answer came."""
         try:
             answer, report = await self._request_report()
         except ConnectRefused as error:
@@ -164,62 +167,62 @@ class PeerReader:
         except UnsignedError as error:
             return self._record_failure(Contact.UNSIGNED, str(error))
         except LocalAddressGone:
-            gone = f"this node's own address {self._source.own_address} is gone"
-            return self._record_failure(self._contact_when_quiet(), gone, own_address_gone=True)
+            reason = f"this node's own address {self._source.own_address} is gone"
+            return self._record_failure(self._judge_silence(), reason, own_address_gone=True)
         except HttpError as error:
-            return self._record_failure(self._contact_when_quiet(), str(error))
-        before, date = self.status, answer.headers.get("date", "")
+            return self._record_failure(self._judge_silence(), str(error))
+        previous, date = self.status, answer.headers.get("date", "")
         self.heard_at = time.monotonic()
         self.status = replace(
-            before,
+            previous,
             contact=Contact.ANSWERS,
-            since=before.since if before.contact is Contact.ANSWERS else utc_now(),
+            since=previous.since if previous.contact is Contact.ANSWERS else utc_now(),
             report=report,
             said="",
             own_address_gone=False,
-            clock_ahead_seconds=clock_ahead(date, time.time(), before.clock_ahead_seconds),
+            clock_ahead_seconds=clock_ahead(date, time.time(), previous.clock_ahead_seconds),
         )
-        if before.contact is not Contact.ANSWERS or before.report is None or _differ(report, before.report):
+        if previous.contact is not Contact.ANSWERS or previous.report is None or _is_news(report, previous.report):
             self._wake()
         return True
 
     async def _request_report(self) -> tuple[Response, NodeReport]:
-        """Raises HttpError, UnsignedError."""
-        answer = await self._client.request(f"/report?known={self._known}", REPORT_BYTES)
+        """Request the report. Raises HttpError, UnsignedError."""
+        answer = await self._client.request(f"/report?known={self._known_digest}", REPORT_BYTES)
         if answer.status == 404:
             raise HttpError("it has no report yet")
         digest = hashlib.sha256(answer.body).hexdigest()
         report = None
-        if answer.status == 200 and digest == self._known:  # nothing new, after a whole hold
+        if answer.status == 200 and digest == self._known_digest:  # held back to the end, and nothing is new
             report = self.status.report
         elif answer.status == 200:
-            report = await self._parse(answer.body)
+            report = await self._parse_report(answer.body)
         if report is None:
             raise UnsignedError("its answer is no report of this rank: another cluster.nodes or another sparkd?")
-        self._known = digest
+        self._known_digest = digest
         return answer, report
 
-    async def _parse(self, body: bytes) -> NodeReport | None:
-        """Parse it, a large one beside the loop. Raises HttpError where no thread can be started."""
-        parse_it = partial(parse_peer_report, body, self._source.rank)
+    async def _parse_report(self, body: bytes) -> NodeReport | None:
+        """Parse a report, in a thread where it is large. Raises HttpError where no thread can be started."""
+        parse_body = partial(parse_peer_report, body, self._source.rank)
         if len(body) <= SMALL_BYTES:
-            return parse_it()
+            return parse_body()
         try:
-            return await run_in_thread("report", parse_it)
+            return await run_in_thread("report", parse_body)
         except BlockingIOError as error:
             raise HttpError(f"no thread to parse its report: {error}") from None
 
-    def _contact_when_quiet(self) -> Contact:
-        """One lost answer is not silence yet."""
+    def _judge_silence(self) -> Contact:
+        """The contact after a lost answer: the first one is no silence yet."""
         recent = self.heard_at is not None and time.monotonic() - self.heard_at < self._source.patience_seconds
         return Contact.ANSWERS if recent and self.status.contact is Contact.ANSWERS else Contact.SILENT
 
-    def _record_failure(self, contact: Contact, said: str, *, own_address_gone: bool = False) -> bool:
-        before = self.status
-        since = before.since if before.contact is contact else utc_now()
-        failed = replace(before, contact=contact, since=since, said=sanitize(said))
-        self.status = replace(failed, own_address_gone=own_address_gone)
-        self._known = ""  # the next answer may be of another incarnation: request a whole one
+    def _record_failure(self, contact: Contact, reason: str, *, own_address_gone: bool = False) -> bool:
+        previous = self.status
+        since = previous.since if previous.contact is contact else utc_now()
+        status = replace(previous, contact=contact, since=since, said=sanitize(reason))
+        self.status = replace(status, own_address_gone=own_address_gone)
+        self._known_digest = ""  # the next answer may be another incarnation's, so request a whole report
         self._wake()
         return False
 
@@ -245,19 +248,20 @@ def clock_ahead(date: str, now: float, known: float | None) -> float | None:
     The Date of an answer is not signed: forging it could make a warning appear, and nothing else.
     """
     try:
-        sent = parsedate_to_datetime(date).timestamp() + 0.5  # cut to whole seconds: on average half a second old
+        # HTTP dates are cut to whole seconds: half a second is lost on average.
+        sent = parsedate_to_datetime(date).timestamp() + 0.5
     except (ValueError, TypeError, OverflowError):
         return known
-    ahead = float(round(sent - now))
-    return known if known is not None and abs(ahead - known) < UNCHANGED_SECONDS else ahead
+    ahead_seconds = float(round(sent - now))
+    return known if known is not None and abs(ahead_seconds - known) < UNCHANGED_SECONDS else ahead_seconds
 
 
-def _differ(report: NodeReport, before: NodeReport) -> bool:
-    return report != before and without_figures(report) != without_figures(before)
+def _is_news(report: NodeReport, previous: NodeReport) -> bool:
+    return report != previous and without_figures(report) != without_figures(previous)
 
 
 def parse_peer_report(body: bytes, rank: int) -> NodeReport | None:
-    """The report of this rank, bounded and sanitized, without its peers; None where it is invalid."""
+    """The peer's report, bounded and sanitized, without its peers; None where it is invalid, or another rank's."""
     report = parse(body.decode("utf-8", "replace"))
     if report is None or report.rank != rank:
         return None

@@ -1,7 +1,7 @@
-"""What a node could serve with: its whole models, its images, its memory, and what it lets a head want.
+"""The inventory of a node, from which it could serve: models, images, memory, and what it permits its head.
 
-The head requests it of each worker before it changes the plan. It is bounded, and proves nothing: the worker judges a
-plan again before it launches it.
+The head requests the inventory of each worker before it changes the plan. It is bounded, and proves nothing: the worker
+judges the plan again before it launches it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ MOST_MODELS, MOST_IMAGES, MOST_FOLDERS = 100, 100, 400
 DEPTH = 4
 """Depth of a model below models_dir: models--ORG--NAME/snapshots/REVISION has three parts."""
 FRESH_SECONDS = 5.0
+"""Age up to which an inventory that was read is served again."""
 NOT_MODELS = ("blobs", "refs", ".no_exist")
-"""Each folder of Hugging Face's cache has them: hundreds of files, to which those of the snapshots are links."""
+"""Folders of Hugging Face's cache without models: hundreds of files, to which the files of the snapshots link."""
 Text = Annotated[str, Meta(max_length=1000)]
 Bytes = Annotated[int, Meta(ge=0, lt=1 << 60)]
 
 
 class Model(Struct, frozen=True):
     path: Text
-    """Below models_dir."""
+    """Path below models_dir."""
     size_bytes: Bytes
     fault: Text = ""
-    """Empty where it is whole."""
+    """Why the model can't be loaded; empty where it is whole."""
 
 
 class Image(Struct, frozen=True):
@@ -52,16 +53,16 @@ class Inventory(Struct, frozen=True):
     """Whether it takes its plan from the head."""
     allow: Allow
     permitted: Annotated[tuple[Text, ...], Meta(max_length=1000)]
-    """Beginnings of images' names."""
+    """Beginnings of the names of images that the head may choose."""
     models_dir: Text
     models: Annotated[tuple[Model, ...], Meta(max_length=MOST_MODELS)]
     images: Annotated[tuple[Image, ...], Meta(max_length=MOST_IMAGES)]
     unread: Annotated[tuple[Text, ...], Meta(max_length=8)] = ()
-    """What could not be read, or not all of it, with the reason: `KIND: REASON`."""
+    """What could not be read completely, and why: `KIND: REASON`."""
 
 
 _CODEC = StateFile("inventory", Inventory)
-"""The form of an answer. No file is written."""
+"""Encodes the answer. No file is written."""
 
 
 def dump(inventory: Inventory) -> bytes:
@@ -74,7 +75,7 @@ def parse(body: bytes) -> Inventory:
 
 
 def read_inventory(settings: Settings, host: Host) -> Inventory:
-    """Takes seconds on a slow disk. What is unreadable is named in it."""
+    """Read this node's inventory, which also names what is unreadable. Takes seconds on a slow disk."""
     models, models_unread = _read_models(host.files, settings.engine.models_dir)
     images, images_unread = _read_images(host)
     memory_bytes, memory_unread = _read_memory(host)
@@ -92,24 +93,24 @@ def read_inventory(settings: Settings, host: Host) -> Inventory:
 
 
 def _read_models(files: Files, models_dir: str) -> tuple[tuple[Model, ...], str]:
-    """The models, and a line on why there may be more; empty where these are all."""
+    """The models, and why there may be more of them (empty where these are all)."""
     try:
-        waiting = deque((name, 1) for name in files.names(models_dir))
+        pending = deque((name, 1) for name in files.names(models_dir))
     except OSError as error:
         return (), f"models: {models_dir}: {error.strerror or error}"
     models, unexamined = list[Model](), MOST_FOLDERS
-    while waiting and len(models) < MOST_MODELS:
+    while pending and len(models) < MOST_MODELS:
         if not unexamined:
             return tuple(models), f"models: {models_dir}: only the first {MOST_FOLDERS} names below it were looked at"
         unexamined -= 1
-        path, depth = waiting.popleft()
+        path, depth = pending.popleft()
         with suppress(OSError):
             folder = model_folder.examine(files, f"{models_dir}/{path}")
             if folder.config or folder.format:
                 models.append(Model(path, folder.size_bytes, _find_fault(folder)))
             elif folder.there and depth < DEPTH:
-                inside = (name for name in files.names(f"{models_dir}/{path}") if name not in NOT_MODELS)
-                waiting.extend((f"{path}/{name}", depth + 1) for name in inside)
+                names = (name for name in files.names(f"{models_dir}/{path}") if name not in NOT_MODELS)
+                pending.extend((f"{path}/{name}", depth + 1) for name in names)
     return tuple(models), _describe_excess("models", len(models), MOST_MODELS)
 
 
@@ -120,7 +121,7 @@ def _find_fault(folder: model_folder.ModelFolder) -> str:
 
 
 def _read_images(host: Host) -> tuple[tuple[Image, ...], str]:
-    """The images, and a line on why there may be more; empty where these are all."""
+    """The images, and why there may be more of them (empty where these are all)."""
     try:
         images = docker.query(host, _find_images)
     except DockerError as error:

@@ -30,43 +30,44 @@ class Lack(NamedTuple):
 
 def find_missing_elsewhere(node: NodeContext, nodes: Inventories) -> Iterator[str]:
     """One line for each thing that another node lacks for the head's plan."""
-    for peer, there in nodes.there:
-        if isinstance(there, str) or nodes.here is None:
-            reason = f"rank {peer.rank} on {peer.address} does not say what it has: {sanitize(str(there))}"
+    for peer, inventory in nodes.there:
+        if isinstance(inventory, str) or nodes.here is None:
+            reason = f"rank {peer.rank} on {peer.address} does not say what it has: {sanitize(str(inventory))}"
             yield f"{reason} (there: sudo systemctl start sparkd-worker, with this version of sparkd)"
             continue
         need_bytes = check_inputs(node).need.all_bytes
-        for lack in find_missing(node.plan, need_bytes, node.settings, nodes.here, there):
-            where = f"rank {peer.rank} on {sanitize(there.node, 64)} ({peer.address})"
+        for lack in find_missing(node.plan, need_bytes, node.settings, nodes.here, inventory):
+            where = f"rank {peer.rank} on {sanitize(inventory.node, 64)} ({peer.address})"
             yield f"{where}: {sanitize(lack.reason)} ({lack.hint})"
 
 
 def find_missing(
     plan: LaunchPlan, need_bytes: Callable[[int], int], settings: Settings, here: Inventory, there: Inventory
 ) -> Iterator[Lack]:
-    """What keeps a worker from the plan. Pure.
+    """What a worker lacks for the plan. Pure.
 
-    `plan`, `settings` and `here` are the head's. `need_bytes` takes the memory of a node.
+    `plan`, `settings` and `here` are the head's, `there` is the worker's. `need_bytes` returns the plan's demand on a
+    node with this much memory.
     """
     if not there.follows:
         yield Lack("it has a configuration of its own", "there: follow_head = true under [cluster] of sparkd.toml")
         return
     model_path = plan.model_path.removeprefix(f"{here.models_dir}/")
-    own_model, model = _find_model(model_path, here), _find_model(model_path, there)
-    own_images, images = _find_images(plan.image, here), _find_images(plan.image, there)
+    head_model, model = _find_model(model_path, here), _find_model(model_path, there)
+    head_images, images = _find_images(plan.image, here), _find_images(plan.image, there)
     unread = {line.partition(":")[0]: line for line in there.unread}
-    for kind, is_there in (("models", model is not None), ("images", bool(images))):
-        if is_there:  # so what else was not read does not matter
+    for kind, is_found in (("models", model is not None), ("images", bool(images))):
+        if is_found:  # it has what the plan needs: what else was not read does not matter
             unread.pop(kind, None)
     for line in unread.values():
         yield Lack(f"not all of it is readable: {line}", "see the journal there")
     if model_path.startswith("/"):
         reason = f"whether it has {model_path} is not known: it lies outside of models_dir of the head"
         yield Lack(reason, "model.path of the recipe: a folder below engine.models_dir")
-    elif "models" not in unread and (fault := _judge_model(own_model, model, there.models_dir)):
+    elif "models" not in unread and (fault := _judge_model(head_model, model, there.models_dir)):
         yield Lack(f"the model {model_path} {fault}", f"sparkd model sync {quote(model_path)}")
     may_differ = settings.cluster.allow_image_difference
-    if "images" not in unread and (fault := _judge_image(own_images, images, may_differ=may_differ)):
+    if "images" not in unread and (fault := _judge_image(head_images, images, may_differ=may_differ)):
         yield Lack(f"image {plan.image} {fault}", f"sparkd image sync {quote(plan.image)}")
     if there.memory_bytes and (needed := need_bytes(there.memory_bytes)) > there.memory_bytes:
         reason = f"it has {size(there.memory_bytes)} of memory in all, {size(needed)} needed"
@@ -84,27 +85,29 @@ def _find_images(ref: str, node: Inventory) -> set[str]:
     return {image.identity for image in node.images if image.name in (ref, f"{ref}:latest")}
 
 
-def _judge_model(own: Model | None, model: Model | None, models_dir: str) -> str:
-    """What is wrong with the other node's, beside the head's own; empty where nothing is."""
+def _judge_model(head_model: Model | None, model: Model | None, models_dir: str) -> str:
+    """What is wrong with a node's model, compared with the head's; empty where nothing is."""
     if model is None:
         return f"is not in its {models_dir}"
     if model.fault:
         return f"is not whole: {model.fault}"
-    if own is not None and own.size_bytes != model.size_bytes:
-        return f"has {size(model.size_bytes)} there, {size(own.size_bytes)} here"
+    if head_model is not None and head_model.size_bytes != model.size_bytes:
+        return f"has {size(model.size_bytes)} there, {size(head_model.size_bytes)} here"
     return ""
 
 
-def _judge_image(own: set[str], other: set[str], *, may_differ: bool) -> str:
-    if not other:
+def _judge_image(head_images: set[str], images: set[str], *, may_differ: bool) -> str:
+    if not images:
         return "is not there"
-    return "is another one there" if own and own != other and not may_differ else ""
+    return "is another one there" if head_images and head_images != images and not may_differ else ""
 
 
 def _find_refusals(plan: LaunchPlan, settings: Settings, there: Inventory) -> Iterator[str]:
-    """What the other node's `cluster.allow` forbids. Its mounts are judged there alone: files of the head are kept in
-    another folder, and symlinks are its own."""
+    """What the other node's `cluster.allow` forbids of the plan.
+
+    Mounts are left for that node to judge: it keeps the head's files in another folder, and has its own symlinks.
+    """
     cluster = settings.cluster.model_copy(update={"allow": there.allow})
-    spec = plan.container.model_copy(update={"volumes": (), "devices": ()})
-    judged = settings.model_copy(update={"cluster": cluster})
-    return iter(find_refusals(replace(plan, container=spec), judged, there.permitted))
+    container = plan.container.model_copy(update={"volumes": (), "devices": ()})
+    permitting = settings.model_copy(update={"cluster": cluster})
+    return iter(find_refusals(replace(plan, container=container), permitting, there.permitted))

@@ -1,4 +1,4 @@
-"""Requests the inventories of all other nodes, on the head. What compares them is loaded without a client."""
+"""Requests the inventories of all other nodes, on the head. The comparison is a module that needs no client."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.slow_document import ANSWER_SECONDS
 
 TRIES = 3
-"""A slow read times out, and the page cache serves the retry."""
+"""Requests to one node: a slow read times out there, and the page cache speeds up the next one."""
 
 
 def request_inventories(settings: Settings, host: Host) -> Inventories:
-    """Takes seconds."""
+    """Read this node's inventory and request those of the others. Takes seconds."""
     if not (peers := peers_of(settings, 0)):
         return Inventories(None, ())
     keys, port = KeyRing(host.files, settings.cluster.key_file).keys, settings.cluster.report_port
-    own = settings.cluster.nodes[0]
+    own_address = settings.cluster.nodes[0]
 
     async def request(peer: Peer) -> Inventory | str:
-        reader, reason = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS + 2), keys, wake=lambda: None), ""
+        reader = PeerReader(Source(*peer, port, own_address, 0, ANSWER_SECONDS + 2), keys, wake=lambda: None)
+        reason = ""
         for _ in range(TRIES):
             try:
                 return parse(await reader.fetch(PATH))

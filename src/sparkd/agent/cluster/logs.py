@@ -34,26 +34,27 @@ from sparkd.base.vllm.known_errors import KnownError, explain
 
 PATH = "/log"
 ANSWER_SECONDS = 8.0
-"""Longer than a journal is read, and shorter than a handler may take."""
+"""Limit for an answer: longer than reading a journal takes, and shorter than a handler may."""
 TRIES = 3
+"""Requests to one node for a page."""
 TRY_AGAIN_SECONDS = 0.3
-"""Another reader's request may be under way."""
+"""Pause between two of these: another reader's request may be under way."""
 CLOCK_US = 1_000_000
-"""Less of a difference between clocks may be the answer's travel time."""
+"""A smaller difference between clocks is ignored: it may be the answer's travel time."""
 NAME_LIMIT = 64
 FAILURES = ("agent.run.failed ", "agent.run.refused ", "agent.run.blocked ")
-"""Events that name a cause."""
+"""Beginnings of the events that name a cause."""
 READY = "engine.readiness.reached"
 _AS_JSON = '{"event": "'
 """Beginning of an event with `log.format = "json"`."""
 
 
 class BusyError(HttpError):
-    """Another reader's request is under way there."""
+    """The node answers another reader's request."""
 
 
 class Page(Struct, frozen=True):
-    """What a node answers."""
+    """One answer of a node."""
 
     node: Annotated[str, Meta(max_length=1000)]
     now_us: Annotated[int, Meta(ge=0, le=LATEST_US)]
@@ -64,7 +65,7 @@ class Page(Struct, frozen=True):
 
 
 _DOCUMENT = StateFile("log", Page)
-"""Only its form: it is not kept."""
+"""Encodes the answer. No file is written."""
 
 
 def make_path(query: Query) -> str:
@@ -72,7 +73,7 @@ def make_path(query: Query) -> str:
 
 
 def parse_query(text: str) -> Query | None:
-    """The query of a request's path; None where it is none."""
+    """The query of a request's path; None where it is invalid."""
     with suppress(KeyError, IndexError, ValueError):  # ValueError: of msgspec too
         fields = parse_qs(text, strict_parsing=True, max_num_fields=8)
         words = [fields[name][0] for name in ("since", "until", "priority", "engine")]
@@ -82,7 +83,7 @@ def parse_query(text: str) -> Query | None:
 
 
 def answer(node: str, text: str) -> bytes:
-    """The answer to a request's query; empty where it is none."""
+    """The answer to a request's query; empty where the query is invalid."""
     query = parse_query(text)
     return b"" if query is None else dump(read_page(node, query))
 
@@ -106,8 +107,8 @@ def parse(body: bytes) -> Page:
     lines = (
         Line(line.at_us, sanitize(line.place, 64), line.priority, printable(line.text)) for line in page.lines.lines
     )
-    name, cut = sanitize(page.node, NAME_LIMIT), page.lines.cut
-    return Page(name, page.now_us, Lines(tuple(lines), cut), sanitize(page.trouble))
+    name, is_cut = sanitize(page.node, NAME_LIMIT), page.lines.cut
+    return Page(name, page.now_us, Lines(tuple(lines), is_cut), sanitize(page.trouble))
 
 
 class Entry(NamedTuple):
@@ -122,29 +123,30 @@ class Entry(NamedTuple):
 
 
 def merge(nodes: Iterable[list[Entry]]) -> list[Entry]:
-    """Lines by time; those of a node that have one time stay in its order."""
+    """All lines, by time. Lines of a node with the same time keep their order."""
     return sorted((entry for entries in nodes for entry in entries), key=lambda entry: entry.at_us)
 
 
 class NodeLog(Struct):
-    """The lines of one node, each of them once. `read` raises OSError, HttpError, UnsignedError, ValueError."""
+    """Reads the lines of one node, each of them once."""
 
     name: str
     """Its address, which is shown behind the name that it gives itself; empty for this node."""
     read: Callable[[Query], Awaitable[Page]]
+    """Raises OSError, HttpError, UnsignedError, ValueError."""
     _at_us: int = 0
     """Time of the last line."""
-    _seen: set[tuple[int, str]] = field(default_factory=set)
+    _last_keys: set[tuple[int, str]] = field(default_factory=set)
     """Time and place of the lines of the last page."""
 
     async def next(self, query: Query) -> tuple[list[Entry], str]:
-        """What is new, oldest first, and what is wrong: no answer, or not all lines."""
-        wanted = replace(query, since_us=max(query.since_us, self._at_us))
-        for number in range(TRIES):
-            if number:
+        """The new lines, oldest first; and why they may not be all, such as no answer (empty where they are)."""
+        new_query = replace(query, since_us=max(query.since_us, self._at_us))
+        for attempt in range(TRIES):
+            if attempt:
                 await asyncio.sleep(TRY_AGAIN_SECONDS)
             try:
-                page = await self.read(wanted)
+                page = await self.read(new_query)
                 break
             except BusyError as error:
                 reason = sanitize(str(error))
@@ -152,20 +154,24 @@ class NodeLog(Struct):
                 return [], sanitize(str(error))
         else:
             return [], reason
-        ahead_us = page.now_us - time.time_ns() // 1000
-        shift_us = ahead_us if abs(ahead_us) > CLOCK_US else 0
-        # By what was seen, not by time alone: a clock may be set back.
-        lines = [line for line in page.lines.lines if line.at_us >= wanted.since_us]
+        peer_ahead_us = page.now_us - time.time_ns() // 1000
+        shift_us = peer_ahead_us if abs(peer_ahead_us) > CLOCK_US else 0
+        # Lines of the last page are left out by time and place, not by time alone: a clock may be set back.
+        lines = [line for line in page.lines.lines if line.at_us >= new_query.since_us]
         name = f"{page.node} ({self.name})" if self.name else page.node
-        new = [Entry(line.at_us - shift_us, name, line) for line in lines if (line.at_us, line.place) not in self._seen]
+        new_entries = [
+            Entry(line.at_us - shift_us, name, line)
+            for line in lines
+            if (line.at_us, line.place) not in self._last_keys
+        ]
         if lines:
-            self._at_us, self._seen = lines[-1].at_us, {(line.at_us, line.place) for line in lines}
+            self._at_us, self._last_keys = lines[-1].at_us, {(line.at_us, line.place) for line in lines}
         trouble = page.trouble or (f"over {MOST_LINES} lines, or too long: the oldest are left out" * page.lines.cut)
-        return new, trouble
+        return new_entries, trouble
 
 
 def open_logs(settings: Settings, host: Host) -> tuple[list[NodeLog], str]:
-    """The logs of this node, and of the others by their agents; and why there are none of the others."""
+    """The logs of all nodes, this one's first; and why those of the others are missing (empty where they are not)."""
 
     async def read_own(query: Query) -> Page:
         return await run_in_thread("log", partial(read_page, host.name(), query))
@@ -175,15 +181,15 @@ def open_logs(settings: Settings, host: Host) -> tuple[list[NodeLog], str]:
         place = find_place(settings, host)
         if peers := peers_of(settings, place.rank):
             keys = KeyRing(host.files, settings.cluster.key_file).keys
-            own, port = settings.cluster.nodes[place.rank], settings.cluster.report_port
-            sources = (Source(*peer, port, own, 0, ANSWER_SECONDS + 2) for peer in peers)
-            logs += (NodeLog(source.address, partial(_request, SignedClient(source, keys))) for source in sources)
-    except ConfigError as error:  # this node's own lines say more of it
+            own_address, port = settings.cluster.nodes[place.rank], settings.cluster.report_port
+            sources = (Source(*peer, port, own_address, 0, ANSWER_SECONDS + 2) for peer in peers)
+            logs += (NodeLog(source.address, partial(_request_page, SignedClient(source, keys))) for source in sources)
+    except ConfigError as error:  # this node's own lines explain it further
         return logs, str(error)
     return logs, ""
 
 
-async def _request(client: SignedClient, query: Query) -> Page:
+async def _request_page(client: SignedClient, query: Query) -> Page:
     answer = await client.request(make_path(query))
     if answer.status != 200:
         raise BusyError("it does not answer now, or its sparkd is of another version")
@@ -191,18 +197,19 @@ async def _request(client: SignedClient, query: Query) -> Page:
 
 
 class Marks:
-    """Which lines are failures that sparkd knows, and which of them is the first since an engine served."""
+    """Marks lines that are failures: the known error of each, and the first failure since an engine served."""
 
     def __init__(self) -> None:
         self._failed = False
 
     def judge(self, line: Line) -> tuple[KnownError | None, bool]:
-        engine, text = line.text.startswith(ENGINE), line.text.removeprefix(ENGINE)
-        if not engine and text.startswith(_AS_JSON):
+        """The known error of the next line, if any, and whether this is that first failure."""
+        is_engine, text = line.text.startswith(ENGINE), line.text.removeprefix(ENGINE)
+        if not is_engine and text.startswith(_AS_JSON):
             text = text.removeprefix(_AS_JSON).replace('"', " ", 1)
-        if not engine and text.startswith(READY):
+        if not is_engine and text.startswith(READY):
             self._failed = False
-        known = explain(text)
-        first = not self._failed and (known is not None or (not engine and text.startswith(FAILURES)))
-        self._failed = self._failed or first
-        return known, first
+        known_error = explain(text)
+        is_first = not self._failed and (known_error is not None or (not is_engine and text.startswith(FAILURES)))
+        self._failed = self._failed or is_first
+        return known_error, is_first

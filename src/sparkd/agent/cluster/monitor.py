@@ -3,11 +3,11 @@
 A rank of tensor parallelism is useless without the others, and vLLM reports no loss: a headless worker never notices
 that its head died, and a head's /health stays 200 without its worker.
 
-An event (an ended rank, another one in its place) ends this rank at once. So does a refused connection, unless the
-rank there serves: that outlives an agent that has crashed, and the next one takes it over. Silence is tolerated for a
-while, because links are noisy. A serving head first requests a token from the engine: tokens prove that all ranks work.
-A worker knows of its head's engine only that it answers, which proves that machine's agent to hang, until its watchdog
-ends it. A head that still loads has no proof.
+An event (a rank has ended, or another one is in its place) ends this rank at once. So does a refused connection, unless
+the rank there serves: a serving rank outlives a crashed agent, and the next agent takes it over. Silence is tolerated
+for a while, because links are noisy. Then a serving head requests a token from the engine: a token proves that all
+ranks work. A worker can only see that its head's engine answers: then just the agent there hangs, and its watchdog is
+going to end it. A head that still loads has no such proof.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from sparkd.base.status import phases
 from sparkd.base.status.model import Contact, PeerStatus
 
 PROOF_SHARE = 0.25
-"""Share of the timeout: the last part of the silence, in which the engine must make a token."""
+"""Share of the timeout: the last part of a silence, in which the engine must prove that it works."""
 LATE_SECONDS = 10.0
-"""Time from the last answer of an agent to the first refusal after its crash: an answer is held for 5 s. A machine that
-was silent for longer has restarted, unless the engine made tokens meanwhile: then its agent hung until the watchdog.
+"""Longest time from an agent's last answer to the first refusal after its crash: an answer is held for 5 s. A machine
+that was silent for longer has restarted, unless the engine made tokens meanwhile: then its agent hung until the
+watchdog ended it.
 """
 RETRY_SECONDS = 1.0
 """Pause after a failed proof, while there is time."""
@@ -38,7 +39,7 @@ ADDRESS_HINT = "ip -brief address; look at the cable, and whether the other node
 
 
 class ExpectedPeer(Struct, frozen=True):
-    """Another rank that this one depends on. `epoch`: the one it has joined or may join."""
+    """Another rank that this one depends on. `epoch`: that which it has joined or may join."""
 
     rank: int
     launch_id: str
@@ -54,12 +55,12 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
     """Why an expected peer is lost; None where it is not. Pure."""
     rank = f"rank {peer.rank} on {peer.name}"
     report = peer.report
-    if report is None:  # this node's agent has just taken its rank over
+    if report is None:  # this node's agent has just taken over its own rank, and has heard nothing yet
         return None
     if report.launch_id != expected.launch_id:
-        before = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
-        failed = report.last_cause and report.last_cause_code != Cause.AGENT_KILLED
-        return PeerLostError(f"{rank} has restarted{before}", HINT, cause=Cause.PEER_FAILED if failed else None)
+        last_end = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
+        has_failed = report.last_cause and report.last_cause_code != Cause.AGENT_KILLED
+        return PeerLostError(f"{rank} has restarted{last_end}", HINT, cause=Cause.PEER_FAILED if has_failed else None)
     if (loss := phases.find_loss(report)) is not None:
         return PeerLostError(f"{rank} {loss.text}: {report.message}", HINT, cause=loss.cause)
     if report.epoch not in ("", expected.epoch):
@@ -81,29 +82,31 @@ class PeerMonitor(Struct):
     readers: Mapping[int, PeerReader]
     """Readers by rank, in order."""
     submit: Callable[[Coroutine[Any, Any, bool]], Outcome[bool]]
-    """`MainLoop.start`: its end is news."""
+    """`MainLoop.start`: the end of what it runs wakes the loop."""
     timeout_seconds: float
     return_seconds: float = 0.0
-    """How long an agent may be away whose rank serves."""
+    """How long the agent of a serving rank may be away."""
     resumed_at: Callable[[], float] = lambda: float("-inf")
-    """Since when this process has listened without a standstill, monotonic: silence counts from then on."""
+    """Monotonic time since which this process ran without a standstill: only silence after it counts."""
     on_check: Callable[[tuple[PeerStatus, ...]], object] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     trouble: str = ""
-    """The current problem while the engine still has time; empty where there is none."""
+    """A problem that does not end the rank yet; empty where there is none."""
     _expected: dict[int, ExpectedPeer] = {}
-    _tracked_at: float = 0.0
+    _tracked_since: float = 0.0
     _refused_at: dict[int, float] = {}
-    """Since when a rank's node refuses connections."""
+    """Times since which nodes refuse connections, by rank."""
     _prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
-    _proof_ends: float = math.inf
+    _proof_limit_seconds: float = math.inf
     _proof: Outcome[bool] | None = None
+    """A proof under way."""
     _proven: bool | None = None
+    """Result of the last proof in this silence; None before one."""
     _proven_at: float = 0.0
 
     def track(self, *expected: ExpectedPeer) -> None:
         """Let `check` raise the loss of any of these from now on."""
-        self._expected, self._tracked_at = {peer.rank: peer for peer in expected}, self.clock()
+        self._expected, self._tracked_since = {peer.rank: peer for peer in expected}, self.clock()
 
     @property
     def tracked(self) -> tuple[ExpectedPeer, ...]:
@@ -113,10 +116,11 @@ class PeerMonitor(Struct):
         self._expected = {}
 
     def prove_by(self, prove: Callable[[float], Coroutine[Any, Any, bool]], limit_seconds: float = math.inf) -> None:
-        """The engine serves from now on: `prove(seconds)` returns whether it answers in that time, on its own node by a
-        token. `limit_seconds`: the silence up to which that counts.
+        """Let the serving engine prove itself in a silence of up to `limit_seconds`.
+
+        `prove(seconds)` returns whether the engine answers in that time; on the head, whether it makes a token.
         """
-        self._prove, self._proof_ends = prove, limit_seconds
+        self._prove, self._proof_limit_seconds = prove, limit_seconds
 
     def statuses(self) -> tuple[PeerStatus, ...]:
         """Statuses in rank order."""
@@ -140,12 +144,12 @@ class PeerMonitor(Struct):
                 continue
             if loss := find_loss(expected, peer):
                 raise loss
-            heard_at = self.readers[peer.rank].heard_at or self._tracked_at
+            heard_at = self.readers[peer.rank].heard_at or self._tracked_since
             seconds = max(0.0, now - max(heard_at, self.resumed_at()))
             if peer.contact is Contact.REFUSED:
-                since = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_at)
-                late = 0.0 if self._proven else seconds - LATE_SECONDS
-                away = away or self._await_agent(peer, max(now - since, late))
+                since = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_since)
+                late_seconds = 0.0 if self._proven else seconds - LATE_SECONDS
+                away = away or self._await_agent(peer, max(now - since, late_seconds))
                 continue
             self._refused_at.pop(peer.rank, None)
             if silent is None or seconds > silent[0]:
@@ -156,37 +160,42 @@ class PeerMonitor(Struct):
         return peers
 
     def _await_agent(self, peer: PeerStatus, seconds: float) -> str:
-        """Returns what is reported meanwhile. Raises PeerLostError where no next agent is awaited."""
+        """The text to report while the next agent is awaited. Raises PeerLostError where none is, or for too long."""
         rank = f"rank {peer.rank} on {peer.name}"
-        serves = peer.report is None or phases.answers_requests(peer.report)
-        limit = self.return_seconds if serves else 0.0
+        is_serving = peer.report is None or phases.answers_requests(peer.report)
+        limit = self.return_seconds if is_serving else 0.0
         if seconds >= limit:
-            refused = f"{peer.address} refuses connections, its agent ended without a report"
-            raise PeerLostError(f"{rank} is gone: {refused}" + f", and none came for {limit:.0f} s" * bool(limit), HINT)
+            reason = f"{peer.address} refuses connections, its agent ended without a report"
+            raise PeerLostError(f"{rank} is gone: {reason}" + f", and none came for {limit:.0f} s" * bool(limit), HINT)
         return f"the agent of {rank} is away, and its rank serves: the next one is awaited for {limit:.0f} s"
 
     def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> None:
-        """Judge a silence: where the engine serves, its tokens decide. Raises PeerLostError."""
+        """Judge a silence of so many seconds: a serving engine may prove itself. Raises PeerLostError."""
         proof_seconds = PROOF_SHARE * self.timeout_seconds
         if seconds < self.timeout_seconds - proof_seconds:
-            # The silence has ended: a proof still under way must not decide the next one.
+            # The silence has ended, or is short: a proof still under way must not decide about the next one.
             self._proof, self._proven, self.trouble = None, None, ""
             return
-        why = f": {peer.said}" if peer.said and not peer.own_address_gone else ""
-        lost = silence(peer, f"has been silent for {seconds:.0f} s{why}")
-        left = self.timeout_seconds - seconds
-        if self._prove is not None and seconds < self._proof_ends:
-            self._judge_proof(lost, left <= 0, now)
-            pause = proof_seconds if self._proven else RETRY_SECONDS
-            if self._proof is None and (self._proven is None or now - self._proven_at >= pause):
-                self._proof = self.submit(self._prove(proof_seconds if left <= 0 else max(RETRY_SECONDS, left)))
-        elif left <= 0:
+        detail = f": {peer.said}" if peer.said and not peer.own_address_gone else ""
+        lost = silence(peer, f"has been silent for {seconds:.0f} s{detail}")
+        left_seconds = self.timeout_seconds - seconds
+        if self._prove is not None and seconds < self._proof_limit_seconds:
+            self._judge_proof(lost, left_seconds <= 0, now)
+            pause_seconds = proof_seconds if self._proven else RETRY_SECONDS
+            if self._proof is None and (self._proven is None or now - self._proven_at >= pause_seconds):
+                self._proof = self.submit(
+                    self._prove(proof_seconds if left_seconds <= 0 else max(RETRY_SECONDS, left_seconds))
+                )
+        elif left_seconds <= 0:
             raise lost
 
-    def _judge_proof(self, lost: PeerLostError, over: bool, now: float) -> None:
-        """`over`: the time for silence is. Raises PeerLostError where it is over, and the proof fails."""
+    def _judge_proof(self, lost: PeerLostError, is_over: bool, now: float) -> None:
+        """Take the result of a proof that has ended. `is_over`: the timeout has passed.
+
+        Raises PeerLostError where it has, and the proof has failed.
+        """
         if self._proof is not None and self._proof.done():
             self._proven, self._proof, self._proven_at = self._proof.result(), None, now
-        if over and self._proven is False:
+        if is_over and self._proven is False:
             raise PeerLostError(f"{lost.reason}, and the engine does not answer", lost.hint, cause=lost.cause)
-        self.trouble = f"{lost.reason}; the engine answers" if over and self._proven else ""
+        self.trouble = f"{lost.reason}; the engine answers" if is_over and self._proven else ""

@@ -1,7 +1,7 @@
 """The agent's HTTP servers and peer readers.
 
-Other nodes get its report, its plan's values and, of a head, its configuration on the fabric, for requests signed with
-the cluster key. People and monitors have a server of their own on loopback.
+On the fabric, other nodes get its report, its plan's values and a head's configuration, for requests signed with the
+cluster key. People and monitors have a server of their own on loopback.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ HOLD_SECONDS = 5.0
 HOLD_SHARE = 0.25
 """Share of the peer timeout: the longest hold, so that four tries fit into the timeout."""
 LISTEN_AGAIN_SECONDS = 10.0
-"""Pause for an address that the network brings later, and for a port that another program has."""
+"""Pause before the next try, where the address is not there yet, or another program has the port."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
-"""`MainLoop.spawn`: runs what has no end of its own."""
+"""`MainLoop.spawn`: runs a coroutine that never ends by itself."""
 
 
 class PeerApi(Struct):
-    """Belongs to the thread of its loop."""
+    """Answers other nodes. Used by the thread of its loop."""
 
     own_address: str
     keys: Callable[[], tuple[bytes, ...]]
@@ -67,14 +67,14 @@ class PeerApi(Struct):
     _published: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the next report comes."""
     documents: Mapping[str, bytes] = {}
-    """What is served beside the report, by path."""
+    """Bodies of the other documents, by path."""
     slow: dict[str, SlowDocument[bytes]] = field(default_factory=dict)
-    """Documents that are made at a request, by path."""
+    """Documents that are made when they are requested, by path."""
     head_keys: Callable[[], tuple[bytes, ...]] = tuple
-    """The head's, which sign what its workers run; none on other nodes."""
+    """The head's private keys, which sign what its workers run; none on other nodes."""
 
     def publish(self, report: bytes, *, wake: bool = True) -> None:
-        """Serve this report from now on, and answer held requests; without `wake`, when they have been held long."""
+        """Serve this report from now on, and answer held requests; without `wake`, only when their hold ends."""
         if report != self._report:
             self._report = report
             self._digest = hashlib.sha256(report).hexdigest()
@@ -92,10 +92,10 @@ class PeerApi(Struct):
             return Response(401, headers=((auth.CHALLENGE_HEADER, request.challenge),))
         path, body = urlsplit(request.path), b""
         if path.path == "/report" and self._report:
-            known = parse_qs(path.query).get("known", [""])[0]
+            known_digest = parse_qs(path.query).get("known", [""])[0]
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.hold_seconds):
-                    while known == self._digest:
+                    while known_digest == self._digest:
                         await self._published.wait()
             body = self._report
         elif path.path in self.slow:
@@ -124,7 +124,7 @@ class PeerApi(Struct):
 
 
 class Cluster(Struct, frozen=True):
-    """`readers` by rank, in order. `publish` gets the path of a document for the other nodes, and its content."""
+    """`readers` by rank, in order. `publish(path, content)` serves a document to the other nodes."""
 
     readers: Mapping[int, PeerReader]
     publish: Callable[[str, bytes], object]
@@ -141,15 +141,16 @@ def join_cluster(
     owner_uid: int = 0,
     known: tuple[bytes, ...] = (),
 ) -> Cluster:
-    """Start to serve this node's report and to read those of the others. `owner_uid`: the key file's required owner.
-    `known`: the keys in it, where another thread has just read them.
+    """Start to serve this node's report and to read those of the others.
+
+    `owner_uid`: the key file's required owner. `known`: the keys in it, where another thread has just read them.
 
     Raises ConfigError (78) for a bad key file, AwaitedError where there is none, or the port is taken.
     """
     peers = peers_of(settings, node.rank)
     if not peers:
         return Cluster({}, lambda _path, _body: None)
-    own, port = node.address, settings.cluster.report_port
+    own_address, port = node.address, settings.cluster.report_port
 
     def on_bad_key(hint: str, trouble: str) -> None:
         events.error("cluster.key.unusable", reason=trouble, hint=hint)
@@ -168,56 +169,58 @@ def join_cluster(
     head_keys = auth.KeyRing(host.files, head_key.PRIVATE, owner_uid, renew, optional=True).keys
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
 
-    def looked(name: str, look: Callable[[str], bytes], query: str) -> bytes:
-        """The answer; nothing where the look fails: who has requested it gets a signed refusal."""
+    def answer_or_log(name: str, look: Callable[[str], bytes], query: str) -> bytes:
+        """The answer of `look`; empty where it fails, so that the client gets a signed refusal."""
         try:
             return look(query)
         except Exception as error:
             events.error("cluster.server.failed", reason=f"{name}: {type(error).__name__}: {error}")
             return b""
 
-    of_node = partial(looked, "inventory", lambda _: inventory.dump(inventory.read_inventory(settings, host)))
-    journal = partial(looked, "log", partial(logs.answer, host.name()))
-    slow = {
-        inventory.PATH: SlowDocument("inventory", of_node, inventory.FRESH_SECONDS),
-        logs.PATH: SlowDocument("log", journal),
+    read_node_inventory = partial(
+        answer_or_log, "inventory", lambda _: inventory.dump(inventory.read_inventory(settings, host))
+    )
+    read_node_log = partial(answer_or_log, "log", partial(logs.answer, host.name()))
+    slow_documents = {
+        inventory.PATH: SlowDocument("inventory", read_node_inventory, inventory.FRESH_SECONDS),
+        logs.PATH: SlowDocument("log", read_node_log),
     }
-    peer_api = PeerApi(own, keys, hold_seconds, slow=slow, head_keys=head_keys)
-    spawn(_server(own, port, peer_api, peers, events).serve())
-    sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in peers)
+    peer_api = PeerApi(own_address, keys, hold_seconds, slow=slow_documents, head_keys=head_keys)
+    spawn(_make_server(own_address, port, peer_api, peers, events).serve())
+    sources = (Source(peer.rank, peer.address, port, own_address, hold_seconds) for peer in peers)
     readers = {source.rank: PeerReader(source, keys, wake) for source in sources}
     for reader in readers.values():
         spawn(reader.run())
 
-    before: NodeReport | None = None
+    previous: NodeReport | None = None
 
-    def to_peers(published: Published) -> None:
-        nonlocal before
-        own = replace(published.report, peers=())
-        wake = before is None or without_figures(own) != without_figures(before)
-        before = own
-        peer_api.publish(fit(own, PEER_LIMIT_BYTES)[1].encode(), wake=wake)
+    def publish_to_peers(published: Published) -> None:
+        nonlocal previous
+        report = replace(published.report, peers=())
+        wake = previous is None or without_figures(report) != without_figures(previous)
+        previous = report
+        peer_api.publish(fit(report, PEER_LIMIT_BYTES)[1].encode(), wake=wake)
 
-    return Cluster(readers, peer_api.publish_document, (to_peers,))
+    return Cluster(readers, peer_api.publish_document, (publish_to_peers,))
 
 
-def _server(own: str, port: int, peer_api: PeerApi, peers: tuple[Peer, ...], events: Events) -> HttpServer:
-    known = frozenset(canonical(peer.address) for peer in peers)
+def _make_server(own_address: str, port: int, peer_api: PeerApi, peers: tuple[Peer, ...], events: Events) -> HttpServer:
+    peer_addresses = frozenset(canonical(peer.address) for peer in peers)
     # No rate limit: checking a signature is as cheap as counting, and any user of a known node could use up the limit
     # of its agent.
     limits = Limits(requests_per_second=math.inf)
     try:
         return HttpServer(
-            own,
+            own_address,
             port,
             peer_api.handle,
             limits,
-            lambda source: canonical(source) in known,
+            lambda source: canonical(source) in peer_addresses,
             lambda trouble: events.error("cluster.server.failed", reason=trouble),
         )
     except OSError as error:
         raise AwaitedError(
-            f"port {port} of {own}, where other nodes read this one's report, can't be had: {error.strerror}",
+            f"port {port} of {own_address}, where other nodes read this one's report, can't be had: {error.strerror}",
             f"who has it? sudo ss -ltnp sport = :{port}",
         ) from None
 
@@ -231,8 +234,9 @@ def start_status_server(
     events: Events,
     kept: PageHistory,
 ) -> None:
-    """Start the server of people and monitors. A failure is only logged, and the address tried again: no engine depends
-    on it.
+    """Start the server of people and monitors.
+
+    A failure is only logged, and the address tried again, since no engine depends on it.
     """
     if observe.address is None:
         return
@@ -268,7 +272,7 @@ def start_status_server(
 
 
 def _find_user(connection: socket.socket) -> str:
-    """The user who made it, on this machine: all of its users have the same address. Empty where that is not known."""
+    """The local user who made a connection, since all users have the same address. Empty where it is not known."""
     with suppress(OSError):
         if (peer := find_peer(connection)) is not None:
             return f"uid {peer.uid}"

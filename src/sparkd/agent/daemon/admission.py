@@ -1,4 +1,4 @@
-"""What a start has to pass: preflight, which may fix and checks again, and the wait after failures of its plan."""
+"""What a start has to pass: preflight, which may fix and check again, and the wait after failures of the plan."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ LOOK_SECONDS = 10.0
 """Limit for a look at dockerd's process, or at the list of hooks: milliseconds, on a disk that does not hang."""
 
 _NO_REMEDY = ("sparkd starts", "nothing is to be done", "its log")
-"""Begin hints of a first failure that say nothing to who has to fix a fifth."""
+"""Beginnings of hints that suit a first failure, but do not help a person after five."""
 
 T = TypeVar("T")
 
 
 class Admission(Struct):
-    """Used by the main thread."""
+    """Preflight of this process's starts. Used by the main thread."""
 
     agent: Context
     _reported: dict[str, object] = field(default_factory=dict)
     """Verdicts and applied fixes, as last logged."""
     _given_up: set[str] = field(default_factory=set)
-    """What preflight has awaited without effect, and goes without."""
+    """What preflight has awaited without effect, and does not await again."""
 
     def check(self) -> bool:
-        """Returns whether docker was running. Raises BlockedError (10) or NeedsPersonError (17)."""
+        """Pass preflight. Returns whether docker ran before it. Raises BlockedError (10) or NeedsPersonError (17)."""
         agent = self.agent
-        docker_was_up = self._look(partial(docker.running, agent.host), "looking at dockerd")
-        if agent.reporter.report.phase is not Phase.BLOCKED:  # which stays until nothing blocks: a try is no news
+        docker_was_up = self._run_beside(partial(docker.running, agent.host), "looking at dockerd")
+        # BLOCKED stays until nothing blocks: another try is no news.
+        if agent.reporter.report.phase is not Phase.BLOCKED:
             agent.phase.enter(Phase.PREFLIGHT)
         io = GateIO(agent.actions.apply, self._run_hooks, self._wait, agent.loop, agent.events, self._show)
         Gate(
@@ -58,9 +59,9 @@ class Admission(Struct):
         ).admit()
         return docker_was_up
 
-    def _look(self, look: Callable[[], T], what: str) -> T:
+    def _run_beside(self, work: Callable[[], T], what: str) -> T:
         try:
-            return self.agent.loop.beside(look, LOOK_SECONDS, what)
+            return self.agent.loop.beside(work, LOOK_SECONDS, what)
         except BlockingIOError as error:
             raise BlockedError(f"{what}: {error}", THREADS_HINT) from None
         except TimeoutError as error:
@@ -68,7 +69,7 @@ class Admission(Struct):
 
     def _run_hooks(self) -> tuple[Finding, ...]:
         agent, context = self.agent, self.agent.context
-        programs = self._look(partial(list_hooks, agent.host.files), "looking at the hooks")
+        programs = self._run_beside(partial(list_hooks, agent.host.files), "looking at the hooks")
         return hooks.run_hooks(programs, agent.loop.wait, hooks.hook_environment(context.role, context.rank))
 
     def _wait(self, seconds: float, message: str) -> None:
@@ -77,18 +78,18 @@ class Admission(Struct):
 
     def _show(self, findings: tuple[Finding, ...]) -> None:
         switch = self.agent.context.switch
-        chosen = switch.findings if switch is not None else ()
-        judged = ((f.id, f.verdict) for f in findings)
+        switch_findings = switch.findings if switch is not None else ()
+        verdicts = ((f.id, f.verdict) for f in findings)
         reports = (
             FindingReport(name, verdict.level.value, verdict.reason, verdict.hint, verdict.required)
-            for name, verdict in judged
+            for name, verdict in verdicts
         )
-        self.agent.reporter.update(findings=(*chosen, *reports))
+        self.agent.reporter.update(findings=(*switch_findings, *reports))
         show_unproven(self.agent)
 
 
 class Backoff(Struct):
-    """Used by the main thread."""
+    """The wait after failures of the plan. Used by the main thread."""
 
     agent: Context
     _waited: bool = False
@@ -97,32 +98,32 @@ class Backoff(Struct):
     def wait(self) -> bool:
         """Wait before the next launch of a plan that failed lately. Returns whether it waited.
 
-        Raises NeedsPersonError (exit 17) after too many failures in a row; BlockedError where their count can't be
-        read; as `check_head`.
+        Raises NeedsPersonError (exit 17) after too many failures in a row, BlockedError where their count can't be
+        read, and what `check_head` raises.
         """
         agent, plan = self.agent, self.agent.plan.counted_as
         launches = agent.store.require_launches()
-        seconds, last = launches.wait_seconds(plan), launches.last_failure(plan)
-        if seconds is None:
-            failed, proven = len(BACKOFF_SECONDS), agent.settings.supervise.proven_seconds
-            span = f"{proven / 60:.0f} minutes" if proven >= 120 else f"{proven} s"
+        wait_seconds, last_reason = launches.wait_seconds(plan), launches.last_failure(plan)
+        if wait_seconds is None:
+            failures, proven_seconds = len(BACKOFF_SECONDS), agent.settings.supervise.proven_seconds
+            span = f"{proven_seconds / 60:.0f} minutes" if proven_seconds >= 120 else f"{proven_seconds} s"
             end = launches.last.get(plan)
             hint = end.hint if end is not None else ""
             remedy = "fix the cause" if not hint or hint.startswith(_NO_REMEDY) else hint
             agent.store.record(lambda now: now.reset(plan))
             raise NeedsPersonError(
-                f"{failed} launches of this plan in a row ended within {span} of service"
-                + (f"; the last: {last}" if last else ""),
+                f"{failures} launches of this plan in a row ended within {span} of service"
+                + (f"; the last: {last_reason}" if last_reason else ""),
                 f"{remedy}, then: sudo systemctl start sparkd-{agent.context.role}",
             )
         if self._waited:
             return False
-        if seconds:
-            agent.phase.enter(Phase.COOLING, f"{seconds} s before the next launch of a plan that failed")
-            deadline = time.monotonic() + seconds
-            while (left := deadline - time.monotonic()) > 0:
-                agent.reporter.update(message=f"{left:.0f} s before the next launch of a plan that failed")
-                agent.loop.wait_until(never, min(1.0, left))
+        if wait_seconds:
+            agent.phase.enter(Phase.COOLING, f"{wait_seconds} s before the next launch of a plan that failed")
+            deadline = time.monotonic() + wait_seconds
+            while (left_seconds := deadline - time.monotonic()) > 0:
+                agent.reporter.update(message=f"{left_seconds:.0f} s before the next launch of a plan that failed")
+                agent.loop.wait_until(never, min(1.0, left_seconds))
                 check_head(agent)
         self._waited = True
-        return seconds > 0
+        return wait_seconds > 0

@@ -1,5 +1,5 @@
-"""What all ranks must share, as this start has read it; and what differs: in other nodes' plans, since the last good
-start.
+"""What all ranks must share, as this start has read it; and how it differs from other nodes' plans, and from the last
+good start.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from sparkd.base.status.phases import PHASES
 from sparkd.base.status.publisher import Reporter
 
 BOOT_SECONDS = 2.0
-"""Limit for the kernel's command line, swap and settings: milliseconds."""
+"""Limit for reading the kernel's command line, swap and settings, which takes milliseconds."""
 
 
 class Agreed(Struct):
-    """Used by the main thread."""
+    """What this start has read. Used by the main thread."""
 
     host: Host
     loop: MainLoop
     plan: LaunchPlan
     reporter: Reporter
     agreement: Agreement = Agreement({}, "")
-    """No digest before `keep`."""
+    """Its digest is empty before `keep`."""
 
     def forget(self) -> None:
-        """A start begins: whatever a blocked one has read is read again."""
+        """Begin a start: what a blocked one has read is read again."""
         self.agreement = Agreement({}, "")
 
     def keep(self, agreement: Agreement) -> None:
-        """Raises BlockedError (exit 10) where this start has read something else before."""
+        """Keep what was read. Raises BlockedError (exit 10) where this start has read something else before."""
         if self.agreement.digest not in ("", agreement.digest):
             raise BlockedError("the image, the model or the script has changed meanwhile", "sparkd checks the new one")
         self.agreement = agreement
@@ -57,20 +57,23 @@ class Agreed(Struct):
         """The facts that a later start is compared with."""
         fingerprinted = bool(self.agreement.digest)
         values = self.agreement.values if fingerprinted else self.plan.shared
-        unseen = {} if fingerprinted else dict.fromkeys(LOOKED_AT, "the start ended before this was read")
-        reported = self.reporter.report.versions
+        unread = {} if fingerprinted else dict.fromkeys(LOOKED_AT, "the start ended before this was read")
+        known_software = self.reporter.report.versions
         sysctls = [name for name, _ in self.plan.sysctls]
         try:
             software, boot = self.loop.beside(
-                lambda: (reported or versions.read_local_versions(self.host), versions.read_boot(self.host, sysctls)),
+                lambda: (
+                    known_software or versions.read_local_versions(self.host),
+                    versions.read_boot(self.host, sysctls),
+                ),
                 BOOT_SECONDS,
                 "facts of this boot",
                 shielded=True,
             )
         except OSError as error:
-            software, boot = reported, {}
-            unseen.update(dict.fromkeys(("boot", "sysctl"), str(error)))
-        return Facts({**dict(values), **node_values(self.plan)}, software, boot, unseen)
+            software, boot = known_software, {}
+            unread.update(dict.fromkeys(("boot", "sysctl"), str(error)))
+        return Facts({**dict(values), **node_values(self.plan)}, software, boot, unread)
 
 
 TABLE_PRIORITY = 3
@@ -78,7 +81,7 @@ TABLE_PRIORITY = 3
 
 
 class PlanDifferences(Struct):
-    """Used by the main thread."""
+    """Compares this node's plan with the others'. Used by the main thread."""
 
     agent: Context
     agreed: Agreed
@@ -86,57 +89,57 @@ class PlanDifferences(Struct):
     """Differences by node, as last logged."""
 
     def check(self, peers: tuple[PeerStatus, ...]) -> None:
-        """Raises BlockedError (exit 10)."""
-        if (differing := self._find(peers)) is not None:
-            raise BlockedError(self._report(differing), self._hint(differing))
+        """Raises BlockedError (exit 10) where the plan of a node differs."""
+        if (differing := self._find_differing(peers)) is not None:
+            raise BlockedError(self._log_table(differing), self._make_hint(differing))
         self._reported.clear()
 
-    def _find(self, peers: tuple[PeerStatus, ...]) -> PeerStatus | None:
-        """A node with another plan. One that is ending may come back with this one."""
-        known = ("", self.agent.reporter.report.plan_digest)
+    def _find_differing(self, peers: tuple[PeerStatus, ...]) -> PeerStatus | None:
+        """The first node with another plan. Nodes that are ending do not count: they may come back with this plan."""
+        accepted = ("", self.agent.reporter.report.plan_digest)
         for peer in peers:
-            if peer.living and peer.living.plan_digest not in known:
-                rule = PHASES[peer.living.phase]
-                if rule.loss is None or rule.ahead:
+            if peer.living and peer.living.plan_digest not in accepted:
+                phase_rule = PHASES[peer.living.phase]
+                if phase_rule.loss is None or phase_rule.ahead:
                     return peer
         return None
 
-    def _report(self, other: PeerStatus) -> str:
+    def _log_table(self, peer: PeerStatus) -> str:
         """Log the table of differences; return one line."""
-        agent, plan_differs = self.agent, f"the plan of {other.name} differs"
+        agent, plan_differs = self.agent, f"the plan of {peer.name} differs"
         try:
-            sent = agent.loop.beside(agent.monitor.readers[other.rank].fetch(PLAN_PATH), 15.0, other.address)
+            body = agent.loop.beside(agent.monitor.readers[peer.rank].fetch(PLAN_PATH), 15.0, peer.address)
         except (HttpError, UnsignedError, TimeoutError) as error:
             return f"{plan_differs}, and its values can't be read: {error}"
-        theirs = agreement.parse_values(sent)
-        if theirs is None:
+        other_values = agreement.parse_values(body)
+        if other_values is None:
             return f"{plan_differs}, and its values are not valid: another version of sparkd?"
-        differences = agreement.find_differences(self.agreed.agreement.values, theirs)
+        differences = agreement.find_differences(self.agreed.agreement.values, other_values)
         if not differences:
             return f"{plan_differs} in nothing that this version of sparkd knows"
         summary = agreement.format_summary(differences)
         report = agent.reporter.report
-        if self._reported.get(other.name) != differences:
-            self._reported[other.name] = differences
-            agent.events.error("cluster.plan.mismatched", node=other.name, found=summary)
-            for row in agreement.format_table(differences, report.node, other.report.node if other.report else "there"):
-                # Not as events, which would lose the columns.
+        if self._reported.get(peer.name) != differences:
+            self._reported[peer.name] = differences
+            agent.events.error("cluster.plan.mismatched", node=peer.name, found=summary)
+            for row in agreement.format_table(differences, report.node, peer.report.node if peer.report else "there"):
+                # These are no events, which would lose the columns.
                 agent.journal.put(TABLE_PRIORITY, agent.redact(f"plan| {row}"), keep=True)
         return f"{plan_differs}: {summary}"
 
-    def _hint(self, other: PeerStatus) -> str:
+    def _make_hint(self, peer: PeerStatus) -> str:
         if (follower := self.agent.follower) is not None and follower.unproven is not None:
             return follower.unproven.hint
-        own = self.agent.reporter.report.version
-        if other.living and (theirs := other.living.version) != own:
+        own_version = self.agent.reporter.report.version
+        if peer.living and (peer_version := peer.living.version) != own_version:
             upgrade = "make both the same first, on the older: sudo apt install --only-upgrade sparkd"
-            return f"sparkd is {own} here and {theirs} on {other.name}: {upgrade}"
+            return f"sparkd is {own_version} here and {peer_version} on {peer.name}: {upgrade}"
         switch = self.agent.context.switch
-        back = switch.chosen if switch is not None else None
-        if back is None or not back.proven:
+        rolled_back = switch.chosen if switch is not None else None
+        if rolled_back is None or not rolled_back.proven:
             return "make the configuration, the image and the model the same on all nodes"
-        to = f"sudo sparkd rollback {back.plan[:12]}"
-        return f"this node is rolled back: {to} on the others, or sudo sparkd rollback --end here"
+        command = f"sudo sparkd rollback {rolled_back.plan[:12]}"
+        return f"this node is rolled back: {command} on the others, or sudo sparkd rollback --end here"
 
 
 MOST_LINES = 12
@@ -146,15 +149,15 @@ DIFF_HINT = "sparkd diff; to go back to it: sudo sparkd rollback"
 
 def log_differences(agent: Agent) -> None:
     """Log what differs in a failed start from the last known good one."""
-    if not (known := agent.store.try_read(read_known_good)):
+    if not (known_good := agent.store.try_read(read_known_good)):
         return
-    differences = group_files(find_differences(known[0].facts, agent.agreed.facts()))
+    differences = group_files(find_differences(known_good[0].facts, agent.agreed.facts()))
     for difference in differences[:MOST_LINES]:
-        then, now = excerpt_values(difference)
+        old_value, new_value = excerpt_values(difference)
         name, hint = sanitize(difference.name, NAME_LIMIT), DIFF_HINT if difference is differences[-1] else ""
-        agent.events.warning("known_good.value.changed", name=name, then=then, now=now, hint=hint)
+        agent.events.warning("known_good.value.changed", name=name, then=old_value, now=new_value, hint=hint)
     if len(differences) > MOST_LINES:
         agent.events.warning("known_good.values.omitted", count=len(differences) - MOST_LINES, hint=DIFF_HINT)
     if not differences:
         hint = "configuration unchanged since the last good start; see the engine log above"
-        agent.events.warning("known_good.values.unchanged", since=known[0].until, hint=hint)
+        agent.events.warning("known_good.values.unchanged", since=known_good[0].until, hint=hint)

@@ -1,4 +1,4 @@
-"""Build the agent: report server, peer readers, and the objects of a run."""
+"""Builds the agent: report server, peer readers, and the objects of a run."""
 
 from __future__ import annotations
 
@@ -55,22 +55,24 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
     if left is not None:
         secrets = left.kept.secrets
     else:
-        read = partial(read_secrets, node.plan)
-        secrets = _read_beside(base, read, "reading the secrets", "a file of engine.secrets")
+        read_engine_secrets = partial(read_secrets, node.plan)
+        secrets = _read_beside(base, read_engine_secrets, "reading the secrets", "a file of engine.secrets")
     redact = Redaction(secrets.values())
     events = base.log.events(redact)
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid, keys)
-    first = initial_status(node, host, actions.owner.invocation)
+    report = initial_status(node, host, actions.owner.invocation)
     store, rank = StateStore(host, actions, loop, events), OwnRank()
     history = store.read_launches()
-    first = replace(first, rank_id=uuid.uuid4().hex, restarts=history.restarts(datetime.now(UTC)))
-    if (last := history.last_cause) is not None:
-        hint = "" if last.code == ExitCode.PEER_LOST else last.hint  # the other node has what is to be done
-        action = last.action or find_action(last.cause)
-        first = replace(first, last_cause=str(last), last_cause_code=last.cause, last_action=action, last_hint=hint)
+    report = replace(report, rank_id=uuid.uuid4().hex, restarts=history.restarts(datetime.now(UTC)))
+    if (last_end := history.last_cause) is not None:
+        hint = "" if last_end.code == ExitCode.PEER_LOST else last_end.hint  # the other node reports what is to be done
+        action = last_end.action or find_action(last_end.cause)
+        report = replace(
+            report, last_cause=str(last_end), last_cause_code=last_end.cause, last_action=action, last_hint=hint
+        )
     if left is not None:
-        first = first_report(left, first)
-    reporter = Reporter(first, (*report_sinks(base), *cluster.sinks), redact)
+        report = first_report(left, report)
+    reporter = Reporter(report, (*report_sinks(base), *cluster.sinks), redact)
     monitor = PeerMonitor(
         cluster.readers,
         loop.start,
@@ -90,7 +92,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
         monitor=monitor,
         cluster=cluster,
         boot_id=read_boot_id(host.files),
-        rank_id=first.rank_id,
+        rank_id=report.rank_id,
         secrets=secrets,
         store=store,
         rank=rank,
@@ -109,8 +111,9 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0, left: LeftRank |
 
 
 def read_keys_beside(base: Base, settings: Settings, owner_uid: int) -> tuple[bytes, ...]:
-    """The cluster's keys, none for a node alone: the file may lie on a share. Raises as `join_cluster`; BlockedError
-    (exit 10) where the share hangs.
+    """Read the cluster's keys beside the loop, since the file may lie on a share. A node alone has none.
+
+    Raises as `join_cluster`, and BlockedError (exit 10) where the share hangs.
     """
     path = settings.cluster.key_file
     read = partial(read_keys, base.host.files, path, owner_uid)
@@ -125,7 +128,7 @@ def _read_beside(base: Base, read: Callable[[], T], what: str, path: str) -> T:
 
 
 def equip(context: Context) -> Agent:
-    """Add the objects in which the steps of a run leave what later ones use."""
+    """Add the objects that hold what one step of a run leaves for later ones."""
     agreed = Agreed(context.host, context.loop, context.plan, context.reporter)
     switching = Switching(context)
     return Agent(
@@ -148,11 +151,11 @@ def make_follower(
 
 
 def _report_peers(host: Host, reporter: Reporter, events: Events, peers: tuple[PeerStatus, ...]) -> None:
-    """Put the other nodes into the report, and this one's address beside the fabric; log each change of contact."""
-    before = {peer.rank: peer.contact for peer in reporter.report.peers}
+    """Report the other nodes, and this node's address outside the fabric. Log each change of contact."""
+    previous_contacts = {peer.rank: peer.contact for peer in reporter.report.peers}
     reporter.update(peers=peers, lan_address=network.source_address(host.files) if peers else "")
     for peer in peers:
-        if before.get(peer.rank) not in (None, peer.contact):
+        if previous_contacts.get(peer.rank) not in (None, peer.contact):
             events.info("cluster.contact.changed", node=peer.name, contact=peer.contact.value, said=peer.said)
 
 
@@ -194,7 +197,7 @@ def unplaced_status(
     role: str, host: Host, invocation: str, message: str = "", phase: Phase = Phase.AWAITING_PEERS
 ) -> NodeReport:
     """The report of a node whose rank is not known yet."""
-    stat = read_process(host.files, "self")
+    process = read_process(host.files, "self")
     return NodeReport(
         node=host.name(),
         role=role,
@@ -206,5 +209,5 @@ def unplaced_status(
         version=__version__,
         message=message,
         pid=os.getpid(),
-        start_time=stat.start_time if stat else 0,
+        start_time=process.start_time if process else 0,
     )

@@ -1,7 +1,7 @@
 """A blocked node waits in its process: no restart, no repeated lines, hardly any CPU.
 
-What may not launch yet is tried again from preflight on: soon after a check that blocks judges otherwise or another
-node's plan changes, and on a slow schedule for causes that have no check, such as an operator's hook.
+The launch is tried again from preflight on: soon after a blocking check judges otherwise or another node's plan
+changes, and on a slow schedule, for causes that no check finds, such as an operator's hook.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
-    """The result of `steps`, which are tried until nothing blocks them.
+    """Try `steps` until nothing blocks them, and return their result.
 
     Raises OutdatedPlanError (exit 10) where the configuration changes meanwhile: the next process reads it.
     """
     pauses = chain(agent.pace.retry_seconds, repeat(agent.pace.retry_seconds[-1]))
-    blocked = _Blocked(agent)
+    blocked = _BlockedReport(agent)
     while True:
-        plans = _peer_plans(agent)
+        peer_plans = _peer_plans(agent)
         try:
             return steps(agent)
         except OutdatedPlanError:
             raise
         except BlockedError as error:
             blocked.report(error)
-            wait, reason = _Wait(agent, error.checks, plans), error.reason
-        deadline, changed = time.monotonic() + next(pauses), False
-        while not changed and (time.monotonic() < deadline or wait.hangs):
-            changed = wait.has_changed()
-            if wait.hangs:
+            watch, reason = _BlockerWatch(agent, error.checks, peer_plans), error.reason
+        deadline, has_changed = time.monotonic() + next(pauses), False
+        while not has_changed and (time.monotonic() < deadline or watch.hangs):
+            has_changed = watch.has_changed()
+            if watch.hangs:
                 blocked.report(BlockedError(f"{HANGS}, and no try follows before its end; {reason}", HANG_HINT))
-            _follow(agent)
+            _check_head(agent)
             blocked.raise_if_outdated()
         agent.phase.forget_failure()
 
 
 def stamp_configuration(root: str | os.PathLike[str]) -> object:
-    """Changes with every edit below /etc/sparkd. A folder that can't be listed, as one just removed, is left out."""
+    """A stamp that changes with every edit below /etc/sparkd. Folders that can't be listed are left out."""
     walked = os.walk(Path(root, CONFIGURATION))
     return _stamp(Path(folder, name) for folder, folders, names in walked for name in (*folders, *names))
 
@@ -73,13 +73,13 @@ def _stamp(paths: Iterable[Path]) -> object:
     stamps = {}
     for path in sorted(paths):
         with suppress(OSError):
-            stat = path.stat()
-            stamps[path] = stat.st_ino, stat.st_size, stat.st_mtime_ns
+            status = path.stat()
+            stamps[path] = status.st_ino, status.st_size, status.st_mtime_ns
     return stamps
 
 
-def _follow(agent: Agent) -> None:
-    """Raises OutdatedPlanError where the head has another configuration. One that is refused is for the next try."""
+def _check_head(agent: Agent) -> None:
+    """Raises OutdatedPlanError where the head has another configuration. A refused one is left to the next try."""
     try:
         check_head(agent)
     except OutdatedPlanError:
@@ -93,38 +93,38 @@ def _peer_plans(agent: Agent) -> object:
     return [peer.living and (peer.living.plan_digest, peer.living.config_digest) for peer in peers]
 
 
-class _Blocked:
-    """What blocks, as logged, and the files from which this process has its plan."""
+class _BlockedReport:
+    """Reports what blocks, and finds changes of the files from which this process has its plan."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._blocker: tuple[str, ...] = ()
         """The checks that block, or another reason."""
         self._since = ""
-        self._named = self._stamp_named_files(None)
+        self._files_stamp = self._stamp_named_files(None)
 
     def report(self, error: BlockedError) -> None:
         agent = self._agent
         agent.monitor.untrack_all()
         agent.loop.endings.forget()  # the end of a node that was tracked until now
         agent.log.bind(epoch="")
-        before = agent.reporter.report
+        last_report = agent.reporter.report
         # The other nodes compare their plans with that of a node that could launch it.
-        agent.reporter.update(epoch="", plan_digest="" if error.checks else before.plan_digest)
+        agent.reporter.update(epoch="", plan_digest="" if error.checks else last_report.plan_digest)
         # The reasons of checks have sizes; their events are logged as the verdicts change.
         blocker = error.checks or (error.reason,)
-        if before.phase is not Phase.BLOCKED or self._blocker != blocker:
+        if last_report.phase is not Phase.BLOCKED or self._blocker != blocker:
             self._blocker, self._since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-            named = {"cause": error.cause.value, "action": error.action.value}
-            agent.events.error("agent.run.blocked", **named, reason=error.reason, hint=error.hint)
+            cause_fields = {"cause": error.cause.value, "action": error.action.value}
+            agent.events.error("agent.run.blocked", **cause_fields, reason=error.reason, hint=error.hint)
             agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action)
             log_differences(agent)
         agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}", action=error.action)
 
     def raise_if_outdated(self) -> None:
         """Raises OutdatedPlanError where the configuration, or a file that it names, is another one now."""
-        named = self._stamp_named_files(self._named)
-        if named != self._named or self._stamp_configuration() != self._agent.configured_at:
+        stamp = self._stamp_named_files(self._files_stamp)
+        if stamp != self._files_stamp or self._stamp_configuration() != self._agent.configured_at:
             raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
 
     def _stamp_configuration(self) -> object:
@@ -132,66 +132,70 @@ class _Blocked:
         look = partial(stamp_configuration, agent.host.files.root)
         return agent.look(look, agent.pace.look_seconds, "looking at the configuration", agent.configured_at)
 
-    def _stamp_named_files(self, before: object) -> object:
-        """Files that the configuration names: a process reads them once. `before` where they hang."""
+    def _stamp_named_files(self, previous: object) -> object:
+        """The stamp of files that the configuration names, and a process reads once. `previous` where they hang."""
         agent, settings = self._agent, self._agent.context.configured
         paths = [*(secret.file for secret in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
         look = partial(_stamp, [Path(path) for path in paths if path.startswith("/")])
-        return agent.look(look, agent.pace.look_seconds, "looking at the configuration's files", before)
+        return agent.look(look, agent.pace.look_seconds, "looking at the configuration's files", previous)
 
 
-class _Wait:
-    """Looks at what blocks: the checks, or else the plans of this node and of the others."""
+class _BlockerWatch:
+    """Looks whether what blocks has changed: the verdicts of checks, or else the plans of all nodes."""
 
     def __init__(self, agent: Agent, checks: tuple[str, ...], plans: object) -> None:
-        """`plans`: those of the other nodes as the try began."""
+        """`checks`: those that block. `plans`: those of the other nodes when the try began."""
         self.hangs = False
         self._agent = agent
         self._hung: Outcome[tuple[object, float]] | None = None
-        """A look that has not come back."""
+        """A look that has not ended."""
         self._checks = checks
         self._plans = plans
         self._cpu_seconds = 0.0
         agreement = agent.agreed.agreement
-        self._before = agreement if not checks and agreement.digest else self._look()
+        self._previous_state = agreement if not checks and agreement.digest else self._look()
 
     def has_changed(self) -> bool:
-        """Wait, and look again. False while a look hangs, and true at its end."""
+        """Wait and look again. Returns whether the state has changed: false while a look hangs, true once that ends."""
         pace = self._agent.pace
         self._agent.loop.wait_until(never, max(pace.look_seconds, self._cpu_seconds / pace.look_share))
-        hung, state = self._hung is not None, self._look()
-        if hung or self.hangs:
+        was_hanging, state = self._hung is not None, self._look()
+        if was_hanging or self.hangs:
             return not self.hangs
-        # What is repaired right after the verdict makes no difference between two looks.
-        return state != self._before or state == FREE or (not self._checks and _peer_plans(self._agent) != self._plans)
+        # FREE counts as a change: what is repaired right after the verdict does not differ between two looks.
+        return (
+            state != self._previous_state
+            or state == FREE
+            or (not self._checks and _peer_plans(self._agent) != self._plans)
+        )
 
     def _look(self) -> object:
         loop = self._agent.loop
-        look = self._hung or loop.start(self._read)
-        self.hangs = not loop.wait_until(look.done, 0 if self._hung else self._agent.pace.hang_seconds)
-        self._hung = look if self.hangs else None
+        outcome = self._hung or loop.start(self._read)
+        self.hangs = not loop.wait_until(outcome.done, 0 if self._hung else self._agent.pace.hang_seconds)
+        self._hung = outcome if self.hangs else None
         if self.hangs:
             return HANGS
         try:
-            state, self._cpu_seconds = look.result()
+            state, self._cpu_seconds = outcome.result()
         except BlockingIOError as error:  # no thread for it
             return str(error)
         return state
 
     def _read(self) -> tuple[object, float]:
-        """What is there now, to be compared, and the CPU time that it took."""
+        """The current state, which is only compared, and the CPU time that reading it took."""
         agent, began = self._agent, time.thread_time()
         state: object
         try:
             if self._checks:
-                state = self._decisions()
+                state = self._judge_blockers()
             else:  # a request would start a docker that does not run
                 state = read_agreement(agent) if docker.running(agent.host) else "docker is not running"
         except (SparkdError, OSError) as error:
             state = str(error)
         return state, time.thread_time() - began
 
-    def _decisions(self) -> tuple[object, ...]:
+    def _judge_blockers(self) -> tuple[object, ...]:
         agent = self._agent
         checks = [check for check in build_checks(check_inputs(agent.context)) if check.id in self._checks]
         findings = blocking(downgrade(examine(checks, agent.host), agent.settings.preflight.downgrade))

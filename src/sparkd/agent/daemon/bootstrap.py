@@ -68,7 +68,8 @@ def build_agent(
     root: Path = Path("/"),
     pace: Pace = USUAL_PACE,
 ) -> Agent:
-    """Waits for the node's fabric address, and for files that the configuration names, without a deadline.
+    """Build the agent, or take over the rank of the one before. Waits without a deadline for the node's fabric address
+    and for files that the configuration names.
 
     Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node or the
     configuration changes meanwhile, StopRequested, OSError where the machine fails.
@@ -81,8 +82,8 @@ def build_agent(
     log.bind(node=host.name())
     events = log.events(Redaction())
     loop.listen()
-    refused = list[str]()
-    left = find_left(host, role, owner.invocation, refused.append, handed=handed is not None)
+    refusals = list[str]()
+    left = find_left(host, role, owner.invocation, refusals.append, handed=handed is not None)
     if left is not None:
         settings = left.kept.configured
         log.configure(as_json=settings.log.format == "json", level=settings.log.level)
@@ -92,32 +93,32 @@ def build_agent(
             return _take_over(base, left, rank)
         actions.release()
         handed = None
-        refused.append("its first process has just ended, or is in another container")
+        refusals.append("its first process has just ended, or is in another container")
     loaded = load_with_origins(env, root)
-    config = loaded.settings
-    log.configure(as_json=config.log.format == "json", level=config.log.level)
+    configured = loaded.settings
+    log.configure(as_json=configured.log.format == "json", level=configured.log.level)
     place = None
     # Before the lock: a unit of the wrong role changes nothing. `begin_switch` leaves a choice that can't be made.
     with suppress(AwaitedError, ChoiceError):
-        place = _resolve(config, role, host, loop)
+        place = _resolve_place(configured, role, host, loop)
     actions = Actions.acquire(host, loop, owner, handed)
-    for reason in refused:  # by a unit of this node's role alone, which has the lock
+    for reason in refusals:  # logged only now: only the unit of this node's role gets here
         hint = "nothing is to be done: it is ended, and another one is started"
         events.warning("engine.rank.refused", reason=reason, hint=hint)
     actions.disown_rank()
     if reason := actions.set_aside_rank():
         events.warning("state.read.failed", reason=reason)
     note_machine_end(host, actions, loop, events)
-    begun, switch_seen = begin_switch(config, host, actions, events)
-    if place is not None and place.switch != begun:
+    switch, switch_seen = begin_switch(configured, host, actions, events)
+    if place is not None and place.switch != switch:
         place = None
-    notify = _start_notifications(config, host, events)
-    base = Base(config, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify, pace)
-    agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(begun))
-    last = agent.store.require_launches().last_exit
-    # First of all: a crash before this would not be counted.
+    notify = _start_notifications(configured, host, events)
+    base = Base(configured, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify, pace)
+    agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(switch))
+    last_exit = agent.store.require_launches().last_exit
+    # Before all else: a crash before this would not be counted.
     agent.store.record_start(agent.boot_id)
-    agent.launch_row.recall(last)
+    agent.launch_row.recall(last_exit)
     follow_kernel_log(agent.host, agent.loop, agent.reporter, agent.events)
     restore_readahead(agent)
     agent.switching.settle()
@@ -125,8 +126,10 @@ def build_agent(
     return agent
 
 
-def _resolve(config: Settings, role: str, host: Host, loop: MainLoop) -> NodeContext:
-    """Raises as `resolve_context`; BlockedError (exit 10) where a disk fails, or hangs, within TimeoutStartSec=."""
+def _resolve_place(config: Settings, role: str, host: Host, loop: MainLoop) -> NodeContext:
+    """This node's place and plan. Raises as `resolve_context`, and BlockedError (exit 10) where a disk fails or hangs:
+    in good time before TimeoutStartSec=.
+    """
     try:
         return loop.beside(partial(resolve_context, config, role, host), 20.0, "reading the plan")
     except OSError as error:
@@ -143,10 +146,12 @@ def _start_notifications(config: Settings, host: Host, events: Events) -> Sink |
 
 
 def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
-    """Raises BlockedError (exit 10) where the node lacks what may come back: the next process tries it again, for as
+    """Build the agent for the rank of the one before it.
+
+    Raises BlockedError (exit 10) where something is missing that may come back: the next process tries again, for as
     long as the guard waits.
     """
-    base.loop.endings.enter(Stage.END)  # what would end it is acted on once it is this agent's
+    base.loop.endings.enter(Stage.END)  # what would end the rank is acted on once it is this agent's
     events = base.log.events(Redaction())
     base = replace(base, notify=_start_notifications(base.settings, base.host, events))
     try:
@@ -162,31 +167,32 @@ def _take_over(base: Base, left: LeftRank, rank: Rank) -> Agent:
 def _await_agent(
     base: Base, role: str, place: NodeContext | None, events: Events, limit_seconds: float = math.inf
 ) -> Agent:
-    """Wait for the fabric address, which the rank depends on: it may come up half a minute after the other networks.
+    """Wait until the agent can be built. Raises NotReadyError after `limit_seconds`.
 
-    Files that the configuration names may be on a mount that is late. Raises NotReadyError after `limit_seconds`.
+    The fabric address, which the rank depends on, may come up half a minute after the other networks, and files that
+    the configuration names may be on a mount that is late.
     """
-    reported, deadline = "", time.monotonic() + limit_seconds
+    last_reported, deadline = "", time.monotonic() + limit_seconds
     while True:
         try:
-            place = place or _resolve(base.settings, role, base.host, base.loop)
+            place = place or _resolve_place(base.settings, role, base.host, base.loop)
             return assemble(base, place)
         except HeadAwaitedError as error:
             try:
                 _await_head(base, role, error, events)
-            except AwaitedError as other:
-                awaited = other
+            except AwaitedError as head_error:
+                awaited = head_error
         except AwaitedError as error:
             awaited = error
-        if awaited.reason != reported:
-            reported = awaited.reason
-            fabric = isinstance(awaited, AddressAwaitedError)
+        if awaited.reason != last_reported:
+            last_reported = awaited.reason
+            is_fabric = isinstance(awaited, AddressAwaitedError)
             since = time.strftime("%H:%M:%S UTC", time.gmtime())
-            message = f"waiting {'for the fabric ' * fabric}since {since}: {awaited}"
-            phase = Phase.AWAITING_PEERS if fabric else Phase.BLOCKED
+            message = f"waiting {'for the fabric ' * is_fabric}since {since}: {awaited}"
+            phase = Phase.AWAITING_PEERS if is_fabric else Phase.BLOCKED
             events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
             report = unplaced_status(role, base.host, base.actions.owner.invocation, message, phase)
-            report = replace(report, action="" if fabric else awaited.action)
+            report = replace(report, action="" if is_fabric else awaited.action)
             Reporter(report, report_sinks(base)).publish()
         if time.monotonic() > deadline:
             raise NotReadyError(f"awaited for {limit_seconds:.0f} s: {awaited.reason}", awaited.hint)
@@ -201,16 +207,16 @@ def _raise_if_outdated(base: Base) -> None:
 
 
 def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
-    """On a worker without a configuration, report to the other nodes until the head's has come.
+    """On a worker without a configuration, report to the other nodes until the head's configuration has come.
 
-    Raises OutdatedPlanError then; AwaitedError where this node has no place, no key or no port.
+    Raises OutdatedPlanError then, and AwaitedError where this node has no place, no key or no port.
     """
     place = find_place(base.settings, base.host)
     keys = read_keys_beside(base, base.settings, owner_uid)
     cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid, keys)
-    first = unplaced_status(role, base.host, base.actions.owner.invocation, str(awaited))
-    first = replace(first, rank=place.rank, address=place.address)
-    reporter = Reporter(first, (*report_sinks(base), *cluster.sinks))
+    first_status = unplaced_status(role, base.host, base.actions.owner.invocation, str(awaited))
+    first_status = replace(first_status, rank=place.rank, address=place.address)
+    reporter = Reporter(first_status, (*report_sinks(base), *cluster.sinks))
     events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
     serve_observers(base, reporter, events)
     follower = make_follower(base, place, cluster, events, owner_uid)

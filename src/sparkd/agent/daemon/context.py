@@ -1,4 +1,4 @@
-"""What every step of an agent uses: a frozen context, of values and of objects that own their state, as the rank."""
+"""The frozen context that every step of an agent uses: values, and objects that own their state, such as the rank."""
 
 from __future__ import annotations
 
@@ -48,30 +48,26 @@ class Pace(Struct, frozen=True):
     """Pauses and limits of an agent's waits."""
 
     retry_seconds: tuple[float, ...] = (5.0, 15.0, 60.0, 300.0)
-    """Waits between two tries of a blocked node without a change. The last one repeats."""
+    """Pauses between two tries of a blocked node while nothing changes. The last one repeats."""
     look_seconds: float = 5.0
-    """Pause between two looks at what blocks, and so between two tries: a repaired node is to serve within 15 s and the
-    engine's own start.
-    """
+    """Pause between two looks at what blocks: a repaired node is to serve within 15 s plus the engine's own start."""
     look_share: float = 0.01
-    """Most that the looks use of one core."""
+    """Largest share of one core that these looks use."""
     hang_seconds: float = LOOK_SECONDS
-    """Limit for one of them."""
+    """Limit for one of these looks."""
     rdma_seconds: float = 3.0
     """Pause between two looks for RDMA devices while the other nodes are awaited."""
     message_seconds: float = 35.0
     """Limit for each way of a message before a reboot: an operator's program has 30 s, a webhook 10."""
     last_look_seconds: float = 3.0
-    """Limit at the end of a run for dockerd to list its containers, which takes milliseconds, and for a look at the
-    ports.
-    """
+    """Limit for the looks at the end of a run: at ports, and at dockerd, which lists its containers in milliseconds."""
 
 
 USUAL_PACE = Pace()
 
 
 class Base(Struct, frozen=True):
-    """The part that needs no place in the cluster."""
+    """The part of the context that needs no place in the cluster."""
 
     settings: Settings
     host: Host
@@ -83,14 +79,14 @@ class Base(Struct, frozen=True):
     configured_at: object
     """Stamp of the configuration, from before it was read."""
     switch_seen: object = None
-    """Stamp of the choice that may replace its plan, likewise."""
+    """Stamp of the choice that may replace its plan, likewise from before it was read."""
     notify: Sink | None = None
     """Takes each report, for messages to people; None where none are configured."""
     pace: Pace = USUAL_PACE
 
 
 class Context(Base, frozen=True, kw_only=True):
-    """One process, one launch."""
+    """The context of one process, which launches once."""
 
     context: NodeContext
     events: Events
@@ -104,12 +100,12 @@ class Context(Base, frozen=True, kw_only=True):
     rank_id: str
     """Identifies the one rank that it launches. A head's is also the epoch."""
     secrets: Mapping[str, str]
-    """The engine's, by name."""
+    """The engine's secrets, by name."""
     store: StateStore
     rank: OwnRank
     phase: PhaseReport
     follower: HeadFollower | None
-    """None but on a worker with `cluster.follow_head`."""
+    """Only on a worker with `cluster.follow_head`."""
 
     @property
     def plan(self) -> LaunchPlan:
@@ -128,13 +124,13 @@ class Context(Base, frozen=True, kw_only=True):
         return running.endpoint(self.plan, self.api_key, self.events)
 
     def look(self, work: Callable[[], T], seconds: float, what: str, unknown: T) -> T:
-        """The result of `work` beside the loop; `unknown` where it hangs, or no thread can be started."""
+        """Run `work` beside the loop. Returns `unknown` where it hangs, or no thread can be started."""
         with suppress(TimeoutError, BlockingIOError):
             return self.loop.beside(work, seconds, what)
         return unknown
 
     def run_aside(self, name: str, work: Callable[[], object]) -> None:
-        """Run it in a thread whose result nothing waits for: its error is `agent.thread.failed`."""
+        """Run `work` in a thread that nothing waits for. If none can be started: `agent.thread.failed`."""
         try:
             start_thread(threading.Thread(target=work, name=name, daemon=True))
         except BlockingIOError as error:
@@ -142,7 +138,7 @@ class Context(Base, frozen=True, kw_only=True):
 
 
 class Agent(Context, frozen=True, kw_only=True):
-    """Made by `bootstrap.build_agent`."""
+    """The context, and the objects of a run. Made by `bootstrap.build_agent`."""
 
     agreed: Agreed
     admission: Admission
@@ -154,7 +150,7 @@ class Agent(Context, frozen=True, kw_only=True):
 
 
 class PhaseReport(Struct):
-    """Used by the main thread."""
+    """Enters the phases of the report. Used by the main thread."""
 
     host: Host
     reporter: Reporter
@@ -165,22 +161,24 @@ class PhaseReport(Struct):
     """The phase in which the run failed or was blocked, until that is tried again."""
 
     def enter(self, phase: Phase, message: str = "", *, draining: bool = False, action: str = "") -> None:
-        """Enter a phase, or report a new message in the current one. `draining`: requests still run. `action`: that is
-        required."""
-        before = self.reporter.report.phase
-        ended = phase in (Phase.BLOCKED, Phase.FAILED)
-        if ended and self.failed_in is None:
-            self.failed_in = before
+        """Enter a phase, or report a new message in the current one.
+
+        `draining`: requests still run. `action`: what somebody has to do.
+        """
+        previous = self.reporter.report.phase
+        has_ended = phase in (Phase.BLOCKED, Phase.FAILED)
+        if has_ended and self.failed_in is None:
+            self.failed_in = previous
         self.reporter.update(phase=phase, message=message, draining=draining, action=action, memory=self.memory())
-        if not may_follow(before, phase):
+        if not may_follow(previous, phase):
             hint = "the engine is not touched; please report this"
-            self.events.error("agent.phase.unexpected", before=before.value, phase=phase.value, hint=hint)
-        if phase is not before:
+            self.events.error("agent.phase.unexpected", before=previous.value, phase=phase.value, hint=hint)
+        if phase is not previous:
             # A failure is logged as an event of its own, with its reason.
-            self.events.info("agent.phase.changed", phase=phase.value, message="" if ended else message)
+            self.events.info("agent.phase.changed", phase=phase.value, message="" if has_ended else message)
 
     def forget_failure(self) -> None:
-        """What blocked may be over: it is tried again."""
+        """Forget the phase that failed, before it is tried again."""
         self.failed_in = None
 
     def memory(self) -> MemoryReport | None:
@@ -204,7 +202,7 @@ class PhaseReport(Struct):
 
 
 class OwnRank(Struct):
-    """Used by the main thread."""
+    """The rank of this agent, if any. Used by the main thread."""
 
     running: Running | None = None
 
@@ -221,11 +219,11 @@ class OwnRank(Struct):
             self.running.guard.raise_if_killed()
 
     def raise_if_ended(self) -> None:
-        """Raises RankEndedError."""
+        """Raises RankEndedError where the rank has ended."""
         if self.running is not None and self.running.rank.ended.is_set():
             raise RankEndedError("the engine ended")
 
     def raise_if_halted(self) -> None:
-        """Raises StalledError where it serves, and is stopped or frozen."""
+        """Raises StalledError where the rank serves, and is stopped or frozen."""
         if self.running is not None and self.running.hang is not None:
             self.running.hang.check()

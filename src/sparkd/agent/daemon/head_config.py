@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 FETCH_SECONDS = 10.0
 AGAIN_SECONDS = 10.0
-"""Pause after a refusal, which something on this node may end."""
+"""Pause before a refused document is fetched again: a change on this node may end the refusal."""
 LOOK_SECONDS = 60.0
+"""Pause between two looks for the head's public key."""
 POLL_SECONDS = 1.0
 KEY = "the head's public key"
 
@@ -56,15 +57,16 @@ class HeadFollower(Struct):
     head: PeerReader
     events: Events
     digest: str = ""
-    """Identifies the document in use; empty without any."""
+    """Digest of the document in use; empty without one."""
     owner_uid: int = 0
     """Owner of the file with the head's public key."""
     unproven: HeadRefusedError | None = None
-    """Why the last document is not known to be the head's: this node continues with the one in use."""
+    """Why the last document is not proven to be the head's: this node continues with the one in use."""
     refusal: HeadRefusedError | None = None
+    """Why the head's last document is refused."""
     _refused: str = ""
     """Digest of the refused document."""
-    _tried_at: float = 0.0
+    _fetched_at: float = 0.0
     _looked_at: float = -math.inf
 
     def check(self) -> None:
@@ -72,117 +74,118 @@ class HeadFollower(Struct):
         report = self.head.status.living
         if report is None or report.config_digest in ("", self.digest):
             if report is not None and report.config_digest:
-                # The head has this node's configuration again, whatever came between. Without its key doubts stay.
+                # The head has this node's configuration (again). Where its key is missing, that stays reported.
                 self.refusal = None
                 without_key = head_key.missing(self.place.head_address).reason
                 if self.unproven is not None and self.unproven.reason != without_key:
                     self.unproven = None
             return
         now = time.monotonic()
-        if report.config_digest != self._refused or now - self._tried_at >= AGAIN_SECONDS:
-            self._tried_at = now
-            self._fetch()
+        if report.config_digest != self._refused or now - self._fetched_at >= AGAIN_SECONDS:
+            self._fetched_at = now
+            self._fetch_document()
         refusal = self.refusal or (None if self.digest else self.unproven)
         if refusal is not None:
             raise BlockedError(refusal.reason, refusal.hint)
 
     def look_for_key(self) -> None:
-        """Warn also while the head has no other configuration, and no more once a join has brought the key."""
+        """Report a missing key also while the head has no other configuration, until a join has brought the key."""
         if time.monotonic() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
         path, missing = head_key.PUBLIC, head_key.missing(self.place.head_address)
         with suppress(OSError, TimeoutError):
             if not self.loop.beside(partial(self.host.files.exists, path), FETCH_SECONDS, KEY):
-                self._doubt(missing)
+                self._mark_unproven(missing)
             elif self.unproven is not None and self.unproven.reason == missing.reason:
                 self.unproven = None
 
-    def _doubt(self, unproven: HeadRefusedError) -> None:
-        self._log(self.unproven, unproven)
+    def _mark_unproven(self, unproven: HeadRefusedError) -> None:
+        self._log_refusal(self.unproven, unproven)
         self.unproven, self.refusal = unproven, None
 
-    def _log(self, before: HeadRefusedError | None, refusal: HeadRefusedError) -> None:
-        if before is None or before.reason != refusal.reason:
+    def _log_refusal(self, previous: HeadRefusedError | None, refusal: HeadRefusedError) -> None:
+        if previous is None or previous.reason != refusal.reason:
             self.events.error("cluster.config.refused", reason=refusal.reason, hint=refusal.hint)
 
-    def _fetch(self) -> None:
+    def _fetch_document(self) -> None:
         try:
             fetched = self.head.fetch_answer(shared_config.PATH)
             answer = self.loop.beside(fetched, FETCH_SECONDS, self.place.head_address)
         except (HttpError, UnsignedError, TimeoutError):
-            self._refused = ""  # at the next check again
+            self._refused = ""  # so that the next check fetches again
             return
         report = self.head.status.report
         self._refused = report.config_digest if report else ""
         try:
-            if not self._is_kept(answer.body):  # what this node has accepted needs no proof, and may be refused today
-                self._verify(answer)
+            # A document that was accepted before needs no proof; it may be refused now.
+            if not self._is_kept(answer.body):
+                self._verify_signature(answer)
                 self.unproven = None
         except HeadRefusedError as unproven:
-            self._doubt(unproven)
+            self._mark_unproven(unproven)
             return
         try:
-            self._keep(answer.body)
+            self._keep_document(answer.body)
         except HeadRefusedError as refusal:
-            self._log(self.refusal, refusal)
+            self._log_refusal(self.refusal, refusal)
             self.refusal = refusal
 
-    def _verify(self, answer: Response) -> None:
+    def _verify_signature(self, answer: Response) -> None:
         mac, signatures = (answer.headers.get(name.lower(), "") for name in (SIGNATURE_HEADER, head_key.HEADER))
         path, head = head_key.PUBLIC, self.place.head_address
         verify = partial(head_key.verify, self.host.files, path, head, mac, signatures, self.owner_uid)
-        self._judge(verify, KEY, "what holds that file? look at: sudo dmesg")
+        self._run_beside(verify, KEY, "what holds that file? look at: sudo dmesg")
 
-    def _judge(self, work: Callable[[], T], what: str, hint: str) -> T:
-        """The result of `work` beside the loop. Raises HeadRefusedError where it hangs, or a disk fails."""
+    def _run_beside(self, work: Callable[[], T], what: str, hint: str) -> T:
+        """Run `work` beside the loop. Raises HeadRefusedError where it hangs, or a disk fails."""
         try:
             return self.loop.beside(work, FETCH_SECONDS, what)
         except OSError as error:
             raise HeadRefusedError(str(error), hint) from None
 
     def _is_kept(self, body: bytes) -> bool:
-        """Whether it is the kept document to the byte, since what is not proven is not parsed."""
+        """Whether the body equals the kept document. Bytes are compared, since nothing unproven is parsed."""
         with suppress(OSError):
             read = partial(self.host.files.itself, FILE.path, LIMIT_BYTES)
             return self.loop.beside(read, FETCH_SECONDS, "reading the kept configuration").content == body
         return False
 
-    def _keep(self, body: bytes) -> None:
+    def _keep_document(self, body: bytes) -> None:
         try:
-            kept = FILE.decode(body)
+            document = FILE.decode(body)
         except ValueError as error:
             hint = "install the same version of sparkd on all nodes"
             raise HeadRefusedError(f"the configuration of the head can't be read: {error}", hint) from None
-        if kept.digest == self.digest:  # it only claimed to have another one
+        if document.digest == self.digest:  # the head only reported another one
             self.refusal = None
             return
         try:
-            judge = partial(followed_context, kept, self.settings, self.host, self.place)
+            judge = partial(followed_context, document, self.settings, self.host, self.place)
             hint = "what holds the files that it names? look at: sudo dmesg"
-            plan = self._judge(judge, "judging the configuration of the head", hint).plan
+            plan = self._run_beside(judge, "judging the configuration of the head", hint).plan
         except HeadRefusedError:
             raise
-        except AwaitedError as error:  # something of this node that may come by itself
+        except AwaitedError as error:  # something on this node is missing that may come by itself
             raise HeadRefusedError(error.reason, error.hint) from None
         try:
             read = partial(launch_history.read_history, self.host.files)
             history = self.loop.beside(read, FETCH_SECONDS, "reading the launch history", shielded=True)
-            forgiven = history.reset(plan.counted_as)  # a person wants it now, whatever was before
-            if forgiven != history:
+            reset_history = history.reset(plan.counted_as)  # a person has just chosen it, whatever failed before
+            if reset_history != history:
                 file = launch_history.FILE
-                self.actions.write_state(file.name, file.encode(forgiven), file.mode)
+                self.actions.write_state(file.name, file.encode(reset_history), file.mode)
             self.actions.write_state(FILE.name, body.decode(), FILE.mode)
         except (OSError, TimeoutError) as error:
             hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
             reason = f"the configuration of the head can't be kept: {error.strerror or error}"
             raise HeadRefusedError(reason, hint) from None
-        self.events.info("cluster.config.changed", head=self.place.head_address, digest=kept.digest[:12])
+        self.events.info("cluster.config.changed", head=self.place.head_address, digest=document.digest[:12])
         raise OutdatedPlanError("the configuration of the head has changed", "sparkd restarts with it")
 
 
 def share_config(agent: Agent) -> None:
-    """On a head, serve what it runs, as it is now. On a worker, check the head as `check_head` does."""
+    """On a head, serve its current configuration to its workers. On a worker, check the head as `check_head`."""
     check_head(agent)
     context, plan, files = agent.context, agent.plan, agent.host.files
     if context.is_head and context.peers:
@@ -207,64 +210,64 @@ def check_head(agent: Context) -> None:
             agent.follower.check()
             look_for_key(agent)
     except BlockedError:
-        agent.reporter.update(plan_digest="")  # so that no node compares its plan with one that is over
+        agent.reporter.update(plan_digest="")  # so that no node compares its plan with this outdated one
         raise
 
 
 def look_for_key(agent: Context) -> None:
-    """Look for the head's key on a worker that follows, also while its rank runs: a join needs no restart."""
+    """On a worker that follows its head, look for the head's key, also while the rank runs: a join needs no restart."""
     if agent.follower is not None:
         agent.follower.look_for_key()
         show_unproven(agent)
 
 
 def show_unproven(agent: Context) -> None:
-    """Keep a finding in the report until the head's configuration is proven."""
+    """Report a finding while the head's configuration is not proven to be its own."""
     unproven = agent.follower.unproven if agent.follower is not None else None
     finding = FindingReport(head_key.FINDING, "warn", unproven.reason, unproven.hint) if unproven else None
     agent.reporter.replace_finding(head_key.FINDING, finding)
 
 
 def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
-    """On a worker that follows, keep the files of its document, and log what its own file sets without effect.
+    """On a worker that follows its head, keep the document's files, and log own settings that have no effect.
 
     `origins`: the files that its own settings come from.
     """
-    if (kept := agent.context.followed) is None:
+    if (followed := agent.context.followed) is None:
         return
     try:
-        contents = kept.config.files.values()
+        contents = followed.config.files.values()
         agent.actions.keep_head_files({shared_config.digest_of(content): content for content in contents})
     except (OSError, TimeoutError) as error:
         hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
         agent.events.error("state.write.failed", file="head-files", reason=error.strerror or str(error), hint=hint)
-    agent.reporter.update(config_digest=kept.digest)
+    agent.reporter.update(config_digest=followed.digest)
     agent.events.info(
         "cluster.config.followed",
         head=agent.plan.node.head_address,
-        digest=kept.digest[:12],
-        recipe=kept.config.recipe.name,
+        digest=followed.digest[:12],
+        recipe=followed.config.recipe.name,
     )
     if keys := overridden_keys(origins):
         hint = f"take them out of {origins[keys[0]]}"
         agent.events.warning("cluster.config.overridden", keys=list(keys), reason="the head decides them", hint=hint)
-    if kept.config.recipe.container.no_new_privileges is False and agent.context.recipe.container.keeps_rights:
+    if followed.config.recipe.container.no_new_privileges is False and agent.context.recipe.container.keeps_rights:
         reason = "cluster.allow.privileged of this node is false: no program of the rank gains rights by setuid here"
         hint = "if it starts by sudo: cluster.allow.privileged = true in /etc/sparkd/sparkd.toml here; else nothing"
-        right = ["container.no_new_privileges"]
-        agent.events.warning("cluster.config.overridden", keys=right, reason=reason, hint=hint)
+        keys_without_effect = ["container.no_new_privileges"]
+        agent.events.warning("cluster.config.overridden", keys=keys_without_effect, reason=reason, hint=hint)
 
 
 def await_head(follower: HeadFollower, awaited: HeadAwaitedError, report: Callable[[Phase, str], None]) -> None:
-    """One turn of the wait of a worker without a configuration. Raises OutdatedPlanError once it has come."""
+    """Do one round of a worker's wait for a configuration. Raises OutdatedPlanError once that has come."""
     try:
         follower.check()
         head = follower.head.status
-        doing = head.said or (head.living.message if head.living else "")
+        message = head.said or (head.living.message if head.living else "")
         if head.living and not head.living.config_digest:
-            doing = f"its sparkd is {head.living.version}, which serves none"
+            message = f"its sparkd is {head.living.version}, which serves none"
         phase = Phase.BLOCKED if isinstance(awaited, HeadRefusedError) else Phase.AWAITING_PEERS
-        report(phase, f"{awaited}" + f"; {head.name} {head.contact.value}: {doing}" * bool(doing))
+        report(phase, f"{awaited}" + f"; {head.name} {head.contact.value}: {message}" * bool(message))
     except OutdatedPlanError:
         raise
     except BlockedError as refusal:

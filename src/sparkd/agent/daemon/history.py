@@ -1,7 +1,7 @@
-"""The agent's part in the history: one row for its launch, and a warning where that loads slower than those before.
+"""The agent's part in the history: one row for its launch, and a warning where that loads slower than earlier ones.
 
-A disk that is full, slow or broken costs an event and the row. A row is written whole, in a thread: only the
-end of a run waits for it. A launch whose end was not written is closed by the next process.
+A disk that is full, slow or broken costs the row, and an event. Each row is written whole, in a thread; only the end of
+a run waits for it. A launch whose end was not written is closed by the next process.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from sparkd.base.status.model import FindingReport, seconds_since, utc_now
 from sparkd.base.status.publisher import LIKELY
 
 COLD_START_SECONDS = "cold_start_seconds"
-"""In a recipe's `expect`: its source's time from the start to the first completion."""
+"""Key of a recipe's `expect`: seconds from the start to the first completion, measured by the recipe's source."""
 MOST_LOAD_SECONDS = 1 << 20
 """Twelve days: a longer time in a recipe is no estimate."""
 WAIT_SECONDS = 0.5
+"""Limit for reading the history, and for writing the end."""
 MOST_LAUNCHES, MOST_WARNINGS = 20, 8
-"""What the page shows of the disk."""
+"""Most launches and most warnings that the page shows."""
 ID, HINT = "history", "sparkd history"
 
 
 class LaunchRow(Struct):
-    """The row of this process's one launch. For the main thread."""
+    """The row of this process's one launch. Used by the main thread."""
 
     agent: Context
     agreed: Agreed
@@ -54,23 +55,23 @@ class LaunchRow(Struct):
     _launch: Launch | None = None
     _served_since: float | None = None
     _unwritten: dict[str, Row] = field(default_factory=dict)
-    """The newest of each row, by id."""
+    """The newest version of each row, by id."""
     _writing: bool = False
     _failed: bool = False
-    """A failed write is reported once."""
+    """A failed write was reported."""
 
     def recall(self, last: End | None) -> None:
-        """Read what this process is compared with. `last`: the end of the one before, which may have left a launch."""
-        self._read_past(_close(last))
+        """Read the earlier launches. `last`: the end of the process before, which may have left its launch open."""
+        self._read_past(_find_end(last))
 
     def resume(self, rank_id: str) -> None:
-        """Continue the launch of an agent before this one, which is under way."""
+        """Continue the launch that the agent before this one has begun."""
         self._read_past(None)
-        own = [launch for launch in self.past.launches if launch.id == rank_id and launch.end is None]
-        if own:
-            self._launch = own[-1]
-            age = seconds_since(self._launch.at, datetime.now(UTC)) or 0.0
-            self._served_since = self.clock() - max(0.0, age - (self._launch.load_seconds or 0.0))
+        open_launches = [launch for launch in self.past.launches if launch.id == rank_id and launch.end is None]
+        if open_launches:
+            self._launch = open_launches[-1]
+            age_seconds = seconds_since(self._launch.at, datetime.now(UTC)) or 0.0
+            self._served_since = self.clock() - max(0.0, age_seconds - (self._launch.load_seconds or 0.0))
 
     def _read_past(self, end: End | None) -> None:
         agent = self.agent
@@ -95,17 +96,17 @@ class LaunchRow(Struct):
             recipe=agent.plan.recipe,
             facts=self.agreed.facts(),
         )
-        self._keep(self._launch)
+        self._keep_row(self._launch)
 
     def note_ready(self, running: Running) -> None:
-        """The load is over."""
+        """Note the end of the load, and warn where it was slower than earlier ones."""
         if self._launch is None:
             return
         agent, self._served_since = self.agent, self.clock()
         self._launch = replace(
             self._with_load(self._launch, running), load_seconds=round(running.loaded_seconds or running.seconds, 1)
         )
-        self._keep(self._launch)
+        self._keep_row(self._launch)
         if reason := describe_slower_load((*self.past.launches, self._launch)):
             agent.events.warning("history.load.slower", reason=reason, hint=HINT)
             agent.reporter.replace_finding(ID, FindingReport(ID, "warn", reason, HINT))
@@ -128,20 +129,20 @@ class LaunchRow(Struct):
     def keep_smoke(self, faults: Sequence[str]) -> None:
         agent = self.agent
         texts = tuple(sanitize(agent.redact(fault)) for fault in faults)
-        self._keep(Smoke(uuid.uuid4().hex, utc_now(), agent.rank_id, agent.plan.recipe, len(texts), texts))
+        self._keep_row(Smoke(uuid.uuid4().hex, utc_now(), agent.rank_id, agent.plan.recipe, len(texts), texts))
 
     def end(self, running: Running | None, end: End) -> None:
-        """Write the end. Waits at most WAIT_SECONDS."""
+        """Write the launch's end. Waits at most WAIT_SECONDS."""
         if (launch := self._launch) is None:
             return
         if running is not None and launch.load_seconds is None:
             launch = self._with_load(launch, running)
-        since = self._served_since
-        served_seconds = None if since is None else round(self.clock() - since, 1)
+        served_since = self._served_since
+        served_seconds = None if served_since is None else round(self.clock() - served_since, 1)
         self._launch = replace(launch, served_seconds=served_seconds, end=end)
-        self._keep(self._launch)
+        self._keep_row(self._launch)
         if not self.agent.loop.wait_until(lambda: not self._writing, WAIT_SECONDS, shielded=True):
-            self._report(f"it was not written within {WAIT_SECONDS:g} s")
+            self._report_failure(f"it was not written within {WAIT_SECONDS:g} s")
 
     def _with_load(self, launch: Launch, running: Running) -> Launch:
         progress, phases = running.log.progress, Counter[str]()
@@ -150,8 +151,8 @@ class LaunchRow(Struct):
         image, tokens = self.agent.reporter.report.engine.image, progress.kv_cache_tokens
         return replace(launch, image=image, phases=dict(phases), kv_cache_tokens=tokens)
 
-    def _keep(self, row: Row) -> None:
-        """Write one row at a time, in a thread; then what is newest."""
+    def _keep_row(self, row: Row) -> None:
+        """Have a row written in a thread, one at a time. Of a row that waits only the newest version is written."""
         self._unwritten[row.id] = row
         self._write_next()
 
@@ -166,12 +167,12 @@ class LaunchRow(Struct):
         try:
             self._report_replaced(outcome.result())
         except OSError as error:
-            self._report(str(error))
+            self._report_failure(str(error))
         finally:
             self._write_next()
 
-    def _report(self, reason: str) -> None:
-        """Log it once a process."""
+    def _report_failure(self, reason: str) -> None:
+        """Log that a row could not be written, once a process."""
         if not self._failed:
             self._failed = True
             self.agent.events.warning("history.write.failed", reason=reason, hint=HINT)
@@ -182,25 +183,27 @@ class LaunchRow(Struct):
             self.agent.events.warning("history.file.replaced", reason=reason, hint="")
 
 
-def _close(last: End | None) -> End:
-    """The end of a launch that is still open: the recorded one; where no code was recorded, that it was killed."""
-    if last is not None and last.code is not None:
-        return last
+def _find_end(last_end: End | None) -> End:
+    """The end of a launch that is still open: the recorded one, or without a recorded code, that it was killed."""
+    if last_end is not None and last_end.code is not None:
+        return last_end
     killed = End(KILLED, at=utc_now(), cause=Cause.AGENT_KILLED)
-    if last is None:
+    if last_end is None:
         return killed
-    return replace(killed, reason=last.reason)  # it may be known how its machine ended
+    return replace(killed, reason=last_end.reason)  # its reason may be how the machine ended
 
 
 def read_disk(files: Files) -> Disk:
-    """What the page shows of the disk; nothing of what can't be read. Takes time."""
+    """What the page shows from the disk, without what can't be read. May take long."""
     from sparkd.agent.actions import history
 
     rows, warnings = tuple[Row, ...](), tuple[Line, ...]()
     with suppress(OSError):
-        bare = {"facts": Facts({}, {}, {}), "phases": {}}  # a launch's facts take a hundred times the room of the rest
+        # A launch's facts are a hundred times as large as the rest.
+        empty_facts = {"facts": Facts({}, {}, {}), "phases": {}}
         rows = tuple(
-            replace(row, **bare) if isinstance(row, Launch) else row for row in history.read(files, MOST_LAUNCHES)
+            replace(row, **empty_facts) if isinstance(row, Launch) else row
+            for row in history.read(files, MOST_LAUNCHES)
         )
     with suppress(OSError):
         warnings = read_warnings(files, MOST_WARNINGS)
@@ -208,11 +211,11 @@ def read_disk(files: Files) -> Disk:
 
 
 def expected_load(agent: Agent) -> tuple[float | None, str]:
-    """Seconds until the first completion, and who says so."""
+    """Expected seconds until the first completion (None where unknown), and the source of that figure."""
     digest = agent.agreed.agreement.digest
-    if (last := last_load(agent.launch_row.past.launches, lambda launch: launch.plan == digest)) is not None:
-        return round(last), "last load"
-    figure = agent.context.recipe.expect.get(COLD_START_SECONDS)
-    if isinstance(figure, int | float) and 0 < figure <= MOST_LOAD_SECONDS:
-        return figure, "recipe"
+    if (last_seconds := last_load(agent.launch_row.past.launches, lambda launch: launch.plan == digest)) is not None:
+        return round(last_seconds), "last load"
+    recipe_seconds = agent.context.recipe.expect.get(COLD_START_SECONDS)
+    if isinstance(recipe_seconds, int | float) and 0 < recipe_seconds <= MOST_LOAD_SECONDS:
+        return recipe_seconds, "recipe"
     return None, ""

@@ -15,7 +15,7 @@ from sparkd.base.lib.text import sanitize
 
 DEADLINE_SECONDS = 30.0
 OUTPUT_LIMIT_BYTES = 4096
-"""Kept of a hook's output; the rest is read and dropped, so that no hook blocks on a full pipe."""
+"""How much of a hook's output is kept; the rest is read and dropped, so that no hook blocks on a full pipe."""
 
 _LEVELS = {0: Level.OK, 1: Level.BLOCK, 2: Level.UNKNOWN}
 
@@ -23,21 +23,21 @@ LOOK_SECONDS = 0.05
 """Pause between two looks at whether a program has ended, and at its output."""
 
 Wait = Callable[[float], object]
-"""`MainLoop.wait`, or `time.sleep` of another thread. It may return early, and may raise."""
+"""Waits so many seconds: `MainLoop.wait`, or `time.sleep` in another thread. It may return early, and may raise."""
 
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-"""An operator's program has no SPARKD_ names: a sparkd that it calls would read them as settings."""
+"""Environment of an operator's program. It has no SPARKD_ names: a sparkd that it calls would take them as settings."""
 
 
 def hook_environment(role: str, rank: int) -> dict[str, str]:
-    """A hook's whole environment."""
+    """The complete environment of a hook."""
     return {**ENVIRONMENT, "NODE_ROLE": role, "NODE_RANK": str(rank)}
 
 
 def run_hooks(
     hooks: Iterable[Hook], wait: Wait, env: Mapping[str, str], deadline_seconds: float = DEADLINE_SECONDS
 ) -> tuple[Finding, ...]:
-    """Run them in turn, each with its own deadline. A hook's process group ends with it."""
+    """Run the hooks one after the other, each with its own deadline. A hook's process group ends with it."""
     return tuple(hook.refusal if hook.problem else _run_hook(hook, wait, env, deadline_seconds) for hook in hooks)
 
 
@@ -59,7 +59,10 @@ def _run_hook(hook: Hook, wait: Wait, env: Mapping[str, str], deadline_seconds: 
 def run_program(
     command: Sequence[str], wait: Wait, env: Mapping[str, str], deadline_seconds: float, stdin: int = subprocess.DEVNULL
 ) -> tuple[int | None, bytes]:
-    """Exit code (None where it was killed at the deadline) and output. Its process group ends too. Raises OSError."""
+    """Run a program. Returns its exit code (None where it was killed at the deadline) and its output.
+
+    Its process group ends with it. Raises OSError where it can't be run.
+    """
     deadline = time.monotonic() + deadline_seconds
     process = subprocess.Popen(
         command,
@@ -71,44 +74,44 @@ def run_program(
         start_new_session=True,
     )
     try:
-        ended, output = _await_end(process, wait, deadline)
+        has_ended, output = _await_end(process, wait, deadline)
     finally:
         # The program is not reaped yet, so the group of its pid is still its own.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             process.wait(5.0)
-    return (process.returncode if ended else None), output
+    return (process.returncode if has_ended else None), output
 
 
-def _judge_exit(code: int, said: str) -> Verdict:
+def _judge_exit(code: int, line: str) -> Verdict:
     level = _LEVELS.get(code, Level.UNKNOWN)
     if code < 0:
-        ended = f"killed by signal {-code} ({signal.strsignal(-code) or 'no name'})"
+        end = f"killed by signal {-code} ({signal.strsignal(-code) or 'no name'})"
     else:
-        ended = f"exit code {code}" + ("" if code in _LEVELS else ", which no hook should have")
+        end = f"exit code {code}" + ("" if code in _LEVELS else ", which no hook should have")
     if level is Level.OK:
-        return Verdict(level, said or "good")
-    return Verdict(level, f"{said} ({ended})" if said else ended, "result of the operator's own check")
+        return Verdict(level, line or "good")
+    return Verdict(level, f"{line} ({end})" if line else end, "result of the operator's own check")
 
 
 def _await_end(process: subprocess.Popen[bytes], wait: Wait, deadline: float) -> tuple[bool, bytes]:
-    """Whether the hook ended in time, and its output so far: a child may keep the pipe open."""
+    """Whether the program ended in time, and its output until then: a child of it may keep the pipe open."""
     assert process.stdout is not None
-    ended, output = False, b""
+    has_ended, output = False, b""
     with process.stdout as pipe:
         os.set_blocking(pipe.fileno(), False)
-        while not ended and (left := deadline - time.monotonic()) > 0:
-            # Not Popen.poll(), which reaps it.
-            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-            output, more = _read_output(pipe.fileno(), output)
-            if not ended:
-                wait(0.0 if more else min(LOOK_SECONDS, left))
-    return ended, output
+        while not has_ended and (left_seconds := deadline - time.monotonic()) > 0:
+            # Popen.poll() would reap it.
+            has_ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+            output, has_more = _read_output(pipe.fileno(), output)
+            if not has_ended:
+                wait(0.0 if has_more else min(LOOK_SECONDS, left_seconds))
+    return has_ended, output
 
 
 def _read_output(pipe: int, output: bytes) -> tuple[bytes, bool]:
-    """What is readable now, and whether there was any. Bounded, so that deadlines hold."""
+    """The output with what is readable now, and whether there was any. Bounded, so that deadlines hold."""
     for count in range(64):
         try:
             chunk = os.read(pipe, 65536)
@@ -121,5 +124,6 @@ def _read_output(pipe: int, output: bytes) -> tuple[bytes, bool]:
 
 
 def first_line(output: bytes) -> str:
+    """The first line that is not blank; empty where there is none."""
     lines = output.decode("utf-8", "backslashreplace").splitlines()
     return sanitize(next((line.strip() for line in lines if line.strip()), ""))

@@ -1,4 +1,4 @@
-"""Why an engine ended, or is dead: what happened to it, its own last words, and what the other nodes report."""
+"""Finds why an engine ended, or is dead: what happened to it, its own last words, what the other nodes report."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ rank may outlive another by more than two."""
 ACCOUNT_SECONDS = 2.0
 """Limit for the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
 DOCKERD_SECONDS = 2.0
-"""Limit for a look whether it runs: milliseconds, but more than half a second where a dozen processes want a core."""
+"""Limit for a look whether dockerd runs: milliseconds, but over half a second where a dozen processes want a core."""
 KILLS_SECONDS = 2.0
-"""Limit for the kernel's count: milliseconds, unless the machine is short of memory."""
+"""Limit for reading the kernel's count of kills: milliseconds, unless the machine is short of memory."""
 NEWS_SECONDS = 1.5
-"""Limit for the report of the failed node, where the engine's own words name another rank."""
+"""Time for the failed node's report to arrive, where the engine's own words name another rank."""
 SILENCE_SECONDS = 10.0
 """Limit for each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
 
@@ -37,7 +37,7 @@ OTHER_RANK = re.compile(
 
 @contextmanager
 def find_causes(agent: Agent) -> Iterator[None]:
-    """Give the end of the rank, or of its engine, its cause. Raises as `find_cause`."""
+    """Add the cause to the error of a rank that ends, or whose engine dies. Raises as `find_cause`."""
     try:
         yield
     except (RankEndedError, EngineDeadError) as error:
@@ -45,15 +45,15 @@ def find_causes(agent: Agent) -> Iterator[None]:
 
 
 def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
-    """The error of a rank that ended, or whose engine is dead, with its cause.
+    """Find the cause of the end. Returns the error that has it.
 
-    Raises MemoryGuardError where the guard killed it, PeerLostError where another rank ended first, and StopRequested
-    while it waits for the other nodes' news.
+    Raises MemoryGuardError where the guard killed the rank, PeerLostError where another rank ended first, and
+    StopRequested at a request while it waits for the other nodes' reports.
     """
     running = agent.rank.running
     assert running is not None
     agent.loop.endings.enter(Stage.END)
-    agent.loop.report_stopping()  # now: to find the cause takes seconds
+    agent.loop.report_stopping()  # already now: finding the cause takes seconds
     reason, code = error.reason, ""
     if isinstance(error, RankEndedError):
         code = _read_exit(agent, running)
@@ -80,17 +80,18 @@ def _read_exit(agent: Agent, running: Running) -> str:
 
 
 def _raise_if_peer_lost(agent: Agent, reason: str) -> None:
-    """The engine's own words suggest that another rank ended first. The other nodes confirm it: by a report, a refused
-    connection, or silence. Raises PeerLostError then.
+    """Raises PeerLostError where another node confirms that its rank ended first, as the engine's own words suggest.
+
+    It confirms that by a report, a refused connection, or silence.
     """
     began = time.monotonic()
     agent.loop.endings.enter(Stage.INQUEST)
-    agent.loop.wait_until(never, NEWS_SECONDS)  # the monitor's check raises
+    agent.loop.wait_until(never, NEWS_SECONDS)  # the monitor's check raises PeerLostError in this wait
     head = agent.monitor.check()[0]
     agent.loop.endings.enter(Stage.END)
     if not agent.context.is_head and head.report is not None and head.report.phase is Phase.AWAITING_PEERS:
         raise PeerLostError(f"rank 0 on {head.name} was not started in time; {reason}", HINT)
-    # From here on the others may report that they end because of this rank: only their answering counts.
+    # From here on the others may report that they end because of this rank: it only counts whether they answer.
     agent.phase.enter(Phase.FAILED, reason)
     agent.loop.wait_until(lambda: agent.monitor.silent_since(began) is None, SILENCE_SECONDS)
     silent = agent.monitor.silent_since(began)

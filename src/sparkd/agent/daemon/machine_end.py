@@ -1,7 +1,7 @@
-"""How the machine's last boot ended: judged once, by the first agent of the next boot, and kept in the launch history.
+"""Judges how the machine's last boot ended, once, in the first agent of the next boot; the launch history keeps it.
 
-Evidence is what the kernel left (pstore, the watchdog's status) and the end of that boot's journal, of lines that only
-the kernel, systemd, journald and sparkd can write. A power cut, and a freeze that was reset by hand, leave none.
+Evidence is what the kernel left (pstore, the watchdog's status), and the end of that boot's journal: lines that only
+the kernel, systemd, journald and sparkd can write. A power cut leaves none, nor does a freeze that was reset by hand.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from sparkd.base.state.rank_record import read_boot_id
 from sparkd.base.status.model import utc_now
 
 LOOK_SECONDS = 30.0
+"""Limit for reading the evidence."""
 LAST_SECONDS = 120.0
 """Span before the end of the journal: what came earlier did not end the machine."""
 KERNEL_DUMPS, SYSTEMD_DUMPS = "/sys/fs/pstore", "/var/lib/systemd/pstore"
-"""systemd fills the second when the next boot starts: its files have that time."""
+"""Folders of the kernel's dumps. systemd fills the second when the next boot starts: its files have that time."""
 EARLIER_SECONDS = 600.0
-"""Time by which a dump may be older than the last line of the journal: another boot's is hours older."""
+"""How much older than the journal's last line a dump may be: that of an earlier boot is hours older."""
 BOOT_SLACK_SECONDS = 60.0
-"""Time by which a file of this boot may be older than its start: a clock that was set since then."""
+"""How much older than this boot its files may be: the clock may have been set since."""
 OVERHEAT, CARD_RESET = 0x01, 0x20
 """WDIOF_OVERHEAT and WDIOF_CARDRESET of linux/watchdog.h."""
 SHUTDOWN = re.compile(r"Reached target .{0,40}(?:[Ss]hutdown|[Rr]eboot|[Pp]ower-?[Oo]ff|[Hh]alt|final)")
 SHORT_OF_MEMORY = re.compile(r"agent\.run\.failed (?:code=\d{1,3} )?cause=(?:memory-guard|memory-taken|kernel-oom)\b")
-"""By the first fields alone: later ones may hold an engine's text."""
+"""Matches by the first fields only: later ones may hold an engine's text."""
 _DUMPED = re.compile(
     r"^(?:<\d{1,3}>)?\[ *[\d.]{1,20}\](?:\[ *\w{1,12}\])? (Kernel panic - not syncing|Unable to handle kernel "
     r"|BUG: (?:unable to handle|kernel NULL)|kernel BUG at |Internal error: )(.{0,160})",
@@ -57,91 +58,93 @@ class BootFacts(Struct, frozen=True):
     lines: tuple[BootLine, ...] = ()
     """The last boot's journal, newest first; empty where it is not kept."""
     dumps: tuple[str, ...] = ()
-    """What the kernel said at its end, by pstore."""
+    """The faults of the kernel's dumps, one line each."""
     bootstatus: int = 0
-    """The bits of all watchdogs."""
+    """The status bits of all watchdogs together."""
 
 
 def note_machine_end(host: Host, actions: Actions, loop: MainLoop, events: Events) -> None:
-    """Classify and record it once a boot. Where the evidence is unreadable, the next agent tries again."""
+    """Classify and record the end, once a boot. Where the evidence is unreadable, the next agent tries again."""
     store, boot_id = StateStore(host, actions, loop, events), read_boot_id(host.files)
-    noted = store.read_launches().machine_end
-    if noted is not None and noted.boot_id == boot_id:
+    noted_end = store.read_launches().machine_end
+    if noted_end is not None and noted_end.boot_id == boot_id:
         return
     try:
-        booted = time.time() - host.uptime_seconds()
-        facts = loop.beside(partial(read_facts, host.files, booted), LOOK_SECONDS, "reading how the last boot ended")
+        booted_seconds = time.time() - host.uptime_seconds()
+        facts = loop.beside(
+            partial(read_facts, host.files, booted_seconds), LOOK_SECONDS, "reading how the last boot ended"
+        )
     except OSError as error:
         events.warning("machine.end.unread", reason=str(error), hint="journalctl -b -1 -e")
         return
     kind, evidence = classify(facts)
     end = MachineEnd(boot_id, kind, evidence, utc_now())
-    booted_at = datetime.fromtimestamp(booted, UTC).isoformat(timespec="milliseconds")
+    booted_at = datetime.fromtimestamp(booted_seconds, UTC).isoformat(timespec="milliseconds")
     store.record(lambda launches: launches.record_machine_end(end, booted_at))
     log = events.info if kind == "ordered" else events.warning
     log("machine.end.classified", end=kind, evidence=evidence, hint="" if kind == "ordered" else "journalctl -b -1 -e")
 
 
-def read_facts(files: Files, booted: float) -> BootFacts:
-    """`booted`: when this boot began, since 1970. Raises OSError."""
+def read_facts(files: Files, booted_at: float) -> BootFacts:
+    """Read the evidence. `booted_at`: when this boot began, in seconds since 1970. Raises OSError."""
     lines = read_last_boot(files)
-    ended = lines[0].at_seconds if lines else booted
-    since = {KERNEL_DUMPS: ended - EARLIER_SECONDS, SYSTEMD_DUMPS: booted - BOOT_SLACK_SECONDS}
+    ended_at = lines[0].at_seconds if lines else booted_at
+    oldest_times = {KERNEL_DUMPS: ended_at - EARLIER_SECONDS, SYSTEMD_DUMPS: booted_at - BOOT_SLACK_SECONDS}
     bootstatus = 0
     for name in files.names_if_any("/sys/class/watchdog"):
         with suppress(OSError, ValueError):
             bootstatus |= int(files.value(f"/sys/class/watchdog/{name}/bootstatus"), 0)
-    dumps = [path for folder, seconds in since.items() for path in _dumps(files, folder, seconds)]
+    dumps = [path for folder, oldest in oldest_times.items() for path in _find_dumps(files, folder, oldest)]
     texts = (files.head(path, 1 << 16).decode("utf-8", "replace") for path in dumps[:32])
-    # The last match of each: a file's name, which the kernel prints too, may hold a line end and a false one.
+    # The last match of each dump counts: the kernel also prints file names, which may hold a line end and a forged one.
     faults = (matches[-1] for text in texts if (matches := _DUMPED.findall(text)))
     return BootFacts(lines, tuple(sanitize("".join(words)) for words in faults), bootstatus)
 
 
-def _dumps(files: Files, folder: str, since: float, depth: int = 2) -> Iterator[str]:
+def _find_dumps(files: Files, folder: str, since: float, depth: int = 2) -> Iterator[str]:
     for name in files.names_if_any(folder):
         path = f"{folder}/{name}"
-        facts = files.lstat(path)
-        if facts.kind is Kind.FOLDER and depth:
-            yield from _dumps(files, path, since, depth - 1)
-        elif facts.kind is Kind.FILE and name.startswith("dmesg") and facts.modified_at_seconds >= since:
+        status = files.lstat(path)
+        if status.kind is Kind.FOLDER and depth:
+            yield from _find_dumps(files, path, since, depth - 1)
+        elif status.kind is Kind.FILE and name.startswith("dmesg") and status.modified_at_seconds >= since:
             yield path
 
 
 def classify(facts: BootFacts) -> tuple[str, str]:
     """One of ordered, power-lost, kernel, watchdog, memory, heat, unknown; and the evidence in one line. Pure."""
-    for kind, evidence in _candidates(facts):
+    for kind, evidence in _list_candidates(facts):
         if evidence:
             return kind, sanitize(evidence)
     at = datetime.fromtimestamp(facts.lines[0].at_seconds, UTC).isoformat(timespec="seconds")
     return "power-lost", f"the journal ends at {at} without a shutdown or a fault: a power cut, or a reset by hand"
 
 
-def _candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
-    """The first that has evidence decides. Without a line of the journal there is always one."""
-    last = [line for line in facts.lines if line.at_seconds >= facts.lines[0].at_seconds - LAST_SECONDS]
-    kernel = (parse_event(Record(0, 0.0, line.text)) for line in last if line.source == "kernel")
-    events = [event for event in kernel if event is not None]
-    newest = {event.kind: event.text for event in reversed(events)}
+def _list_candidates(facts: BootFacts) -> Iterator[tuple[str, str]]:
+    """Kinds with their evidence: the first that is not empty decides. Without a line of the journal there is one."""
+    last_lines = [line for line in facts.lines if line.at_seconds >= facts.lines[0].at_seconds - LAST_SECONDS]
+    parsed = (parse_event(Record(0, 0.0, line.text)) for line in last_lines if line.source == "kernel")
+    events = [event for event in parsed if event is not None]
+    newest_texts = {event.kind: event.text for event in reversed(events)}
     panics = [text for text in facts.dumps if text.startswith(PANIC)]
     yield "memory", next((text for text in panics if "memory" in text), "")
     yield "kernel", "".join(panics[:1])
-    yield "heat", newest.get("overheated", "")
-    yield "ordered", _find(facts.lines, "systemd", SHUTDOWN)
-    # The newest of journald's: it stops and starts again also when it is upgraded.
-    yield "ordered", _find([line for line in facts.lines if line.source == "journald"][:1], "journald", STOPPED)
+    yield "heat", newest_texts.get("overheated", "")
+    yield "ordered", _find_line(facts.lines, "systemd", SHUTDOWN)
+    # Only the newest line of journald counts: an upgrade stops and starts it too.
+    yield "ordered", _find_line([line for line in facts.lines if line.source == "journald"][:1], "journald", STOPPED)
     if facts.bootstatus & OVERHEAT:
         yield "heat", "the watchdog reports that it was too hot"
     if facts.bootstatus & CARD_RESET:
         yield "watchdog", "the hardware watchdog reports that it reset the machine"
-    yield "kernel", "".join(facts.dumps[:1]) or newest.get("oops", "")
-    yield "memory", _find(last, "sparkd", SHORT_OF_MEMORY) or newest.get("out-of-memory", "")
-    yield "heat", newest.get("throttled", "")
+    yield "kernel", "".join(facts.dumps[:1]) or newest_texts.get("oops", "")
+    yield "memory", _find_line(last_lines, "sparkd", SHORT_OF_MEMORY) or newest_texts.get("out-of-memory", "")
+    yield "heat", newest_texts.get("throttled", "")
     yield "unknown", next((event.reason for event in events if event.effect.action is not Action.NONE), "")
     if not facts.lines:
         yield "unknown", "no journal of that boot is kept: sudo mkdir -p /var/log/journal keeps the next"
 
 
-def _find(lines: Sequence[BootLine], source: str, pattern: re.Pattern[str]) -> str:
-    """The newest of that source that matches; empty where there is none."""
+def _find_line(lines: Sequence[BootLine], source: str, pattern: re.Pattern[str]) -> str:
+    """The newest line of that source that matches; empty where there is none. `lines`: newest first."""
     return next((line.text for line in lines if line.source == source and pattern.match(line.text)), "")

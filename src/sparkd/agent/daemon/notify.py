@@ -1,8 +1,8 @@
 """Sends messages to people, in a thread of its own: nothing waits for it, and its end ends no engine.
 
-What was reported and what is still to be sent stand in notify.json. Who holds the lock beside it sends: the agent, or
-`sparkd notify flush` where a unit stays down. What an agent could not write before its end, the next one finds in its
-first report.
+notify.json holds what was reported and what is still to be sent. The process that holds the lock beside it sends: the
+agent, or `sparkd notify flush` where a unit stays down. What an agent could not write before its end, the next one
+finds in its first report.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from sparkd.base.status.publisher import Published, Sink
 FILE = StateFile("notify.json", NotifyState)
 LOCK = "notify.lock"
 TICK_SECONDS = 10.0
-"""Pause between two looks while time alone may bring a message."""
+"""Pause between two looks while a message may become due by time alone."""
 MOST_REPORTS = 64
-"""Reports kept for a thread that is sending."""
+"""Most reports that are kept while the thread is sending."""
 
 
 def deliver(
@@ -52,22 +52,22 @@ def deliver(
     owner_uid: int = 0,
     program_seconds: float = DEADLINE_SECONDS,
 ) -> None:
-    """Raises LaunchError where it may work later, RefusedError where the receiver does not take this message."""
+    """Send a message. Raises LaunchError where it may work later, RefusedError where the receiver rejects it."""
     if way == "command":
-        _run(files, settings.command, notice, owner_uid, program_seconds)
+        _run_program(files, settings.command, notice, owner_uid, program_seconds)
     else:
         post(read_url(files, settings.webhook_file, owner_uid), *render(settings.template, notice))
 
 
 def read_url(files: Files, path: str, owner_uid: int = 0) -> str:
-    """Raises LaunchError, without the URL."""
+    """Read the webhook's URL from its file. Raises LaunchError, whose text never holds the URL."""
     try:
-        opened = read_private(files, path, 4096, owner_uid)
+        file = read_private(files, path, 4096, owner_uid)
     except FileNotFoundError:
         raise LaunchError(f"{path} does not exist", "write the URL there, alone") from None
     except ConfigError as error:
         raise LaunchError(error.reason, error.hint) from None
-    url = opened.content.decode("utf-8", "replace").strip()
+    url = file.content.decode("utf-8", "replace").strip()
     try:
         check_url(url)
     except ValueError as error:
@@ -75,7 +75,7 @@ def read_url(files: Files, path: str, owner_uid: int = 0) -> str:
     return url
 
 
-def _run(files: Files, path: str, notice: Notice, owner_uid: int, seconds: float) -> None:
+def _run_program(files: Files, path: str, notice: Notice, owner_uid: int, seconds: float) -> None:
     if (program := check_program(files, path, owner_uid=owner_uid)).problem:
         raise LaunchError(program.problem, program.hint)
     fields = {"EVENT": notice.event, "NODE": notice.node, "TITLE": notice.title, "TEXT": notice.text}
@@ -90,12 +90,12 @@ def _run(files: Files, path: str, notice: Notice, owner_uid: int, seconds: float
     finally:
         os.close(stdin)
     if code != 0:
-        ended = f"did not end within {seconds:g} s" if code is None else f"ended with exit code {code}"
-        raise LaunchError(f"{path} {ended}: {first_line(output)}", f"run it by hand: {path}")
+        end = f"did not end within {seconds:g} s" if code is None else f"ended with exit code {code}"
+        raise LaunchError(f"{path} {end}: {first_line(output)}", f"run it by hand: {path}")
 
 
 class Outbox:
-    """Used by one thread."""
+    """The queue of messages in notify.json. Used by one thread."""
 
     def __init__(
         self,
@@ -114,12 +114,13 @@ class Outbox:
         self._tries: dict[str, int] = {}
         self._again_at: dict[str, float] = {}
         self._failed: dict[str, str] = {}
-        """Why a way, or the file, failed, as last logged."""
+        """Why each way, or file, failed, as last logged."""
 
     def open(self, *, wait: bool) -> bool:
-        """Become the one who sends, until `close`. Without `wait`, False where another one is.
+        """Become the process that sends, until `close`. Without `wait`, returns False where another one is.
 
-        Raises OSError, unless `wait` also where the file can't be read now: what is queued in it must not be lost.
+        A file that can't be read now must not lose its queue: with `wait` it is read again until it can be.
+        Raises OSError where the lock can't be had; without `wait` also for such a file.
         """
         refuse_shared(self._folder)
         self._lock = open_lock(self._folder / LOCK)
@@ -141,15 +142,15 @@ class Outbox:
         os.close(self._lock)
 
     def record(self, state: NotifyState, observed: tuple[Notice, ...]) -> None:
-        """Keep what is reported now, and queue messages."""
-        wanted = tuple(notice for notice in observed if notice.event in self._settings.events)
+        """Keep what is reported now, and queue the observed notices that the settings want."""
+        notices_to_send = tuple(notice for notice in observed if notice.event in self._settings.events)
         state = replace(state, settings=self._settings.model_dump())
-        state = notices.enqueue(state, wanted, self._settings.ways, time.time())
+        state = notices.enqueue(state, notices_to_send, self._settings.ways, time.time())
         if state.dropped > self.state.dropped:
             self._events.warning("notify.messages.dropped", count=state.dropped - self.state.dropped)
-        self._keep(state)
+        self._keep_state(state)
 
-    def _keep(self, state: NotifyState) -> None:
+    def _keep_state(self, state: NotifyState) -> None:
         if state == self.state:
             return
         self.state = state
@@ -161,7 +162,7 @@ class Outbox:
             self._failed.pop(FILE.name, None)
 
     def send(self) -> None:
-        """Send what is queued, in order, by each way that is due."""
+        """Send the queued messages in order, each way that is due."""
         for way in self._settings.ways:
             while time.monotonic() >= self._again_at.get(way, 0.0):
                 queued = next((message for message in self.state.queue if way in message.ways), None)
@@ -180,8 +181,8 @@ class Outbox:
                     self._tries.pop(way, None)
                     self._failed.pop(way, None)
                     self._events.info("notify.message.sent", by=way, about=queued.notice.event)
-                    self._keep(replace(self.state, dropped=0))
-                self._keep(notices.sent(self.state, queued, way))
+                    self._keep_state(replace(self.state, dropped=0))
+                self._keep_state(notices.sent(self.state, queued, way))
 
     def _with_dropped(self, notice: Notice) -> Notice:
         if not self.state.dropped:
@@ -200,39 +201,39 @@ class Outbox:
 
 
 class Notifications:
-    """`take` is for the main thread: it only keeps what has changed."""
+    """Takes reports from the main thread by `take`, which keeps only changed ones, and sends in another by `run`."""
 
     def __init__(self, outbox: Outbox, degraded_seconds: float) -> None:
         self._outbox, self._degraded_seconds = outbox, degraded_seconds
         self._reports: deque[NodeReport] = deque(maxlen=MOST_REPORTS)
         self._changed = threading.Event()
-        self._taken: object = None
+        self._last_summary: object = None
 
     def take(self, published: Published) -> None:
         report = published.report
         message = "" if report.phase in (Phase.LAUNCHING, Phase.LOADING) else report.message
         peers = tuple((peer.contact, peer.report and peer.report.phase) for peer in report.peers)
-        state = report.phase, report.cause, message, peers
-        if state != self._taken:
-            self._taken = state
+        summary = report.phase, report.cause, message, peers
+        if summary != self._last_summary:
+            self._last_summary = summary
             self._reports.append(report)
             self._changed.set()
 
     def run(self) -> None:
         self._outbox.open(wait=True)
-        last: list[NodeReport] = []
+        last_reports: list[NodeReport] = []
         while True:
             self._changed.wait(TICK_SECONDS if self._outbox.state.pending else None)
             self._changed.clear()
             taken = [self._reports.popleft() for _ in range(len(self._reports))]
-            for report in taken or last:
+            for report in taken or last_reports:
                 self._outbox.record(*notices.observe(self._outbox.state, report, time.time(), self._degraded_seconds))
-            last = taken[-1:] or last
+            last_reports = taken[-1:] or last_reports
             self._outbox.send()
 
 
 def start_notifications(host: Host, settings: Notify, events: Events, owner_uid: int = 0) -> Sink:
-    """The sink that takes each report from now on. A failure is only logged."""
+    """Start the thread. Returns the sink that takes each report from now on. A failure is only logged."""
     notifications = Notifications(Outbox(host, settings, events, owner_uid), settings.degraded_minutes * 60)
 
     def run() -> None:

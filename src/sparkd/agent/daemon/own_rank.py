@@ -1,5 +1,5 @@
-"""The rank of this agent: from its launch on, or from an agent before this one; the threads that watch it, and
-whether its docker has ended it.
+"""The rank of this agent, launched or taken over from an agent before: the threads that watch it, and whether dockerd
+has ended it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparkd.base.vllm.log_lines import LogForwarder
 
 
 def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", age_seconds: float = 0.0) -> Running:
-    """Make it this agent's rank from now on. `since`: position in its log."""
+    """Make it this agent's rank from now on. `since`: the position from which its log is read."""
     follow = partial(docker.follow_log, agent.host, rank.container_id)
     keep = partial(agent.actions.write_private, LOG_POSITION)
     forwarder = LogForwarder(agent.redact_line, agent.plan.api_host)
@@ -30,7 +30,7 @@ def take_rank(agent: Agent, rank: Rank, record: RankRecord, since: str = "0", ag
 
 
 def start_threads(agent: Agent, running: Running) -> None:
-    """Raises OSError, with some of them started."""
+    """Start the threads that watch the rank. Raises OSError, with some of them started."""
     running.guard_memory(agent.settings.memory.floor_mib << 20, agent.events)
     running.log.start()
     _watch_compilers(agent, running)
@@ -51,7 +51,9 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
 
 
 def _count_objects(agent: Agent, running: Running) -> None:
-    """Count until the rank has ended, in a thread of its own: its disk may hang, and the other one watches memory."""
+    """Count object files until the rank has ended, in a thread of its own: the disk may hang, and the other one watches
+    memory.
+    """
     while not running.rank.ended.wait(5.0):
         if running.compiler_count:
             with suppress(OSError, ValueError):
@@ -60,18 +62,19 @@ def _count_objects(agent: Agent, running: Running) -> None:
 
 
 def is_alarmed(running: Running) -> bool:
-    """Whether the dockerd may be gone whose end would end the rank."""
+    """Whether dockerd may be gone, where its end would end the rank."""
     return bool(running.record.dockerd_pid) and running.log.broken_off_at is not None
 
 
 def is_ended_by_docker(agent: Agent, running: Running) -> bool:
-    """Whether another dockerd runs than at the launch, and ends the rank. One that keeps it is noted."""
+    """Whether another dockerd runs than at the launch, and ends the rank. One that keeps the rank is noted."""
 
     def look() -> tuple[bool, bool]:
-        replaced = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
-        return replaced, replaced and docker_config.keeps_containers(agent.host)
+        is_replaced = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
+        return is_replaced, is_replaced and docker_config.keeps_containers(agent.host)
 
-    replaced, keeps = agent.look(look, 3.0, "looking at dockerd", (False, False))  # else it is looked at again
-    if keeps:
+    # Where dockerd hangs, the caller looks again.
+    is_replaced, keeps_rank = agent.look(look, 3.0, "looking at dockerd", (False, False))
+    if keeps_rank:
         running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
-    return replaced and not keeps
+    return is_replaced and not keeps_rank

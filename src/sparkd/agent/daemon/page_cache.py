@@ -1,4 +1,4 @@
-"""The page cache: a smaller readahead before a load, loaded shards given back during it; what grows while it serves."""
+"""Bounds the page cache: less readahead before a load, loaded shards released during it, growth dropped in service."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ CREEP_SECONDS = 600.0
 def page_cache_watch(
     agent: Agent, drop: Callable[[], Applied], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[bool], None]:
-    """Watches while the engine serves whether the free memory that the GPU's driver takes from becomes page cache.
+    """A function that looks, while the engine serves, whether free memory for the GPU's driver becomes page cache.
 
-    The result is called with whether the engine is idle: then the cache is dropped, where preflight may do that.
+    It is called with whether the engine is idle: then the cache is dropped, where preflight may do that.
     """
-    wanted, unified = agent.settings, agent.plan.container.gpus == "all"
-    check, look_at = PageCache(MemoryNeed(0, None, round(wanted.memory.headroom_gib * GIB))), clock() + CREEP_SECONDS
+    settings, unified = agent.settings, agent.plan.container.gpus == "all"
+    check, look_at = PageCache(MemoryNeed(0, None, round(settings.memory.headroom_gib * GIB))), clock() + CREEP_SECONDS
 
     def look(may_drop: bool) -> Verdict | None:
-        """Runs in a thread. None where the GPU has memory of its own, or something can't be read."""
+        """Look once, in a thread. None where the GPU has memory of its own, or something can't be read."""
         with suppress(OSError, ValueError):
             if (gpu := agent.host.gpu()).error or gpu.total_bytes is not None:
                 return None
@@ -64,14 +64,14 @@ def page_cache_watch(
         nonlocal look_at
         if unified and clock() >= look_at:
             look_at = clock() + CREEP_SECONDS
-            may_drop = idle and DropPageCache.kind in wanted.preflight.allow_fixes
+            may_drop = idle and DropPageCache.kind in settings.preflight.allow_fixes
             agent.loop.start(partial(look, may_drop), "page cache", report)
 
     return watch
 
 
 def lower_readahead(agent: Agent) -> None:
-    """Lower it before the container starts: the kernel takes the setting when a file is opened."""
+    """Lower the readahead before the container starts: a file gets the setting when it is opened."""
     kib = agent.settings.engine.load_readahead_kib
     if not kib:
         return
@@ -85,7 +85,7 @@ def lower_readahead(agent: Agent) -> None:
 
 
 def begin_restore(agent: Agent) -> Outcome[None]:
-    """Undo `lower_readahead`, also of an agent that was killed, in a thread: sysfs may hang with its disk."""
+    """Undo `lower_readahead`, also that of a killed agent, in a thread: sysfs may hang with its disk."""
 
     def report(outcome: Outcome[None]) -> None:
         try:
@@ -97,12 +97,12 @@ def begin_restore(agent: Agent) -> Outcome[None]:
 
 
 def restore_readahead(agent: Agent) -> None:
-    """Restore it, and wait RESTORE_SECONDS at most."""
+    """Undo `lower_readahead`, and wait RESTORE_SECONDS at most."""
     agent.loop.wait_until(begin_restore(agent).done, RESTORE_SECONDS, shielded=True)
 
 
 def _restore(agent: Agent) -> None:
-    """Runs in a thread."""
+    """Undo `lower_readahead`. Runs in a thread."""
     try:
         _log_readahead(agent, agent.actions.restore_readahead())
     except OSError as error:
@@ -121,12 +121,12 @@ def _log_readahead(agent: Agent, change: ReadaheadChange | None) -> None:
 
 
 def release_page_cache(agent: Agent, running: Running) -> None:
-    """Release it in a thread of its own until the engine serves, and keep free memory in large blocks."""
-    release = agent.settings.memory.load_guard
-    wanted_gib = agent.settings.memory.contiguous_gib if agent.plan.container.gpus == "all" else 0
-    if not release and not wanted_gib and not agent.settings.engine.load_readahead_kib:
+    """Start the thread that releases page cache until the engine serves, and keeps free memory in large blocks."""
+    may_drop = agent.settings.memory.load_guard
+    contiguous_gib = agent.settings.memory.contiguous_gib if agent.plan.container.gpus == "all" else 0
+    if not may_drop and not contiguous_gib and not agent.settings.engine.load_readahead_kib:
         return
-    work = PageCacheRelease(
+    release = PageCacheRelease(
         host=agent.host,
         model_path=agent.plan.model_path,
         pid=running.rank.pid,
@@ -134,10 +134,12 @@ def release_page_cache(agent: Agent, running: Running) -> None:
         progress=lambda: running.log.progress,
         # Once docker has gone away, the log may not show that the weights are loaded.
         over=lambda: running.ready or running.log.broken_off_at is not None,
-        drop=agent.actions.drop_file_cache if release else None,
+        drop=agent.actions.drop_file_cache if may_drop else None,
         loaded=partial(_restore, agent),
-        contiguous=ContiguousMemory(agent.host, round(wanted_gib * GIB), agent.actions.compact_memory, agent.events),
+        contiguous=ContiguousMemory(
+            agent.host, round(contiguous_gib * GIB), agent.actions.compact_memory, agent.events
+        ),
         events=agent.events,
     )
-    running.page_cache = work
-    agent.run_aside("page-cache", work.run)
+    running.page_cache = release
+    agent.run_aside("page-cache", release.run)

@@ -1,8 +1,8 @@
-"""How the ranks of an engine start together: by the reports of the nodes, without commands between them.
+"""Starts the ranks of an engine together, by the reports of the nodes, without commands between them.
 
-Each worker waits in the phase awaiting-peers. Once all do so with the head's plan, the head calls: it reports an epoch.
-The workers start their ranks in that epoch. When all of them run, the head starts its own. So nodes may boot in any
-order, and no rank of an older launch meets the new head.
+Each worker waits in the phase awaiting-peers. Once all workers do so with the head's plan, the head calls: it reports
+an epoch. The workers start their ranks in that epoch. When all of these run, the head starts its own. So nodes may boot
+in any order, and no rank of an older launch meets the new head.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
 from sparkd.base.status.phases import PHASES, find_loss
 
 POLL_SECONDS = 1.0
-"""Pause in silence: reports wake the loop."""
+"""Longest pause between two looks: reports wake the loop earlier."""
 RANKS_SECONDS = 450.0
-"""Limit for the workers' ranks to run: docker takes up to 300 s, a preflight 120. vLLM's own rendezvous ends after 600.
+"""Limit for the workers' ranks to run: docker takes up to 300 s, a preflight 120. vLLM's own rendezvous ends after
+600 s.
 """
 
 
@@ -37,13 +38,15 @@ def wait_for_peers(agent: Agent) -> bool:
     looked_at = -math.inf
     while True:
         if time.monotonic() - looked_at >= agent.pace.rdma_seconds:
-            # A head calls all to TCP where one node reports no RDMA, for as long as the engine serves.
+            # One node without RDMA makes the head choose TCP for all, for as long as the engine serves.
             note_late_rdma(agent)
             looked_at = time.monotonic()
         peers = agent.monitor.check()
         check_head(agent)
         agent.differences.check(peers)
-        awaited = _unready_workers(agent, peers) if agent.context.is_head else _uncalled_head(agent, peers)
+        awaited = (
+            _describe_unready_workers(agent, peers) if agent.context.is_head else _describe_awaited_head(agent, peers)
+        )
         if not awaited:
             break
         agent.phase.enter(Phase.AWAITING_PEERS, f"waiting for {awaited}")
@@ -62,22 +65,22 @@ def wait_for_peers(agent: Agent) -> bool:
 
 
 def _report_worker_ready(agent: Agent) -> None:
-    """Report a worker to systemd as up once its preflight has passed: the rest depends on the head."""
+    """Report a worker to systemd as ready once its preflight has passed: the rest depends on the head."""
     if not agent.context.is_head:
         agent.loop.report_ready()
 
 
-def _unready_workers(agent: Agent, peers: tuple[PeerStatus, ...]) -> str:
-    """Workers that do not wait with the same plan, and what they do instead."""
-    wanted = (Phase.AWAITING_PEERS, "", agent.reporter.report.plan_digest)
+def _describe_unready_workers(agent: Agent, peers: tuple[PeerStatus, ...]) -> str:
+    """The workers that do not wait with the same plan, and what they do instead; empty where all wait."""
+    ready_state = (Phase.AWAITING_PEERS, "", agent.reporter.report.plan_digest)
 
     def is_ready(report: NodeReport | None) -> bool:
-        return report is not None and (report.phase, report.epoch, report.plan_digest) == wanted
+        return report is not None and (report.phase, report.epoch, report.plan_digest) == ready_state
 
     return "; ".join(_describe_peer(peer) for peer in peers if not is_ready(peer.living))
 
 
-def _uncalled_head(agent: Agent, peers: tuple[PeerStatus, ...]) -> str:
+def _describe_awaited_head(agent: Agent, peers: tuple[PeerStatus, ...]) -> str:
     """What the head does instead of calling; empty once it has called."""
     head = peers[0]
     report = head.living
@@ -92,20 +95,20 @@ def _describe_peer(peer: PeerStatus) -> str:
     message = peer.report.message if peer.report and (peer.living or find_loss(peer.report)) else ""
     match peer.contact:
         case Contact.ANSWERS if peer.report is not None:
-            doing = f"{peer.name}, which is {peer.report.phase.value}" + (f": {message}" if message else "")
+            state = f"{peer.name}, which is {peer.report.phase.value}" + (f": {message}" if message else "")
         case Contact.REFUSED:
-            doing = f"{peer.name}, where no sparkd runs" + (f"; its last message: {message}" if message else "")
+            state = f"{peer.name}, where no sparkd runs" + (f"; its last message: {message}" if message else "")
         case Contact.UNSIGNED:
-            doing = f"{peer.name}: {peer.said}"
+            state = f"{peer.name}: {peer.said}"
         case _:
-            doing = f"{peer.name}, which does not answer" + (f" ({peer.said})" if peer.said else "")
-    return doing[:300]
+            state = f"{peer.name}, which does not answer" + (f" ({peer.said})" if peer.said else "")
+    return state[:300]
 
 
 def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
-    """Take the head's epoch on a worker. On the head, call, and wait until the rank of each worker runs.
+    """On a worker, take the head's epoch. On the head, call, and wait until the rank of each worker runs.
 
-    NCCL goes by TCP on all nodes where one has no RDMA. Raises PeerLostError (exit 14), NotReadyError (exit 12),
+    NCCL uses TCP on all nodes where one has no RDMA. Raises PeerLostError (exit 14), NotReadyError (exit 12),
     OutdatedPlanError (exit 10).
     """
     peers = agent.monitor.check()
@@ -117,12 +120,15 @@ def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
     if agent.context.peers:
         agent.phase.enter(Phase.AWAITING_PEERS, "calling the workers' ranks")
     reports = (agent.reporter.report, *(peer.report for peer in peers if peer.report))
-    by_tcp = [report.node for report in reports if report.transport == BY_TCP]
-    if by_tcp:
+    nodes_without_rdma = [report.node for report in reports if report.transport == BY_TCP]
+    if nodes_without_rdma:
         agent.events.warning(
-            "fabric.tcp.chosen", without_rdma=by_tcp, reason=f"NCCL can't mix them, {TCP_COST}", hint=TCP_HINT
+            "fabric.tcp.chosen",
+            without_rdma=nodes_without_rdma,
+            reason=f"NCCL can't mix them, {TCP_COST}",
+            hint=TCP_HINT,
         )
-    _report_epoch(agent, agent.rank_id, BY_TCP if by_tcp else reports[0].transport)
+    _report_epoch(agent, agent.rank_id, BY_TCP if nodes_without_rdma else reports[0].transport)
     while starting := [peer for peer in agent.monitor.check() if not _is_running(peer, agent.rank_id)]:
         awaited = "; ".join(_describe_peer(peer) for peer in starting)
         if time.monotonic() >= deadline:
@@ -134,7 +140,7 @@ def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
 
 
 def _report_epoch(agent: Agent, epoch: str, transport: str) -> None:
-    """`transport`: that of all ranks."""
+    """Report the epoch and the transport of all ranks. Raises OutdatedPlanError where this node has no RDMA for it."""
     if agent.reporter.report.transport == BY_TCP and transport != BY_TCP:
         raise OutdatedPlanError("the RDMA devices of this node have gone since the head called", "sparkd starts again")
     agent.log.bind(epoch=epoch)

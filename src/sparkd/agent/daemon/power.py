@@ -1,7 +1,7 @@
-"""Has the power of a node that hangs cut, with `supervise.power_command`: docs/adr/0073.
+"""Has the power of a node that hangs cut by `supervise.power_command`: docs/adr/0073.
 
-Each doubt leaves it to a person. A thread looks every ten seconds. What it has seen stands in /run for the agent after
-this one: a silence that nobody watched from its beginning proves nothing.
+Any doubt leaves the node to a person. A thread looks every ten seconds. It keeps what it has seen in /run for the agent
+after this one: a silence that nobody watched from its beginning proves nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 10.0
 PAUSE_SECONDS = 60.0
-"""Time without a look after which all begins again. A message may take 40 s, an agent's restart a few."""
+"""Time without a look after which watching begins again. A message may take 40 s, an agent's restart a few."""
 APART_SECONDS = 3600.0
+"""Shortest time between two power cuts of a node."""
 ENDED = (Phase.STOPPING, Phase.STOPPED, Phase.FAILED)
-"""A person may be at work there."""
+"""Phases of a node where a person may be at work."""
 
 
 class Seen(Struct, frozen=True):
@@ -45,10 +46,11 @@ class Seen(Struct, frozen=True):
     alive_at: float
     """When it was last not proven to be silent, as `Watch.at`."""
     lan_address: str
-    """The one of its report, where its kernel answered; else empty."""
+    """The address that it reported, if its kernel answered there; else empty."""
     lan_at: float
-    """When it last did, beside a report."""
+    """When its kernel last answered there while it also reported."""
     announced: bool = False
+    """The message about the power cut was sent."""
 
 
 class Watch(Struct, frozen=True):
@@ -60,37 +62,45 @@ class Watch(Struct, frozen=True):
 
 class LastRuns(Struct, frozen=True):
     at: Mapping[str, float] = {}
-    """UTC seconds, by address."""
+    """When the command last ran: UTC seconds, by address."""
 
 
 WATCH = StateFile("power.json", Watch, folder=RANK_FILE.folder)
 FILE = StateFile("power.json", LastRuns)
 
 
-def advance(before: Seen | None, peer: PeerStatus, answers: Mapping[str, bool], now: float, doubt: str) -> Seen | None:
-    """`answers`: of kernels, by address. `doubt`: why this node may be the one that is cut off. Pure."""
+def advance(
+    previous: Seen | None, peer: PeerStatus, answers: Mapping[str, bool], now: float, doubt: str
+) -> Seen | None:
+    """What is known of a node after one more look; None where its silence would prove nothing. Pure.
+
+    `answers`: whether kernels answer, by address. `doubt`: why this node may be the one that is cut off.
+    """
     report = peer.report
     if report is not None and report.phase in ENDED:
         return None
     if peer.contact is Contact.ANSWERS and report is not None:
-        return _note_answer(before, report.lan_address, answers, now) if before or answers.get(peer.address) else None
-    if before is None or peer.contact not in (Contact.SILENT, Contact.UNHEARD):
+        return (
+            _note_answer(previous, report.lan_address, answers, now) if previous or answers.get(peer.address) else None
+        )
+    if previous is None or peer.contact not in (Contact.SILENT, Contact.UNHEARD):
         return None
-    if doubt or answers.get(peer.address, True) or answers.get(before.lan_address, True):
-        return replace(before, alive_at=now, announced=False)
-    return before
+    if doubt or answers.get(peer.address, True) or answers.get(previous.lan_address, True):
+        return replace(previous, alive_at=now, announced=False)
+    return previous
 
 
-def _note_answer(before: Seen | None, lan_address: str, answers: Mapping[str, bool], now: float) -> Seen:
+def _note_answer(previous: Seen | None, lan_address: str, answers: Mapping[str, bool], now: float) -> Seen:
     if answers.get(lan_address):
         return Seen(now, lan_address, now)
-    if before is not None and before.lan_address == lan_address and now - before.lan_at <= PAUSE_SECONDS:
-        return replace(before, alive_at=now, announced=False)  # the table may forget one before its reader hangs
+    if previous is not None and previous.lan_address == lan_address and now - previous.lan_at <= PAUSE_SECONDS:
+        # The kernel's table may lose an address before the node hangs.
+        return replace(previous, alive_at=now, announced=False)
     return Seen(now, "", now)
 
 
 class PowerWatch:
-    """Runs in a thread of its own. `owner_uid`: owner of the program."""
+    """Watches the other nodes, in a thread of its own. `owner_uid`: owner of the program."""
 
     def __init__(self, agent: Agent, owner_uid: int) -> None:
         self._agent, self._files, self._owner_uid = agent, agent.host.files, owner_uid
@@ -102,28 +112,28 @@ class PowerWatch:
             try:
                 self.look()
             except (OSError, ValueError) as error:
-                self._refuse("", f"this node can't look: {error}", "df -h /run /var/lib/sparkd")
+                self._log_refusal("", f"this node can't look: {error}", "df -h /run /var/lib/sparkd")
             time.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Raises OSError, ValueError."""
+        """Look once at all nodes, and act on a proven silence. Raises OSError, ValueError."""
         now = self._agent.host.uptime_seconds()
         watch = WATCH.read(self._files) or Watch(0.0)
-        before = watch.nodes if 0 <= now - watch.at <= PAUSE_SECONDS else {}
+        watched_nodes = watch.nodes if 0 <= now - watch.at <= PAUSE_SECONDS else {}
         peers = self._agent.monitor.statuses()
-        answers, connected = self._find_answering(peers, before.values())
+        answers, is_connected = self._find_answering(peers, watched_nodes.values())
         nodes = dict[str, Seen]()
         for peer in peers:
             doubt = ""
-            if (node := before.get(peer.address)) and peer.contact is Contact.SILENT:
-                doubt = self._find_doubt(peer, node, answers, connected=connected)
+            if (node := watched_nodes.get(peer.address)) and peer.contact is Contact.SILENT:
+                doubt = self._find_doubt(peer, node, answers, connected=is_connected)
             node = advance(node, peer, answers, now, doubt)
             if doubt:
                 if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= PAUSE_SECONDS:
                     reason = f"whether it or this node is cut off is unknown: {doubt}"
-                    self._refuse(peer.address, reason, "look at the cable, and at that node")
+                    self._log_refusal(peer.address, reason, "look at the cable, and at that node")
             elif node is not None and peer.contact is Contact.SILENT:
-                node = self._act(peer, node, peers, now)
+                node = self._act_on_silence(peer, node, peers, now)
             else:
                 self._refused.pop(peer.address, None)
             if node is not None:
@@ -131,15 +141,18 @@ class PowerWatch:
         self._agent.actions.write_private(WATCH.path, WATCH.encode(Watch(now, nodes)))
 
     def _find_answering(self, peers: tuple[PeerStatus, ...], before: Iterable[Seen]) -> tuple[Mapping[str, bool], bool]:
-        """Whether the kernel of each address answers; and whether another node or the gateway does on the second
-        network.
-        """
+        """Whether each address's kernel answers; and whether another node or the gateway does on the second network."""
         gateways = network.default_routes(self._files).values()
         lan_addresses = {peer.report.lan_address: peer.contact for peer in peers if peer.report}
-        named = (peer.address for peer in peers), gateways, lan_addresses, (node.lan_address for node in before)
-        answers = network.find_answering(self._files, chain(*named))
-        others = (address for address, contact in lan_addresses.items() if contact is Contact.ANSWERS)
-        return answers, any(answers.get(address) for address in (*gateways, *others))
+        address_groups = (
+            (peer.address for peer in peers),
+            gateways,
+            lan_addresses,
+            (node.lan_address for node in before),
+        )
+        answers = network.find_answering(self._files, chain(*address_groups))
+        answering_peers = (address for address, contact in lan_addresses.items() if contact is Contact.ANSWERS)
+        return answers, any(answers.get(address) for address in (*gateways, *answering_peers))
 
     def _find_doubt(self, peer: PeerStatus, node: Seen, answers: Mapping[str, bool], *, connected: bool) -> str:
         interface = self._agent.plan.node.interface
@@ -151,38 +164,40 @@ class PowerWatch:
             return f"{interface} has no carrier"
         if not node.lan_address or interface in network.interfaces_of(self._files, node.lan_address):
             return "on no second network did it answer before"
-        if lacking := ", ".join({peer.address, node.lan_address} - answers.keys()):
-            return f"this kernel's table of neighbours has no {lacking}: ip neigh"
+        if unknown_addresses := ", ".join({peer.address, node.lan_address} - answers.keys()):
+            return f"this kernel's table of neighbours has no {unknown_addresses}: ip neigh"
         if not connected:
             return "neither another node nor the gateway answers"
         return ""
 
-    def _act(self, peer: PeerStatus, node: Seen, peers: tuple[PeerStatus, ...], now: float) -> Seen | None:
-        """Send the message in one look, and run the program in the next, if it is silent still."""
+    def _act_on_silence(self, peer: PeerStatus, node: Seen, peers: tuple[PeerStatus, ...], now: float) -> Seen | None:
+        """Send the message in one look, and run the program in the next, if the node is still silent."""
         agent, address, seconds = self._agent, peer.address, now - node.alive_at
         supervise = agent.settings.supervise
-        first = next(
+        preceding = next(
             (other for other in peers if other.rank < agent.context.rank and other.contact is Contact.ANSWERS), None
         )
-        if first is not None:  # it may just have run it
+        if preceding is not None:  # that node may just have run the program
             if (seconds_since(peer.since, datetime.now(UTC)) or 0.0) >= supervise.power_after_minutes * 60:
-                self._refuse(address, f"{first.name} answers too, and comes first", "nothing is to be done here")
+                self._log_refusal(
+                    address, f"{preceding.name} answers too, and comes first", "nothing is to be done here"
+                )
             return replace(node, alive_at=now, announced=False)
         if seconds < supervise.power_after_minutes * 60 or agent.loop.endings.stop_requested:
             return node
         path = supervise.power_command[0]
         runs, objection, hint = self._find_objection(address, path)
         if objection:
-            self._refuse(address, objection, hint or "turn that node off and on again")
+            self._log_refusal(address, objection, hint or "turn that node off and on again")
         elif not node.announced:
-            what = f"{address} has been silent for {format_duration(seconds)}, and sparkd has its power cut by {path}"
-            announce(agent, f"{what}: nothing is to be done", Cause.PEER_SILENT, self._owner_uid, aside=True)
+            text = f"{address} has been silent for {format_duration(seconds)}, and sparkd has its power cut by {path}"
+            announce(agent, f"{text}: nothing is to be done", Cause.PEER_SILENT, self._owner_uid, aside=True)
             return replace(node, announced=True)
         else:
-            runs = LastRuns({**runs.at, address: time.time()})  # on the disk first: it must not be run for ever
+            runs = LastRuns({**runs.at, address: time.time()})  # written first, so that it never runs again and again
             write(Path(self._files.real(FILE.path)), FILE.encode(runs), FILE.mode, durable=True)
-            self._run(address, seconds)
-            return None  # a person's, until it reports again: somebody may work at its console
+            self._run_command(address, seconds)
+            return None  # left to a person until it reports again: somebody may work at its console
         return node
 
     def _find_objection(self, address: str, path: str) -> tuple[LastRuns, str, str]:
@@ -192,22 +207,22 @@ class PowerWatch:
             faults.append(judge_earlier(FILE.path, at, time.time(), "had that power cut", APART_SECONDS))
         return runs, "".join(faults) or program.problem, program.hint
 
-    def _run(self, address: str, seconds: float) -> None:
-        agent, (path, *words) = self._agent, self._agent.settings.supervise.power_command
-        agent.events.warning("power.command.started", node=address, command=path, silent_seconds=round(seconds))
+    def _run_command(self, address: str, silent_seconds: float) -> None:
+        agent, (path, *arguments) = self._agent, self._agent.settings.supervise.power_command
+        agent.events.warning("power.command.started", node=address, command=path, silent_seconds=round(silent_seconds))
         env = {**ENVIRONMENT, "SILENT_NODE": address}
         code, output = None, b""
         try:
-            code, output = run_program((self._files.real(path), *words), time.sleep, env, DEADLINE_SECONDS)
-            ended = f"exit code {code}" if code is not None else f"killed after {DEADLINE_SECONDS:g} s"
+            code, output = run_program((self._files.real(path), *arguments), time.sleep, env, DEADLINE_SECONDS)
+            end = f"exit code {code}" if code is not None else f"killed after {DEADLINE_SECONDS:g} s"
         except OSError as error:
-            ended = f"it can't be run: {error.strerror}"
+            end = f"it can't be run: {error.strerror}"
         hint = "turn that node off and on again"
         if code == 0:
             hint = "nothing is to be done if it comes back; else look at its console: this is done once"
-        agent.events.warning("power.command.ended", node=address, ended=ended, output=first_line(output), hint=hint)
+        agent.events.warning("power.command.ended", node=address, ended=end, output=first_line(output), hint=hint)
 
-    def _refuse(self, address: str, reason: str, hint: str) -> None:
-        if self._refused.get(address) != (words := re.sub("[0-9]+", "", reason)):
-            self._refused[address] = words
+    def _log_refusal(self, address: str, reason: str, hint: str) -> None:
+        if self._refused.get(address) != (reason_words := re.sub("[0-9]+", "", reason)):
+            self._refused[address] = reason_words
             self._agent.events.warning("power.command.refused", node=address, reason=sanitize(reason), hint=hint)

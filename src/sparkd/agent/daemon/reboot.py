@@ -1,4 +1,4 @@
-"""Reboots a node that only that helps, with `supervise.reboot`: docs/adr/0070. Each doubt leaves it to a person."""
+"""Reboots a node where only that helps, by `supervise.reboot`: docs/adr/0070. Any doubt leaves it to a person."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from sparkd.base.state.launch_history import End
 
 APART_SECONDS = 6 * 3600.0
+"""Shortest time between two reboots by sparkd."""
 LOOK_SECONDS = 15.0
 """Limit for a look at who is logged in, at the last reboot, and at systemd's jobs."""
 SESSIONS = "/run/systemd/sessions"
-"""A file for each session of logind's."""
+"""Folder with a file for each session of logind."""
 UNATTENDED = ("greeter", "lock-screen", "background", "manager")
-"""Classes of sessions that are nobody's who works: sd_session_get_class(3). Each may end in -early or -light."""
+"""Classes of sessions in which nobody works: sd_session_get_class(3). Each may end in -early or -light."""
 
 
 class LastReboot(Struct, frozen=True):
@@ -38,9 +39,9 @@ FILE = StateFile("reboot.json", LastReboot)
 
 
 def reboot_if_due(agent: Agent, error: SparkdError, end: End, owner_uid: int = 0) -> None:
-    """Reboot at the end of a run, once its rank is gone and its end recorded.
+    """Reboot at the end of a run, once its rank is gone and its end is recorded.
 
-    `owner_uid`: owner of what sends messages.
+    `owner_uid`: owner of the files by which messages are sent.
     """
     if end.action != Action.REBOOT or not agent.settings.supervise.reboot:
         return
@@ -49,7 +50,7 @@ def reboot_if_due(agent: Agent, error: SparkdError, end: End, owner_uid: int = 0
         announce(agent, text, str(end.cause), owner_uid)
         with suppress(OSError):  # disks that hang are what a reboot is for
             agent.actions.sync_disks()
-        objection = _find_objection(agent, error) or _request(agent)
+        objection = _find_objection(agent, error) or _request_reboot(agent)
     if objection:
         agent.events.error("agent.reboot.refused", reason=objection, hint="sudo systemctl reboot")
     else:
@@ -60,24 +61,25 @@ def _find_objection(agent: Agent, error: SparkdError) -> str:
     """Why sparkd may not reboot now; empty where it may."""
     if not (isinstance(error, NeedsPersonError) and error.proven):
         return "not all that blocks was proven by checks of this node"
-    look = partial(_look, agent.host.files)
+    look = partial(_look_for_objection, agent.host.files)
     try:
         objection = agent.loop.beside(look, LOOK_SECONDS, "looking whether a reboot may be", shielded=True)
-    except OSError as failed:
-        objection = str(failed)
-    return "a stop was requested" if agent.loop.endings.stop_requested else objection  # also during the look
+    except OSError as look_error:
+        objection = str(look_error)
+    # A stop may be requested during the look, too.
+    return "a stop was requested" if agent.loop.endings.stop_requested else objection
 
 
-def _look(files: Files) -> str:
-    stopped = "a stop of its unit is ordered, or systemd does not answer" if is_stop_ordered() else ""
-    return find_session(files) or find_earlier(files, time.time()) or stopped
+def _look_for_objection(files: Files) -> str:
+    stop_objection = "a stop of its unit is ordered, or systemd does not answer" if is_stop_ordered() else ""
+    return find_session(files) or find_earlier(files, time.time()) or stop_objection
 
 
 def find_session(files: Files) -> str:
     """Who is, or may be, logged in; empty where nobody is."""
     try:
         for name in files.names(SESSIONS):
-            if name.endswith(".ref"):  # a FIFO beside it
+            if name.endswith(".ref"):  # the FIFO of a session
                 continue
             lines = files.text(f"{SESSIONS}/{name}", 65536).splitlines()
             fields = {key: value for key, _, value in (line.partition("=") for line in lines)}
@@ -92,23 +94,28 @@ def find_session(files: Files) -> str:
 def find_earlier(files: Files, now: float) -> str:
     """Why the last reboot by sparkd does not let it do another; empty where it does. Raises OSError."""
     faults = list[str]()
-    last = FILE.load(files, faults.append)
-    if last is None or faults:
+    last_reboot = FILE.load(files, faults.append)
+    if last_reboot is None or faults:
         return "".join(faults)
-    return judge_earlier(FILE.path, last.at, now, "requested a reboot", APART_SECONDS)
+    return judge_earlier(FILE.path, last_reboot.at, now, "requested a reboot", APART_SECONDS)
 
 
 def judge_earlier(path: str, at: float, now: float, what: str, apart_seconds: float) -> str:
-    """Why what was last done `at` may not be done yet; empty where it may. Pure."""
+    """Why what was last done `at` that time may not be done again yet; empty where it may. Pure."""
     seconds = now - at
-    if not seconds >= 0:  # nor a number
+    if not seconds >= 0:  # NaN, too
         return f"by {path} sparkd last {what} in the future: the clock was set back"
-    often = f"it {what} {format_duration(seconds)} ago, and does so once in {format_duration(apart_seconds)} at most"
-    return often if seconds < apart_seconds else ""
+    objection = (
+        f"it {what} {format_duration(seconds)} ago, and does so once in {format_duration(apart_seconds)} at most"
+    )
+    return objection if seconds < apart_seconds else ""
 
 
 def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool = False) -> None:
-    """Send what the notify thread, or the unit after this one, would send too late. `aside`: in another thread."""
+    """Send a message that the notify thread, or the next unit, would send too late.
+
+    `aside`: the caller is another thread than the main one.
+    """
     settings = agent.settings.notify
     if not settings.ways:
         return
@@ -131,14 +138,14 @@ def announce(agent: Agent, text: str, cause: str, owner_uid: int, *, aside: bool
             agent.events.warning("notify.message.failed", by=way, reason=str(error), hint="sudo sparkd notify test")
 
 
-def _request(agent: Agent) -> str:
+def _request_reboot(agent: Agent) -> str:
     """Request the reboot. Returns why it did not work; empty where the node reboots."""
-    if not agent.store.write(FILE, LastReboot(time.time())):  # a node must not reboot for ever
+    if not agent.store.write(FILE, LastReboot(time.time())):  # without it, the node might reboot again and again
         return f"{FILE.path} can't be written"
     try:
         refusal = agent.actions.reboot()
     except OSError as error:
         return str(error)
-    if "Operation inhibited" in refusal:  # nothing was done: the next one need not wait
+    if "Operation inhibited" in refusal:  # nothing was done: the next request need not wait
         agent.store.write(FILE, LastReboot(0.0))
     return refusal

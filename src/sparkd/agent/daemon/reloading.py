@@ -1,7 +1,7 @@
-"""`systemctl reload`: the agent's process becomes the installed program, by exec, and takes its own rank over.
+"""Reloads the agent for `systemctl reload`: its process executes the installed program, which takes the rank over.
 
-Pid, start time, lock and watchdog stay, and the unit stays active. What may keep the new program from that is looked at
-before, by `sparkd reload`; a stop that comes meanwhile is obeyed afterwards.
+Pid, start time, lock and watchdog stay, and the unit stays active. `sparkd reload` looks before whether anything may
+keep the new program from that. A stop that is requested meanwhile is obeyed afterwards.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ FLUSH_SECONDS = 5.0
 
 
 class ReloadRequested(StopRequested):
-    """SIGHUP, while the rank serves."""
+    """Raised for SIGHUP while the rank serves."""
 
 
 def reap_inherited() -> None:
-    """Reap the children of the program before a reload as they end, such as an `rm` of caches: nothing else of this one
-    knows them. To be called before its first own one.
+    """Reap the children that the old program left, such as an `rm` of caches, as they end.
+
+    Nothing else in the new program knows of them. To be called before it starts a child of its own.
     """
-    with suppress(OSError):  # they stay zombies until it ends
+    with suppress(OSError):  # they stay zombies until this process ends
         for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             start_thread(threading.Thread(target=os.waitpid, args=(int(pid), 0), name="inherited", daemon=True))
 
 
 def raise_if_requested(agent: Agent) -> None:
-    """Raises ReloadRequested where the next program can take the rank over."""
+    """Raises ReloadRequested where a reload is requested, and the next program can take the rank over."""
     if not agent.loop.reload_requested:
         return
     agent.loop.reload_requested = False
-    known = read_rank(agent.host)
-    if known.record is None or known.record.invocation != agent.incarnation or not known.stays:
+    known_rank = read_rank(agent.host)
+    if known_rank.record is None or known_rank.record.invocation != agent.incarnation or not known_rank.stays:
         reason = "no rank serves here that a guard has"
     elif not (Path(sys.argv[0]).is_absolute() and os.access(sys.argv[0], os.X_OK)):
         reason = f"{sys.argv[0]} can't be executed"
@@ -53,19 +54,20 @@ def raise_if_requested(agent: Agent) -> None:
 
 
 def reload(agent: Agent) -> NoReturn:
-    """Raises RankEndedError; RuntimeError where the program can't be executed: the next agent takes the rank over, as
-    after a crash.
+    """Execute the installed program. Raises RankEndedError where the rank has ended.
+
+    Raises RuntimeError where the program can't be executed: the next agent takes the rank over, as after a crash.
     """
     agent.rank.raise_if_ended()
     agent.loop.endings.enter(Stage.END)
     agent.events.info("agent.reload.started", hint="")
     agent.loop.keepalive()
     agent.journal.close(FLUSH_SECONDS, FLUSH_SECONDS)
-    # From here on a signal waits for the new program; one that another thread got just before is sent again.
+    # From here on signals wait for the new program. A stop that arrived just before is sent to it again.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if agent.loop.endings.stop_requested:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
     try:
         os.execve(sys.argv[0], sys.argv, {**os.environ, **agent.actions.hand_on()})  # noqa: S606  # the own program
-    except OSError as error:  # which would end the rank
+    except OSError as error:  # an OSError would end the rank
         raise RuntimeError(f"{sys.argv[0]} can't be executed: {error.strerror}") from None

@@ -2,8 +2,8 @@
 
     preflight -> backoff -> await docker -> fingerprint -> image -> wait for peers -> launch -> ready -> serve -> end
 
-Each step ends well, or raises the error that ends the run. So does each wait: `endings` lists what may end it. Only
-what blocks a launch is waited for, and tried again. A worker runs the same steps, but follows the head's phase instead
+Each step succeeds, or raises the error that ends the run. So does each wait: `endings` lists what may end it. Only
+a launch that is blocked waits, and is tried again. A worker runs the same steps, but follows the head's phase instead
 of probing the endpoint.
 """
 
@@ -73,7 +73,7 @@ def _check_peers(agent: Agent) -> None:
 
 
 def launch_and_serve(agent: Agent) -> NoReturn:
-    """Until one of `endings` raises, or a step fails."""
+    """Start the rank and serve, until one of `endings` raises, or a step fails."""
     running = agent.rank.running  # of the agent before this one
     if running is None:
         running = retry_while_blocked(agent, start)
@@ -87,7 +87,7 @@ def launch_and_serve(agent: Agent) -> NoReturn:
 
 
 def start(agent: Agent) -> Running:
-    """The steps up to a running rank. Whatever a blocked try has read is read again."""
+    """The steps up to a running rank. What a blocked try has read is read again."""
     agent.agreed.forget()
     share_config(agent)
     docker_was_up = agent.admission.check()
@@ -105,8 +105,8 @@ def start(agent: Agent) -> Running:
     running = launch(agent)
     try:
         watch(agent, running)
-    except OSError as error:  # a rank that nobody watches
-        agent.loop.endings.enter(Stage.END)  # that it ends now is no cause
+    except OSError as error:  # the rank is not watched
+        agent.loop.endings.enter(Stage.END)  # its end is no cause for an error now
         end_rank(agent, running)
         agent.rank.drop()
         agent.loop.endings.enter(Stage.RUN)

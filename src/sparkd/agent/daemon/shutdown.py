@@ -1,4 +1,4 @@
-"""How a run ends: report it and stop the rank, then find the cause and what differs from the last good start."""
+"""Ends a run: reports that, stops the rank, finds the cause, and logs what differs from the last good start."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from sparkd.base.status.phases import find_loss
 from sparkd.base.vllm.api import Endpoint
 
 FAILED_GRACE_SECONDS = 5.0
-"""Grace period of an engine that is given up: no request is left to finish, and preflight clears what it leaves."""
+"""Grace period of an engine that is given up: no request can finish any more, and preflight clears what it leaves."""
 LAST_REPORT_SECONDS = 2.0
 """How long the other nodes can read the last report."""
 RELEASE_SECONDS = 3.0
-"""Limit for a head to leave service before a stopped worker ends its rank."""
+"""How long a stopped worker waits for its head to leave service, before it ends its rank."""
 GOODBYE_SECONDS = 0.3
 """Time for the other nodes to read that this one leaves, before it refuses connections."""
 
@@ -41,20 +41,20 @@ def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequ
     agent.loop.endings.enter(Stage.INQUEST)
     try:
         leave(agent, running, request)
-    except BaseException:  # a bug, or what a task died of: no rank is left behind
+    except BaseException:  # a bug, or an error of a task: no rank is left behind
         agent.loop.endings.enter(Stage.END)
         end_rank(agent, running)
         raise
     agent.loop.endings.enter(Stage.END)
-    switched = isinstance(request, SwitchRequested)
-    reason, cause = (str(request), Cause.SWITCH) if switched else (STOPPED, Cause.STOP_REQUESTED)
+    is_switch = isinstance(request, SwitchRequested)
+    reason, cause = (str(request), Cause.SWITCH) if is_switch else (STOPPED, Cause.STOP_REQUESTED)
     agent.monitor.untrack_all()
     agent.loop.report_stopping()
     agent.phase.enter(Phase.STOPPING, reason)
     grace_seconds: float = agent.settings.engine.stop_grace_seconds
     if running is not None and not agent.context.is_head:
-        agent.loop.wait_until(partial(_head_left, agent), RELEASE_SECONDS)
-        if _head_left(agent):
+        agent.loop.wait_until(partial(_has_head_left, agent), RELEASE_SECONDS)
+        if _has_head_left(agent):
             grace_seconds = min(grace_seconds, LOST_GRACE_SECONDS)  # no request is left to finish
     end_rank(agent, running, grace_seconds)
     end = End(reason, int(ExitCode.GOOD), at=utc_now(), cause=cause)
@@ -71,19 +71,19 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     agent.loop.report_stopping()
     failed_in = agent.phase.failed_in or agent.reporter.report.phase
     agent.monitor.untrack_all()
-    # No cause yet: messages to people, and a head that is lost by this, wait for it.
+    # Without a cause yet: messages to people, and a head that loses this rank, wait for the cause.
     agent.phase.enter(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
     stacks = read_rank_stacks(agent, running, error, failed_in)
     looks = Looks(agent, running, error)
-    hopeless = agent.context.peers or error.code is ExitCode.STALLED
-    grace_seconds = LOST_GRACE_SECONDS if hopeless else FAILED_GRACE_SECONDS
+    is_engine_lost = agent.context.peers or error.code is ExitCode.STALLED
+    grace_seconds = LOST_GRACE_SECONDS if is_engine_lost else FAILED_GRACE_SECONDS
     kill_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
     evidence = replace(looks.evidence(), frame=stacks.frame if stacks is not None else "")
-    judged = judge_end(error, evidence, failed_in, utc_now())
-    end = agent.switching.end_try(judged)
-    named = {"cause": str(end.cause), "action": end.action, "phase": end.phase}
-    agent.events.error("agent.run.failed", code=end.code, **named, reason=end.reason, hint=end.hint)
+    judged_end = judge_end(error, evidence, failed_in, utc_now())
+    end = agent.switching.end_try(judged_end)
+    fields = {"cause": str(end.cause), "action": end.action, "phase": end.phase}
+    agent.events.error("agent.run.failed", code=end.code, **fields, reason=end.reason, hint=end.hint)
     message = f"{end.reason} ({end.hint})" if end.hint else end.reason
     agent.reporter.update(cause=str(end.cause), action=end.action, message=message, peers=agent.monitor.statuses())
     agent.reporter.publish()
@@ -94,52 +94,52 @@ def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError)
     agent.store.record(lambda launches: count_end(launches, end, agent.plan.counted_as, agent.boot_id))
     agent.launch_row.end(running, end)
     if not agent.proving.proven and error.code is not ExitCode.PEER_LOST:
-        log_differences(agent)  # last, below the rank's own lines
+        log_differences(agent)  # last, so that it stands below the rank's own lines
     if agent.context.peers:
         agent.loop.wait_until(never, leaves_at - time.monotonic())
     reboot_if_due(agent, error, end)
-    # The plan before is to be launched, whatever has ended the new one.
-    returns = end.cause == Cause.SWITCH_FAILED
-    return ExitCode.NOT_READY if returns and error.code in NOT_RESTARTED else error.code
+    # The plan before is to be launched, whatever ended the new one, so systemd must restart the unit.
+    is_switch_back = end.cause == Cause.SWITCH_FAILED
+    return ExitCode.NOT_READY if is_switch_back and error.code in NOT_RESTARTED else error.code
 
 
-def _head_left(agent: Agent) -> bool:
+def _has_head_left(agent: Agent) -> bool:
     """Whether the head is out of service or unreachable. One that drains still answers requests."""
     report = agent.monitor.statuses()[0].living
     return report is None or find_loss(report) is not None
 
 
 def end_rank(agent: Agent, running: Running | None, grace_seconds: float = LOST_GRACE_SECONDS) -> None:
-    """Stop it, and remove what is left of it."""
+    """Stop the rank, and remove what is left of it."""
     kill_rank(agent, running, grace_seconds)
     clear_rank(agent, running)
 
 
 def kill_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:
-    """End its processes, and let its last lines arrive."""
-    restored = begin_restore(agent)
+    """End the rank's processes, and wait for the last lines of its log. Restores the readahead too."""
+    restore = begin_restore(agent)
     if running is not None:
         if not running.kill(grace_seconds):
             agent.events.error("engine.stop.failed", container=running.rank.container_id[:12], hint="reboot this node")
         running.log.stop(LOG_END_SECONDS)
-    agent.loop.wait_until(restored.done, RESTORE_SECONDS, shielded=True)
+    agent.loop.wait_until(restore.done, RESTORE_SECONDS, shielded=True)
 
 
 def clear_rank(agent: Agent, running: Running | None) -> None:
-    """Remove its container and its shared memory; docker may take seconds."""
+    """Remove the rank's container and shared memory. docker may take seconds."""
     if running is None:
         return
     if running.guard is not None:
         running.guard.close()
-    removed = False
+    is_removed = False
     with suppress(SparkdError, OSError):
-        removed = agent.actions.remove(running.rank)
-    # One that survived still uses them.
+        is_removed = agent.actions.remove(running.rank)
+    # A rank that survived still uses its segments.
     for segment in running.segments if running.rank.ended.is_set() else ():
         with suppress(OSError):
             agent.actions.apply(segment)
     with suppress(OSError):
-        if removed and running.rank.ended.is_set():  # else the next one replaces it
+        if is_removed and running.rank.ended.is_set():  # a record that stays is replaced by the next one
             agent.actions.forget_rank()
     running.rank.close(agent.loop)
 
@@ -152,13 +152,13 @@ QUIET_SECONDS = 3.0
 
 
 def leave(agent: Agent, running: Running | None, request: StopRequested) -> None:
-    """Prepare a requested stop: a try is not over by it, and requests that run get their time before a switch."""
+    """Prepare a requested stop, which does not end a try. Before a switch, running requests get time to finish."""
     if not isinstance(request, SwitchRequested):
         agent.switching.interrupt()
     elif running is not None and agent.reporter.report.phase in (Phase.SERVING, Phase.DEGRADED):
         agent.events.info("switch.drain.started", to=request.to, at_most_seconds=request.drain_seconds)
         agent.phase.enter(Phase.STOPPING, f"draining for {request.to}", draining=True)
-        with suppress(StopRequested, SparkdError, OSError):  # a stop, a lost node: no request is left to wait for
+        with suppress(StopRequested, SparkdError, OSError):  # a stop, or a lost node: there is nothing to wait for
             _drain(agent, running, request)
         agent.reporter.update(draining=False, message=str(request))
 
@@ -166,21 +166,21 @@ def leave(agent: Agent, running: Running | None, request: StopRequested) -> None
 def _drain(agent: Agent, running: Running, request: SwitchRequested) -> None:
     endpoint, deadline = agent.endpoint(running), time.monotonic() + request.drain_seconds
     quiet_until, ended = time.monotonic() + QUIET_SECONDS, running.rank.ended
-    while (left := deadline - time.monotonic()) > 0:
-        count = agent.loop.beside(_count_requests(endpoint), left, "a look at the requests")
+    while (left_seconds := deadline - time.monotonic()) > 0:
+        count = agent.loop.beside(_count_requests(endpoint), left_seconds, "a look at the requests")
         if ended.is_set():
             return
         if count != 0:
             quiet_until = time.monotonic() + QUIET_SECONDS
         elif time.monotonic() >= quiet_until:
             return
-        runs = "requests run" if count is None else f"{count} request{'s' * (count != 1)} run{'s' * (count == 1)}"
-        agent.reporter.update(message=f"draining for {request.to}: {runs}, {left:.0f} s left")
+        load = "requests run" if count is None else f"{count} request{'s' * (count != 1)} run{'s' * (count == 1)}"
+        agent.reporter.update(message=f"draining for {request.to}: {load}, {left_seconds:.0f} s left")
         agent.loop.wait_until(ended.is_set, LOOK_SECONDS)
 
 
 async def _count_requests(endpoint: Endpoint) -> int | None:
-    """None where the engine does not say."""
+    """How many requests run or wait; None where the engine does not answer that."""
     try:
         counters = await endpoint.counters(COUNTERS_SECONDS)
     except HttpError:

@@ -41,15 +41,15 @@ from sparkd.base.vllm.own_table import KILL_SECONDS, QUERY_SECONDS, parse_answer
 DOCKER_SECONDS = 10.0
 COUNT_SECONDS = 2.0
 CHOICE_SECONDS = 10.0
-"""Limit for a look at the choice of a plan: milliseconds, on a disk that does not hang."""
+"""Limit for a look at the chosen plan that is under way: milliseconds, on a disk that does not hang."""
 ROOM_SECONDS = 5.0
-"""Limit for the headers of the model's files, which preflight has read before, and for the driver."""
+"""Limit for reading the headers of the model's files, which preflight has read before, and for the driver."""
 FINGERPRINT_SECONDS = 120.0
-"""Limit for docker, and for the model's some 200 files, which may be on a file server."""
+"""Limit for docker, and for the some 200 files of the model, which may be on a file server."""
 
 
 def await_docker(agent: Agent) -> None:
-    """Has no deadline: docker may be started by hand."""
+    """Wait for dockerd, without a deadline: it may be started by hand."""
     look = partial(docker.running, agent.host)
     while not agent.look(look, DOCKER_SECONDS, "looking at dockerd", False):
         agent.phase.enter(Phase.AWAITING_DOCKER, "waiting for dockerd: sudo systemctl start docker")
@@ -93,7 +93,7 @@ def read_agreement(agent: Agent) -> Agreement:
 
 
 def read_transport(agent: Agent) -> str:
-    """What NCCL can use here. Devices that can't be read are left to NCCL."""
+    """The transport that NCCL can use here. Empty where devices can't be read: then NCCL decides."""
     check = Rdma.from_inputs(CheckInputs(agent.plan, agent.settings))
     try:
         return check.transport(check.probe(agent.host))
@@ -102,14 +102,14 @@ def read_transport(agent: Agent) -> str:
 
 
 def note_late_rdma(agent: Agent) -> None:
-    """RDMA devices may come up after `fingerprint`, with the link to a node that boots later.
+    """Report RDMA devices that came up after `fingerprint`, with the link to a node that boots later.
 
     Raises OutdatedPlanError where the plan lacks their names.
     """
     if agent.reporter.report.transport != BY_TCP:
         return
     interface = agent.plan.node.interface
-    with suppress(OSError):  # also at the deadline
+    with suppress(OSError):  # a TimeoutError, too
         hcas, transport = agent.loop.beside(
             lambda: (infiniband.hcas_of(agent.host.files, interface), read_transport(agent)),
             10.0,
@@ -120,16 +120,16 @@ def note_late_rdma(agent: Agent) -> None:
             agent.reporter.update(transport=transport)
 
 
-def check_hcas(agent: Agent, now: tuple[str, ...]) -> None:
-    """Raises OutdatedPlanError where the plan names the RDMA devices found at its making, and others are found now.
+def check_hcas(agent: Agent, current: tuple[str, ...]) -> None:
+    """Raises OutdatedPlanError where the node has other RDMA devices now than when the plan was made, which names them.
 
     A port's second device may come up late, or with the other node. Without it the link is half as fast. NCCL pairs the
     devices of two nodes by index, so a node with half of them can't connect.
     """
-    before = agent.plan.node.hcas
-    if now and before != now and not agent.settings.fabric.hcas and agent.plan.names_hcas:
-        then = f"were {','.join(before)}" if before else "there were none"
-        reason = f"the fabric's RDMA devices are {','.join(now)} now, and {then} when this run began"
+    planned = agent.plan.node.hcas
+    if current and planned != current and not agent.settings.fabric.hcas and agent.plan.names_hcas:
+        planned_text = f"were {','.join(planned)}" if planned else "there were none"
+        reason = f"the fabric's RDMA devices are {','.join(current)} now, and {planned_text} when this run began"
         raise OutdatedPlanError(reason, "sparkd restarts with them")
 
 
@@ -153,8 +153,8 @@ def launch(agent: Agent) -> Running:
         read = partial(auth.read_keys, agent.host.files, agent.settings.cluster.key_file)
         ray_token = script.ray_token(agent.loop.beside(read, 10.0, "the key file", shielded=True)[0], epoch)
     plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
-    of_agent = (agent.rank_id, agent.incarnation, agent.boot_id)
-    record = RankRecord(*of_agent, agent.plan.digest, epoch, transport, segments=_find_left_segments(agent))
+    identity = (agent.rank_id, agent.incarnation, agent.boot_id)
+    record = RankRecord(*identity, agent.plan.digest, epoch, transport, segments=_read_left_segments(agent))
     record = replace(record, role=agent.context.role)
     agent.actions.write_rank(record)
     with suppress(OSError):
@@ -178,7 +178,7 @@ def launch(agent: Agent) -> Running:
 
 
 def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch: str = "") -> dict[str, str]:
-    """Labels mark a container as sparkd's, and name its rank: one for another purpose has none."""
+    """Labels that mark a container as sparkd's, and name its rank. A container for another purpose has no `rank_id`."""
     values = {
         "role": plan.role,
         "rank": str(plan.node.rank),
@@ -190,7 +190,7 @@ def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch
     return {LABEL + key: value for key, value in values.items()}
 
 
-def _find_left_segments(agent: Agent) -> dict[str, Identity]:
+def _read_left_segments(agent: Agent) -> dict[str, Identity]:
     with suppress(OSError):
         look = partial(left_segments, agent.host)
         return agent.loop.beside(look, COUNT_SECONDS, "segments of ranks before", shielded=True)
@@ -200,12 +200,12 @@ def _find_left_segments(agent: Agent) -> dict[str, Identity]:
 def _read_compile_jobs(agent: Agent) -> int:
     """How many compilers may run at once; 1 where that can't be read."""
     read = partial(read_room, agent.plan, agent.settings, agent.host)
-    short = count_short_loads(agent.launch_row.past.launches, agent.agreed.agreement.digest)
+    short_loads = count_short_loads(agent.launch_row.past.launches, agent.agreed.agreement.digest)
     try:
         room = agent.loop.beside(read, ROOM_SECONDS, "reading the model's sizes", shielded=True)
-        jobs = max(1, room.jobs >> short)
-        if short and jobs < room.jobs:
-            reason = f"loads before this one that ended for want of memory: {short}"
+        jobs = max(1, room.jobs >> short_loads)
+        if short_loads and jobs < room.jobs:
+            reason = f"loads before this one that ended for want of memory: {short_loads}"
             hint = "nothing is to be done: a load that serves ends it"
             agent.events.info("engine.compilers.halved", jobs=jobs, fit=room.jobs, reason=reason, hint=hint)
         return jobs
@@ -230,46 +230,47 @@ def watch(agent: Agent, running: Running) -> None:
         reason = "files of kernels without a byte, as after a power cut"
         hint = "nothing is to be done: they are compiled again"
         agent.events.warning("cache.kernels.cleared", count=rank.torn_kernels, reason=reason, hint=hint)
-    short = rank.container_id[:12]
-    agent.events.info("engine.container.started", name=rank.name, container=short, image=agent.plan.image)
+    short_id = rank.container_id[:12]
+    agent.events.info("engine.container.started", name=rank.name, container=short_id, image=agent.plan.image)
 
 
 IMAGE_HINT = "look at: systemctl status docker, free -g"
 
 
 def check_image(agent: Agent) -> bool:
-    """Whether there is a new result, which preflight has not judged. Requires a running docker.
+    """Check the image where that was not done yet: what the recipe asserts, and the flags of its vLLM.
 
+    Returns whether there is a new result, which preflight has not judged. Requires a running docker.
     Raises BlockedError (exit 10) where the image can't be checked.
     """
     program, began = render_asserts(agent.plan.asserts), time.monotonic()
     try:
-        unanswered = _find_unanswered(agent, program)
-        if unanswered is None:
+        questions = _find_open_questions(agent, program)
+        if questions is None:
             return False
-        image_id, checked, queried = unanswered
-        code, log = _run_programs(agent, image_id, program, "" if queried else render_query())
+        image_id, is_checked, is_queried = questions
+        code, log = _run_programs(agent, image_id, program, "" if is_queried else render_query())
     except (DockerError, LaunchError, TimeoutError, BlockingIOError, OSError) as error:
         if not program:  # the launch itself reports what is wrong with docker
             return False
-        raise _blocked(agent, "can't be checked", str(error), IMAGE_HINT) from None
-    new = not queried and (checked or code == 0) and _record_table(agent, image_id, log)
-    return new if checked else _record_asserts(agent, image_id, program, (code, log), began) or new
+        raise _make_blocked_error(agent, "can't be checked", str(error), IMAGE_HINT) from None
+    is_new = not is_queried and (is_checked or code == 0) and _record_table(agent, image_id, log)
+    return is_new if is_checked else _record_asserts(agent, image_id, program, (code, log), began) or is_new
 
 
-def _find_unanswered(agent: Agent, program: str) -> tuple[str, bool, bool] | None:
-    """The image's id, whether it was checked, and whether its vLLM was queried; None where it has nothing to answer."""
-    # Its tables are files of the package, which this thread does not read.
-    doubtful = agent.loop.beside(partial(is_doubtful, agent.plan), 10.0, "reading vLLM's flags")
-    if not (program or doubtful) or EngineImage.id in agent.settings.preflight.skip:
+def _find_open_questions(agent: Agent, program: str) -> tuple[str, bool, bool] | None:
+    """The image's id, whether it was checked, and whether its vLLM was queried; None where nothing is open."""
+    # The tables of flags are files of the package: they are read beside the loop, since a disk may hang.
+    is_doubtful_plan = agent.loop.beside(partial(is_doubtful, agent.plan), 10.0, "reading vLLM's flags")
+    if not (program or is_doubtful_plan) or EngineImage.id in agent.settings.preflight.skip:
         return None
     read = partial(docker_image.read_image, ref=agent.plan.image_to_run)
     image = agent.loop.beside(partial(docker.query, agent.host, read), 2 * TIMEOUT_SECONDS, "docker")
     if image is None:
         return None
-    checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
-    queried = (checked and not doubtful) or agent.store.read(vllm_tables.read_tables).is_queried(image.id)
-    return None if checked and queried else (image.id, checked, queried)
+    is_checked = not program or agent.store.read_launches().assert_result(image.id, program) is not None
+    is_queried = (is_checked and not is_doubtful_plan) or agent.store.read(vllm_tables.read_tables).is_queried(image.id)
+    return None if is_checked and is_queried else (image.id, is_checked, is_queried)
 
 
 def _run_programs(agent: Agent, image_id: str, program: str, query: str) -> tuple[int, str]:
@@ -279,30 +280,30 @@ def _run_programs(agent: Agent, image_id: str, program: str, query: str) -> tupl
     return agent.actions.check_asserts(agent.plan, image_id, "\n".join(filter(None, (program, query))), labels, seconds)
 
 
-def _record_asserts(agent: Agent, image_id: str, program: str, ended: tuple[int, str], began: float) -> bool:
-    code, log = ended
+def _record_asserts(agent: Agent, image_id: str, program: str, outcome: tuple[int, str], began: float) -> bool:
+    code, log = outcome
     fault = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
     if code not in (0, ASSERT_FAILED):
-        raise _blocked(agent, "can't be checked", f"exit code {code}: {fault}", IMAGE_HINT)
+        raise _make_blocked_error(agent, "can't be checked", f"exit code {code}: {fault}", IMAGE_HINT)
     result = AssertResult(fault, round(time.monotonic() - began, 2), utc_now(), find_unbuilt(log))
     agent.events.info("engine.image.checked", image=agent.plan.image, fault=fault, seconds=result.seconds)
-    written = agent.store.record(lambda launches: launches.record_asserts(image_id, program, result))
-    if fault and not written:
-        raise _blocked(agent, "does not hold", fault, agent.plan.image_build)
-    return written
+    is_written = agent.store.record(lambda launches: launches.record_asserts(image_id, program, result))
+    if fault and not is_written:
+        raise _make_blocked_error(agent, "does not hold", fault, agent.plan.image_build)
+    return is_written
 
 
 def _record_table(agent: Agent, image_id: str, log: str) -> bool:
-    """Whether the image's own vLLM gave a table of its flags, by which preflight judges from now on."""
+    """Keep the table of flags of the image's own vLLM. Returns whether there is one, by which preflight judges now."""
     table = parse_answer(log, agent.plan.image)
-    answer = (
+    hint_field = (
         {} if table.flags else {"hint": "nothing is to be done: flags are judged by the table that comes with sparkd"}
     )
-    counted = {"version": table.version, "flags": len(table.flags), **answer}
-    agent.events.info("engine.vllm.queried", image=agent.plan.image, **counted)
+    fields = {"version": table.version, "flags": len(table.flags), **hint_field}
+    agent.events.info("engine.vllm.queried", image=agent.plan.image, **fields)
     tables = agent.store.read(vllm_tables.read_tables)
     return agent.store.write(vllm_tables.FILE, tables.record(image_id, table)) and bool(table.flags)
 
 
-def _blocked(agent: Agent, what: str, reason: str, hint: str) -> BlockedError:
+def _make_blocked_error(agent: Agent, what: str, reason: str, hint: str) -> BlockedError:
     return BlockedError(f"what the recipe asserts of {agent.plan.image} {what}: {reason}", hint)

@@ -1,6 +1,6 @@
-"""The state files of an agent, read and written beside its loop: their disk may hang, and ends no engine.
+"""Reads and writes the state files of an agent beside its loop, so that a disk that hangs ends no engine.
 
-A file that can't be read or written costs an event, once.
+A file that can't be read or written is logged as an event, once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sparkd.base.state.rank_record import RankRecord
 from sparkd.base.status.model import utc_now
 
 READ_SECONDS = 10.0
-"""As long as a write may take."""
+"""Limit for a read: as long as a write may take."""
 
 T = TypeVar("T")
 
 
 class StateStore(Struct):
-    """Used by the main thread."""
+    """The state files of this node. Used by the main thread."""
 
     host: Host
     actions: Actions
@@ -40,10 +40,10 @@ class StateStore(Struct):
     _unwritten: set[str] = field(default_factory=set)
     """Files whose last write failed."""
     _unread: set[str] = field(default_factory=set)
-    """Why files could not be read, as logged."""
+    """Why files could not be read, as logged already."""
 
     def read(self, reading: Callable[[Files, Report], T]) -> T:
-        """What `reading(files, report)` makes of state files. Raises OSError where their disk hangs."""
+        """Read state files by `reading(files, report)`. Raises OSError where their disk hangs."""
         faults = list[str]()
         work = partial(reading, self.host.files, faults.append)
         content = self.loop.beside(work, READ_SECONDS, f"reading {FOLDER}", shielded=True)
@@ -51,7 +51,7 @@ class StateStore(Struct):
         return content
 
     def try_read(self, reading: Callable[[Files, Report], T]) -> T | None:
-        """As `read`, but None, which is reported, where it would raise."""
+        """As `read`. Where that raises OSError, this reports it and returns None."""
         try:
             return self.read(reading)
         except OSError as error:
@@ -59,31 +59,31 @@ class StateStore(Struct):
             return None
 
     def report_unread(self, *reasons: str) -> None:
-        """State files are unusable: the agent continues without them."""
+        """Log, once each, why state files are unusable. The agent continues without them."""
         for reason in reasons:
             if reason not in self._unread:
                 self._unread.add(reason)
                 self.events.warning("state.read.failed", reason=reason)
 
     def read_launches(self) -> LaunchHistory:
-        """From disk each time, so removing the file resets it. Empty where it can't be read."""
+        """The launch history, empty where it can't be read. It is read each time, so removing the file resets it."""
         return self.try_read(launch_history.read_history) or LaunchHistory()
 
     def require_launches(self) -> LaunchHistory:
-        """As `read_launches`, where what is unknown must not count as nothing. Raises BlockedError (exit 10)."""
+        """The launch history. Raises BlockedError (exit 10) where it can't be read and must not count as empty."""
         try:
             return self.read(launch_history.read_history)
         except OSError as error:
-            usual = f"what holds {FOLDER}? look at: sudo dmesg; a file that stays unreadable: move it away"
-            raise BlockedError(str(error), getattr(error, "hint", usual)) from None  # a FolderError's
+            usual_hint = f"what holds {FOLDER}? look at: sudo dmesg; a file that stays unreadable: move it away"
+            raise BlockedError(str(error), getattr(error, "hint", usual_hint)) from None  # a FolderError's
 
     def record(self, change: Callable[[LaunchHistory], LaunchHistory]) -> bool:
-        """Write the changed launch history, safe against crashes and power cuts; whether that worked."""
-        before = self.try_read(launch_history.read_history)
-        if before is None:  # what is there must not be lost
+        """Write the changed launch history, safe against crashes and power cuts. Returns whether that worked."""
+        history = self.try_read(launch_history.read_history)
+        if history is None:  # an unread history must not be overwritten
             return False
-        after = change(before)
-        return after == before or self.write(launch_history.FILE, after)
+        changed_history = change(history)
+        return changed_history == history or self.write(launch_history.FILE, changed_history)
 
     def record_start(self, boot_id: str) -> None:
         """Record that this process began: until its end is recorded, it counts as killed."""
@@ -95,27 +95,30 @@ class StateStore(Struct):
         return self._try_to_write(file.name, write)
 
     def write_rank(self, record: RankRecord) -> bool:
-        """Write the rank's own record, in /run, likewise."""
+        """Write the rank's own record, in /run. As `write`."""
         return self._try_to_write(RANK_FILE.name, partial(self.actions.write_rank, record), RANK_FILE.folder)
 
     def write_private(self, file: StateFile[Content], value: Content) -> bool:
-        """Write what else of the rank the next process needs, likewise."""
+        """Write another private file of the rank, in /run, for the next process. As `write`."""
         write = partial(self.actions.write_private, file.path, file.encode(value))
         return self._try_to_write(file.name, write, file.folder)
 
     def exchange(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
-        """Write it likewise, where the file still holds `before`. `after` None: remove it."""
+        """Replace `before` by `after`, or remove the file where that is None. As `write`.
+
+        Returns False, too, where the file holds something else than `before`.
+        """
         return self._try_to_write(file.name, partial(self.actions.exchange_state, file, before, after))
 
     def _try_to_write(self, name: str, write: Callable[[], bool | None], folder: str = FOLDER) -> bool:
         try:
-            done = write() is not False
-        except OSError as failure:
-            error = FolderError(f"{folder}/{name}") if isinstance(failure, IsADirectoryError) else failure
+            is_written = write() is not False
+        except OSError as write_error:
+            error = FolderError(f"{folder}/{name}") if isinstance(write_error, IsADirectoryError) else write_error
             if name not in self._unwritten:
                 hint = getattr(error, "hint", f"df -h {folder}")  # a SharedFolderError's, too
                 self.events.error("state.write.failed", file=name, reason=error.strerror or str(error), hint=hint)
             self._unwritten.add(name)
             return False
         self._unwritten.discard(name)
-        return done
+        return is_written

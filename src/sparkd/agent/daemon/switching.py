@@ -1,7 +1,7 @@
-"""The agent's part in `sparkd use`: it leaves for another plan, tries a new one, and goes back from one that fails.
+"""The agent's part in `sparkd use`: leaves for another plan, tries a new one, and goes back from one that fails.
 
-Each step is written before it is taken, so that a power cut at any moment leaves a file from which the next process
-continues. Workers take no part: they run what their head runs.
+Each step is written before it is taken, so that after a power cut at any moment the next process can continue from the
+file. Workers take no part: they run what their head runs.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from sparkd.base.status.model import Phase, utc_now
 from sparkd.base.status.phases import PHASES
 
 BLOCKED_SECONDS = 120.0
-"""How long a new plan may be blocked on some node."""
+"""How long a new plan may be blocked on any node."""
 AWAITED_SECONDS = 900.0
-"""How long it may await docker or another node, which may boot, until its launch."""
+"""How long a new plan may take until its launch, while it awaits docker or another node that may boot."""
 LOOK_SECONDS = 1.0
 """Pause between two looks at a choice that could not be followed."""
 UNANNOUNCED_SECONDS = 60.0
-"""Pause between two looks without a notice: its writer may have been killed before it, or /run is full."""
+"""Pause between two looks without a notice: a writer may have been killed before its notice, or /run is full."""
 EXPIRE_SECONDS = 10.0
-"""Pause between two tries to write that the time is over."""
+"""Pause between two tries to write that the plan's time is over."""
 RETURNS_HINT = "repair it and choose it again: sudo sparkd use"
 
 
 class SwitchRequested(StopRequested):
-    """Another plan is chosen, or this one's time is over: the next process launches that."""
+    """Raised where another plan is chosen, or this one's time is over: the next process launches the other plan."""
 
     def __init__(self, switch: Switch) -> None:
         self.to = label(switch.chosen)
@@ -52,38 +52,41 @@ class SwitchRequested(StopRequested):
 
 
 def begin_switch(config: Settings, host: Host, actions: Actions, events: Events) -> tuple[Switch | None, object]:
-    """Take the choice that a new process finds one step further. Returns it and its stamp: a later one's differs."""
-    stamp, before = stamp_switch(host), None
+    """Take the choice that a new process finds one step further. Returns the result, and its stamp.
+
+    A later choice has another stamp.
+    """
+    stamp, current = stamp_switch(host), None
     with suppress(AwaitedError):  # `resolve_context` raises it too, and its caller waits
-        before = membership.current_switch(config, host)
-    if before is None:
+        current = membership.current_switch(config, host)
+    if current is None:
         return None, stamp
-    after: Switch | None = before
-    if before.expired(datetime.now(UTC)):
-        after = step(before, Event.EXPIRED)
-    after = step(after, Event.STARTED) if after is not None else None
+    changed: Switch | None = current
+    if current.expired(datetime.now(UTC)):
+        changed = step(current, Event.EXPIRED)
+    changed = step(changed, Event.STARTED) if changed is not None else None
     reason = NO_REASON
-    if after is not None and after.stage is Stage.TRYING:
+    if changed is not None and changed.stage is Stage.TRYING:
         try:
-            membership.make_context(config, host, after.to)
+            membership.make_context(config, host, changed.to)
         except AwaitedError:
             pass
         except ConfigError as error:
-            reason, after = error.reason, step(after, Event.FAILED)
-    if after == before:
-        return before, stamp
+            reason, changed = error.reason, step(changed, Event.FAILED)
+    if changed == current:
+        return current, stamp
     with suppress(OSError):  # `raise_if_unwritten` reports it
-        if not actions.exchange_state(FILE, before, after):
+        if not actions.exchange_state(FILE, current, changed):
             return begin_switch(config, host, actions, events)  # somebody has chosen again meanwhile
-        stamp = _stamp_written(host, after)
-    if before.stage in (Stage.DRAINING, Stage.TRYING) and (after is None or after.stage is Stage.IN_FORCE):
-        _report_return(host, actions, events, before, reason)
-    return after, stamp
+        stamp = _stamp_written(host, changed)
+    if current.stage in (Stage.DRAINING, Stage.TRYING) and (changed is None or changed.stage is Stage.IN_FORCE):
+        _report_return(host, actions, events, current, reason)
+    return changed, stamp
 
 
-def _report_return(host: Host, actions: Actions, events: Events, before: Switch, reason: str) -> None:
-    """Report it to the journal, and as the last cause of the next report."""
-    text = f"{describe_return(before)}: {reason}"
+def _report_return(host: Host, actions: Actions, events: Events, switch: Switch, reason: str) -> None:
+    """Report the return to the plan before: in the journal, and as the last cause of the next report."""
+    text = f"{describe_return(switch)}: {reason}"
     events.error("switch.plan.returned", reason=text, hint=RETURNS_HINT)
     end = End(text, int(ExitCode.NOT_READY), RETURNS_HINT, "", utc_now(), Cause.SWITCH_FAILED)
     with suppress(OSError):
@@ -96,35 +99,35 @@ def describe_return(switch: Switch) -> str:
 
 
 def stamp_switch(host: Host) -> object:
-    """Changes with each choice. It is in /run, which never hangs: the main loop looks at it in each wait."""
+    """A stamp that changes with each choice. It is of a file in /run, which never hangs: each wait looks at it."""
     with suppress(OSError):
         return host.files.stat(NOTICE)
     return None
 
 
 def _stamp_written(host: Host, written: Switch | None) -> object:
-    """The stamp of what was written; unlike any stamp where somebody has chosen again since."""
+    """The stamp of what was written. Where somebody has chosen again since, a value that equals no stamp."""
     stamp = stamp_switch(host)
     return stamp if FILE.read(host.files) == written else Switch
 
 
 class Switching:
-    """The choice that this process runs by. For the main thread."""
+    """The choice that decides which plan this process runs. Used by the main thread."""
 
     def __init__(self, agent: Context, clock: Callable[[], float] = time.monotonic) -> None:
         self.switch: Switch | None = agent.context.switch
-        """What this process was started with, and what it has become."""
+        """The choice that this process was started with, with the steps taken since."""
         self._agent = agent
         self._clock = clock
-        self._began = clock()
+        self._began_at = clock()
         self._stuck_since: float | None = None
         """Set while a new plan is tried and a node is blocked."""
-        self._seen = agent.switch_seen
-        """Stamp of the choice, as last followed."""
+        self._followed_stamp = agent.switch_seen
+        """Stamp of the choice that was last followed."""
         self._look: tuple[object, Outcome[tuple[Switch | None, list[str]]]] | None = None
-        """A look at the file, and at what is wrong with it, under way; with the stamp from before it."""
-        self._next_look, self._unannounced_look = -math.inf, clock() + UNANNOUNCED_SECONDS
-        self._next_expiry = -math.inf
+        """A read of the file under way (the choice, and what is wrong with it), after the stamp from before it."""
+        self._next_look_at, self._unannounced_look_at = -math.inf, clock() + UNANNOUNCED_SECONDS
+        self._next_expiry_at = -math.inf
 
     def settle(self) -> None:
         """Log which plan was chosen in place of the configured one; remove a choice that is over."""
@@ -133,20 +136,20 @@ class Switching:
             name = {"plan": agent.plan.digest[:12], "recipe": agent.plan.recipe}
             if switch.stage is Stage.TRYING:
                 agent.events.warning("switch.plan.tried", **name, tries=switch.tries, back=label(switch.before))
-                if switch.tries == 1:  # a person wants it now, whatever was before
+                if switch.tries == 1:  # a person has just chosen it, whatever failed before
                     agent.store.record(lambda launches: launches.reset(agent.plan.counted_as))
             elif switch.chosen is not None:
                 event = "rollback.plan.applied" if switch.chosen.proven else "switch.plan.applied"
                 agent.events.warning(event, **name, hint=switch.chosen.hint)
             return
-        with suppress(OSError, AwaitedError):  # the next process finds it again
+        with suppress(OSError, AwaitedError):  # the next process tries again
             self._remove_if_over()
 
     def _remove_if_over(self) -> None:
         agent, faults = self._agent, list[str]()
-        known = membership.current_switch
-        if agent.store.read(lambda _files, _report: known(agent.context.configured, agent.host)) is not None:
-            return  # chosen after this process made its plan: for the next process
+        current_switch = membership.current_switch
+        if agent.store.read(lambda _files, _report: current_switch(agent.context.configured, agent.host)) is not None:
+            return  # it was chosen after this process made its plan, and is for the next one
         choice = agent.store.read(lambda files, _report: FILE.load(files, faults.append))
         if (choice is not None or faults) and agent.store.exchange(FILE, choice, None):
             log, hint = (agent.events.warning, "sudo sparkd use --list") if faults else (agent.events.info, "")
@@ -154,25 +157,27 @@ class Switching:
             log("rollback.plan.removed", reason=f"{reason}: {CONFIGURED} holds", hint=hint)
 
     def watch(self) -> None:
-        """Look for a choice in each wait of the main loop. Raises SwitchRequested; OutdatedPlanError for a node that is
-        blocked; NotReadyError where a new plan is not launched for too long.
+        """Look for another choice, in each wait of the main loop.
+
+        Raises SwitchRequested; OutdatedPlanError instead where this node is blocked; NotReadyError where a new plan is
+        not launched for too long.
         """
         self._look_for_choice()
         now = self._clock()
-        if self.switch is not None and now >= self._next_expiry and self.switch.expired(datetime.now(UTC)):
-            before, self._next_expiry = self.switch, now + EXPIRE_SECONDS
-            if self._advance(Event.EXPIRED):
-                raise SwitchRequested(self.switch or replace(before, stage=Stage.RETURNING))
+        if self.switch is not None and now >= self._next_expiry_at and self.switch.expired(datetime.now(UTC)):
+            expired_switch, self._next_expiry_at = self.switch, now + EXPIRE_SECONDS
+            if self._take_step(Event.EXPIRED):
+                raise SwitchRequested(self.switch or replace(expired_switch, stage=Stage.RETURNING))
         if self.tried:
             self._raise_if_stuck()
 
     def _look_for_choice(self) -> None:
         if self._look is None:
             stamp, now = stamp_switch(self._agent.host), self._clock()
-            if now < (self._unannounced_look if stamp == self._seen else self._next_look):
+            if now < (self._unannounced_look_at if stamp == self._followed_stamp else self._next_look_at):
                 return
-            self._next_look, self._unannounced_look = now + LOOK_SECONDS, now + UNANNOUNCED_SECONDS
-            self._look = stamp, self._agent.loop.start(self._read)  # the disk may hang
+            self._next_look_at, self._unannounced_look_at = now + LOOK_SECONDS, now + UNANNOUNCED_SECONDS
+            self._look = stamp, self._agent.loop.start(self._read_choice)  # the disk may hang
         stamp, look = self._look
         if not look.done():
             return
@@ -182,27 +187,27 @@ class Switching:
         except OSError as error:  # the file is unreadable, or no thread could be started
             faults = [str(error)]
         else:
-            self._follow(choice)
-            self._seen = stamp
+            self._follow_choice(choice)
+            self._followed_stamp = stamp
         self._agent.store.report_unread(*faults)
 
     @property
     def looking(self) -> bool:
-        """Whether a choice may have been made that is not known yet."""
+        """Whether a look is under way: a choice may have been made that is not known yet."""
         return self._look is not None
 
-    def _read(self) -> tuple[Switch | None, list[str]]:
+    def _read_choice(self) -> tuple[Switch | None, list[str]]:
         faults = list[str]()
         return FILE.load(self._agent.host.files, faults.append), faults
 
-    def _follow(self, choice: Switch | None) -> None:
-        # What this process began with may be unchanged, where a full disk has kept its step from being written.
+    def _follow_choice(self, choice: Switch | None) -> None:
+        # The choice may still be that from the start of this process: a full disk may have kept its step unwritten.
         is_new = choice != self._agent.context.switch
         if choice is not None and is_new and choice.stage in (Stage.DRAINING, Stage.RETURNING):
             raise SwitchRequested(choice)
         if choice is not None and self.switch is not None and choice.chosen_at == self.switch.chosen_at:
-            differs, self.switch = choice != self.switch, choice  # with more or less time
-            if differs:
+            is_changed, self.switch = choice != self.switch, choice  # its time may be longer or shorter
+            if is_changed:
                 self._report_switch()
         elif choice != self.switch and self._agent.reporter.report.phase is Phase.BLOCKED:
             raise OutdatedPlanError("another plan was chosen", "sparkd restarts with it")
@@ -213,15 +218,16 @@ class Switching:
         return self.switch is not None and self.switch.stage is Stage.TRYING
 
     def raise_if_unwritten(self) -> None:
-        """Raises OutdatedPlanError before a launch, once the disk can be written to: a plan whose try was not written
-        would run without one.
+        """Raises OutdatedPlanError before a launch where the step of this process could not be written.
+
+        Without its step the plan would run without a try. Now the disk can be written to: the next process takes it.
         """
         if self.switch is not None and self.switch.stage in (Stage.DRAINING, Stage.RETURNING):
             reason = f"{FILE.path} could not be written as this process began"
             raise OutdatedPlanError(reason, "sparkd restarts with it")
 
     def _raise_if_stuck(self) -> None:
-        """Raises NotReadyError until the launch: each step from there on has a limit of its own."""
+        """Raises NotReadyError where the launch takes too long. Each step after it has a limit of its own."""
         report, now = self._agent.reporter.report, self._clock()
         if not PHASES[report.phase].ahead:
             return
@@ -230,57 +236,60 @@ class Switching:
         if now - (self._stuck_since or now) > BLOCKED_SECONDS:
             reason = f"blocked for {BLOCKED_SECONDS:.0f} s: {report.message}"
             raise NotReadyError(reason, "sparkd preflight --dry-run shows what blocks")
-        if now - self._began > AWAITED_SECONDS:
+        if now - self._began_at > AWAITED_SECONDS:
             reason = f"not launched within {AWAITED_SECONDS:.0f} s: {report.message}"
             raise NotReadyError(reason, "sparkd status shows what is awaited")
 
     def put_in_force(self) -> None:
-        """Put the new plan in force: it serves, and its answers make sense."""
+        """Put the new plan in force, since it serves and its answers make sense."""
         agent = self._agent
-        if not self._advance(Event.WORKS):
+        if not self._take_step(Event.WORKS):
             return
         agent.events.info("switch.plan.applied", plan=agent.plan.digest[:12], recipe=agent.plan.recipe, hint="")
         self._report_switch()
 
     def _report_switch(self) -> None:
         reporter, findings = self._agent.reporter, self.switch.findings if self.switch is not None else ()
-        others = (finding for finding in reporter.report.findings if finding.id not in ("use", "rollback"))
-        reporter.update(findings=(*findings, *others))
+        other_findings = (finding for finding in reporter.report.findings if finding.id not in ("use", "rollback"))
+        reporter.update(findings=(*findings, *other_findings))
 
     def interrupt(self) -> None:
-        """Note that a stop is requested: a try is not over by it."""
+        """Note that a stop is requested, which does not end a try."""
         if self.tried:
-            self._advance(Event.LEFT)
+            self._take_step(Event.LEFT)
 
     def end_try(self, end: End) -> End:
-        """Returns the end of the switch, which names the plan launched next, where `end` ends the try of a new plan."""
-        before = self.switch
-        if before is None or not self.tried:
+        """Judge what `end` means for the try of a new plan. Returns the end to report.
+
+        That is `end`, or where the try has failed, the end of the switch, which names the plan that is launched next.
+        """
+        switch = self.switch
+        if switch is None or not self.tried:
             return end
         if end.cause == Cause.PLAN_OUTDATED:
-            self._advance(Event.LEFT)
+            self._take_step(Event.LEFT)
             return end
         if end.code == ExitCode.PEER_LOST and end.cause != Cause.PEER_FAILED:
             return end  # a node or its power failed: the next start tries once more
-        if not self._advance(Event.FAILED):
+        if not self._take_step(Event.FAILED):
             return end
-        reason, hint = f"{describe_return(before)}: {end.reason}", end.hint or RETURNS_HINT
+        reason, hint = f"{describe_return(switch)}: {end.reason}", end.hint or RETURNS_HINT
         # The plan before is launched next, unless the machine itself needs something first.
         action = end.action if end.action in (Action.REBOOT, Action.POWER_CYCLE) else Action.NONE
         return replace(end, reason=reason, hint=hint, cause=Cause.SWITCH_FAILED, action=action)
 
-    def _advance(self, event: Event) -> bool:
-        """Whether the step was taken: not where somebody has chosen again meanwhile, or it can't be written."""
-        ours, choice = self.switch, self._agent.store.try_read(FILE.load)
-        if ours is None or choice is None or choice.chosen_at != ours.chosen_at:
+    def _take_step(self, event: Event) -> bool:
+        """Take a step. Returns whether it was: not where somebody has chosen again, or it can't be written."""
+        own_switch, choice = self.switch, self._agent.store.try_read(FILE.load)
+        if own_switch is None or choice is None or choice.chosen_at != own_switch.chosen_at:
             return False
-        after = step(choice, event)
-        if after == choice or not self._agent.store.exchange(FILE, choice, after):
+        changed = step(choice, event)
+        if changed == choice or not self._agent.store.exchange(FILE, choice, changed):
             return False
-        self.switch, self._look = after, None  # a look from before knows less
+        self.switch, self._look = changed, None  # a look that began before is outdated
         return True
 
 
 def waiting_limit(switch: Switch | None) -> float:
-    """Seconds until a process ends that has not found its place. The next one counts one more try."""
+    """Seconds after which a process that has not found its place ends. The next one counts one more try."""
     return AWAITED_SECONDS if switch is not None and switch.stage is Stage.TRYING else math.inf

@@ -1,7 +1,7 @@
-"""A rank that serves outlives an agent that crashes: the next one takes it over, as it is.
+"""Takes over a rank that serves, and has outlived an agent that crashed.
 
-No preflight, no launch, no configuration: the rank continues by the plan that it was started with, in its epoch. What
-is configured counts at the next restart.
+There is no preflight, no launch and no reading of the configuration: the rank continues by the plan that it was started
+with, in its epoch. A changed configuration counts at the next restart.
 """
 
 from __future__ import annotations
@@ -44,32 +44,32 @@ from sparkd.base.state.switch import Switch
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report
 
 MOST_TAKEN_OVER, WITHIN_SECONDS = 2, 600.0
-"""A third crash in that time ends the rank: a bug must not take it over for ever."""
+"""A third crash within that time ends the rank: a bug must not have it taken over without end."""
 CHANGED = "configuration"
 
 
 class KeptRank(Struct, frozen=True):
-    """Stands beside the record of a rank that serves: what the next agent needs, whatever is configured by then."""
+    """What the next agent needs of a rank that serves, whatever is configured then. A file beside the rank's record."""
 
     rank_id: str
     name: str
-    """The container's."""
+    """Name of the container."""
     image_id: str
     plan: LaunchPlan
-    """Without what only a launch needs, by `without_launch`."""
+    """The plan that `without_launch` returns."""
     settings: Settings
     configured: Settings
     recipe: Recipe
     agreement: Agreement
     peers: tuple[ExpectedPeer, ...]
     stamp: str
-    """Digest of the configuration's stamp, as this rank's agent had read it."""
+    """Digest of the configuration's stamp that the rank's agent had read."""
     service: str
-    """Digest of its unit, by `units.digest_service`; empty where that could not be read."""
+    """Digest of the agent's unit, by `units.digest_service`; empty where that could not be read."""
     sources: frozenset[str] = frozenset()
-    """Sources of its log, as in LoadProgress: without them no line of a serving engine proves why it ended."""
+    """Sources of the rank's log, as in LoadProgress: without them no line of a serving engine proves why it ended."""
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """As the engine has them: their files may hold others since."""
+    """The secrets that the engine has: their files may have changed since."""
     switch: Switch | None = None
     followed: Kept | None = None
 
@@ -78,31 +78,31 @@ class KeptRank(Struct, frozen=True):
         return NodeContext(self.plan, self.settings, self.recipe, self.configured, self.switch, self.followed)
 
 
-class _File(StateFile[KeptRank], frozen=True):
+class _RankPlanFile(StateFile[KeptRank], frozen=True):
     def encode(self, value: KeptRank) -> str:
-        """Defaults are left out: a version that does not know their keys can read it."""
-        return json.dumps({"schema": VERSION, **msgspec.to_builtins(value, enc_hook=_dump)}) + "\n"
+        """Encode without defaults, so that a version that does not know their keys can read it."""
+        return json.dumps({"schema": VERSION, **msgspec.to_builtins(value, enc_hook=_dump_model)}) + "\n"
 
 
-def _dump(model: Settings | Recipe) -> object:
+def _dump_model(model: Settings | Recipe) -> object:
     return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-FILE = _File("rank-plan.json", KeptRank, folder=RANK_FILE.folder)
+FILE = _RankPlanFile("rank-plan.json", KeptRank, folder=RANK_FILE.folder)
 
 
 def without_launch(plan: LaunchPlan) -> LaunchPlan:
-    """Without what only a launch needs: the container's mounts, and what the recipe asserts of its image."""
+    """The plan without what only a launch needs: the container's mounts, and what the recipe asserts of the image."""
     return replace(plan, asserts=(), container=plan.container.model_copy(update={"volumes": ()}))
 
 
 def keep_rank(agent: Agent, running: Running) -> None:
-    """Keep a rank that serves: from now on it may outlive this agent, unless /run is full, or not writable."""
-    context, rank, service = agent.context, running.rank, ""
+    """Keep a rank that serves: from now on it may outlive this agent, unless /run is full or read-only."""
+    context, rank, service_digest = agent.context, running.rank, ""
     with suppress(OSError):
-        read = partial(units.digest_service, context.role, context.configured)
-        service = agent.loop.beside(read, 5.0, "the unit")
-    kept = KeptRank(
+        read_service = partial(units.digest_service, context.role, context.configured)
+        service_digest = agent.loop.beside(read_service, 5.0, "the unit")
+    kept_rank = KeptRank(
         rank_id=running.record.rank_id,
         name=rank.name,
         image_id=rank.image_id,
@@ -113,13 +113,13 @@ def keep_rank(agent: Agent, running: Running) -> None:
         agreement=agent.agreed.agreement,
         peers=agent.monitor.tracked,
         stamp=digest_stamp(agent.configured_at),
-        service=service,
+        service=service_digest,
         sources=running.log.progress.sources,
         secrets=agent.secrets,
         switch=agent.switching.switch,
         followed=context.followed,
     )
-    if agent.store.write_private(FILE, kept):
+    if agent.store.write_private(FILE, kept_rank):
         running.note(stage=RankStage.READY)
 
 
@@ -134,41 +134,43 @@ class LeftRank(Struct, frozen=True):
     record: RankRecord
     kept: KeptRank
     report: NodeReport | None
-    """The last one of that agent."""
+    """The last report of that agent."""
     reloaded: bool = False
-    """The agent is the same process, with another program."""
+    """The agent was reloaded: it is the same process, with another program."""
     ended: bool = False
-    """It ended meanwhile."""
+    """The rank has ended meanwhile."""
 
 
 def find_left(
     host: Host, role: str, invocation: str, refuse: Callable[[str], object], *, handed: bool = False
 ) -> LeftRank | None:
-    """Find a rank to take over. `invocation`: this process's, the same as the rank's after a reload. `refuse` gets the
-    reason where one that serves can't be taken over. `handed`: this is the new program after a reload, and explains the
-    end of a rank that has ended meanwhile, as any other end. Raises OSError where that is unknown.
+    """Find a rank to take over. Raises OSError where it is unknown whether there is one.
+
+    `invocation`: this process's, the same as the rank's after a reload. `refuse` gets the reason where a rank that
+    serves can't be taken over. `handed`: this is the new program after a reload; it also takes a rank that has ended
+    meanwhile, to explain its end.
     """
-    known = load_rank(host)
-    ended = known.record is not None and known.record.stage is RankStage.READY and not known.alive
-    if (record := known.record) is None or not (known.stays or (ended and handed)):
-        if ended:
+    known_rank = load_rank(host)
+    has_ended = known_rank.record is not None and known_rank.record.stage is RankStage.READY and not known_rank.alive
+    if (record := known_rank.record) is None or not (known_rank.stays or (has_ended and handed)):
+        if has_ended:
             refuse("its engine has ended")
         return None
     faults = list[str]()
     kept = FILE.load(host.files, faults.append)
-    if reason := _find_reason(known, kept, role, invocation, host.uptime_seconds(), faults):
+    if reason := _find_objection(known_rank, kept, role, invocation, host.uptime_seconds(), faults):
         refuse(reason)
         return None
     assert kept is not None
     report = parse(read_report(host.files))
-    last = report if report is not None and report.rank_id == record.rank_id else None
-    return LeftRank(record, kept, last, ended=ended)
+    last_report = report if report is not None and report.rank_id == record.rank_id else None
+    return LeftRank(record, kept, last_report, ended=has_ended)
 
 
-def _find_reason(
+def _find_objection(
     known: KnownRank, kept: KeptRank | None, role: str, invocation: str, now: float, faults: list[str]
 ) -> str:
-    """Why it can't be taken over; empty where it can. `now`: seconds since boot."""
+    """Why the rank can't be taken over; empty where it can. `now`: seconds since boot."""
     assert known.record is not None
     if kept is None:
         return faults[0] if faults else f"{FILE.path} is missing"
@@ -176,40 +178,40 @@ def _find_reason(
         return f"{FILE.path} is of another rank"
     if kept.context.role != role:
         return f"it is a {kept.context.role}'s"
-    if invocation != known.record.invocation and len(_lately(known.record, now)) >= MOST_TAKEN_OVER:
+    if invocation != known.record.invocation and len(_list_recent_crashes(known.record, now)) >= MOST_TAKEN_OVER:
         return f"its agents have crashed {MOST_TAKEN_OVER + 1} times within {WITHIN_SECONDS / 60:.0f} minutes"
     return ""
 
 
-def _lately(record: RankRecord, now: float) -> tuple[float, ...]:
+def _list_recent_crashes(record: RankRecord, now: float) -> tuple[float, ...]:
     return tuple(at for at in record.taken_over if now - at < WITHIN_SECONDS)
 
 
 def open_rank(host: Host, left: LeftRank) -> Rank | None:
-    """The rank, proven by its process alone, also while docker is away; None where that has ended only now."""
+    """Open the rank, which its process alone proves, since docker may be away; None where it has just ended."""
     record, kept = left.record, left.kept
 
-    def make(pidfd: int) -> Rank:
-        started = record.start_time, record.started_at
-        return Rank(record.container_id, kept.name, kept.image_id, record.pid, pidfd, *started)
+    def make_rank(pidfd: int) -> Rank:
+        start = record.start_time, record.started_at
+        return Rank(record.container_id, kept.name, kept.image_id, record.pid, pidfd, *start)
 
     if left.ended:
-        return make(open_ended())
+        return make_rank(open_ended())
     try:
         pidfd = os.pidfd_open(record.pid)
     except ProcessLookupError:
         return None
     with suppress(*GONE):
-        # Looked at second: a pid that is held by a descriptor is not used again.
+        # The process is read after the descriptor is open, which keeps its pid from being used again.
         process, group = read_process(host.files, record.pid), read_group(host.files, record.pid)
         if process and (process.start_time, group.container_id) == (record.start_time, record.container_id):
-            return make(pidfd)
+            return make_rank(pidfd)
     os.close(pidfd)
     return None
 
 
 def open_ended() -> int:
-    """A descriptor of a process that has ended: that of the rank itself can't be opened any more."""
+    """Open a descriptor of some process that has ended, since the rank's own can't be opened any more."""
     process = subprocess.Popen(("/bin/true",))
     pidfd = os.pidfd_open(process.pid)
     process.wait()
@@ -217,20 +219,21 @@ def open_ended() -> int:
 
 
 def note_owner(agent: Agent, left: LeftRank) -> LeftRank:
-    """Make the record name this process, where it can be written: a crash from here on is counted, and a stop ends the
-    rank.
+    """Make the rank's record name this process, if it can be written.
+
+    From then on a crash is counted, and a stop ends the rank.
     """
     record, now = left.record, agent.host.uptime_seconds()
-    mine = agent.incarnation
-    crashes = (*_lately(record, now), *(() if record.invocation == mine else (now,)))
-    record = replace(record, invocation=mine, taken_over=crashes)
+    own_invocation = agent.incarnation
+    crashes = (*_list_recent_crashes(record, now), *(() if record.invocation == own_invocation else (now,)))
+    record = replace(record, invocation=own_invocation, taken_over=crashes)
     agent.store.write_rank(record)
-    return replace(left, record=record, reloaded=left.record.invocation == mine)
+    return replace(left, record=record, reloaded=left.record.invocation == own_invocation)
 
 
 def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
-    """The first report of this process, as of any, with what the agent before this one knew of the rank."""
-    record, last = left.record, left.report
+    """The first report of this process: `first`, with what the agent before this one knew of the rank."""
+    record, last_report = left.record, left.report
     first = replace(
         first,
         phase=Phase.SERVING,
@@ -243,14 +246,14 @@ def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
         last_action="",
         last_hint="",
     )
-    if last is None:
+    if last_report is None:
         engine = replace(first.engine, container_id=record.container_id, image=left.kept.image_id)
         return replace(first, engine=engine)
-    same: Mapping[str, object] = {
-        name: getattr(last, name)
+    continued: Mapping[str, object] = {
+        name: getattr(last_report, name)
         for name in ("versions", "config_digest", "findings", "engine", "memory", "smoke_passed", "message")
     }
-    return replace(first, **same)
+    return replace(first, **continued)
 
 
 def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
@@ -272,7 +275,7 @@ def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
     agent.monitor.track(*left.kept.peers)
     agent.cluster.publish(PLAN_PATH, agreement.dump_values(left.kept.agreement.values))
     if agent.context.is_head:
-        with suppress(SparkdError):  # what a worker gets that is started again
+        with suppress(SparkdError):  # only a worker that starts again needs it
             share_config(agent)
     agent.loop.report_ready()
     if left.reloaded:
@@ -288,5 +291,5 @@ def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
         agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)
         changed = FindingReport(CHANGED, "warn", f"the configuration: {reason}", hint)
     agent.reporter.replace_finding(CHANGED, changed)
-    begin_restore(agent)  # that one may have been killed before it could
+    begin_restore(agent)  # the agent before may have been killed before it did that
     agent.reporter.publish()

@@ -1,7 +1,7 @@
-"""Kernels are compiled before READY: requests of all sizes where the caches of any node are cold.
+"""Has kernels compiled before READY, by requests of all sizes, where the caches of any node are cold.
 
-warm.json has the plans that were warmed on this node, with how many files of kernels its caches had then. A cache that
-has fewer is cold: it was emptied. What a request has compiled since stays in it.
+warm.json lists the plans that were warmed on this node, with the number of files of kernels in its caches after that.
+A cache with fewer files is cold: it was emptied. Kernels that requests have compiled since only add to it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sparkd.base.vllm.warm_up import Compiled, Result, add_up, warm_up
 from sparkd.base.vllm.warm_up_steps import MOST_AT_ONCE, read_limits
 
 LOOK_SECONDS = 2.0
-"""Limit for counting them once requests wait: the service is watched on."""
+"""Limit for counting files of kernels in service, where requests wait, and the engine must be watched."""
 COUNT_SECONDS = 20.0
 """Limit for counting the files of some ten folders, on a disk that also loads weights."""
 MOST_BEGUN = 2
-"""An engine that ended so often while it was warmed serves without that: clients may never send what ends it."""
+"""An engine that ended so often while it was warmed serves cold: clients may never send what ends it."""
 COLD, WARMING, WARM = "cold", "warming", "warm"
 KEPT = 32
 AGAIN = "it serves all the same; for another try at the next start: sudo rm /var/lib/sparkd/warm.json"
@@ -61,27 +61,27 @@ FILE = StateFile("warm.json", Warmed, PUBLIC)
 
 
 def note_warmth(agent: Agent) -> None:
-    """Report to the head, which warms for all, whether this node's caches are cold. What can't be read is cold."""
+    """Report to the head, which warms for all, whether this node's caches are cold. Unreadable ones count as cold."""
     if agent.settings.readiness.warm != "never" and agent.plan.container.gpus == "all":
-        kept, kernels = _read(agent).find(agent.agreed.agreement.digest).kernels, _count(agent)
-        is_warm = kept is not None and kernels is not None and kernels >= kept
-        _report(agent, WARM if is_warm else COLD)
+        known_kernels, kernels = _read_warmed(agent).find(agent.agreed.agreement.digest).kernels, _count_kernels(agent)
+        is_warm = known_kernels is not None and kernels is not None and kernels >= known_kernels
+        _report_warmth(agent, WARM if is_warm else COLD)
 
 
 class WarmthFollower(Struct):
-    """Follows the head on a worker: what it has warmed, after this node's caches were reported, is warm here too."""
+    """Follows the head on a worker: what the head warms after this node's caches were reported is warm here too."""
 
     agent: Agent
-    _seen: bool = False
+    _saw_warming: bool = False
 
     def follow(self, head: EngineReport, running: Running) -> None:
         if head.warmth == WARMING:
-            self._seen = True
+            self._saw_warming = True
             running.mark_loaded()
-        elif self._seen and head.warmth == WARM:
-            self._seen = False
-            _keep(self.agent, Entry(self.agent.agreed.agreement.digest, _count(self.agent)))
-            _report(self.agent, WARM)
+        elif self._saw_warming and head.warmth == WARM:
+            self._saw_warming = False
+            _keep_entry(self.agent, Entry(self.agent.agreed.agreement.digest, _count_kernels(self.agent)))
+            _report_warmth(self.agent, WARM)
 
 
 def make_warm(
@@ -91,62 +91,64 @@ def make_warm(
     show: Callable[[str], object],
     answer_again: Callable[[float], object],
 ) -> None:
-    """Warm the engine on the head, after the first completion. Raises what ends the run.
+    """Warm the engine on the head, after the first completion. Raises the error that ends the run.
 
-    `works`: whether this rank computes with new memory. `answer_again` waits so many seconds for another completion.
+    `works`: whether this rank computes with new memory. `answer_again(seconds)` waits so long for another completion.
     """
-    wanted, cold = agent.settings.readiness, _find_cold(agent)
-    if wanted.warm == "never" or not (cold or wanted.warm == "always"):
+    settings, cold = agent.settings.readiness, _find_cold(agent)
+    if settings.warm == "never" or not (cold or settings.warm == "always"):
         return
-    known = _read(agent).find(agent.agreed.agreement.digest)
-    if known.begun >= MOST_BEGUN:
-        _report(agent, "")  # nobody is to warm it unasked
-        reason = f"not warmed: the engine, or its machine, ended the last {known.begun} times meanwhile"
+    known_plan = _read_warmed(agent).find(agent.agreed.agreement.digest)
+    if known_plan.begun >= MOST_BEGUN:
+        _report_warmth(agent, "")  # so that nothing else warms it by itself
+        reason = f"not warmed: the engine, or its machine, ended the last {known_plan.begun} times meanwhile"
         agent.events.warning("engine.kernels.cold", reason=reason, hint=AGAIN)
         return
     began = running.seconds
     agent.events.info(
         "engine.kernels.warming", cold=", ".join(cold), hint="nothing is to be done: it is ready after it"
     )
-    _report(agent, WARMING)
-    _keep(agent, replace(known, begun=known.begun + 1))
+    _report_warmth(agent, WARMING)
+    _keep_entry(agent, replace(known_plan, begun=known_plan.begun + 1))
     try:
-        outcome = _await(agent, running, works, show)
+        outcome = _await_warm_up(agent, running, works, show)
         if not outcome.whole:
-            answer_again(agent.settings.supervise.stall_seconds if outcome.lost else wanted.timeout_seconds)
+            answer_again(agent.settings.supervise.stall_seconds if outcome.lost else settings.timeout_seconds)
     except BaseException as error:
-        if not _is_of_engine(error):
-            _keep(agent, known)
+        if not _may_be_due_to_requests(error):
+            _keep_entry(agent, known_plan)
         raise
-    _keep(agent, replace(known, begun=0, kernels=_count(agent) if outcome.over else known.kernels))
-    _report(agent, WARM if outcome.over else COLD)
-    _log(agent, running, outcome, round(running.seconds - began))
+    _keep_entry(
+        agent, replace(known_plan, begun=0, kernels=_count_kernels(agent) if outcome.over else known_plan.kernels)
+    )
+    _report_warmth(agent, WARM if outcome.over else COLD)
+    _log_outcome(agent, running, outcome, round(running.seconds - began))
 
 
 def _find_cold(agent: Agent) -> list[str]:
     """Names of the nodes with cold caches."""
-    own = agent.reporter.report
-    others = [peer.name for peer in agent.monitor.statuses() if peer.report and peer.report.engine.warmth == COLD]
-    return [own.node, *others] if own.engine.warmth == COLD else others
+    own_report = agent.reporter.report
+    cold_peers = [peer.name for peer in agent.monitor.statuses() if peer.report and peer.report.engine.warmth == COLD]
+    return [own_report.node, *cold_peers] if own_report.engine.warmth == COLD else cold_peers
 
 
-def _is_of_engine(error: BaseException) -> bool:
-    """Whether the requests may have caused it."""
-    failed = isinstance(error, PeerLostError) and error.cause is Cause.PEER_FAILED
-    return failed or isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)
+def _may_be_due_to_requests(error: BaseException) -> bool:
+    """Whether the requests of the warm-up may have caused the error."""
+    is_peer_failure = isinstance(error, PeerLostError) and error.cause is Cause.PEER_FAILED
+    return is_peer_failure or isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)
 
 
-def _log(agent: Agent, running: Running, outcome: Result, seconds: int) -> None:
+def _log_outcome(agent: Agent, running: Running, outcome: Result, seconds: int) -> None:
     if outcome.whole:
         agent.events.info("engine.kernels.warm", seconds=seconds, reason=outcome.shown)
         return
-    last = running.log.progress.kernel
-    reason = outcome.shown + (f"; the last one is {last}" if last else "")
+    last_kernel = running.log.progress.kernel
+    reason = outcome.shown + (f"; the last one is {last_kernel}" if last_kernel else "")
     hint = "it serves all the same, and requests may wait for a kernel; once it does: sudo sparkd warm"
     agent.events.warning("engine.kernels.cold", seconds=seconds, reason=reason, hint=hint)
 
 
-def _await(agent: Agent, running: Running, works: Callable[[], bool], show: Callable[[str], object]) -> Result:
+def _await_warm_up(agent: Agent, running: Running, works: Callable[[], bool], show: Callable[[str], object]) -> Result:
     shown = "its kernels to be compiled"
 
     def note(number: int, done: int, steps: int) -> None:
@@ -175,8 +177,8 @@ async def _warm_up(
         files = await run_in_thread("kernels", lambda: _count_files(agent))
         peers = [peer.report.engine for peer in agent.monitor.statuses() if peer.report]
         kernels = running.log.progress.compiled
-        own = EngineReport(compilers=running.compiler_count, kernels_compiled=kernels, works=works())
-        return add_up([(node.kernels_compiled, node.compilers, node.works) for node in (own, *peers)], files)
+        own_report = EngineReport(compilers=running.compiler_count, kernels_compiled=kernels, works=works())
+        return add_up([(node.kernels_compiled, node.compilers, node.works) for node in (own_report, *peers)], files)
 
     limits = read_limits(agent.plan.argv, await endpoint.context_tokens())
     seconds, still_seconds = agent.settings.readiness.warm_seconds, agent.settings.supervise.stall_seconds
@@ -188,8 +190,8 @@ def _count_files(agent: Agent) -> int:
     return caches.count_kernels(agent.host.files, image, names)
 
 
-def _count(agent: Agent) -> int | None:
-    """None where they can't be counted: a disk that fails or hangs ends no load."""
+def _count_kernels(agent: Agent) -> int | None:
+    """How many files of kernels there are; None where a disk fails or hangs, which ends no load."""
     try:
         return agent.loop.beside(lambda: _count_files(agent), COUNT_SECONDS, "counting kernels in the caches")
     except OSError as error:
@@ -201,23 +203,23 @@ class KernelGrowth(Struct):
     """New files of kernels in this node's caches. CuTe DSL and others compile inside the engine's own processes."""
 
     agent: Agent
-    _count: int | None = None
+    _kernel_count: int | None = None
 
     def detect(self) -> bool:
-        """Whether there are new ones since the last call. False where they can't be counted: that excuses no engine."""
-        before, self._count = self._count, None
+        """Whether there are new files since the last call. False where they can't be counted, to excuse no engine."""
+        previous_count, self._kernel_count = self._kernel_count, None
         with suppress(OSError):
             look = partial(_count_files, self.agent)
-            self._count = self.agent.loop.beside(look, LOOK_SECONDS, "counting kernels in service")
-        return before is not None and self._count is not None and self._count > before
+            self._kernel_count = self.agent.loop.beside(look, LOOK_SECONDS, "counting kernels in service")
+        return previous_count is not None and self._kernel_count is not None and self._kernel_count > previous_count
 
 
-def _read(agent: Agent) -> Warmed:
+def _read_warmed(agent: Agent) -> Warmed:
     return agent.store.try_read(FILE.load) or Warmed()
 
 
-def _keep(agent: Agent, plan: Entry) -> None:
-    """Write it, but not where the others can't be read, which must not be lost."""
+def _keep_entry(agent: Agent, plan: Entry) -> None:
+    """Write the entry, unless the others can't be read, which must not be lost."""
     try:
         warmed = agent.store.read(FILE.load) or Warmed()
     except OSError as error:
@@ -226,5 +228,5 @@ def _keep(agent: Agent, plan: Entry) -> None:
         agent.store.write(FILE, warmed.add(plan))
 
 
-def _report(agent: Agent, warmth: str) -> None:
+def _report_warmth(agent: Agent, warmth: str) -> None:
     agent.reporter.update(engine=replace(agent.reporter.report.engine, warmth=warmth))

@@ -178,6 +178,9 @@ class MemoryActions(Actions):
     def write_run(self, name: str, text: str) -> None:
         self.written[name] = text
 
+    def require_run_room(self) -> None:
+        """There is."""
+
     def write_rank(self, record: RankRecord) -> None:
         self.written["rank.json"] = record.stage.value
 

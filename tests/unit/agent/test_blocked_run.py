@@ -53,6 +53,28 @@ def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(ghost: Wo
     )
 
 
+def test_a_full_run_blocks_until_there_is_room_and_counts_as_no_launch(world: World) -> None:
+    world.pace = Pace(retry_seconds=(0.2,))
+    run = world.tree.root / "run/sparkd"
+    in_the_way = run / "private/room"
+    in_the_way.mkdir(parents=True)
+
+    def make_room() -> None:
+        (run / "owner.json").unlink()  # as where /run had no room for it, either
+        in_the_way.rmdir()
+
+    repair, ending = world.once("blocked", make_room), world.once("serving", end)
+    code, journal = run_agent(world)
+    repair.join()
+    ending.join()
+    assert code is ExitCode.GOOD, journal
+    (blocked_line,) = [line for line in journal.splitlines() if line.startswith("<3>agent.run.blocked")]
+    assert "can't be written" in blocked_line
+    assert "df -h /run" in blocked_line
+    assert phases(journal)[:2] == ["blocked", "launching"]
+    assert (run / "owner.json").exists() is False, "released at the end"
+
+
 class Tries:
     """Steps that a run is to take, and when each try of them began. The run is stopped with the last one."""
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from msgspec.structs import replace
 
 from sparkd.agent.actions import compile_caches, files, page_cache, processes
-from sparkd.agent.actions.owner_lock import acquire_lock, remove_account
+from sparkd.agent.actions.owner_lock import acquire_lock, remove_account, require_room
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import (
     REBOOT_SECONDS,
@@ -168,6 +168,10 @@ class Actions:
         refuse_shared(file.parent)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return file
+
+    def require_run_room(self) -> None:
+        """Raises OSError where /run has no room for a launch."""
+        require_room(self._host, self.owner, self._private_file(RANK_FILE.path).parent)
 
     def write_rank(self, record: RankRecord) -> None:
         """Raises OSError."""

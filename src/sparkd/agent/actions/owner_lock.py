@@ -27,6 +27,9 @@ LOCK_SECONDS = 1.0
 its account yet.
 """
 
+ROOM_BYTES = 1 << 20
+"""Room for the files of a launch in /run: its script, plan and record have some 100 KB."""
+
 
 def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> int:
     """Take the lock, which is held until the returned descriptor is closed, and write the account.
@@ -47,13 +50,34 @@ def acquire_lock(host: Host, owner: NodeOwner, handed: Handed | None = None) -> 
             os.close(fd)
             raise BlockedError(f"this node is owned by {UNNAMED}", FIND_HOLDER)
         time.sleep(POLL_SECONDS)
-    process = read_process(Files(), owner.pid)
-    account = replace(owner, start_time=process.start_time if process is not None else 0)
     try:
-        files.write(Path(host.files.real(OWNER_FILE)), encode(account).decode(), 0o644, durable=False)
+        write_account(host, owner)
     except OSError:  # a full /run ends no agent: without an account, the lock alone shows who the owner is
         remove_account(host)
     return fd
+
+
+def write_account(host: Host, owner: NodeOwner) -> None:
+    """Write who has the lock. Raises OSError."""
+    process = read_process(Files(), owner.pid)
+    account = replace(owner, start_time=process.start_time if process is not None else 0)
+    files.write(Path(host.files.real(OWNER_FILE)), encode(account).decode(), 0o644, durable=False)
+
+
+def require_room(host: Host, owner: NodeOwner, folder: Path) -> None:
+    """Prove that /run takes the files of a launch, by one in `folder`; write the account where it took none before.
+
+    Raises OSError.
+    """
+    proof = folder / "room"
+    try:
+        with proof.open("wb") as stream:
+            os.posix_fallocate(stream.fileno(), 0, ROOM_BYTES)
+    finally:
+        with suppress(OSError):
+            proof.unlink()
+    if read_account(host.files) is None:
+        write_account(host, owner)
 
 
 def _take_over_lock(lock: Path, handed: Handed | None) -> int:

@@ -48,6 +48,11 @@ class Admission(Struct):
         # BLOCKED stays until nothing blocks: another try is no news.
         if agent.reporter.report.phase is not Phase.BLOCKED:
             agent.phase.enter(Phase.PREFLIGHT)
+        try:
+            agent.actions.require_run_room()
+        except OSError as error:
+            reason = f"{error.filename or '/run'} can't be written: {error.strerror or error}"
+            raise BlockedError(reason, "make room: df -h /run; find /run -size +1M") from None
         io = GateIO(agent.actions.apply, self._run_hooks, self._wait, agent.loop, agent.events, self._show)
         Gate(
             partial(build_checks, check_inputs(agent.context)),

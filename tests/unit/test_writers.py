@@ -39,6 +39,7 @@ WRITERS = {
     "agent/actions/compile_caches.py:prune_caches": GUARDED,
     "agent/actions/compile_caches.py:remove_empty": "within clear_torn, folder by folder without links",
     "agent/actions/owner_lock.py:remove_account": RUN,
+    "agent/actions/owner_lock.py:require_room": RUN,
     "agent/actions/dockerd.py:lock_scratch": "find_shared, before it",
     "agent/actions/dockerd.py:save": "within lock_scratch",
     "agent/actions/files.py:remove": GUARDED,

@@ -201,14 +201,8 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
     if evidence.docker_hangs:
         reason, hint = f"dockerd runs and does not answer: {reason}", "sudo systemctl restart docker"
         cause = Cause.DOCKER_HUNG
-    elif evidence.memory_taken:
-        hint, cause = "stop that work, or raise memory.headroom_gib", Cause.MEMORY_TAKEN
-    elif evidence.address_gone:
-        reason = f"{reason}; this node's own address {evidence.address_gone} was gone"
-        hint, cause = ADDRESS_HINT, Cause.OWN_ADDRESS_GONE
-    elif evidence.port_holder:
-        reason, cause = f"{reason}; {evidence.port_holder}", Cause.PORT_TAKEN
-        hint = "sparkd starts it again once the port is free: see the check `ports`"
+    elif (lack := _find_lack(reason, evidence)) is not None:
+        reason, hint, cause = lack
     elif (culprit := evidence.culprit) is not None and (culprit.cause or cause in _UNNAMED):
         reason, hint, cause = f"{reason}; {culprit.text}", culprit.hint or hint, _choose_cause(culprit, cause)
     elif error.code is not ExitCode.PEER_LOST and (known_error := explain(own_words(error))) is not None:
@@ -217,6 +211,19 @@ def judge_end(error: SparkdError, evidence: Evidence, phase: Phase, at: str) -> 
         reason = f"{reason}; it was in {evidence.frame}"
     action = error.action if cause is error.cause else ACTIONS[cause]
     return End(reason, int(error.code), hint, phase.value, at, cause, action)
+
+
+def _find_lack(reason: str, evidence: Evidence) -> tuple[str, str, Cause] | None:
+    """Reason, hint and cause where the rank lacked what it had at its start; the plan is not to blame."""
+    if evidence.memory_taken:
+        return reason, "stop that work, or raise memory.headroom_gib", Cause.MEMORY_TAKEN
+    if evidence.address_gone:
+        text = f"{reason}; this node's own address {evidence.address_gone} was gone"
+        return text, ADDRESS_HINT, Cause.OWN_ADDRESS_GONE
+    if evidence.port_holder:
+        hint = "sparkd starts it again once the port is free: see the check `ports`"
+        return f"{reason}; {evidence.port_holder}", hint, Cause.PORT_TAKEN
+    return None
 
 
 def count_end(launches: LaunchHistory, end: End, counted_as: str, boot_id: str) -> LaunchHistory:

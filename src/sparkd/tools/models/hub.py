@@ -137,16 +137,6 @@ def _fetch(
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils.tqdm import silent_tqdm
 
-    file_bytes, most_bytes = 0, size_bytes
-
-    class Bar(silent_tqdm):
-        def update(self, n: float | None = 1) -> None:
-            nonlocal file_bytes
-            file_bytes += int(n or 0)
-            if most_bytes is not None and file_bytes > most_bytes:  # a compressed answer may unpack without end
-                raise ValueError(f"{path} has more than its {most_bytes} bytes")
-            received(int(n or 0))
-
     # A file that a power cut has shortened still has a valid record, so its size is compared first.
     record = read_download_metadata(folder, path) if size_bytes in (None, _read_size(folder / path)) else None
     if record and record.commit_hash == repo.commit:
@@ -155,7 +145,6 @@ def _fetch(
     remote = get_hf_file_metadata(url, token=token)
     if not remote.etag:
         raise ValueError(f"there is no ETag for {path}")
-    most_bytes = remote.size if size_bytes is None else size_bytes
     local = get_local_download_paths(folder, path)
     with WeakFileLock(local.lock_path):
         # Compared under the lock: another pull may just have fetched the file.
@@ -165,10 +154,30 @@ def _fetch(
             is_resumed = remote.size is None or (_read_size(partial) or 0) <= remote.size
             with partial.open("ab" if is_resumed else "wb") as file:
                 size_there, headers = file.seek(0, os.SEEK_END), build_hf_headers(token=token)
-                file_bytes = size_there
+                count = _limit_bytes(received, path, remote.size if size_bytes is None else size_bytes, size_there)
+
+                class Bar(silent_tqdm):
+                    def update(self, n: float | None = 1) -> None:
+                        count(int(n or 0))
+
                 http_get(url, file, resume_size=size_there, headers=headers, expected_size=remote.size, tqdm_class=Bar)
             partial.replace(local.file_path)
     write_download_metadata(folder, path, repo.commit, remote.etag)
+
+
+def _limit_bytes(
+    received: Callable[[int], None], path: str, most_bytes: int | None, size_there: int = 0
+) -> Callable[[int], None]:
+    """`received`, until the file has more than `most_bytes`: then ValueError. What is unpacked may have no end."""
+
+    def count(size_bytes: int) -> None:
+        nonlocal size_there
+        size_there += size_bytes
+        if most_bytes is not None and size_there > most_bytes:
+            raise ValueError(f"{path} has more than its {most_bytes} bytes")
+        received(size_bytes)
+
+    return count
 
 
 def _has_content(path: Path, record: LocalDownloadFileMetadata | None, etag: str) -> bool:

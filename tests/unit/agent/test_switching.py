@@ -451,6 +451,21 @@ class FullDisk(MemoryActions):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+class ReadOnly(MemoryActions):
+    def write_state(self, name: str, text: str, mode: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+@pytest.mark.parametrize(("actions", "reason"), [(FullDisk, "No space left on device"), (ReadOnly, "Read-only file")])
+def test_a_launch_that_cannot_be_counted_is_blocked_with_the_disks_own_reason(
+    started: AgentUnderTest, actions: type[MemoryActions], reason: str
+) -> None:
+    agent = started.remake(actions=actions(started.agent.host, started.agent.loop, "a"))
+    with pytest.raises(BlockedError, match=f"bounds crash loops: {reason}") as blocked:
+        launch(agent)
+    assert blocked.value.hint == "df -h /var/lib/sparkd"
+
+
 def test_a_plan_that_works_while_the_disk_is_full_is_in_force_once_there_is_room(started: AgentUnderTest) -> None:
     trying(started)
     actions = started.agent.actions

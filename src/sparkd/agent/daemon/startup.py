@@ -141,9 +141,8 @@ def launch(agent: Agent) -> Running:
     agent.phase.enter(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
     facts = {**agent.reporter.report.versions, **agent.agreed.agreement.values}
     if not agent.store.record(lambda launches: launches.record_launch(agent.plan.counted_as, agent.boot_id, facts)):
-        raise BlockedError(
-            "the count of failed launches can't be written, and bounds crash loops", "df -h /var/lib/sparkd"
-        )
+        reason, hint = agent.store.last_failure
+        raise BlockedError(f"the count of failed launches can't be written, and bounds crash loops: {reason}", hint)
     agent.switching.raise_if_unwritten()
     agent.launch_row.begin()
     lower_readahead(agent)

@@ -26,6 +26,7 @@ from sparkd.base.status.model import utc_now
 
 READ_SECONDS = 10.0
 """Limit for a read: as long as a write may take."""
+UNREAD_HINT = f"what holds {FOLDER}? look at: sudo dmesg; a file that stays unreadable: move it away"
 
 T = TypeVar("T")
 
@@ -41,6 +42,8 @@ class StateStore(Struct):
     """Files whose last write failed."""
     _unread: set[str] = field(default_factory=set)
     """Why files could not be read, as logged already."""
+    last_failure: tuple[str, str] = ("", "")
+    """Reason and hint of the last failure to read or write one."""
 
     def read(self, reading: Callable[[Files, Report], T]) -> T:
         """Read state files by `reading(files, report)`. Raises OSError where their disk hangs."""
@@ -55,6 +58,7 @@ class StateStore(Struct):
         try:
             return self.read(reading)
         except OSError as error:
+            self.last_failure = str(error), getattr(error, "hint", UNREAD_HINT)
             self.report_unread(str(error))
             return None
 
@@ -74,8 +78,7 @@ class StateStore(Struct):
         try:
             return self.read(launch_history.read_history)
         except OSError as error:
-            usual_hint = f"what holds {FOLDER}? look at: sudo dmesg; a file that stays unreadable: move it away"
-            raise BlockedError(str(error), getattr(error, "hint", usual_hint)) from None  # a FolderError's
+            raise BlockedError(str(error), getattr(error, "hint", UNREAD_HINT)) from None  # a FolderError's
 
     def record(self, change: Callable[[LaunchHistory], LaunchHistory]) -> bool:
         """Write the changed launch history, safe against crashes and power cuts. Returns whether that worked."""
@@ -115,9 +118,10 @@ class StateStore(Struct):
             is_written = write() is not False
         except OSError as write_error:
             error = FolderError(f"{folder}/{name}") if isinstance(write_error, IsADirectoryError) else write_error
+            hint = getattr(error, "hint", f"df -h {folder}")  # a SharedFolderError's, too
+            self.last_failure = error.strerror or str(error), hint
             if name not in self._unwritten:
-                hint = getattr(error, "hint", f"df -h {folder}")  # a SharedFolderError's, too
-                self.events.error("state.write.failed", file=name, reason=error.strerror or str(error), hint=hint)
+                self.events.error("state.write.failed", file=name, reason=self.last_failure[0], hint=hint)
             self._unwritten.add(name)
             return False
         self._unwritten.discard(name)

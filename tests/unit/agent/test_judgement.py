@@ -84,7 +84,7 @@ def test_a_known_error_is_explained_but_not_by_words_that_a_client_may_have_writ
         (MemoryGuardError("memory ran out"), Evidence(), 1),
         (MemoryGuardError("memory ran out"), TAKEN, 0),
         (EngineEndedError("in use"), HELD, 0),
-        (EngineEndedError("no device"), Evidence(address_gone="10.0.0.1"), 0),
+        (EngineEndedError("no device"), Evidence(address_gone="10.0.0.1"), 1),
         (PeerLostError("rank 1 failed", cause=Cause.PEER_FAILED), Evidence(), 0),
         (BlockedError("no place"), Evidence(), 0),
     ],

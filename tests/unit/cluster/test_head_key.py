@@ -321,6 +321,14 @@ def test_a_public_key_that_can_not_be_used_is_none(tree: Tree, text: str, mode: 
     assert all(command in refused.value.hint for command in COMMANDS)
 
 
+def test_a_public_key_that_can_not_be_read_now_is_no_reason_to_remove_it() -> None:
+    """EIO, as of a share whose server is away."""
+    signature = head_key.sign((HEAD_KEY,), "m")
+    with pytest.raises(HeadRefusedError, match="Input/output error") as refused:
+        head_key.verify(Files(), "/proc/self/mem", NODES[0], "m", signature, os.getuid())
+    assert refused.value.hint == "ls -l /proc/self/mem"
+
+
 @pytest.mark.parametrize("signature", ["zz", "00", "00" * 64, "é", f"{'00' * 64} " * 1000])
 def test_what_is_no_signature_is_none(tree: Tree, signature: str) -> None:
     tree.file(PUBLIC, f"{public_half(HEAD_KEY).hex()}\n", 0o600)

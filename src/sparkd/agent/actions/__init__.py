@@ -171,7 +171,11 @@ class Actions:
 
     def require_run_room(self) -> None:
         """Raises OSError where /run has no room for a launch."""
-        require_room(self._host, self.owner, self._private_file(RANK_FILE.path).parent)
+
+        def work() -> None:
+            require_room(self._host, self.owner, self._private_file(RANK_FILE.path).parent)
+
+        self._act(work, WRITE_SECONDS, "a write to /run")  # it also looks at this process, as the loop's thread may not
 
     def write_rank(self, record: RankRecord) -> None:
         """Raises OSError."""

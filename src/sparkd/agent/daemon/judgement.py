@@ -50,8 +50,9 @@ NO_ADDRESS = "Cannot assign requested address"
 """glibc's text of EADDRNOTAVAIL: a program binds to an address that the node lacks."""
 _UNNAMED = frozenset({Cause.KILLED_FROM_OUTSIDE, Cause.ENGINE_STOPPED})
 """Causes that are somebody's doing, not known whose."""
-_BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN, Cause.OWN_ADDRESS_GONE})
-"""Causes that do not count against the plan."""
+_BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN})
+"""Causes that do not count against the plan. A lost address counts: the engine's words may be all that shows it, and
+the count bounds crash loops."""
 COUNTED = frozenset(
     {
         ExitCode.LAUNCH_FAILED,

@@ -22,7 +22,7 @@ from sparkd.base.host import docker, docker_image, infiniband, meminfo, versions
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.shm import Identity
 from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
-from sparkd.base.lib.errors import BlockedError, LaunchError, OutdatedPlanError
+from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError, OutdatedPlanError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
@@ -150,7 +150,10 @@ def launch(agent: Agent) -> Running:
     ray_token = ""
     if agent.plan.on_ray:
         read = partial(auth.read_keys, agent.host.files, agent.settings.cluster.key_file)
-        ray_token = script.ray_token(agent.loop.beside(read, 10.0, "the key file", shielded=True)[0], epoch)
+        try:
+            ray_token = script.ray_token(agent.loop.beside(read, 10.0, "the key file", shielded=True)[0], epoch)
+        except AwaitedError as error:  # it may be readable later
+            raise BlockedError(error.reason, error.hint) from None
     plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
     identity = (agent.rank_id, agent.incarnation, agent.boot_id)
     record = RankRecord(*identity, agent.plan.digest, epoch, transport, segments=_read_left_segments(agent))

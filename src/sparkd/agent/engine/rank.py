@@ -23,7 +23,7 @@ from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host, docker, kernel, meminfo, shm
 from sparkd.base.host.consumers import Consumer
-from sparkd.base.host.kernel import OomKill, find_oom_kills, names_container
+from sparkd.base.host.kernel import find_oom_kills, names_container
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.http_client import CONNECTIONS
@@ -284,7 +284,7 @@ class Running:
 
     def find_oom_kill(self) -> tuple[bool, str]:
         """Whether the kernel has killed for want of memory since the start, and whom of the rank. For a thread."""
-        count, count_before, kills = meminfo.oom_kills(self._host.files), self.record.oom_kills, list[OomKill]()
+        count, count_before = meminfo.oom_kills(self._host.files), self.record.oom_kills
         has_grown = count is not None and count_before is not None and count > count_before
         # The kernel's log has a clock of its own, which nothing sets right.
         now = time.clock_gettime(time.CLOCK_MONOTONIC_RAW)

@@ -50,8 +50,8 @@ def verify(files: Files, path: str, head: str, mac: str, signatures: str, owner_
     """
     try:
         publics = read_keys(files, path, owner_uid)
-    except UnreadableError:
-        raise
+    except UnreadableError as error:
+        raise HeadRefusedError(error.reason, error.hint) from None
     except AwaitedError:
         raise missing(head) from None
     except ConfigError as error:

@@ -196,7 +196,7 @@ def check_path(raw: str, what: str = "a path") -> str:
         # The value is not repeated: it may be the secret itself.
         raise ValueError(f"{what} must be an absolute path, such as /etc/sparkd/name")
     if ".." in raw.split("/") or not raw.isprintable() or ":" in raw:
-        raise ValueError(f"{what} may hold no .., no colon and no control character")
+        raise ValueError(f"{what} may hold no .., no colon and nothing unprintable")
     return raw.rstrip("/") or "/"
 
 

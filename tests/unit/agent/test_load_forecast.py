@@ -59,3 +59,10 @@ def test_the_first_load_of_a_plan_is_expected_to_take_as_long_as_its_recipe_says
     context = worker.agent.context
     recipe = context.recipe.model_copy(update={"expect": {"cold_start_seconds": figure}})
     assert expected_load(replace(worker.agent, context=replace(context, recipe=recipe))) == expected
+
+
+def test_a_load_says_how_large_the_kv_cache_is_once_the_engine_has_logged_it(worker: AgentUnderTest) -> None:
+    sized = "(EngineCore pid=9) INFO 01-01 00:00:00 [k.py:1] GPU KV cache size: 524,288 tokens"
+    with following(worker, LOADING, sized):
+        until(lambda: worker.report.engine.kv_cache_tokens == 524_288)
+        until(lambda: worker.report.message.startswith("warming up, KV cache 524,288 tokens"))

@@ -278,11 +278,16 @@ def until_with(true: Callable[[], object], *agents: AgentUnderTest, seconds: flo
 
 @contextmanager
 def running(
-    agent: Agent, *lines: str, command: Sequence[str] = ("sleep", "60"), docker_goes: bool = False
+    agent: Agent,
+    *lines: str,
+    command: Sequence[str] = ("sleep", "60"),
+    docker_goes: bool = False,
+    log_comes: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[Running, subprocess.Popen[bytes]]]:
-    """A rank that is a process of the test, and these log lines; then the log ends, or docker."""
+    """A rank that is a process of the test, and these log lines, once `log_comes`; then the log ends, or docker."""
 
     def follow(_since: str) -> Iterator[tuple[int, bytes]]:
+        log_comes()
         yield 1, STAMP + "".join(f"{line}\n" for line in lines).encode()
         if docker_goes:
             raise DockerError("docker is away")

@@ -97,6 +97,12 @@ def test_a_rank_that_ends_by_itself_is_no_kill_of_the_guard(worker: AgentUnderTe
         rank.guard.close()
 
 
+def test_the_last_lines_of_an_ended_container_are_awaited(worker: AgentUnderTest) -> None:
+    with running(worker.agent, "RuntimeError: boom", log_comes=lambda: time.sleep(1)) as (_, process):
+        process.kill()
+        assert "RuntimeError: boom" in find_cause(worker.agent, ENDED).reason
+
+
 DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from sparkd.agent.cluster.monitor import HINT, silence
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, MachineFacts, Running
+from sparkd.agent.engine.rank import EXIT_CODE_SECONDS, UNKNOWN_CODE, MachineFacts, Running
 from sparkd.base.lib.endings import Stage
 from sparkd.base.lib.errors import Cause, EngineDeadError, EngineEndedError, PeerLostError, RankEndedError
 from sparkd.base.lib.main_loop import never
@@ -75,7 +75,7 @@ def _read_exit(agent: Agent, running: Running) -> str:
         agent.loop.wait_until(lambda: guard.over, ACCOUNT_SECONDS)
         guard.raise_if_killed()
     code = agent.look(running.read_exit_code, EXIT_CODE_SECONDS, "the exit code", UNKNOWN_CODE)
-    running.log.stop(LOG_END_SECONDS)
+    running.finish_log()
     return code
 
 

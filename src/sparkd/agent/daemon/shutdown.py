@@ -16,7 +16,7 @@ from sparkd.agent.daemon.judgement import Looks, count_end, judge_end
 from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
 from sparkd.agent.daemon.reboot import reboot_if_due
 from sparkd.agent.daemon.switching import SwitchRequested
-from sparkd.agent.engine.rank import LOG_END_SECONDS, Running
+from sparkd.agent.engine.rank import Running
 from sparkd.base.lib.endings import Stage, StopRequested
 from sparkd.base.lib.errors import NOT_RESTARTED, Cause, ExitCode, SparkdError
 from sparkd.base.lib.http_client import HttpError
@@ -121,7 +121,7 @@ def kill_rank(agent: Agent, running: Running | None, grace_seconds: float) -> No
     if running is not None:
         if not running.kill(grace_seconds):
             agent.events.error("engine.stop.failed", container=running.rank.container_id[:12], hint="reboot this node")
-        running.log.stop(LOG_END_SECONDS)
+        running.finish_log()
     agent.loop.wait_until(restore.done, RESTORE_SECONDS, shielded=True)
 
 

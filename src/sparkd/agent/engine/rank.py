@@ -42,8 +42,8 @@ FOLLOW_SECONDS = 5.0
 """Pause between looks for new segments while it serves, when it makes few."""
 MAX_SCANS = 10
 """Scans for the process that maps a segment; after these it counts as another program's."""
-LOG_END_SECONDS = 0.3
-"""Limit for the last lines of an ended container to arrive."""
+LOG_END_SECONDS = 3.0
+"""Limit for the last lines of an ended container to arrive. It takes milliseconds, or over 0.3 s under load (seen)."""
 EXIT_CODE_SECONDS = 0.5
 """Limit for docker to know the exit code. It knows a container's end some 20 ms after the kernel does (seen)."""
 KERNEL_OOM = "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
@@ -300,6 +300,12 @@ class Running:
             return True, f"the kernel killed for want of memory at {killed_at}: {victims[-1].text}"
         # The log may lack one of many; an old kill, such as of another container at its own limit, ended no rank now.
         return has_grown and bool(kills), ""
+
+    def finish_log(self) -> None:
+        """Read the last lines of the ended container's log, while the loop turns."""
+        with suppress(TimeoutError, BlockingIOError):
+            read = partial(self.log.stop, LOG_END_SECONDS)
+            self._loop.beside(read, LOG_END_SECONDS, "reading the end of its log", shielded=True)
 
     def read_exit_code(self) -> str:
         """The container's exit code. It proves little: vLLM exits with 0 after most failures. For a thread."""

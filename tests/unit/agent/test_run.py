@@ -66,6 +66,25 @@ def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one
     assert watched[0] != watched[1]
 
 
+def test_a_dockerd_that_can_not_be_found_by_its_pid_file_is_awaited_with_what_helps(world: World) -> None:
+    world.tree.process(700, "dockerd", argv=("dockerd", "--pidfile=/run/my.pid"))
+    world.tree.file("/run/docker.pid").unlink()
+
+    def put_right() -> None:
+        """As `systemctl restart docker` does, once the flag is gone."""
+        world.tree.dockerd(701)
+
+    started = world.once("awaiting-docker", put_right)
+    stopped = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    code, journal = run_agent(world)
+    started.join()
+    stopped.join()
+    assert code is ExitCode.GOOD, journal
+    assert phases(journal)[0] == "awaiting-docker" and "serving" in phases(journal)
+    assert "dockerd runs, and keeps its pid in /run/my.pid" in journal
+    assert "then: sudo systemctl restart docker" in journal
+
+
 def test_the_wrong_role_changes_nothing(world: World) -> None:
     with pytest.raises(ConfigError, match="not a worker"):
         run_agent(world, "worker")

@@ -18,7 +18,7 @@ from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
-from sparkd.base.host import docker, docker_image, infiniband, meminfo, versions
+from sparkd.base.host import docker, docker_config, docker_image, infiniband, meminfo, versions
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.shm import Identity
 from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
@@ -52,7 +52,11 @@ def await_docker(agent: Agent) -> None:
     """Wait for dockerd, without a deadline: it may be started by hand."""
     look = partial(docker.running, agent.host)
     while not agent.look(look, DOCKER_SECONDS, "looking at dockerd", False):
-        agent.phase.enter(Phase.AWAITING_DOCKER, "waiting for dockerd: sudo systemctl start docker")
+        reason, remedy = "waiting for dockerd", "sudo systemctl start docker"
+        find_pid_file = partial(docker_config.find_other_pid_file, agent.host)
+        if pid_file := agent.look(find_pid_file, DOCKER_SECONDS, "looking for another dockerd", ""):
+            reason, remedy = docker_config.describe_other_pid_file(pid_file)
+        agent.phase.enter(Phase.AWAITING_DOCKER, f"{reason}: {remedy}")
         agent.loop.wait(0.5)
 
 

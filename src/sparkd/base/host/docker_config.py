@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 
 from sparkd.base.host import docker, processes
+from sparkd.base.host.cgroups import Group
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.text import parse_json, sanitize
 
@@ -61,6 +62,35 @@ def keeps_containers(host: Host) -> bool:
     if "--live-restore" in flags or "--live-restore=true" in flags:
         return True
     return _read_setting(host.files, flags, "live-restore") is True
+
+
+def find_other_pid_file(host: Host) -> str:
+    """The file in which a system service's dockerd keeps its pid, if that is not docker's default; else empty.
+
+    sparkd finds no such dockerd: a socket's name alone does not prove who listens, as a container's dockerd may.
+    """
+    for process in host.processes():
+        with suppress(OSError, ValueError):
+            details = host.details(process) if process.comm == "dockerd" else None
+            if details and details.uid == 0 and _is_system_service(details.group):
+                flags = host.argv(process)[1:]
+                setting = _read_setting(host.files, flags, "pidfile")
+                path = _find_value(flags, "--pidfile", _find_value(flags, "-p", setting))
+                if isinstance(path, str) and path not in ("", docker.PID_FILE, f"/var{docker.PID_FILE}"):
+                    return sanitize(path)
+    return ""
+
+
+def describe_other_pid_file(path: str) -> tuple[str, str]:
+    """Why a dockerd with that pid file can't be used, and what helps."""
+    reason = f"dockerd runs, and keeps its pid in {path}, while sparkd looks for it in {docker.PID_FILE}"
+    if path.startswith("/var/snap/"):
+        return reason, "sudo snap stop --disable docker && sudo apt install docker.io"
+    return reason, f"remove pidfile from {DAEMON_JSON} and docker's unit, then: sudo systemctl restart docker"
+
+
+def _is_system_service(group: Group) -> bool:
+    return group.unit.endswith(".service") and not (group.of_user or group.container_id)
 
 
 def _read_flags(host: Host) -> tuple[str, ...]:

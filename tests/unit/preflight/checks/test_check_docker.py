@@ -49,6 +49,48 @@ def test_a_docker_that_is_not_there_can_not_be_started(installed: bool, hint: st
     assert Docker(False).judge(DockerEngineFacts(False, installed)).hint.startswith(hint)
 
 
+SNAP = "/var/snap/docker/471/run/docker.pid"
+MOVED = '{"pidfile": "/run/my/docker.pid"}'
+SERVICE = "0::/system.slice/docker.service"
+CONTAINER = f"0::/system.slice/docker-{'c' * 64}.scope"
+
+
+@pytest.mark.parametrize(
+    ("argv", "daemon_json", "cgroup", "pid_file", "hint"),
+    [
+        (
+            ("--pidfile", SNAP),
+            "{}",
+            "0::/system.slice/snap.docker.dockerd.service",
+            SNAP,
+            "sudo snap stop --disable docker",
+        ),
+        ((f"-p={SNAP}",), MOVED, SERVICE, SNAP, "sudo snap stop --disable docker"),
+        ((), MOVED, SERVICE, "/run/my/docker.pid", "remove pidfile from /etc/docker/daemon.json"),
+        (("--pidfile=/var/run/docker.pid",), "{}", SERVICE, "", "sudo systemctl start docker"),
+        ((), MOVED, CONTAINER, "", "sudo systemctl start docker"),
+        (
+            (),
+            MOVED,
+            "0::/user.slice/user-1.slice/user@1.service/app.slice/x.service",
+            "",
+            "sudo systemctl start docker",
+        ),
+    ],
+    ids=["of snap", "a short flag", "in its file", "the default", "in a container", "a user's"],
+)
+def test_a_dockerd_with_another_pid_file_is_named_with_what_helps(
+    tree: Tree, argv: tuple[str, ...], daemon_json: str, cgroup: str, pid_file: str, hint: str
+) -> None:
+    tree.file("/usr/lib/systemd/system/docker.service", "[Service]\nExecStart=/usr/bin/dockerd\n")
+    tree.file(docker_config.DAEMON_JSON, daemon_json)
+    tree.process(700, "dockerd", argv=("dockerd", *argv), cgroup=cgroup)
+    verdict = Docker(uses_gpu=False).run(Host(tree.root))[1]
+    assert verdict.level is Level.WARN
+    assert verdict.hint.startswith(hint)
+    assert (f"keeps its pid in {pid_file}," in verdict.reason) is bool(pid_file)
+
+
 @pytest.mark.parametrize(
     ("table", "runs"),
     [

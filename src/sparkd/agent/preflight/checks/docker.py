@@ -39,6 +39,8 @@ class DockerEngineFacts(Struct, frozen=True):
     gpu_ways: tuple[str, ...] = ()
     may_keep: bool = False
     """Whether live-restore would keep containers at a restart, and is off: as in `docker_config.Engine`."""
+    other_pid_file: str = ""
+    """Of a dockerd that sparkd can't find, as in `docker_config.find_other_pid_file`."""
 
 
 class Docker(Check[DockerEngineFacts], frozen=True):
@@ -53,13 +55,16 @@ class Docker(Check[DockerEngineFacts], frozen=True):
         except DockerError as error:
             return DockerEngineFacts(True, installed, sanitize(str(error)))
         if engine is None:
-            return DockerEngineFacts(False, installed)
+            other_pid_file = docker_config.find_other_pid_file(host)
+            return DockerEngineFacts(False, installed, other_pid_file=other_pid_file)
         ways = docker_config.find_gpu_access(host.files, engine) if self.uses_gpu else ()
         return DockerEngineFacts(True, installed, "", engine.version, engine.runtimes, ways, engine.may_keep)
 
     def judge(self, facts: DockerEngineFacts) -> Verdict:
         if facts.error:
             return docker_unknown(f"docker does not answer as it should: {facts.error}")
+        if facts.other_pid_file:
+            return warn(*docker_config.describe_other_pid_file(facts.other_pid_file))
         if not facts.running:
             hint = "sudo systemctl start docker" if facts.installed else "install docker: there is no docker.service"
             return warn("docker is away: a launch waits for it", hint)

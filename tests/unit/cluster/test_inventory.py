@@ -115,6 +115,16 @@ def test_what_cannot_be_read_is_unknown_and_no_loss(tree: Tree) -> None:
     )
 
 
+def test_a_folder_that_cannot_be_read_hides_no_model_and_may_be_the_one_that_is_missed(tree: Tree) -> None:
+    tree.file("/srv/models/z/config.json", "{}")
+    tree.link("/srv/models/m", "x" * 300)  # ENAMETOOLONG, an error as those of a disk that fails
+    found = read_inventory(configured(), Host(tree.root))
+    assert [one.path for one in found.models] == ["z"]
+    assert found.unread[0] == "models: /srv/models/m: File name too long"
+    missing = find_missing(plan(HEAD), lambda _: 0, configured(), GOOD, replace(found, follows=True))
+    assert not any("sparkd model sync m" in hint for _, hint in missing)
+
+
 def test_more_models_than_are_listed_are_said(tree: Tree) -> None:
     for number in range(MOST_MODELS + 5):
         tree.file(f"/srv/models/m{number:03}/config.json", "{}")

@@ -7,7 +7,6 @@ judges the plan again before it launches it.
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -98,20 +97,22 @@ def _read_models(files: Files, models_dir: str) -> tuple[tuple[Model, ...], str]
         pending = deque((name, 1) for name in files.names(models_dir))
     except OSError as error:
         return (), f"models: {models_dir}: {error.strerror or error}"
-    models, unexamined = list[Model](), MOST_FOLDERS
+    models, unexamined, unread = list[Model](), MOST_FOLDERS, ""
     while pending and len(models) < MOST_MODELS:
         if not unexamined:
             return tuple(models), f"models: {models_dir}: only the first {MOST_FOLDERS} names below it were looked at"
         unexamined -= 1
         path, depth = pending.popleft()
-        with suppress(OSError):
+        try:
             folder = model_folder.examine(files, f"{models_dir}/{path}")
             if folder.config or folder.format:
                 models.append(Model(path, folder.size_bytes, _find_fault(folder)))
             elif folder.there and depth < DEPTH:
                 names = (name for name in files.names(f"{models_dir}/{path}") if name not in NOT_MODELS)
                 pending.extend((f"{path}/{name}", depth + 1) for name in names)
-    return tuple(models), _describe_excess("models", len(models), MOST_MODELS)
+        except OSError as error:
+            unread = unread or sanitize(f"models: {models_dir}/{path}: {error.strerror or error}")
+    return tuple(models), unread or _describe_excess("models", len(models), MOST_MODELS)
 
 
 def _find_fault(folder: model_folder.ModelFolder) -> str:

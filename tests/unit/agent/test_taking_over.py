@@ -143,7 +143,7 @@ def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict
 )
 def test_one_that_no_guard_would_end_is_not_taken_over(node: Tree, path: str, text: str) -> None:
     node.file(path, text)
-    assert find(node) == (False, [])
+    assert find(node) == (False, ["its memory guard has ended"])
 
 
 def test_a_rank_of_another_role_or_with_other_papers_is_refused_with_the_reason(node: Tree) -> None:

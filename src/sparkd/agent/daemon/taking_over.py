@@ -151,10 +151,11 @@ def find_left(
     meanwhile, to explain its end.
     """
     known_rank = load_rank(host)
-    has_ended = known_rank.record is not None and known_rank.record.stage is RankStage.READY and not known_rank.alive
+    was_ready = known_rank.record is not None and known_rank.record.stage is RankStage.READY
+    has_ended = was_ready and not known_rank.alive
     if (record := known_rank.record) is None or not (known_rank.stays or (has_ended and handed)):
-        if has_ended:
-            refuse("its engine has ended")
+        if was_ready:
+            refuse("its engine has ended" if has_ended else "its memory guard has ended")
         return None
     faults = list[str]()
     kept = FILE.load(host.files, faults.append)

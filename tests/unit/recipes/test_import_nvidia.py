@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 from pathlib import Path
 
@@ -246,6 +247,9 @@ def test_a_further_command_that_is_no_engine_is_noted(tmp_path: Path) -> None:
         ("r/i:latest", "0.28.0", "0.28"),
         ("vllm/vllm-openai:v0.33.0", "0.24.0", ""),
         ("r/i:latest", "0.28.1rc1.dev337+g2", ""),
+        (f"r/i@sha256:{'a' * 64}", "0.28.0", "0.28"),
+        ("host:5000/r/i", "0.28.0", "0.28"),
+        ("host:5000/r/i:v1", "0.28.0", "0.28"),
     ],
 )
 def test_a_digest_keeps_the_release_that_the_tag_or_the_measurement_names(
@@ -253,7 +257,8 @@ def test_a_digest_keeps_the_release_that_the_tag_or_the_measurement_names(
 ) -> None:
     measured = MEASURED.replace("software: {", f'software: {{backend_version: "{backend_version}", ')
     recipe, _ = imported(tmp_path, PAIR.replace("r/i:latest", tag), measured)
-    assert (recipe.image.ref, recipe.image.vllm) == (f"{tag.rpartition(':')[0]}@{DIGEST}", release)
+    repository = re.split(r"@|:(?!.*/)", tag)[0]
+    assert (recipe.image.ref, recipe.image.vllm) == (f"{repository}@{DIGEST}", release)
 
 
 def test_a_measurement_of_another_text_is_left_out_with_a_note(tmp_path: Path) -> None:

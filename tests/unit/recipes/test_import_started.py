@@ -442,6 +442,16 @@ def test_a_port_of_an_ipv6_address_is_the_engines(tmp_path: Path) -> None:
     assert (recipe.args["host"], recipe.args["port"], notes) == ("::1", 9000, [])
 
 
+def test_of_two_ports_the_last_one_is_the_engines_as_vllm_takes_it(tmp_path: Path) -> None:
+    text = f"docker run -p 9000:8001 {IMAGE} --model org/m --port 8000 --port 8001"
+    recipe, notes, _ = imported(tmp_path, text)
+    assert (recipe.args["port"], [note for note in notes if "publish" in note]) == (9000, [])
+
+
+def test_the_options_of_docker_may_end_with_two_dashes(tmp_path: Path) -> None:
+    assert imported(tmp_path, f"docker run --rm -- {IMAGE} --model org/m")[0].image.ref == IMAGE
+
+
 def test_an_env_file_of_another_user_is_not_read(tmp_path: Path) -> None:
     """Root imports a user's compose file, and finds in the folder that the user has put there a file of root's."""
     path, other = tmp_path / "compose.yaml", os.getuid() + 1

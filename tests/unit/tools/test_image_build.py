@@ -313,6 +313,7 @@ def test_a_label_that_sparkd_did_not_write_is_none(label: str | None) -> None:
     [
         ("localhost/a:1", "localhost/a:1"),
         ("localhost/a:new", "localhost/a:2"),  # the newest one that sparkd has built
+        ("localhost/a", "localhost/a:2"),
         ("localhost/b:new", ""),
         ("a", ""),
     ],

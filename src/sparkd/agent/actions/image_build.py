@@ -9,6 +9,7 @@ from contextlib import closing
 from sparkd.agent.actions.dockerd import ASSERT_SECONDS, TIMEOUT_SECONDS, Containers, program_body
 from sparkd.agent.actions.kept_images import keep_images
 from sparkd.base.host.docker import LABEL
+from sparkd.base.host.docker_image import split_name
 from sparkd.base.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
 
@@ -77,5 +78,5 @@ def give_name(image: str, ref: str, replaced: str, socket_path: str = SOCKET) ->
     Raises DockerError.
     """
     list(keep_images([*filter(None, (image, replaced))], (), (), socket_path))
-    repository, _, tag = ref.rpartition(":") if ":" in ref.rpartition("/")[2] else (ref, "", "latest")
-    SdkClient(socket_path, TIMEOUT_SECONDS).call(lambda api: api.tag(image, repository, tag))
+    repository, tag = split_name(ref)
+    SdkClient(socket_path, TIMEOUT_SECONDS).call(lambda api: api.tag(image, repository, tag or "latest"))

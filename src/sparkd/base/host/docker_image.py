@@ -73,6 +73,13 @@ class BuiltFrom(Struct, frozen=True):
                 yield f"{f'step {number}' if number else 'the base'}: {line}; before: {change}"
 
 
+def split_name(ref: str) -> tuple[str, str]:
+    """Repository and tag of an image's name, without its digest; the tag is empty where it has none."""
+    name = ref.partition("@")[0]
+    repository, _, tag = name.rpartition(":")
+    return (repository, tag) if repository and "/" not in tag else (name, "")  # else a registry's port
+
+
 def read_built(docker: DockerReader, ref: str) -> BuiltFrom | None:
     """None where there is no such image, or sparkd has not built it. Raises DockerError."""
     match docker.image(ref):
@@ -89,8 +96,8 @@ def find_built(docker: DockerReader, ref: str) -> tuple[str, BuiltFrom | None]:
     """
     images = docker.images()  # the newest one first
     lists = (image.get("RepoTags") for image in images if isinstance(image, dict)) if isinstance(images, list) else ()
-    repository = ref.rpartition(":")[0]
-    tags = [tag for names in lists for tag in _texts(names) if tag.rpartition(":")[0] == repository]
+    repository = split_name(ref)[0]
+    tags = [tag for names in lists for tag in _texts(names) if split_name(tag)[0] == repository]
     origins = ((name, read_built(docker, name)) for name in (ref, *tags[:8]))
     return next(((name, built) for name, built in origins if built), ("", None))
 

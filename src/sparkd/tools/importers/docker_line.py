@@ -81,6 +81,7 @@ def read_docker(words: list[str], lines: list[int], at: int, shell_env: Mapping[
             at += 1
         for option in options:
             _take_option(launch, option, shell_env)
+    at += words[at : at + 1] == ["--"]
     name, launch.words = "".join(words[at : at + 1]), words[at + 1 :]
     if not name:
         raise LaunchError(launch.line, f"docker {verb} names no {'container' if verb == 'exec' else 'image'}: write it")

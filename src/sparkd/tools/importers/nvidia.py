@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from sparkd.base.host.docker_image import split_name
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import read_file
 from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
@@ -109,7 +110,7 @@ def _pin_image(source: Source, launch: Launch, software: Mapping[str, object]) -
         source.note(("runtime",), f"runtime.image: {image}: is taken, and not {launch.image} of its setup_command")
     if _DIGEST.fullmatch(digest):
         release = name_release(image if known_release(image) else str(software.get("backend_version")))
-        return f"{image.partition('@')[0].rpartition(':')[0] or image}@{digest}", release
+        return f"{split_name(image)[0]}@{digest}", release
     if "@" not in image:
         source.note(("runtime",), f"runtime.image: {image}: no performance.yaml has its digest, and the tag may move")
     return image, ""

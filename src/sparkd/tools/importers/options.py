@@ -198,7 +198,8 @@ class Options(Struct):
         for option in self.launch.options:
             if option.name != "publish":
                 continue
-            port = next((flag.values[-1] for flag in flags if flag.name == "port" and flag.values), _PORT_OF_VLLM)
+            ports = [flag.values[-1] for flag in flags if flag.name == "port" and flag.values]
+            port = ports[-1] if ports else _PORT_OF_VLLM  # of several, vLLM takes the last
             match = _PORT.fullmatch(option.value)
             if match and match[3] == port and published is flags:
                 address = [Flag("port", (match[2],)), *([Flag("host", (match[1].strip("[]"),))] if match[1] else [])]

@@ -66,7 +66,7 @@ from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 from sparkd.tools.importers.command import parse_serve, program
 from sparkd.tools.importers.convert import import_file
 from sparkd.tools.importers.shell import commands_in_container
-from sparkd.tools.importers.source import Unusable
+from sparkd.tools.importers.source import UnusableRecipeError
 from sparkd.tools.importers.templates import Values, format_template, substitute
 from sparkd.tools.importers.variables import CommandError
 from sparkd.tools.setup.join_code import JoinCode
@@ -388,7 +388,7 @@ def recipes(machine: Machine) -> Iterator[tuple[str, Parser]]:
         Parser(
             text(lambda raw: format_template(raw, Values({"port": 1, "a": "b"}))),
             (b"vllm {port:>5} {{x}} {a!r}",),
-            (Unusable, CommandError),
+            (UnusableRecipeError, CommandError),
         ),
     )
     yield (
@@ -396,7 +396,7 @@ def recipes(machine: Machine) -> Iterator[tuple[str, Parser]]:
         Parser(
             text(lambda raw: substitute(raw, Values({"port": 1, "a": "{port}"}))),
             (b"vllm {port} {{x}} {a}",),
-            (Unusable, CommandError),
+            (UnusableRecipeError, CommandError),
         ),
     )
     yield (

@@ -34,7 +34,7 @@ from sparkd.base.lib.systemd import Notifier
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.history import Launch
 from sparkd.base.state.known_good import Facts
-from sparkd.tools.models.ssh import Ended, SshHost
+from sparkd.tools.models.ssh import ProgramResult, SshHost
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.setup_manifest import Setup
 from sparkd.tools.setup.system_config import SysctlManager, UnitFiles
@@ -286,9 +286,9 @@ def test_caches_that_a_user_may_swap_start_no_engine(theirs: Path) -> None:
 class Here(SshHost, frozen=True):
     """This node in the place of another one, where root logs in."""
 
-    def run(self, *words: str, seconds: float = 60.0, given: str = "") -> Ended:
+    def run(self, *words: str, seconds: float = 60.0, stdin_text: str = "") -> ProgramResult:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return ProgramResult(done.returncode, done.stdout, done.stderr)
 
 
 def test_rsync_on_another_node_runs_as_the_owner_of_the_folder(theirs: Path) -> None:

@@ -13,7 +13,7 @@ from tests.integration.stranger import UID, Stranger
 from tests.unit.wire import reserved_port
 
 from sparkd.agent.preflight.check import Level, Verdict
-from sparkd.agent.preflight.checks.ports import Ports, Wanted
+from sparkd.agent.preflight.checks.ports import Ports, WantedPort
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.fixes import Identity
 from sparkd.base.host import Host
@@ -111,7 +111,7 @@ def test_a_name_makes_no_stray_and_needs_nobody(asleep: bool) -> None:
 def test_who_holds_the_port_of_the_plan_is_named_whatever_his_name_is() -> None:
     with reserved_port() as port, Stranger(LISTENER, str(port)) as stranger:
         stranger.wait_for("ready")
-        verdict = Ports((Wanted(port, "127.0.0.1", "the API", "args.port"),)).run(Host())[1]
+        verdict = Ports((WantedPort(port, "127.0.0.1", "the API", "args.port"),)).run(Host())[1]
     assert verdict.level is Level.BLOCK
     assert f"by pid {stranger.pid} (VLLM::APIServer) of {USER}" in verdict.reason
 

@@ -40,11 +40,11 @@ def scan(runs: int) -> NoReturn:
 
 def timed(runs: int) -> dict[str, list[float] | int]:
     from sparkd.agent.preflight.check import Level
-    from sparkd.agent.preflight.checks.ports import Ports, Wanted
+    from sparkd.agent.preflight.checks.ports import Ports, WantedPort
     from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
     from sparkd.base.host import Host
 
-    strays, ports, host = StrayWorkers(), Ports((Wanted(PORT, "", "the API", "args.port"),)), Host()
+    strays, ports, host = StrayWorkers(), Ports((WantedPort(PORT, "", "the API", "args.port"),)), Host()
     strays.run(host)  # imports, and names of users, once
     ports.run(host)
     free, held = [], []

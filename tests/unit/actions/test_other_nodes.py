@@ -19,7 +19,7 @@ from sparkd.tools.cli import main, model
 from sparkd.tools.models import image_copy, peers
 from sparkd.tools.models.image_copy import SCRATCH
 from sparkd.tools.models.model_files import send_model
-from sparkd.tools.models.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
+from sparkd.tools.models.ssh import COMMAND_SECONDS, ProgramResult, SshHost, diagnose
 
 NODES = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2", "10.0.0.3")))
 
@@ -116,7 +116,7 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
     ],
 )
 def test_a_failure_has_a_reason_of_its_own(code: int, trouble: str, reason: str) -> None:
-    found, hint = diagnose(Ended(code, "", trouble), "ann@a")
+    found, hint = diagnose(ProgramResult(code, "", trouble), "ann@a")
     assert found.startswith(reason)
     assert hint.isprintable()
 
@@ -124,8 +124,8 @@ def test_a_failure_has_a_reason_of_its_own(code: int, trouble: str, reason: str)
 def test_a_sparkd_there_says_what_to_do_itself() -> None:
     refused = "sparkd: the code is wrong\x1b[2J\nsparkd: or late\nhint: sudo sparkd init --invite on the head\n"
     expected = ("the code is wrong\\x1b[2J; or late", "there: sudo sparkd init --invite on the head")
-    assert diagnose(Ended(10, "", refused), "ann@a") == expected
-    assert diagnose(Ended(10, "", "sparkd: busy\n"), "ann@a") == ("busy", "")
+    assert diagnose(ProgramResult(10, "", refused), "ann@a") == expected
+    assert diagnose(ProgramResult(10, "", "sparkd: busy\n"), "ann@a") == ("busy", "")
 
 
 def program(path: Path, text: str) -> None:
@@ -251,8 +251,12 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
 
 def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:
     class Slow(SshHost, frozen=True):
-        def run(self, *words: str, seconds: float = COMMAND_SECONDS, given: str = "") -> Ended:
-            return Ended(0, '{"RootFS": {"Layers": []}, "Config": {}}', "") if seconds > 30 else Ended(-9, "", "")
+        def run(self, *words: str, seconds: float = COMMAND_SECONDS, stdin_text: str = "") -> ProgramResult:
+            return (
+                ProgramResult(0, '{"RootFS": {"Layers": []}, "Config": {}}', "")
+                if seconds > 30
+                else ProgramResult(-9, "", "")
+            )
 
     assert identity_of(Slow("a").inspect_image("name:tag"), "name:tag")
 

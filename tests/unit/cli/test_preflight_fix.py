@@ -11,7 +11,7 @@ from tests.tree import Tree
 from tests.unit.commands import sparkd
 
 from sparkd.agent.actions.owner_lock import acquire_lock
-from sparkd.agent.preflight.checks.ports import Ports, Wanted
+from sparkd.agent.preflight.checks.ports import Ports, WantedPort
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.runner import examine
 from sparkd.base.host import Host
@@ -25,7 +25,7 @@ from sparkd.tools.node.render import Owner, Shown
 
 SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope"
-CHECKS = (StrayWorkers(rendezvous=29501), Ports((Wanted(8000, "", "the API", "args.port"),)))
+CHECKS = (StrayWorkers(rendezvous=29501), Ports((WantedPort(8000, "", "the API", "args.port"),)))
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may use --fix")
 
 

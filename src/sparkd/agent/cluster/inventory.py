@@ -1,4 +1,4 @@
-"""The inventory of a node, from which it could serve: models, images, memory, and what it permits its head.
+"""What a node has to serve with: models, images, memory, and what its head may choose.
 
 The head requests the inventory of each worker before it changes the plan. It is bounded, and proves nothing: the worker
 judges the plan again before it launches it.

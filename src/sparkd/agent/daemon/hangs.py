@@ -42,13 +42,13 @@ def watch_hang(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -
 
 def group_is_idle(agent: Agent, running: Running) -> bool:
     """Whether no rank does anything: the head's as it is watched, the others as they report, while requests wait."""
-    idle = _is_idle(running)  # also where a report decides: the watch needs every call
+    idle = _is_idle(running)  # first, and always: the watch takes its sample in this call
     reports = [peer.report for peer in agent.monitor.statuses()]
     return idle and all(report is not None and report.engine.idle_seconds is not None for report in reports)
 
 
 def report_idle(agent: Agent, running: Running, head: NodeReport) -> None:
-    """Report whether this worker is idle: with one fixed figure, so that the report changes only when that does."""
+    """Report whether this worker is idle. The figure is fixed, so that the report changes only where that does."""
     idle = head.phase is Phase.DEGRADED and _is_idle(running)
     engine = replace(agent.reporter.report.engine, idle_seconds=round(IDLE_SECONDS) if idle else None)
     agent.reporter.update(engine=engine)

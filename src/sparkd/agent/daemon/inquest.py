@@ -18,13 +18,13 @@ from sparkd.base.status.model import Phase
 LOST_GRACE_SECONDS = 0.5
 """Grace period of an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no
 rank may outlive another by more than two."""
-ACCOUNT_SECONDS = 2.0
+GUARD_REPORT_SECONDS = 2.0
 """Limit for the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
 DOCKERD_SECONDS = 2.0
 """Limit for a look whether dockerd runs: milliseconds, but over half a second where a dozen processes want a core."""
 KILLS_SECONDS = 2.0
 """Limit for reading the kernel's count of kills: milliseconds, unless the machine is short of memory."""
-NEWS_SECONDS = 1.5
+PEER_REPORT_SECONDS = 1.5
 """Time for the failed node's report to arrive, where the engine's own words name another rank."""
 SILENCE_SECONDS = 10.0
 """Limit for each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
@@ -72,7 +72,7 @@ def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
 def _read_exit(agent: Agent, running: Running) -> str:
     """The exit code of a rank that has ended, and the last lines of its log. Raises MemoryGuardError."""
     if (guard := running.guard) is not None:
-        agent.loop.wait_until(lambda: guard.over, ACCOUNT_SECONDS)
+        agent.loop.wait_until(lambda: guard.over, GUARD_REPORT_SECONDS)
         guard.raise_if_killed()
     code = agent.look(running.read_exit_code, EXIT_CODE_SECONDS, "the exit code", UNKNOWN_CODE)
     running.finish_log()
@@ -86,7 +86,7 @@ def _raise_if_peer_lost(agent: Agent, reason: str) -> None:
     """
     began = time.monotonic()
     agent.loop.endings.enter(Stage.INQUEST)
-    agent.loop.wait_until(never, NEWS_SECONDS)  # the monitor's check raises PeerLostError in this wait
+    agent.loop.wait_until(never, PEER_REPORT_SECONDS)  # the monitor's check raises PeerLostError in this wait
     head = agent.monitor.check()[0]
     agent.loop.endings.enter(Stage.END)
     if not agent.context.is_head and head.report is not None and head.report.phase is Phase.AWAITING_PEERS:

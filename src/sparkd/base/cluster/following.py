@@ -18,7 +18,7 @@ from sparkd.base.cluster.membership import NodeContext, check_owners, find_place
 from sparkd.base.config import Loaded, Settings, load_with_origins
 from sparkd.base.host import Host, caches
 from sparkd.base.host.files import Files
-from sparkd.base.host.ownership import find_changeable
+from sparkd.base.host.ownership import find_writable_parent
 from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, HeadRefusedError
 from sparkd.base.lib.text import validator_message
 from sparkd.base.plan.allowed import find_refusals, is_permitted
@@ -154,8 +154,8 @@ def _resolve(files: Files, path: str) -> str:
 
 
 def _describe_changeable(files: Files, path: str) -> str:
-    """The folder of `find_changeable`, or, where the mounts can't be read, words about that."""
+    """The folder of `find_writable_parent`, or, where the mounts can't be read, words about that."""
     try:
-        return find_changeable(files, path)
+        return find_writable_parent(files, path)
     except OSError:
         return f"{path}, as far as is known"

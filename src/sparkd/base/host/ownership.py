@@ -44,7 +44,7 @@ def find_writable(files: Files, path: str, owners: Collection[int] = ROOT, *, st
     return ""
 
 
-def find_changeable(files: Files, path: str) -> str:
+def find_writable_parent(files: Files, path: str) -> str:
     """A folder where another than root may put something else on the way to `path`; empty where there is none.
 
     Raises OSError where the mounts can't be read.

@@ -26,9 +26,9 @@ class SlowDocument(Struct, Generic[T]):
     read: Callable[[str], T]
     """Takes the request's query."""
     fresh_seconds: float = 0.0
-    """How long one reading answers all requests; those that come while it is read wait for it.
+    """Age up to which one reading answers all requests. Those that come while it is read wait for it.
 
-    0: each request has a reading of its own, and those that come meanwhile get None.
+    0: each request has a reading of its own, and those that come during it get None.
     """
     _reading: asyncio.Future[T] | None = None
     _read_at: float = 0.0

@@ -29,12 +29,12 @@ def find_refusals(
     settings: Settings,
     images: Collection[str],
     resolve: Callable[[str], str] = str,
-    find_changeable: Callable[[str], str] = str,
+    find_writable_parent: Callable[[str], str] = str,
 ) -> Iterator[str]:
     """What the plan wants beyond `cluster.allow` of `settings`, each with the key and what that permits.
 
-    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_changeable` returns the folder in
-    which others than root may change where a path leads, or nothing: docker follows the path again, some time later.
+    `images`: those that are permitted. `resolve` follows the node's symlinks. `find_writable_parent` returns a folder
+    on the path that users other than root may change, or nothing: docker follows the path again, some time later.
     """
     allow, spec = settings.cluster.allow, plan.container
     if not any(is_permitted(plan.image, prefix) for prefix in images):
@@ -48,11 +48,11 @@ def find_refusals(
         yield from (f"{privilege}: cluster.allow.privileged is false" for privilege in privileges)
     if len(plan.caches) > MOST_CACHES:
         yield f"{len(plan.caches)} caches: at most {MOST_CACHES} are made for a head"
-    yield from _refuse_paths(spec, settings, resolve, find_changeable)
+    yield from _refuse_paths(spec, settings, resolve, find_writable_parent)
 
 
 def _refuse_paths(
-    spec: Container, settings: Settings, resolve: Callable[[str], str], find_changeable: Callable[[str], str]
+    spec: Container, settings: Settings, resolve: Callable[[str], str], find_writable_parent: Callable[[str], str]
 ) -> Iterator[str]:
     models, mounts = settings.engine.models_dir, ", ".join(settings.cluster.allow.mounts) or "none"
     for key, path, written in given_paths(spec):
@@ -63,7 +63,7 @@ def _refuse_paths(
             yield f"{path} {mode}: cluster.allow.mounts permits {mounts}, beside {models} to read"
         elif outer := _find_writable_above(plain, real, settings, resolve):
             yield f"{path}: containers may write to {outer}, so nothing in it is permitted, only {outer} itself"
-        elif plain not in folders and not is_below(plain, HEAD_FILES) and (folder := find_changeable(plain)):
+        elif plain not in folders and not is_below(plain, HEAD_FILES) and (folder := find_writable_parent(plain)):
             reason = f"others than root may change what is in {folder}"
             yield f'{path}: {reason}; to permit it: cluster.allow.mounts = [..., "{path}"] on this node'
 

@@ -39,7 +39,7 @@ JSON_PROBES: dict[str, tuple[object, ...]] = {
     "null": (None,), "bool": (True,), "int": (7, 2), "float": (1.5,), "text": ("abc",), "list": ([],), "object": ({},),
 }  # fmt: skip
 OWNERS = ("VllmConfig", "ModelConfig", "ParallelConfig", "CacheConfig", "ObservabilityConfig")
-"""Classes of vllm.config with fields that are classes of fields, each behind a flag of its name."""
+"""Classes of vllm.config, some fields of which are such classes too: each of these has a flag of its name."""
 
 
 def describe_flag(action: argparse.Action, names: list[str]) -> dict[str, object]:

@@ -36,7 +36,7 @@ from sparkd.tools.importers.launch import Engine, read_inner_engine
 from sparkd.tools.importers.mods import File, walk
 from sparkd.tools.importers.nvidia import catalogue_name, is_measurement, read_nvidia
 from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, redact, secret_file
-from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut
+from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten
 from sparkd.tools.importers.sparkrun import read_sparkrun
 from sparkd.tools.importers.variables import CommandError
 
@@ -127,11 +127,11 @@ def import_forms(forms: list[Form], taken: Collection[str], place: Place) -> Res
 
 
 def _make_result(source: Source, files: list[str], place: Place, make: Callable[[], Recipe]) -> Result:
-    """Complete the recipe that `make` returns. Raises ConfigError with file and line for its Unusable."""
+    """Complete the recipe that `make` returns. Raises ConfigError with file and line for its UnusableRecipeError."""
     document, file = source.document, source.file or files[0]
     try:
         bundle = complete(source, make(), place)
-    except Unusable as fault:
+    except UnusableRecipeError as fault:
         raise ConfigError(printable(f"{file}: line {document.line(fault.key)}: {fault.reason}")) from None
     notes = sorted(source.notes, key=lambda note: (note.file, note.line))
     steps = tuple(bundle.steps())
@@ -155,18 +155,18 @@ def _make_slug(text: str) -> str:
 
 
 def _convert_recipe(source: Source, name: str, overrides: Overrides) -> Recipe:
-    """Convert another tool's recipe. Raises Unusable."""
+    """Convert another tool's recipe. Raises UnusableRecipeError."""
     try:
         foreign = next(filter(None, (read(source, overrides) for read in IMPORTERS)))
         engine = _find_engine(source, foreign, overrides)
     except (CommandError, LaunchError) as error:
-        raise Unusable(COMMAND, f"command: {redact(str(error))}") from None
+        raise UnusableRecipeError(COMMAND, f"command: {redact(str(error))}") from None
     foreign = replace(foreign, env={**foreign.env, **engine.env}, secrets={**foreign.secrets, **engine.secrets})
     return _make_recipe(source, name, foreign, engine.serve)
 
 
-def _make_recipe(source: Source, name: str, foreign: Foreign, command: Serve) -> Recipe:
-    """Make a recipe of schema 1. Raises Unusable."""
+def _make_recipe(source: Source, name: str, foreign: ForeignRecipe, command: Serve) -> Recipe:
+    """Make a recipe of schema 1. Raises UnusableRecipeError."""
     served_name, args = _convert_flags(source, command)
     _note_code(source)
     nodes = _count_nodes(source, foreign, args)
@@ -202,7 +202,7 @@ def _make_recipe(source: Source, name: str, foreign: Foreign, command: Serve) ->
     )
 
 
-def _find_engine(source: Source, foreign: Foreign, overrides: Overrides) -> Engine:
+def _find_engine(source: Source, foreign: ForeignRecipe, overrides: Overrides) -> Engine:
     """Find what the recipe's command starts. Raises CommandError, LaunchError."""
     launch = Launch(source.document.line(COMMAND), foreign.image)
     engine = read_inner_engine(launch, foreign.command, foreign.env, overrides)
@@ -218,7 +218,7 @@ def _convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonV
         base_name = flag.name.partition(".")[0].removeprefix("no-")
         where = f"command: --{flag.name}"
         if base_name == "config":
-            raise Unusable(COMMAND, f"{where}: {OTHER_HOMES[base_name]}")
+            raise UnusableRecipeError(COMMAND, f"{where}: {OTHER_HOMES[base_name]}")
         if flag.name == "served-model-name" and flag.values:
             served_name = flag.values[0]
             if flag.values[1:]:
@@ -235,7 +235,7 @@ def _convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonV
 def _convert_flag(source: Source, args: dict[str, JsonValue], flag: Flag, where: str) -> None:
     for value in flag.values:
         if has_placeholder(value):
-            raise Unusable(COMMAND, f"{where} {value[:60]}: sparkd would put in a value of its own")
+            raise UnusableRecipeError(COMMAND, f"{where} {value[:60]}: sparkd would put in a value of its own")
     is_off = flag.name.startswith("no-") and not flag.values
     name = flag.name.removeprefix("no-") if is_off else flag.name
     if args.pop(name, None) is not None:
@@ -244,28 +244,28 @@ def _convert_flag(source: Source, args: dict[str, JsonValue], flag: Flag, where:
     try:
         args.update(parse_flags({name: list(flag.values) if flag.values[1:] else one_value}))
     except ValueError as error:
-        raise Unusable(COMMAND, f"command: {error}") from None
+        raise UnusableRecipeError(COMMAND, f"command: {error}") from None
 
 
 def _note_code(source: Source) -> None:
     """Note the code that the tool would run besides the engine, except what `endpoint` turns into commands."""
     for key, meaning in _NOT_RUN.items():
         for step in source.items(key):
-            source.note((key,), f"{key}: {redact(cut(step))}: not run: {meaning}")
+            source.note((key,), f"{key}: {redact(shorten(step))}: not run: {meaning}")
     for key in ("builder", "builder_config"):
         if source.has(key) and source.document.data[key] not in ("eugr", "docker-pull"):
-            source.miss((key,), f"{key}: not run: {cut(source.document.data[key])}: sparkd builds no image")
+            source.note_missing((key,), f"{key}: not run: {shorten(source.document.data[key])}: sparkd builds no image")
 
 
-def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]) -> dict[str, int]:
+def _count_nodes(source: Source, foreign: ForeignRecipe, args: Mapping[str, JsonValue]) -> dict[str, int]:
     """Fewest and most nodes: one for each rank of the flags, unless the recipe requires another number."""
     fewest, most = foreign.nodes
     sizes = (parse_count(args.get(flag), _MOST_RANKS) for flag in rank_flags(args))
     ranks = prod(1 if size is None else size for size in sizes)
     if most is not None and most < fewest:
-        raise Unusable((), f"requires at least {fewest} and at most {most} nodes")
+        raise UnusableRecipeError((), f"requires at least {fewest} and at most {most} nodes")
     if not fewest <= ranks <= (most or ranks):
-        source.miss((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
+        source.note_missing((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
         return {"min": fewest} if most is None else {"min": fewest, "max": most}
     return {"min": ranks, "max": ranks}
 
@@ -288,13 +288,13 @@ def _split_environment(source: Source, env: Mapping[str, str], *, many: bool) ->
             source.note(("env", name), f"env.{name}: left out: {error}")
             continue
         if has_placeholder(text):
-            raise Unusable(("env", name), f"env.{name}: {text[:60]}: sparkd would put in a value of its own")
+            raise UnusableRecipeError(("env", name), f"env.{name}: {text[:60]}: sparkd would put in a value of its own")
         kept[name] = text
     return kept, secrets
 
 
 def _validate(written: Mapping[str, object]) -> Recipe:
-    """Make the recipe. Raises Unusable with the first error."""
+    """Make the recipe. Raises UnusableRecipeError with the first error."""
     try:
         return Recipe.model_validate(written)
     except ValidationError as error:
@@ -302,4 +302,4 @@ def _validate(written: Mapping[str, object]) -> Recipe:
         context = fault.get("ctx", {})
         key = str(context["at"]) if context.get("at") else ".".join(str(step) for step in fault["loc"])
         shown = format_key((key,), context.get("found", fault["input"]))
-        raise Unusable((), f"{shown}: {validator_message(fault['msg'])}") from None
+        raise UnusableRecipeError((), f"{shown}: {validator_message(fault['msg'])}") from None

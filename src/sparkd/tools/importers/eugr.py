@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.tools.importers.options import redact
 from sparkd.tools.importers.shell import commands_in_container
-from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, whole_number
+from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, whole_number
 from sparkd.tools.importers.sparkrun import TABLES
 from sparkd.tools.importers.templates import Values, format_template
 from sparkd.tools.importers.variables import CommandError, unknown
@@ -35,14 +35,14 @@ def _is_eugrs(source: Source, overrides: Overrides) -> bool:
     return True
 
 
-def read_eugr(source: Source, overrides: Overrides) -> Foreign | None:
-    """Read a recipe; None for one of another tool. Raises Unusable, or CommandError for the command."""
+def read_eugr(source: Source, overrides: Overrides) -> ForeignRecipe | None:
+    """Read a recipe; None for one of another tool. Raises UnusableRecipeError, or CommandError for the command."""
     if not _is_eugrs(source, overrides):
         return None
     values = Values({**_read_defaults(source), **_read_options(overrides)})
     command = format_template(source.needed_text("command"), values)
     values.check_overrides(overrides, command)
-    return Foreign(
+    return ForeignRecipe(
         format="eugr v1",
         description=source.text("description") or source.text("name"),
         image=source.needed_text("container").strip(),
@@ -78,7 +78,7 @@ def _read_options(overrides: Overrides) -> dict[str, object]:
             parse = whole_number if name in _WHOLE_NUMBERS else float if name == "gpu_memory_utilization" else str
             values[name] = parse(text)
         except ValueError:
-            raise Unusable(("defaults", name), f"-o {name}={text}: must be a number") from None
+            raise UnusableRecipeError(("defaults", name), f"-o {name}={text}: must be a number") from None
     return values
 
 

@@ -27,7 +27,7 @@ from sparkd.tools.importers.docker_line import is_unit, read_script, read_unit
 from sparkd.tools.importers.launch import Engine, explain_missing, find_engine, find_script, merge
 from sparkd.tools.importers.options import Launch, LaunchError, redact
 from sparkd.tools.importers.shell import OF_IMAGE
-from sparkd.tools.importers.source import Foreign, Overrides, Source
+from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source
 from sparkd.tools.importers.variables import CommandError, Variables, shown, unknown
 
 CONTAINER = "container"
@@ -169,7 +169,7 @@ def form_of_container(name: str, host: Host) -> Form:
     return Form(name, CONTAINER, [launch], "")
 
 
-def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
+def combine(forms: list[Form], image: str) -> tuple[Source, ForeignRecipe, Serve]:
     """Combine forms that start one engine; each starts it on one node. Raises ConfigError with file and line."""
     # What starts no engine by itself has notes, too.
     bare_launches = [(form.path, launch) for form in forms for launch in form.launches if not launch.image]
@@ -197,7 +197,7 @@ def combine(forms: list[Form], image: str) -> tuple[Source, Foreign, Serve]:
     source.container = shlex.quote(forms[0].path) if kind == CONTAINER else ""
     source.is_running_here = bool(source.container) and not image
     command, secrets = shlex.join(engine.words), engine.secrets
-    foreign = Foreign(kind, "", launch.image, command, engine.env, engine.container, nodes, secrets=secrets)
+    foreign = ForeignRecipe(kind, "", launch.image, command, engine.env, engine.container, nodes, secrets=secrets)
     return source, foreign, engine.serve
 
 

@@ -24,7 +24,7 @@ from sparkd.tools.importers.docker_line import read_docker
 from sparkd.tools.importers.launch import find_differences, read_inner_engine
 from sparkd.tools.importers.options import OF_RANK, Launch, LaunchError, merge_keys, redact, secret_file
 from sparkd.tools.importers.shell import Script
-from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, as_mapping
+from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, as_mapping
 from sparkd.tools.importers.sparkrun import convert_option, explain_reach, why_unused
 from sparkd.tools.importers.templates import Values
 from sparkd.tools.importers.variables import CommandError, Variables, shown
@@ -60,8 +60,8 @@ def catalogue_name(source: Source) -> str:
     return f"{source.document.data.get('model')}-{source.document.data.get('hardware')}".rpartition("/")[2]
 
 
-def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
-    """Read a recipe; None for one of another tool. Raises Unusable, or CommandError for the command."""
+def read_nvidia(source: Source, overrides: Overrides) -> ForeignRecipe | None:
+    """Read a recipe; None for one of another tool. Raises UnusableRecipeError, or CommandError for the command."""
     if not catalogue_name(source):
         return None
     if source.text("backend") != "vllm":
@@ -71,7 +71,9 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
     command = _RANK_FLAGS.sub(r"\g<1>0", command)
     nodes, measured, launch = _count_nodes(source), _read_measurement(source), _read_docker_run(source)
     if not re.match(r"dgx-spark(-|\Z)", source.text("hardware")):
-        source.miss(("hardware",), f"hardware: {source.text('hardware')[:60]}: is no DGX Spark: choose another recipe")
+        source.note_missing(
+            ("hardware",), f"hardware: {source.text('hardware')[:60]}: is no DGX Spark: choose another recipe"
+        )
     for key in _SHOWN:
         for value in source.items(key):
             source.note((key,), f"{key}: {value if isinstance(value, str) else _flatten(value)}"[:400])
@@ -80,7 +82,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> Foreign | None:
     env, secrets = _split_environment(source, launch)
     _compare_workers(source, command, env, overrides)
     _miss_io_uring(source, launch, command)
-    return Foreign(
+    return ForeignRecipe(
         format="NVIDIA catalogue",
         description=source.text("title"),
         image=image,
@@ -182,7 +184,7 @@ def _read_figures(measured: Mapping[str, object]) -> dict[str, object]:
 
 
 def _read_docker_run(source: Source) -> Launch:
-    """Read the only `docker run` of the set-up. Raises Unusable."""
+    """Read the only `docker run` of the set-up. Raises UnusableRecipeError."""
     try:
         commands = Script(str(source.mapping("runtime").get("setup_command") or ""), _UnassignedVariables({})).read()
         runs = [[*map(shown, command.words)] for command in commands if command.words[:2] == ["docker", "run"]]
@@ -190,7 +192,7 @@ def _read_docker_run(source: Source) -> Launch:
             return read_docker(runs[0], [1] * len(runs[0]), 2, {})
         raise CommandError(f"has `docker run` {len(runs)} times, and once is needed")
     except (CommandError, LaunchError) as error:
-        raise Unusable(("runtime",), f"{_SETUP}: {error}") from None
+        raise UnusableRecipeError(("runtime",), f"{_SETUP}: {error}") from None
 
 
 def _split_environment(source: Source, launch: Launch) -> tuple[dict[str, str], dict[str, str]]:
@@ -251,7 +253,7 @@ def _convert_options(source: Source, launch: Launch) -> dict[str, object]:
             source.note(("runtime",), text, is_missing=not why or name == "platform")
         merge_keys(container, converted or {})
     for note in launch.notes:
-        source.miss(("runtime",), f"{_SETUP}: {note.text}")
+        source.note_missing(("runtime",), f"{_SETUP}: {note.text}")
     return container
 
 
@@ -272,7 +274,7 @@ def _miss_io_uring(source: Source, launch: Launch, command: str) -> None:
     settings = [f"{name}={option.value}" for name, option in launch.env.items()]
     if is_unconfined and not _is_privileged(launch) and _TABLE_ON_DISK.search("\n".join([*settings, command])):
         reason = "VLLM_PLE_TABLE_MEMORY=disk: needs io_uring, which docker's own seccomp profile forbids"
-        source.miss(("runtime",), f"{_SETUP}: {reason}: write container.privileged: true")
+        source.note_missing(("runtime",), f"{_SETUP}: {reason}: write container.privileged: true")
 
 
 def _find_caches(launch: Launch) -> dict[str, str]:

@@ -19,7 +19,7 @@ Overrides = Mapping[str, str]
 _LONGEST_NUMBER = 300
 
 
-class Unusable(Exception):  # noqa: N818  # describes the recipe
+class UnusableRecipeError(Exception):
     """The recipe cannot be imported: key and reason."""
 
     def __init__(self, key: Key, reason: str) -> None:
@@ -39,7 +39,7 @@ class Note(Struct, frozen=True):
     """The file of the line, where several are imported."""
 
 
-def cut(step: object) -> str:
+def shorten(step: object) -> str:
     """The step as text on one line, of at most 200 characters."""
     text = " ".join((step if isinstance(step, str) else json.dumps(step, default=str)).split())
     return text if len(text) <= 200 else f"{text[:197]}..."
@@ -65,7 +65,7 @@ class Source(Struct):
     def note(self, key: Key, text: str, *, is_missing: bool = False) -> None:
         self.notes.append(Note(self.document.line(key), text, is_missing, self.file))
 
-    def miss(self, key: Key, text: str) -> None:
+    def note_missing(self, key: Key, text: str) -> None:
         """Note a part without which the recipe leads to no endpoint."""
         self.note(key, text, is_missing=True)
 
@@ -82,7 +82,7 @@ class Source(Struct):
     def needed_text(self, key: str) -> str:
         text = self.text(key)
         if not text.strip():
-            raise Unusable((key,), f"{key} is missing")
+            raise UnusableRecipeError((key,), f"{key} is missing")
         return text
 
     def mapping(self, key: str) -> Mapping[str, object]:
@@ -105,11 +105,11 @@ class Source(Struct):
         return number
 
     @staticmethod
-    def fault(key: Key, value: object, needed: str) -> Unusable:
-        return Unusable(key, f"{format_key(key, value)}: {needed}")
+    def fault(key: Key, value: object, needed: str) -> UnusableRecipeError:
+        return UnusableRecipeError(key, f"{format_key(key, value)}: {needed}")
 
 
-class Foreign(Struct, frozen=True):
+class ForeignRecipe(Struct, frozen=True):
     """A recipe of another tool, with its templates filled in."""
 
     format: str

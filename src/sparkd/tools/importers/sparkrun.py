@@ -17,7 +17,7 @@ from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import Container
 from sparkd.base.vllm.args import SECRET_NAME
 from sparkd.base.vllm.container_paths import is_below
-from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, cut, whole_number
+from sparkd.tools.importers.source import ForeignRecipe, Overrides, Source, UnusableRecipeError, shorten, whole_number
 from sparkd.tools.importers.templates import Values, substitute
 
 EXECUTOR = "executor_config"
@@ -62,19 +62,19 @@ class _Tables(Struct, frozen=True, forbid_unknown_fields=True):
 TABLES = toml.decode(read_data("sparkrun.toml"), type=_Tables)
 
 
-def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
-    """Read a recipe. Raises Unusable, or CommandError for the command."""
+def read_sparkrun(source: Source, overrides: Overrides) -> ForeignRecipe:
+    """Read a recipe. Raises UnusableRecipeError, or CommandError for the command."""
     runtime = source.text("runtime")
     if runtime not in ("", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm"):
         raise source.fault(("runtime",), runtime, "sparkd runs vLLM alone")
     for key, reason in TABLES.refused.items():
         if source.has(key) and source.document.data[key] != "docker":
-            raise Unusable((key,), f"{key}: {reason}")
+            raise UnusableRecipeError((key,), f"{key}: {reason}")
     values = _make_values(source, overrides)
     command = _make_command(source, values)
     _check_replicas(values)
     values.check_overrides(overrides, command)
-    return Foreign(
+    return ForeignRecipe(
         format="sparkrun",
         description=source.text("description") or str(source.mapping("metadata").get("description") or ""),
         image=source.text("container").strip() or TABLES.image,
@@ -160,11 +160,11 @@ def _is_true(value: object) -> bool:
 
 
 def _check_replicas(values: Values) -> None:
-    """Raise Unusable for several replicas of the engine."""
+    """Raise UnusableRecipeError for several replicas of the engine."""
     values.used.update(("tensor_parallel", "pipeline_parallel", "data_parallel"))
     if str(values.get("data_parallel") or 1) != "1":
         reason = "sparkrun gives each replica flags of its own, and sparkd runs one engine"
-        raise Unusable(("defaults", "data_parallel"), f"defaults.data_parallel: {reason}")
+        raise UnusableRecipeError(("defaults", "data_parallel"), f"defaults.data_parallel: {reason}")
 
 
 def _count_nodes(source: Source) -> tuple[int, int | None]:
@@ -220,9 +220,9 @@ def _convert_or_note(source: Source, name: str, value: object, command: str) -> 
     else:
         reason = "" if name == "privileged" else explain_reach(container)
     if reason:
-        shown = "".join(f" {cut(str(entry))}:" for entry in value) if isinstance(value, list) else ""
+        shown = "".join(f" {shorten(str(entry))}:" for entry in value) if isinstance(value, list) else ""
         is_used = name == "volumes" and any(_is_used(volume, command) for volume in shown.split())
-        leave_out = source.miss if is_used or name == "platform" else source.note
+        leave_out = source.note_missing if is_used or name == "platform" else source.note
         leave_out((EXECUTOR, name), f"{EXECUTOR}.{name}:{shown} left out: {reason}")
     return {} if reason else converted or {}
 

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.tools.importers.source import Overrides, Unusable
+from sparkd.tools.importers.source import Overrides, UnusableRecipeError
 from sparkd.tools.importers.variables import CommandError, mark
 
 _LONGEST_SPEC = 32
@@ -40,11 +40,11 @@ class Values(Struct):
         return self.values.get(name)
 
     def check_overrides(self, overrides: Overrides, command: str) -> None:
-        """Raises Unusable for an override that filled in nothing, and has no `$NAME` or `<NAME>` in the command."""
+        """Raises UnusableRecipeError for an override that filled in nothing, and has no such blank in the command."""
         for name in overrides:
             if name not in self.used and not re.search(rf"(?:\$\{{?|<){re.escape(name)}\b", command):
                 known = did_you_mean(name, sorted(self.used))
-                raise Unusable((), f"-o {name}: nothing in its command is filled in by that name{known}")
+                raise UnusableRecipeError((), f"-o {name}: nothing in its command is filled in by that name{known}")
 
 
 def format_template(template: str, values: Values) -> str:

@@ -65,8 +65,8 @@ _KNOWN_FAILURES = (
 """Pattern in stderr, reason, hint with {} for the login: the first one that matches counts."""
 
 
-class Ended(NamedTuple):
-    """The end of a program there."""
+class ProgramResult(NamedTuple):
+    """What a program there left at its end."""
 
     code: int
     answer: str
@@ -86,17 +86,17 @@ class SshHost(Struct, frozen=True):
     address: str
     user: str = ""
 
-    def run(self, *words: str, seconds: float = COMMAND_SECONDS, given: str = "") -> Ended:
+    def run(self, *words: str, seconds: float = COMMAND_SECONDS, stdin_text: str = "") -> ProgramResult:
         """Run a program there, with a line or two for its stdin. Raises BlockedError where ssh fails."""
         command = ["ssh", *SSH, *(("-l", self.user) if self.user else ()), "--", self.address, shlex.join(words)]
-        ended = _run(command, seconds, text=given)
+        ended = _run(command, seconds, text=stdin_text)
         if ended.code == 255:  # of ssh itself
             raise self.failure(ended)
         return ended
 
-    def run_checked(self, *words: str, seconds: float = COMMAND_SECONDS, given: str = "") -> str:
+    def run_checked(self, *words: str, seconds: float = COMMAND_SECONDS, stdin_text: str = "") -> str:
         """stdout of a program there. Raises BlockedError where it fails."""
-        ended = self.run(*words, seconds=seconds, given=given)
+        ended = self.run(*words, seconds=seconds, stdin_text=stdin_text)
         if ended.code:
             raise self.failure(ended)
         return ended.answer
@@ -106,7 +106,7 @@ class SshHost(Struct, frozen=True):
 
         The code goes to its stdin, so that no list of processes shows it.
         """
-        return self.run_checked("sh", "-c", _JOIN, seconds=300.0, given=f"{code}\n")  # it examines the node first
+        return self.run_checked("sh", "-c", _JOIN, seconds=300.0, stdin_text=f"{code}\n")  # it examines the node first
 
     def read_room(self, path: str) -> PeerRoom:
         """Free space of the file system that holds, or will hold, a path there. Raises BlockedError."""
@@ -171,7 +171,7 @@ class SshHost(Struct, frozen=True):
         """
         self._rsync(source, target, *options, shown=sys.stdout.isatty())
 
-    def _rsync(self, source: str, target: str, *options: str, shown: bool = False) -> Ended:
+    def _rsync(self, source: str, target: str, *options: str, shown: bool = False) -> ProgramResult:
         host = f"[{self.address}]" if ":" in self.address else self.address
         where = f"{self.user}@{host}:{target}" if self.user else f"{host}:{target}"
         # -s: no shell of the other side reads the names. -L: a folder of links becomes one of files. The timeout is
@@ -188,13 +188,13 @@ class SshHost(Struct, frozen=True):
             raise self.failure(ended)
         return ended
 
-    def failure(self, ended: Ended) -> BlockedError:
+    def failure(self, ended: ProgramResult) -> BlockedError:
         """The error for a program there that failed."""
         reason, hint = diagnose(ended, f"{self.user}@{self.address}" if self.user else self.address)
         return BlockedError(f"{self.address}: {reason}", hint)
 
 
-def diagnose(ended: Ended, login: str) -> tuple[str, str]:
+def diagnose(ended: ProgramResult, login: str) -> tuple[str, str]:
     """Reason and hint for a program that failed. `login`: as ssh takes it, for the hint."""
     again = "is it on, and reachable? The same command resumes"
     for pattern, reason, hint in _KNOWN_FAILURES:
@@ -215,7 +215,7 @@ def read_error(printed: str) -> tuple[str, str] | None:
     return (sanitize(reason, 400), sanitize(f"there: {hint}", 400) if hint else "") if reason else None
 
 
-def _run(command: list[str], seconds: float | None, *, shown: bool = False, text: str = "") -> Ended:
+def _run(command: list[str], seconds: float | None, *, shown: bool = False, text: str = "") -> ProgramResult:
     """Run a program here. `seconds` None: it has a time limit of its own. `shown`: its stdout goes to this terminal."""
     with TemporaryFile() as errors:
         try:
@@ -243,4 +243,6 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False, text
         finally:
             timer.cancel()
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - 4096))
-        return Ended(process.returncode, answer.decode("utf-8", "replace"), errors.read().decode("utf-8", "replace"))
+        return ProgramResult(
+            process.returncode, answer.decode("utf-8", "replace"), errors.read().decode("utf-8", "replace")
+        )

@@ -6,22 +6,22 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
-from sparkd.agent.preflight.checks.ports import HeldPort, Ports, PortsFacts, Wanted
+from sparkd.agent.preflight.checks.ports import HeldPort, Ports, PortsFacts, WantedPort
 from sparkd.agent.preflight.engine_processes import PortUse
 from sparkd.base.host import Host
 from sparkd.base.host.docker import ContainerFacts, DockerFacts
 
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"
-API = Wanted(8000, "", "the API", "args.port")
-MEET = Wanted(29501, "", "the rendezvous", "cluster.master_port")
-REPORT = Wanted(29510, "10.0.0.1", "the node's report", "cluster.report_port", agents=True)
-OBSERVE = Wanted(29511, "127.0.0.1", "the observers", "observe.listen", agents=True, vital=False)
+API = WantedPort(8000, "", "the API", "args.port")
+MEET = WantedPort(29501, "", "the rendezvous", "cluster.master_port")
+REPORT = WantedPort(29510, "10.0.0.1", "the node's report", "cluster.report_port", is_agent_port=True)
+OBSERVE = WantedPort(29511, "127.0.0.1", "the observers", "observe.listen", is_agent_port=True, vital=False)
 CHECK = Ports((API, MEET, REPORT, OBSERVE))
 AGENT = 40
 
 
-def held(wanted: Wanted, pid: int | None = 50, *, strays: bool = False) -> PortsFacts:
+def held(wanted: WantedPort, pid: int | None = 50, *, strays: bool = False) -> PortsFacts:
     use = PortUse(wanted.port, "0.0.0.0", pid, "nginx", "root")
     return PortsFacts((HeldPort(wanted, use, "", strays),), AGENT)
 
@@ -168,7 +168,7 @@ def test_ipv6_is_in_the_way_where_it_is_the_same_address(tree: Tree, words: str,
 )
 def test_a_family_of_its_own_is_in_nobodys_way(tree: Tree, wanted: str, listening: str, level: Level) -> None:
     on(tree, listening, 8000, 5)
-    check = Ports((Wanted(8000, wanted, "the API", "args.port"),))
+    check = Ports((WantedPort(8000, wanted, "the API", "args.port"),))
     assert check.run(Host(tree.root))[1].level is level
 
 

@@ -20,10 +20,10 @@ from sparkd.base.vllm.flag import first_values
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
 PROXY = "docker-proxy"
-"""docker's process that holds the published ports of a container. The container survives its end."""
+"""docker's process that holds a published port of a container. To end it does not end the container."""
 
 
-class Wanted(Struct, frozen=True):
+class WantedPort(Struct, frozen=True):
     """A port on which this node is to listen."""
 
     port: int
@@ -33,7 +33,7 @@ class Wanted(Struct, frozen=True):
     """Its use, in words."""
     setting: str
     """The setting that changes the port."""
-    agents: bool = False
+    is_agent_port: bool = False
     """Whether the agent listens on it, and not the engine."""
     vital: bool = True
     """Whether a launch fails without it."""
@@ -42,7 +42,7 @@ class Wanted(Struct, frozen=True):
 class HeldPort(Struct, frozen=True):
     """A wanted port that is in use."""
 
-    wanted: Wanted
+    wanted: WantedPort
     use: PortUse
     container: str
     """Name of the container that holds it, or the beginning of its id; empty for none."""
@@ -52,20 +52,24 @@ class HeldPort(Struct, frozen=True):
     """The holder's descendants, which are ended with it: they may share the socket."""
 
 
-def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[Wanted, ...]:
+def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[WantedPort, ...]:
     """Ports on which this node is to listen. A worker serves no API; for the rendezvous it connects to the head."""
     is_cluster, is_head = plan.node.cluster_size > 1, plan.node.rank == 0
     ports = []
     if is_head:
-        ports.append(Wanted(plan.api_port, first_values(plan.argv).get("host") or EVERY_IPV4, "the API", "args.port"))
+        ports.append(
+            WantedPort(plan.api_port, first_values(plan.argv).get("host") or EVERY_IPV4, "the API", "args.port")
+        )
     if is_head and is_cluster:
-        ports.append(Wanted(plan.master_port, "", "the rendezvous", "cluster.master_port"))
+        ports.append(WantedPort(plan.master_port, "", "the rendezvous", "cluster.master_port"))
     if is_cluster:
         port = settings.cluster.report_port
-        ports.append(Wanted(port, plan.node.address, "the node's report", "cluster.report_port", agents=True))
+        ports.append(
+            WantedPort(port, plan.node.address, "the node's report", "cluster.report_port", is_agent_port=True)
+        )
     if settings.observe.address is not None:
         address, port = settings.observe.address
-        ports.append(Wanted(port, address, "the observers", "observe.listen", agents=True, vital=False))
+        ports.append(WantedPort(port, address, "the observers", "observe.listen", is_agent_port=True, vital=False))
     return tuple(ports)
 
 
@@ -75,7 +79,7 @@ class PortsFacts(Struct, frozen=True):
 
 
 class Ports(Check[PortsFacts], frozen=True):
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[WantedPort, ...]
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
 
@@ -112,7 +116,7 @@ class Ports(Check[PortsFacts], frozen=True):
         for held in facts.held:
             description = f"{held.wanted.what}, port {held.wanted.port}"
             # Only root learns who holds a socket. An unknown holder of an agent's port is taken for the node's owner.
-            if held.wanted.agents and facts.owner_pid is not None and held.use.pid in (facts.owner_pid, None):
+            if held.wanted.is_agent_port and facts.owner_pid is not None and held.use.pid in (facts.owner_pid, None):
                 own_ports.append(f"{description}: the agent's own, pid {facts.owner_pid}")
             elif held.told_by_strays:  # words: keep
                 engine_ports.append(f"{description}: an engine's, see stray-workers")
@@ -124,7 +128,7 @@ class Ports(Check[PortsFacts], frozen=True):
         return verdict(problems, "; ".join(filter(None, parts)) or "this node listens on none")
 
 
-def _conflicts(listener: Listener, wanted: Wanted) -> bool:
+def _conflicts(listener: Listener, wanted: WantedPort) -> bool:
     """Whether nothing can bind the wanted port beside this listener."""
     bound, wanted_address = _normalize(listener.address), _normalize(wanted.address)
     by_ipv6 = ":" in wanted_address or not wanted_address

@@ -12,7 +12,8 @@ from tests.unit.engine_server import Reply, engine, models
 from tests.unit.followers import LOADING
 from tests.unit.nodes import Node, node, report, until
 
-from sparkd.agent.daemon.serving import follow_head, make_ready
+from sparkd.agent.daemon.loading import make_ready
+from sparkd.agent.daemon.serving import follow_head
 from sparkd.agent.daemon.shutdown import shutdown_on_error
 from sparkd.base.lib.errors import Cause, NotReadyError
 from sparkd.base.status.figures import EngineReport

@@ -9,7 +9,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.serving import with_gpu
+from sparkd.agent.daemon.gpu_watch import report_gpu
 from sparkd.agent.engine.activity import (
     CLOCKS_SECONDS,
     HURRIED_SECONDS,
@@ -134,13 +134,13 @@ def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phas
     agent.reporter.update(phase=Phase.SERVING, findings=(preflight,))
     answers = [SLOW, SLOW, FAST]
     watch = GpuThrottleMonitor(at_once, EventLines(), lambda: answers.pop(0), clock())
-    assert with_gpu(agent, "m on port 8000", watch) == "m on port 8000"
-    assert with_gpu(agent, "m on port 8000", watch) == "m on port 8000"
-    assert with_gpu(agent, "m on port 8000", watch) == f"m on port 8000; {SAID}: {THROTTLE_HINT}"
+    assert report_gpu(agent, "m on port 8000", watch) == "m on port 8000"
+    assert report_gpu(agent, "m on port 8000", watch) == "m on port 8000"
+    assert report_gpu(agent, "m on port 8000", watch) == f"m on port 8000; {SAID}: {THROTTLE_HINT}"
     slow = FindingReport("gpu-clocks", "warn", SAID, THROTTLE_HINT)
     assert list(agent.reporter.report.findings) == [preflight, slow]
     assert (
-        with_gpu(agent, "m on port 8000", GpuThrottleMonitor(at_once, EventLines(), lambda: FAST, clock()))
+        report_gpu(agent, "m on port 8000", GpuThrottleMonitor(at_once, EventLines(), lambda: FAST, clock()))
         == "m on port 8000"
     )
     assert list(agent.reporter.report.findings) == [preflight]

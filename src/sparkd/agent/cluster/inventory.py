@@ -104,15 +104,22 @@ def _read_models(files: Files, models_dir: str) -> tuple[tuple[Model, ...], str]
         unexamined -= 1
         path, depth = pending.popleft()
         try:
-            folder = model_folder.examine(files, f"{models_dir}/{path}")
-            if folder.config or folder.format:
-                models.append(Model(path, folder.size_bytes, _find_fault(folder)))
-            elif folder.there and depth < DEPTH:
-                names = (name for name in files.names(f"{models_dir}/{path}") if name not in NOT_MODELS)
-                pending.extend((f"{path}/{name}", depth + 1) for name in names)
+            model, names = _examine_folder(files, models_dir, path)
         except OSError as error:
             unread = unread or sanitize(f"models: {models_dir}/{path}: {error.strerror or error}")
+            continue
+        models += [model] if model else []
+        pending.extend((f"{path}/{name}", depth + 1) for name in names if depth < DEPTH)
     return tuple(models), unread or _describe_excess("models", len(models), MOST_MODELS)
+
+
+def _examine_folder(files: Files, models_dir: str, path: str) -> tuple[Model | None, tuple[str, ...]]:
+    """The model in a folder; without one, the names in it, which may be models. Raises OSError."""
+    folder = model_folder.examine(files, f"{models_dir}/{path}")
+    if folder.config or folder.format:
+        return Model(path, folder.size_bytes, _find_fault(folder)), ()
+    names = files.names(f"{models_dir}/{path}") if folder.there else ()
+    return None, tuple(name for name in names if name not in NOT_MODELS)
 
 
 def _find_fault(folder: model_folder.ModelFolder) -> str:

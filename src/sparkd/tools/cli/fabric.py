@@ -11,7 +11,7 @@ import msgspec
 
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import ExitCode
+from sparkd.base.lib.errors import BlockedError, ExitCode
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.tools.cli import console
 from sparkd.tools.measure.fabric import SLOW, Result, describe_twins, judge
@@ -34,9 +34,11 @@ def add_fabric(parser: argparse.ArgumentParser) -> None:
 
 def run_test(args: argparse.Namespace) -> int:
     with console.Ticker("measures the ports"):
-        results = measure_all(load_settings(os.environ), Host())
+        results, failures = measure_all(load_settings(os.environ), Host())
     for measurement in results:
         print(as_json(measurement)) if args.json else console.show(render(measurement))
+    if failures:
+        raise BlockedError("; ".join(failure.reason for failure in failures), failures[0].hint)
     is_slow = any(
         judge(pair, measurement.ceiling_gbps).outcome == SLOW for measurement in results for pair in measurement.pairs
     )

@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from base64 import urlsafe_b64decode
+from collections.abc import Iterable
 from functools import partial
 
 import msgspec
@@ -19,7 +20,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host, network
 from sparkd.base.host.owner import NodeOwner
 from sparkd.base.lib import prepared
-from sparkd.base.lib.errors import AwaitedError, BlockedError, ConfigError, UsageError
+from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import parse_json, sanitize
 from sparkd.tools.measure.fabric import Facts, Pair, Port, Result, describe_ports, pair_ports
 from sparkd.tools.measure.measuring import report_progress
@@ -30,10 +31,10 @@ from sparkd.tools.node import fabric_ports
 WAIT_SECONDS, POLL_SECONDS = 120.0, 1.0
 
 
-def measure_all(settings: Settings, host: Host) -> list[Result]:
+def measure_all(settings: Settings, host: Host) -> tuple[list[Result], list[BlockedError]]:
     """Measure with each other node; on a worker, await what its head has measured with it.
 
-    Raises as `acquire_lock` and `measure`.
+    Returns as `measure_peers`. Raises as `acquire_lock` and `await_result`, UsageError, BlockedError, ConfigError.
     """
     place = find_place(settings, host)
     if not (peers := peers_of(settings, place.rank)):
@@ -49,18 +50,19 @@ def measure_all(settings: Settings, host: Host) -> list[Result]:
         except (OSError, ValueError) as error:
             raise ConfigError(f"this node's ports can't be read: {error}", "ip -brief address") from None
         if place.rank:
-            return [await_result(facts, port, keys, peers[0].address)]
-        return [measure(facts, peer, port, keys, host) for peer in peers]
+            return [await_result(facts, port, keys, peers[0].address)], []
+        return measure_peers(facts, peers, port, keys, host)
 
 
 def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float = WAIT_SECONDS) -> Result:
-    """What the head has measured with this node. Raises AwaitedError, BlockedError."""
+    """What the head has measured with this node. Raises BlockedError."""
     report_progress(f"waits for {head}, for {seconds:.0f} s: sudo sparkd fabric test there, too")
     devices = {own_port.address: own_port.hca for own_port in facts.ports}
     try:
         encoded = asyncio.run(receive_result(devices, port, keys, msgspec.json.encode(facts), seconds))
     except OSError as error:
-        raise AwaitedError(f"port {port} can't be had: {error.strerror}", f"sudo ss -ltnp sport = :{port}") from None
+        reason = f"port {port} can't be had: {error.strerror}"
+        raise BlockedError(reason, f"what holds it? sudo ss -ltnp sport = :{port}") from None
     if encoded is None:
         raise BlockedError(f"{head} did not come, or ended early", "on the head: sudo sparkd fabric test")
     try:
@@ -70,10 +72,42 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str, seconds: float 
         raise BlockedError(reason, "is sparkd the same on both?") from None
 
 
-def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Result:
-    """Measure with one other node, which has the result then too. Raises BlockedError."""
+def measure_peers(
+    facts: Facts, peers: Iterable[Peer], port: int, keys: Keys, host: Host, seconds: float = WAIT_SECONDS
+) -> tuple[list[Result], list[BlockedError]]:
+    """Measure with each other node once it listens, which has the result then too.
+
+    Returns the results, and why the other nodes have none: `seconds` were over, or one of them refused.
+    """
+    results, failures, awaited, announced = list[Result](), list[BlockedError](), list(peers), set[str]()
+    deadline = time.monotonic() + seconds
+    while awaited:
+        for peer in tuple(awaited):
+            try:
+                answer = _measure(facts, peer, port, keys, host)
+                if isinstance(answer, str) and time.monotonic() > deadline:
+                    hint = "there, with the agent stopped: sudo sparkd fabric test"
+                    raise BlockedError(f"{peer.address} does not take part: {answer}", hint)
+            except BlockedError as error:
+                failures.append(error)
+                awaited.remove(peer)
+                continue
+            if isinstance(answer, Result):
+                results.append(answer)
+                awaited.remove(peer)
+            elif peer.address not in announced:
+                announced.add(peer.address)
+                report_progress(f"waits for {peer.address}, for {seconds:.0f} s: sudo sparkd fabric test there, too")
+        time.sleep(POLL_SECONDS if awaited else 0.0)
+    return results, failures
+
+
+def _measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Result | str:
+    """Measure with one other node. Returns why it does not listen yet, if it does not. Raises BlockedError."""
     address = facts.ports[0].address
-    peer_facts = await_ports(Measurer(address, peer.address, port, keys))
+    peer_facts = _request_ports(Measurer(address, peer.address, port, keys))
+    if isinstance(peer_facts, str):
+        return peer_facts
     try:
         ceiling = measure_ceiling()
     except TrafficError as error:
@@ -100,20 +134,6 @@ def measure_pair(own: Port, other: Port, port: int, keys: Keys) -> Pair:
     except (OSError, UnsignedError, TrafficError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         return Pair(own, other, figures, sanitize(reason or str(error)))
-
-
-def await_ports(measurer: Measurer, seconds: float = WAIT_SECONDS) -> Facts:
-    """The other node's ports, as soon as it listens. Raises BlockedError after `seconds`, or where it refuses."""
-    deadline, is_announced = time.monotonic() + seconds, False
-    while isinstance(answer := _request_ports(measurer), str):
-        if time.monotonic() > deadline:
-            hint = "there, with the agent stopped: sudo sparkd fabric test"
-            raise BlockedError(f"{measurer.to} does not take part: {answer}", hint)
-        if not is_announced:
-            report_progress(f"waits for {measurer.to}, for {seconds:.0f} s: sudo sparkd fabric test there, too")
-            is_announced = True
-        time.sleep(POLL_SECONDS)
-    return answer
 
 
 def _request_ports(measurer: Measurer) -> Facts | str:

@@ -42,6 +42,7 @@ WRITERS = {
     "agent/actions/owner_lock.py:require_room": RUN,
     "agent/actions/dockerd.py:lock_scratch": "find_shared, before it",
     "agent/actions/dockerd.py:save": "within lock_scratch",
+    "agent/actions/files.py:_make_folders": GUARDED,
     "agent/actions/files.py:remove": GUARDED,
     "agent/actions/files.py:write": GUARDED,
     "agent/actions/history.py:_write": "within `alone`, which has refuse_shared",

@@ -1,7 +1,7 @@
 """`sparkd logs`: times that people write, and what is shown of a line."""
 
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -19,6 +19,8 @@ NOW = datetime(2026, 11, 23, 15, 0).astimezone()
         ("10m", NOW - timedelta(minutes=10)),
         ("2d", NOW - timedelta(days=2)),
         ("14:30", NOW.replace(hour=14, minute=30)),
+        ("23:50", datetime(2026, 11, 22, 23, 50).astimezone()),
+        ("2026-11-22T10:00Z", datetime(2026, 11, 22, 10, tzinfo=UTC)),
         ("2026-11-22", datetime(2026, 11, 22).astimezone()),
         ("2026-11-22T10:00", datetime(2026, 11, 22, 10).astimezone()),
         ("2026-11-22 10:00:30", datetime(2026, 11, 22, 10, 0, 30).astimezone()),

@@ -31,7 +31,7 @@ def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: b
     write; OSError.
     """
     refuse_shared(path.parent)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folders(path.parent)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:
@@ -50,6 +50,15 @@ def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: b
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def _make_folders(folder: Path) -> None:
+    """Make the missing ones, for all to read whatever the umask: sudo keeps a user's 077."""
+    if not folder.exists():
+        _make_folders(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir()
+            folder.chmod(0o755)
 
 
 def remove(path: Path) -> bool:

@@ -39,7 +39,7 @@ UNANNOUNCED_SECONDS = 60.0
 """Pause between two looks without a notice: a writer may have been killed before its notice, or /run is full."""
 EXPIRE_SECONDS = 10.0
 """Pause between two tries to write that the plan's time is over."""
-RETURNS_HINT = "repair it and choose it again: sudo sparkd use"
+RETURNS_HINT = "repair it, and choose it again; what can be chosen: sudo sparkd use --list"
 
 
 class SwitchRequested(StopRequested):

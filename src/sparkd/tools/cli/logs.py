@@ -113,14 +113,18 @@ def _find_level_name(entry: Entry) -> str:
 
 
 def parse_since(text: str, now: datetime) -> datetime:
-    """The time that 10m (before `now`), 14:30 (today), or a date with or without time means. Raises UsageError."""
-    if text[:1].isdigit() and text[-1:].isalpha():
+    """The time that 10m (before `now`), 14:30 (the last one), or a date with or without time means.
+
+    Raises UsageError.
+    """
+    if text[:1].isdigit() and text[-1:].isalpha() and not {"-", ":"} & {*text}:
         return now - timedelta(seconds=parse_time("--since", text, 0, 366 * 86400))
     with suppress(ValueError, OverflowError):
         if "-" in text:
             return datetime.fromisoformat(text).astimezone()
         if ":" in text:
-            return datetime.combine(now.date(), time.fromisoformat(text)).astimezone()
+            today = datetime.combine(now.date(), time.fromisoformat(text)).astimezone()
+            return today if today <= now else today - timedelta(days=1)
     raise UsageError(f"--since {sanitize(text, 40)}: no time", "such as 10m, 2d, 14:30 or 2026-11-23T14:30")
 
 

@@ -254,7 +254,7 @@ def _note_code(source: Source) -> None:
             source.note((key,), f"{key}: {redact(shorten(step))}: not run: {meaning}")
     for key in ("builder", "builder_config"):
         if source.has(key) and source.document.data[key] not in ("eugr", "docker-pull"):
-            source.note_missing((key,), f"{key}: not run: {shorten(source.document.data[key])}: sparkd builds no image")
+            source.need((key,), f"{key}: not run: {shorten(source.document.data[key])}: sparkd builds no image")
 
 
 def _count_nodes(source: Source, foreign: ForeignRecipe, args: Mapping[str, JsonValue]) -> dict[str, int]:
@@ -265,7 +265,7 @@ def _count_nodes(source: Source, foreign: ForeignRecipe, args: Mapping[str, Json
     if most is not None and most < fewest:
         raise UnusableRecipeError((), f"requires at least {fewest} and at most {most} nodes")
     if not fewest <= ranks <= (most or ranks):
-        source.note_missing((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
+        source.need((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
         return {"min": fewest} if most is None else {"min": fewest, "max": most}
     return {"min": ranks, "max": ranks}
 

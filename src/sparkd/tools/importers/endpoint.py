@@ -61,13 +61,9 @@ def complete(source: Source, recipe: Recipe, place: Place) -> Bundle:
     """Complete the recipe with its models, mods and image. What stays open becomes a note."""
     bundle, recipe_file = Bundle(recipe, place, recipe.image.ref), source.beside
     if recipe.nodes.min > MAX_NODES:
-        source.note_missing(
-            (), f"it needs {recipe.nodes.min} nodes, and with sparkd at most {MAX_NODES} serve together"
-        )
+        source.need((), f"it needs {recipe.nodes.min} nodes, and with sparkd at most {MAX_NODES} serve together")
     if is_for_x86(recipe.image.ref):
-        source.note_missing(
-            ("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another"
-        )
+        source.need(("container",), f"container: {recipe.image.ref}: is for x86_64, and a Spark is arm64: name another")
     bundle.container = source.container
     bundle.is_here = source.is_running_here or place.find_image(bundle.base) is not None
     bundle.build = _build_command(source, bundle, recipe_file)
@@ -92,9 +88,7 @@ def _build_command(source: Source, bundle: Bundle, recipe_file: Path | None) -> 
         return ""
     if not arguments and not image.startswith(_BUILT_NAMES) and source.document.data.get("builder") != "eugr":
         if not bundle.is_here:
-            source.note_missing(
-                ("container",), f"container: {image}: no registry has it, nor is a build known: build it first"
-            )
+            source.need(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return ""
     checkouts = [folder for folder in mods.trees(recipe_file) if (folder / _BUILD_TOOL).is_file()]
     if not bundle.is_here and (pulled := _find_pulled_image(image, arguments, checkouts)):
@@ -108,7 +102,7 @@ def _build_command(source: Source, bundle: Bundle, recipe_file: Path | None) -> 
     build = shlex.join([f"./{_BUILD_TOOL}", "-t", image, *arguments])
     command = f"{clone}(cd {shlex.quote(checkout)} && {build})"
     if not command.isprintable():
-        source.note_missing(("build_args",), "build_args: left out: not plain words")
+        source.need(("build_args",), "build_args: left out: not plain words")
         return ""
     return command
 
@@ -149,7 +143,7 @@ def _find_model(source: Source, bundle: Bundle) -> None:
         source.note(("model",), f"model: no repository is named: it is read from {path}")
     elif not bundle.recipe.model.repo:
         place = path if path.startswith("/") else f"{path} below engine.models_dir"
-        source.note_missing(("model",), f"model: no repository is named: put it into {place}")
+        source.need(("model",), f"model: no repository is named: put it into {place}")
 
 
 def _find_drafts(source: Source, bundle: Bundle) -> None:
@@ -164,9 +158,7 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
         if not draft:
             continue
         if model.path.startswith("/") or (name == model.path and draft != model.repo):
-            source.note_missing(
-                ("command",), f"draft model {draft}: it is not pulled: mount it, and name its folder in {flag}"
-            )
+            source.need(("command",), f"draft model {draft}: it is not pulled: mount it, and name its folder in {flag}")
             continue
         if draft != model.repo:
             bundle.drafts[draft] = revision
@@ -195,11 +187,9 @@ def _find_mods(source: Source, bundle: Bundle, recipe_file: Path | None) -> Iter
             taken[mod.name] = mod
         except mods.ModError as error:
             shown = " ".join(str(reference).split())[:100]
-            source.note_missing(
-                ("mods",), f"mods: {shown}: {error}: left out; {_explain_where_mods_are(str(reference))}"
-            )
+            source.need(("mods",), f"mods: {shown}: {error}: left out; {_explain_where_mods_are(str(reference))}")
     if references[MOST_MODS:]:
-        source.note_missing(("mods",), f"mods: only the first {MOST_MODS} are taken")
+        source.need(("mods",), f"mods: only the first {MOST_MODS} are taken")
     return taken.values()
 
 
@@ -216,7 +206,7 @@ def _take_mods(source: Source, bundle: Bundle, recipe_file: Path | None) -> None
     files = [file.content for mod in built for file in mod.files.values()]
     if len(files) > MOST_FILES or sum(map(len, files)) > MOST_BYTES:
         most = f"{MOST_FILES} files and {size(MOST_BYTES)}"
-        source.note_missing(("mods",), f"mods: left out: together more than the {most} that one build copies")
+        source.need(("mods",), f"mods: left out: together more than the {most} that one build copies")
         built = []
     for mod in built:
         bundle.files |= {
@@ -297,18 +287,14 @@ def _note_files(source: Source, bundle: Bundle) -> None:
     recipe = bundle.recipe
     for flag in FILE_FLAGS if recipe.image.ref == bundle.base else ():  # a mod that is built may make the file
         if "/" not in (name := str(recipe.args.get(flag) or "/")) and name.endswith(".jinja"):
-            source.note_missing(
-                ("command",), f"args.{flag}: {name}: nothing makes this file: mount it, and name its path"
-            )
+            source.need(("command",), f"args.{flag}: {name}: nothing makes this file: mount it, and name its path")
     for flag in ("tokenizer", "hf-config-path"):
         if REPO.fullmatch(repo := str(recipe.args.get(flag, ""))):
             folder = f"{MODELS}/{repo.rpartition('/')[2]}"
             if folder == f"{MODELS}/{recipe.model.path}" and repo == recipe.model.repo:
                 bundle.recipe = bundle.recipe.model_copy(update={"args": {**bundle.recipe.args, flag: folder}})
                 continue
-            source.note_missing(
-                ("command",), f"args.{flag}: {repo}: the engine would fetch it: pull it, and name {folder}"
-            )
+            source.need(("command",), f"args.{flag}: {repo}: the engine would fetch it: pull it, and name {folder}")
 
 
 def _note_other_mounts(source: Source, recipe: Recipe) -> None:

@@ -71,9 +71,7 @@ def read_nvidia(source: Source, overrides: Overrides) -> ForeignRecipe | None:
     command = _RANK_FLAGS.sub(r"\g<1>0", command)
     nodes, measured, launch = _count_nodes(source), _read_measurement(source), _read_docker_run(source)
     if not re.match(r"dgx-spark(-|\Z)", source.text("hardware")):
-        source.note_missing(
-            ("hardware",), f"hardware: {source.text('hardware')[:60]}: is no DGX Spark: choose another recipe"
-        )
+        source.need(("hardware",), f"hardware: {source.text('hardware')[:60]}: is no DGX Spark: choose another recipe")
     for key in _SHOWN:
         for value in source.items(key):
             source.note((key,), f"{key}: {value if isinstance(value, str) else _flatten(value)}"[:400])
@@ -253,7 +251,7 @@ def _convert_options(source: Source, launch: Launch) -> dict[str, object]:
             source.note(("runtime",), text, is_missing=not why or name == "platform")
         merge_keys(container, converted or {})
     for note in launch.notes:
-        source.note_missing(("runtime",), f"{_SETUP}: {note.text}")
+        source.need(("runtime",), f"{_SETUP}: {note.text}")
     return container
 
 
@@ -274,7 +272,7 @@ def _miss_io_uring(source: Source, launch: Launch, command: str) -> None:
     settings = [f"{name}={option.value}" for name, option in launch.env.items()]
     if is_unconfined and not _is_privileged(launch) and _TABLE_ON_DISK.search("\n".join([*settings, command])):
         reason = "VLLM_PLE_TABLE_MEMORY=disk: needs io_uring, which docker's own seccomp profile forbids"
-        source.note_missing(("runtime",), f"{_SETUP}: {reason}: write container.privileged: true")
+        source.need(("runtime",), f"{_SETUP}: {reason}: write container.privileged: true")
 
 
 def _find_caches(launch: Launch) -> dict[str, str]:

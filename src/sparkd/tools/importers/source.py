@@ -65,7 +65,7 @@ class Source(Struct):
     def note(self, key: Key, text: str, *, is_missing: bool = False) -> None:
         self.notes.append(Note(self.document.line(key), text, is_missing, self.file))
 
-    def note_missing(self, key: Key, text: str) -> None:
+    def need(self, key: Key, text: str) -> None:
         """Note a part without which the recipe leads to no endpoint."""
         self.note(key, text, is_missing=True)
 

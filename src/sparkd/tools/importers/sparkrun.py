@@ -222,7 +222,7 @@ def _convert_or_note(source: Source, name: str, value: object, command: str) -> 
     if reason:
         shown = "".join(f" {shorten(str(entry))}:" for entry in value) if isinstance(value, list) else ""
         is_used = name == "volumes" and any(_is_used(volume, command) for volume in shown.split())
-        leave_out = source.note_missing if is_used or name == "platform" else source.note
+        leave_out = source.need if is_used or name == "platform" else source.note
         leave_out((EXECUTOR, name), f"{EXECUTOR}.{name}:{shown} left out: {reason}")
     return {} if reason else converted or {}
 

@@ -470,6 +470,46 @@ def test_an_agent_that_hung_until_its_watchdog_is_awaited_where_tokens_came(toke
         monitor.check()
 
 
+@pytest.mark.parametrize("token", [True, False])
+@pytest.mark.parametrize("others", [(), (2,)])
+def test_an_agent_that_refuses_after_a_silence_without_a_proof_is_lost_only_where_the_engine_does_not_work(
+    token: bool, others: tuple[int, ...]
+) -> None:
+    """Its timeout may be longer than the watchdog's time, so that nothing was asked before; other nodes answer."""
+    clock = Clock()
+    peers, engine, monitor = tracked(1, *others, return_seconds=15, clock=clock)
+    refuse(peers[1], 33)
+    monitor.check()
+    assert "is away, and its rank serves" in monitor.trouble
+    engine.makes(token)
+    if not token:
+        with pytest.raises(PeerLostError, match=r"33 s after its last answer, as where its machine has restarted"):
+            monitor.check()
+        return
+    clock.ahead_seconds = 14
+    monitor.check()
+    monitor.check()
+    assert len(engine.requests) == 1
+    clock.ahead_seconds = 16
+    with pytest.raises(PeerLostError, match="none came for 15 s"):
+        monitor.check()
+
+
+def test_a_standstill_of_this_process_is_no_absence_of_another_agent() -> None:
+    """It may be back, and this process could not ask it yet."""
+    clock, resumed_at = Clock(), [float("-inf")]
+    peers, _, monitor = tracked(1, return_seconds=15, clock=clock)
+    monitor.resumed_at = lambda: resumed_at[0]
+    refuse(peers[1], 1)
+    monitor.check()
+    clock.ahead_seconds = 17
+    resumed_at[0] = clock()
+    monitor.check()
+    clock.ahead_seconds = 33
+    with pytest.raises(PeerLostError, match="none came for 15 s"):
+        monitor.check()
+
+
 @pytest.mark.parametrize("phase", [one for one in Phase if one not in (Phase.SERVING, Phase.DEGRADED)])
 def test_an_agent_whose_rank_does_not_serve_is_not_awaited(phase: Phase) -> None:
     peers, monitor, _ = awaiting()

@@ -29,8 +29,8 @@ PROOF_SHARE = 0.25
 """Share of the timeout: the last part of a silence, in which the engine must prove that it works."""
 LATE_SECONDS = 10.0
 """Longest time from an agent's last answer to the first refusal after its crash: an answer is held for 5 s. A machine
-that was silent for longer has restarted, unless the engine made tokens meanwhile: then its agent hung until the
-watchdog ended it.
+that was silent for longer has restarted, unless the engine makes tokens: then its agent hung until the watchdog ended
+it.
 """
 RETRY_SECONDS = 1.0
 """Pause after a failed proof, while there is time."""
@@ -145,11 +145,11 @@ class PeerMonitor(Struct):
             if loss := find_loss(expected, peer):
                 raise loss
             heard_at = self.readers[peer.rank].heard_at or self._tracked_since
-            seconds = max(0.0, now - max(heard_at, self.resumed_at()))
+            heard_at = max(heard_at, self.resumed_at())
+            seconds = max(0.0, now - heard_at)
             if peer.contact is Contact.REFUSED:
                 since = max(self._refused_at.setdefault(peer.rank, now), heard_at, self._tracked_since)
-                late_seconds = 0.0 if self._proven else seconds - LATE_SECONDS
-                away = away or self._await_agent(peer, max(now - since, late_seconds))
+                away = away or self._await_agent(peer, now - since, since - heard_at)
                 continue
             self._refused_at.pop(peer.rank, None)
             if silent is None or seconds > silent[0]:
@@ -159,28 +159,49 @@ class PeerMonitor(Struct):
         self.trouble = (self.trouble if silent is not None else "") or away
         return peers
 
-    def _await_agent(self, peer: PeerStatus, seconds: float) -> str:
-        """The text to report while the next agent is awaited. Raises PeerLostError where none is, or for too long."""
+    def _await_agent(self, peer: PeerStatus, seconds: float, silent_seconds: float) -> str:
+        """The text to report while the next agent is awaited. Raises PeerLostError where none is, or for too long.
+
+        `seconds`: since the first refusal; `silent_seconds`: from the last answer until then.
+        """
         rank = f"rank {peer.rank} on {peer.name}"
         is_serving = peer.report is None or phases.answers_requests(peer.report)
         limit = self.return_seconds if is_serving else 0.0
-        if seconds >= limit:
+        # A machine that was silent for longer has restarted, unless the engine works, which needs all ranks.
+        proven = silent_seconds <= LATE_SECONDS or not limit or self._is_proven(silent_seconds)
+        is_over = seconds >= limit
+        if is_over or (proven is False and seconds + silent_seconds - LATE_SECONDS >= limit):
             reason = f"{peer.address} refuses connections, its agent ended without a report"
-            raise PeerLostError(f"{rank} is gone: {reason}" + f", and none came for {limit:.0f} s" * bool(limit), HINT)
+            if not is_over:
+                reason += f", {silent_seconds:.0f} s after its last answer, as where its machine has restarted"
+            elif limit:
+                reason += f", and none came for {limit:.0f} s"
+            raise PeerLostError(f"{rank} is gone: {reason}", HINT)
         return f"the agent of {rank} is away, and its rank serves: the next one is awaited for {limit:.0f} s"
+
+    def _is_proven(self, silent_seconds: float) -> bool | None:
+        """Whether the engine has worked since a silence of so many seconds began; None while it is asked."""
+        self._take_proof()
+        if self._proven is None and (self._prove is None or silent_seconds >= self._proof_limit_seconds):
+            return False
+        if self._proven is None and self._prove is not None and self._proof is None:
+            self._proof = self.submit(self._prove(PROOF_SHARE * self.timeout_seconds))
+        return self._proven
 
     def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> None:
         """Judge a silence of so many seconds: a serving engine may prove itself. Raises PeerLostError."""
         proof_seconds = PROOF_SHARE * self.timeout_seconds
         if seconds < self.timeout_seconds - proof_seconds:
             # The silence has ended, or is short: a proof still under way must not decide about the next one.
-            self._proof, self._proven, self.trouble = None, None, ""
+            if not self._refused_at:
+                self._proof, self._proven = None, None
+            self.trouble = ""
             return
         detail = f": {peer.said}" if peer.said and not peer.own_address_gone else ""
         lost = silence(peer, f"has been silent for {seconds:.0f} s{detail}")
         left_seconds = self.timeout_seconds - seconds
         if self._prove is not None and seconds < self._proof_limit_seconds:
-            self._judge_proof(lost, left_seconds <= 0, now)
+            self._judge_proof(lost, left_seconds <= 0)
             pause_seconds = proof_seconds if self._proven else RETRY_SECONDS
             if self._proof is None and (self._proven is None or now - self._proven_at >= pause_seconds):
                 self._proof = self.submit(
@@ -189,13 +210,16 @@ class PeerMonitor(Struct):
         elif left_seconds <= 0:
             raise lost
 
-    def _judge_proof(self, lost: PeerLostError, is_over: bool, now: float) -> None:
+    def _take_proof(self) -> None:
+        if self._proof is not None and self._proof.done():
+            self._proven, self._proof, self._proven_at = self._proof.result(), None, self.clock()
+
+    def _judge_proof(self, lost: PeerLostError, is_over: bool) -> None:
         """Take the result of a proof that has ended. `is_over`: the timeout has passed.
 
         Raises PeerLostError where it has, and the proof has failed.
         """
-        if self._proof is not None and self._proof.done():
-            self._proven, self._proof, self._proven_at = self._proof.result(), None, now
+        self._take_proof()
         if is_over and self._proven is False:
             raise PeerLostError(f"{lost.reason}, and the engine does not answer", lost.hint, cause=lost.cause)
         self.trouble = f"{lost.reason}; the engine answers" if is_over and self._proven else ""

@@ -1,23 +1,28 @@
 """A blocked run waits in its process until it is repaired, stopped, or configured differently."""
 
+import errno
 import json
+import os
 import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from tests.unit.agent_runs import World, configuration, end, phases, run_agent
+from tests.unit.cluster_nodes import MemoryActions
 from tests.unit.conftest import Said
+from tests.unit.nodes import until
 
 from sparkd.agent.daemon.blocked import HANGS, retry_while_blocked
 from sparkd.agent.daemon.context import Agent, Pace
-from sparkd.agent.daemon.run import start
+from sparkd.agent.daemon.run import run, start
 from sparkd.agent.preflight.gate import HANG_HINT
 from sparkd.agent.preflight.runner import IDS
 from sparkd.base.host import Host
-from sparkd.base.host.docker import AWAY, DockerFacts
+from sparkd.base.host.docker import AWAY, PID_FILE, DockerFacts
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import BlockedError, ExitCode
 
@@ -73,6 +78,56 @@ def test_a_full_run_blocks_until_there_is_room_and_counts_as_no_launch(world: Wo
     assert "df -h /run" in blocked_line
     assert phases(journal)[:2] == ["blocked", "launching"]
     assert (run / "owner.json").exists() is False, "released at the end"
+
+
+class FullDisk(MemoryActions):
+    def write_state(self, name: str, text: str, mode: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_launch_that_can_not_be_counted_is_blocked_before_other_nodes_start_their_ranks(world: World) -> None:
+    def begin(agent: Agent) -> ExitCode:
+        store = replace(agent.store, actions=FullDisk(agent.host, agent.loop, "a"))
+        with pytest.raises(BlockedError, match="bounds crash loops: No space left"):
+            start(replace(agent, store=store))
+        assert agent.reporter.report.epoch == "", "it has called no worker"
+        return ExitCode.GOOD
+
+    run_agent(world, run=begin)
+
+
+class DockerStops(MemoryActions):
+    """Docker's administrator stops it once this node's image is known."""
+
+    has_stopped = False
+
+    def write_state(self, name: str, text: str, mode: int) -> None:
+        if not self.has_stopped:
+            self.has_stopped = True
+            Path(self._host.files.real(PID_FILE)).unlink()
+
+
+def test_docker_is_awaited_again_where_it_is_stopped_while_the_node_stands_by(world: World) -> None:
+    pid_file, phases_without_docker = world.tree.root / PID_FILE.lstrip("/"), list[object]()
+    pid_file.unlink()
+
+    def start_docker() -> None:
+        for _ in range(2):
+            until(lambda: not pid_file.exists(), 10)
+            time.sleep(0.5)
+            phases_without_docker.append(world.phase)
+            pid_file.write_text("700\n")
+
+    def run_with_stop(agent: Agent) -> ExitCode:
+        store = replace(agent.store, actions=DockerStops(agent.host, agent.loop, "a"))
+        return run(replace(agent, store=store))
+
+    starter, ending = threading.Thread(target=start_docker), world.once("serving", end)
+    starter.start()
+    code, journal = run_agent(world, run=run_with_stop)
+    starter.join()
+    ending.join()
+    assert (code, phases_without_docker) == (ExitCode.GOOD, ["awaiting-docker"] * 2), journal
 
 
 class Tries:

@@ -21,7 +21,7 @@ from sparkd.agent.daemon.proving import try_out
 from sparkd.agent.daemon.reloading import ReloadRequested, raise_if_requested, reload
 from sparkd.agent.daemon.serving import follow_head, serve
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_on_request
-from sparkd.agent.daemon.startup import await_docker, check_image, fingerprint, launch, watch
+from sparkd.agent.daemon.startup import await_docker, check_image, fingerprint, launch, require_count, watch
 from sparkd.agent.daemon.taking_over import keep_rank
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.lib.endings import Ending, Stage, StopRequested
@@ -97,11 +97,14 @@ def start(agent: Agent) -> Running:
     fingerprint(agent)
     if check_image(agent):
         agent.admission.check()
+    require_count(agent)
     waited = wait_for_peers(agent)
     if backed_off or waited or not docker_was_up:
         # Minutes have passed, or docker came up only now: check again.
+        await_docker(agent)
         fingerprint(agent)
         agent.admission.check()
+        require_count(agent)
     join_epoch(agent)
     running = launch(agent)
     try:

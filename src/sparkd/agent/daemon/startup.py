@@ -31,7 +31,7 @@ from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, find_unbuilt, render_asserts
-from sparkd.base.state import vllm_tables
+from sparkd.base.state import launch_history, vllm_tables
 from sparkd.base.state.history import count_short_loads
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.state.rank_record import RankRecord, left_segments
@@ -137,6 +137,18 @@ def check_hcas(agent: Agent, current: tuple[str, ...]) -> None:
         raise OutdatedPlanError(reason, "sparkd restarts with them")
 
 
+def require_count(agent: Agent) -> None:
+    """Raises BlockedError where a launch could not be counted, before another node starts its rank for this one's."""
+    _raise_if_uncounted(agent, agent.store.write(launch_history.FILE, agent.store.require_launches()))
+    agent.switching.raise_if_unwritten()
+
+
+def _raise_if_uncounted(agent: Agent, is_written: bool) -> None:
+    if not is_written:
+        reason, hint = agent.store.last_failure
+        raise BlockedError(f"the count of failed launches can't be written, and bounds crash loops: {reason}", hint)
+
+
 def launch(agent: Agent) -> Running:
     """Start this node's rank. Raises LaunchError (exit 11), ConfigError (exit 78) for a bad key file."""
     agent.loop.wait(0)  # a stop that was requested during preflight starts no container, nor does another plan's choice
@@ -144,9 +156,9 @@ def launch(agent: Agent) -> Running:
     agent.loop.extend_timeout(True)  # a stop during a slow docker call must not end in a kill
     agent.phase.enter(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
     facts = {**agent.reporter.report.versions, **agent.agreed.agreement.values}
-    if not agent.store.record(lambda launches: launches.record_launch(agent.plan.counted_as, agent.boot_id, facts)):
-        reason, hint = agent.store.last_failure
-        raise BlockedError(f"the count of failed launches can't be written, and bounds crash loops: {reason}", hint)
+    _raise_if_uncounted(
+        agent, agent.store.record(lambda launches: launches.record_launch(agent.plan.counted_as, agent.boot_id, facts))
+    )
     agent.switching.raise_if_unwritten()
     agent.launch_row.begin()
     lower_readahead(agent)

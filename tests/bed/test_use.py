@@ -213,7 +213,7 @@ def test_what_is_missing_is_said_and_nothing_changes(spark: SparkdNode) -> None:
     refused = node.run("sparkd", "use", "missing", check=False)
     assert refused.returncode == 10
     assert "/srv/models/nowhere" in refused.stderr
-    assert "sparkd model pull missing" in refused.stderr
+    assert "sparkd model pull ORGANISATION/NAME --to /srv/models/nowhere" in refused.stderr
     refused = node.run("sparkd", "use", "--image", "nowhere/missing:1", check=False)
     assert refused.returncode == 10
     assert "docker pull nowhere/missing:1" in refused.stderr

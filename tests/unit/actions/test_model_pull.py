@@ -416,6 +416,12 @@ def test_a_hub_out_of_reach_is_one_line(machine: Machine, port: int, name: str, 
             2,
             "is the folder of deepseek-ai/DeepSeek-V4-Flash, not of other/",
         ),
+        (
+            ["--to", "/srv/models/Other"],
+            {"SPARKD_ENGINE__RECIPE": "deepseek-v4-flash-balanced"},
+            2,
+            "/srv/models/Other is not the folder of deepseek-ai/DeepSeek-V4-Flash, the configured model",
+        ),
         ([], {"SPARKD_ENGINE__RECIPE": "tiny-cpu"}, 2, "recipe tiny-cpu does not say where its model is published"),
     ],
 )
@@ -438,6 +444,15 @@ def test_a_recipe_by_its_file_says_where_its_model_is_and_which_revision(machine
     hub.requests.clear()
     assert machine.pull(str(recipe), "--revision", "v2").returncode == 0, "the option goes before the recipe"
     assert "/revision/v2?" in " ".join(hub.requests)
+
+
+def test_the_configured_model_needs_no_name_for_its_own_folder(machine: Machine) -> None:
+    recipe, folder = machine.home / "mine.yaml", machine.models / "of-recipe"
+    recipe.write_text("schema: 1\nname: mine\nimage: {ref: i}\nmodel: {path: of-recipe, repo: org/name}\n")
+    assert machine.pull("--to", f"{folder}/", SPARKD_ENGINE__RECIPE=str(recipe)).returncode == 0
+    assert (folder / SHARD).is_file()
+    refused = machine.pull("--to", str(machine.models / "other"), SPARKD_ENGINE__RECIPE=str(recipe))
+    assert f"sudo sparkd model pull ORGANISATION/NAME --to {machine.models}/other" in refused.stderr
 
 
 @pytest.mark.parametrize(

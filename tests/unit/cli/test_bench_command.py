@@ -15,7 +15,7 @@ from tests.unit.stream_server import streaming
 
 from sparkd.base.lib.text import plain
 from sparkd.tools.cli import bench_table
-from sparkd.tools.cli.bench import describe_cache
+from sparkd.tools.cli.bench import describe_cache, list_next
 from sparkd.tools.measure.bench import Result
 from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Level, Spread
 from sparkd.tools.measure.past import Usual
@@ -41,6 +41,12 @@ RESULT = Result(
     depths=(Depth(32768, 29.5, 1111, 30.1, 1.07), Depth(2048, 1.9, 1080, 36.0, 0.0)),
 )
 EXPECT = {DECODE: {"1": 37.2, "16": 163.2}, FIRST: {"16": 3.85}}
+
+
+def test_known_texts_that_fail_lead_to_a_download_of_the_model_that_serves() -> None:
+    pull = "sudo sparkd model pull org/b --to /srv/models/b"
+    assert next(list_next(["known texts 1: odd"], pull, is_too_small=False)) == f"next: {pull}"
+    assert not list(list_next(["alone: empty"], pull, is_too_small=False))
 
 
 def test_tables_fit_a_terminal_and_have_ratios_to_the_recipe_and_to_usual_results() -> None:

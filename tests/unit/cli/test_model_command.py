@@ -77,6 +77,20 @@ def test_a_shard_that_is_cut_off_is_found_before_anything_is_read(
     assert SHARD in capsys.readouterr().err
 
 
+def test_the_configured_repository_is_downloaded_into_its_own_folder_alone(
+    local: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = f"schema: 1\nname: mine\nimage: {{ref: i}}\nmodel: {{path: {local}, repo: org/b}}\n"
+    tree = Tree(tmp_path)
+    path = tree.file("/mine.yaml", recipe)
+    monkeypatch.setenv("SPARKD_CONFIG", str(tree.file("/own.toml", f'[engine]\nrecipe = "{path}"\n')))
+    filled(tmp_path / "other")
+    for folder, repo in ((local, "org/b"), (tmp_path / "other", "ORGANISATION/NAME")):
+        (folder / "config.json").unlink()
+        assert main.main(["model", "check", str(folder)]) == 10
+        assert f"sudo sparkd model pull {repo} --to {folder}, or sparkd model sync" in capsys.readouterr().err
+
+
 def test_a_model_without_recorded_hashes_is_checked_by_size_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,7 +66,18 @@ def lack_of_memory(gib: str) -> Lack:
 def test_a_lack_names_what_is_missing_and_how_to_get_it(
     supply: Supply, keys: dict[str, object], lacks: list[Lack]
 ) -> None:
-    assert list(judge_supply(recipe(**keys), CheckInputs(plan(**keys), Settings()), supply)) == lacks
+    assert list(judge_supply("x", recipe(**keys), CheckInputs(plan(**keys), Settings()), supply)) == lacks
+
+
+def test_a_recipe_by_its_path_is_named_by_it() -> None:
+    keys: dict[str, object] = {
+        "model": {"path": "m", "repo": "a/m"},
+        "image": {"ref": "i:1", "build": {"from": "b:1", "steps": [{"run": "true"}]}},
+    }
+    supply = replace(NO_MODEL, image=NO_IMAGE.image)
+    lacks = judge_supply("/my own/x.yaml", recipe(**keys), CheckInputs(plan(**keys), Settings()), supply)
+    commands = [f"sudo sparkd {verb} '/my own/x.yaml'" for verb in ("model pull", "image build")]
+    assert [lack.command for lack in lacks] == commands
 
 
 def test_the_first_one_is_what_serves_now_on_most_nodes_and_what_no_command_brings_comes_last() -> None:

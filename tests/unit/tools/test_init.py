@@ -156,6 +156,18 @@ def test_another_recipe_is_taken_by_name_and_a_value_that_a_person_changed_in_pl
     assert not (spark.root / OWN.lstrip("/")).exists()
 
 
+@pytest.mark.parametrize("name", ["mine", "tiny-cpu"])
+def test_a_recipe_by_its_path_is_configured_by_it(spark: Tree, run: Run, name: str) -> None:
+    """Also where a recipe in the folders has its name."""
+    small(spark)
+    keys = {"schema": 1, "name": name, "model": {"path": "Other", "repo": "org/Other"}, "image": {"ref": docker.IMAGE}}
+    path = str(spark.file(f"/home/me/{name}.yaml", json.dumps(keys)))
+    assert f"next      sudo sparkd model pull {path}" in run(recipe=path)
+    assert settings(spark) == {"engine": {"recipe": path}}
+    spark.file(TOML, f'[engine]\nrecipe = "{path}"\n')
+    assert "nothing: all of it is there" in run(recipe=path)
+
+
 def test_a_file_of_that_name_that_a_person_wrote_is_not_replaced(spark: Tree, run: Run) -> None:
     for name in ("mine", "other"):
         small(spark, name)

@@ -27,6 +27,7 @@ from sparkd.tools.node.switching import (
     find_outcome,
     follow,
     follow_agent,
+    list_usable,
     load_chosen,
     make_switch,
     plans_before,
@@ -162,6 +163,21 @@ def test_more_time_is_no_switch(tree: Tree) -> None:
     assert longer is not None
     assert longer.to is not None
     assert (longer.stage, longer.chosen_at, bool(longer.to.until)) == (Stage.IN_FORCE, in_force.chosen_at, True)
+
+
+def test_the_recipe_in_force_is_marked_where_it_was_loaded_by_its_path(tree: Tree) -> None:
+    """A recipe of the same name in the folders is another one."""
+    recipe_file(tree, "mine")
+    tree.file("/etc/own/mine.yaml", (tree.root / "etc/sparkd/recipes/mine.yaml").read_text())
+
+    def list_in_force(word: str) -> list[str]:
+        table = list_usable(configured(engine={"recipe": word}), Host(tree.root))
+        return [row[0] for row in table.rows if row[1] == "in force"]
+
+    own, listed = (str(tree.root / folder / "mine.yaml") for folder in ("etc/own", "etc/sparkd/recipes"))
+    assert [list_in_force(word) for word in ("mine", listed, own)] == [["mine"], ["mine"], [own]]
+    put(tree, switch(Stage.IN_FORCE, load_chosen(own, 0, CONFIG, Host(tree.root))))
+    assert [row[0] for row in list_usable(CONFIG, Host(tree.root)).rows if row[1] == "in force"] == [own]
 
 
 def runs_image(tree: Tree, running: str, **named: str) -> None:

@@ -13,7 +13,7 @@ from sparkd.base.config import Settings
 from sparkd.base.lib.errors import AwaitedError, ConfigError
 from sparkd.base.lib.text import did_you_mean
 from sparkd.base.plan import agreement, script
-from sparkd.base.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret, api_port
+from sparkd.base.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret, api_port, pull_command
 from sparkd.base.recipes.additions import HCAS, RAY, VERBS, added_env
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
 from sparkd.base.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share
@@ -106,6 +106,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         kv_cache_tokens=_find_expected_tokens(recipe, settings),
         asserts=recipe.image.asserts,
         image_build=recipe.image_build(settings.engine.recipe) if engine.image == recipe.image.ref else "",
+        model_pull=pull_command(engine.model_path, recipe.model.repo, recipe.model.revision),
         extra_flags=recipe.flags.extra,
         on_ray=on_ray,
         insists_on_hcas=HCAS in str((engine.args, {**recipe.env, **settings.engine.env})),

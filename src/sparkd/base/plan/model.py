@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,8 @@ class LaunchPlan(Struct, frozen=True):
     """Requirements on the image, checked in a container of its own."""
     image_build: str = ""
     """Command or text by which the recipe's image is built. Empty for another image, and for one from a registry."""
+    model_pull: str = ""
+    """Command that downloads the model into its folder."""
     extra_flags: tuple[str, ...] = ()
     """Flags of a fork of vLLM, missing in the table of base/vllm/flag.py."""
     on_ray: bool = False
@@ -130,6 +133,15 @@ class LaunchPlan(Struct, frozen=True):
     def counted_as(self) -> str:
         """Key by which the launch history counts this plan's launches, those with a rollback's image separately."""
         return f"{self.digest} {self.image_id}".rstrip()
+
+
+def pull_command(folder: str, repo: str = "", revision: str = "") -> str:
+    """The command that downloads a repository into a folder; with a placeholder where the repository is not known.
+
+    It names no recipe: the node may have none of that name, or one that has changed since the plan was chosen.
+    """
+    options = (*(("--revision", revision) if revision else ()), "--to", folder)
+    return shlex.join(("sudo", "sparkd", "model", "pull", repo or "ORGANISATION/NAME", *options))
 
 
 API_PORT = 8000

@@ -12,6 +12,7 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -161,12 +162,19 @@ def smoke(args: argparse.Namespace) -> int:
         print(f"KV cache            {cache_text}")
         skipped = sum(bool(round_.skipped) for round_ in rounds)
         print(f"bad outputs: {bad}   ({seconds:.0f} s{f'; skipped: {skipped}' if skipped else ''})")
-        if any(fault.startswith("known texts") for fault in faults):
-            print("next: sudo sparkd model pull, or another image; if it should know no texts,")
-            print("      model.random_weights: true in its recipe")
-        if is_too_small:
-            print("next: who has the memory: sparkd preflight --dry-run")
+        for line in list_next(faults, served.node.plan.model_pull, is_too_small=is_too_small):
+            print(line)
     return ExitCode.NOT_READY if bad or is_too_small else ExitCode.GOOD
+
+
+def list_next(faults: Sequence[str], model_pull: str, *, is_too_small: bool) -> Iterator[str]:
+    """Yield lines on what to do about a smoke test's faults. `model_pull`: the command that downloads its model."""
+    if any(fault.startswith("known texts") for fault in faults):
+        yield f"next: {model_pull}"
+        yield "      or another image; if it should know no texts,"
+        yield "      model.random_weights: true in its recipe"
+    if is_too_small:
+        yield "next: who has the memory: sparkd preflight --dry-run"
 
 
 def show(round_: Round) -> None:

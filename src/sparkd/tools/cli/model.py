@@ -53,7 +53,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     pull.add_argument("name", nargs="?", help=name_help)
     pull.add_argument("--revision", help="a branch, a tag or a commit, instead of the recipe's or the newest files")
-    pull.add_argument("--to", metavar="FOLDER", help="folder of the model, instead of its own below engine.models_dir")
+    pull.add_argument(
+        "--to", metavar="FOLDER", help="folder of the named model, instead of its own below engine.models_dir"
+    )
     pull.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help='files to leave out, such as "original/*"'
     )
@@ -101,7 +103,7 @@ def _check_hashes(folder: str, files: Files) -> str:
 def pull_model(args: argparse.Namespace) -> None:
     host, configured = Host(), load_settings(os.environ)
     published = model_files.choose_repo(args.name, configured, host)
-    folder = os.path.abspath(args.to) if args.to else published.folder(configured)  # noqa: PTH100
+    folder = model_files.choose_folder(args.to, args.name, published, configured)
     token = model_files.read_token(args.token_file or configured.engine.secrets.get(model_files.TOKEN), host.files)
     repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
     print(f"{repo.name} at {sanitize(repo.commit[:12])}: {len(repo.sizes)} files for {folder}", flush=True)

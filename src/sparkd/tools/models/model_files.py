@@ -18,6 +18,7 @@ from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.ownership import ROOT, read_private
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import did_you_mean, sanitize, size
+from sparkd.base.plan.model import pull_command
 from sparkd.base.recipes.loader import SUFFIX, find_recipes, load_recipe, recipe_folders
 from sparkd.base.recipes.schema import REPO, Model
 from sparkd.tools.models.hub import Repo
@@ -45,12 +46,20 @@ def describe_files(folder: str, host: Host) -> str:
     with suppress(FileNotFoundError, NotADirectoryError):
         if host.files.stat(folder).kind is Kind.FILE:
             raise UsageError(f"{folder} is a file, not a model's folder", "name the folder that it is in")
-    facts, verdict = ModelWeights(folder).run(host)
+    facts, verdict = ModelWeights(folder, pull=_find_pull(folder, host)).run(host)
     if not facts.there:
         raise BlockedError(f"{folder} is missing or empty", "put the model there, or name another folder")
     if verdict.level.blocks:
         raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)
     return f"{folder}: {verdict.reason}"
+
+
+def _find_pull(folder: str, host: Host) -> str:
+    """The command that downloads the plan's model, where that is its folder; else empty."""
+    with suppress(ConfigError, UsageError, OSError):
+        plan = resolve_context(load_settings(os.environ), None, host).plan
+        return plan.model_pull if plan.model_path == folder else ""
+    return ""
 
 
 def is_open(folder: str, host: Host) -> bool:
@@ -102,6 +111,18 @@ class Published(NamedTuple):
         if path == model.path and model.repo and name.lower() != model.repo.lower():
             raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
         return path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
+
+
+def choose_folder(to: str | None, name: str | None, published: Published, settings: Settings) -> str:
+    """The folder to download into: `to`, else the model's own.
+
+    Raises UsageError where `to` is another folder than the configured model's, and no name says what belongs there.
+    """
+    folder = os.path.abspath(to) if to else published.folder(settings)  # noqa: PTH100 - links stay as they are
+    if to and not name and folder != published.folder(settings):
+        reason = f"{folder} is not the folder of {published.name}, the configured model"
+        raise UsageError(reason, f"name its model: {pull_command(folder)}")
+    return folder
 
 
 def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from shlex import quote
 
 from msgspec import Struct
 
@@ -54,6 +55,7 @@ class Fit(Struct, frozen=True):
     """A recipe with what this node lacks for it."""
 
     recipe: str
+    """Its name, or its path where it was loaded by that: as engine.recipe takes it."""
     nodes: int
     """The smallest number of nodes that it can be planned for."""
     model: str
@@ -72,25 +74,25 @@ class Fit(Struct, frozen=True):
 
 
 def find_fits(
-    recipes: Iterable[tuple[Recipe, bool]], settings: Settings, nodes: int | None, most_nodes: int, host: Host
+    recipes: Iterable[tuple[str, Recipe, bool]], settings: Settings, nodes: int | None, most_nodes: int, host: Host
 ) -> tuple[Fit, ...]:
-    """Fits, the best first. Each recipe comes with its Fit.own. `nodes`: the number of nodes, where that is known."""
+    """Fits, the best first. Each recipe comes with its Fit.recipe and Fit.own. `nodes`: their number, where known."""
     cached = CachedHost(host)
     return tuple(sorted((_examine(*recipe, settings, nodes, most_nodes, cached) for recipe in recipes), key=rank))
 
 
 def _examine(
-    recipe: Recipe, is_own: bool, settings: Settings, nodes: int | None, most_nodes: int, host: CachedHost
+    word: str, recipe: Recipe, is_own: bool, settings: Settings, nodes: int | None, most_nodes: int, host: CachedHost
 ) -> Fit:
     trial = try_recipe(recipe, settings, nodes)
     plan, model = trial.plan, recipe.model.path.rpartition("/")[2]
     if plan is None:
-        return Fit(recipe.name, 0, model, is_own, (Lack(sanitize(trial.errors[0]), lasting=True),))
+        return Fit(word, 0, model, is_own, (Lack(sanitize(trial.errors[0]), lasting=True),))
     inputs, needed = CheckInputs(plan, settings), plan.node.cluster_size
     if needed > most_nodes:
-        return Fit(recipe.name, needed, model, is_own, (Lack(f"needs {needed} nodes", lasting=True),))
+        return Fit(word, needed, model, is_own, (Lack(f"needs {needed} nodes", lasting=True),))
     supply = read_supply(inputs, host, recipe.expect.get(WEIGHTS_GB))
-    return Fit(recipe.name, needed, model, is_own, tuple(judge_supply(recipe, inputs, supply)))
+    return Fit(word, needed, model, is_own, tuple(judge_supply(word, recipe, inputs, supply)))
 
 
 def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
@@ -118,8 +120,8 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     )
 
 
-def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterator[Lack]:
-    """Yield what the node lacks for the recipe's plan."""
+def judge_supply(word: str, recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterator[Lack]:
+    """Yield what the node lacks for the recipe's plan. `word`: its name or path."""
     plan = inputs.plan
     if inputs.uses_gpu and not supply.gpu:
         yield Lack("needs a GPU", lasting=True)
@@ -128,10 +130,10 @@ def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterato
     if supply.too_big:
         yield Lack(supply.too_big, lasting=True)
     if supply.model:
-        pull_command = f"sudo sparkd model pull {recipe.name}" if recipe.model.repo else ""
+        pull_command = f"sudo sparkd model pull {quote(word)}" if recipe.model.repo else ""
         yield Lack(f"{sanitize(plan.model_path)} {supply.model}", pull_command)
     if supply.image:
-        build_command = "" if supply.docker else recipe.image_build()
+        build_command = "" if supply.docker else recipe.image_build(word)
         reason = f"you build its image: {supply.image}" if build_command else supply.image
         command = supply.docker or build_command or f"sudo docker pull {plan.image}"
         yield Lack(reason, command, by_hand=bool(build_command) and build_command == recipe.image.build)

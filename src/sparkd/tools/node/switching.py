@@ -196,12 +196,14 @@ def list_usable(config: Settings, host: Host) -> Table:
     current = membership.current_switch(config, host)
     next_start, nodes = NextStart(host), request_inventories(config, host)
     in_force = current.chosen if current is not None else None
-    name = in_force.recipe.name if in_force is not None else config.engine.recipe
+    word = in_force.engine.recipe if in_force is not None else config.engine.recipe
     chosen_text = "in force" if current is None or current.stage is Stage.IN_FORCE else "on the way"
     rows = [("RECIPE", "NOW", "")]
-    for recipe in find_recipes(recipe_folders(Path(host.files.root))):
+    recipes = find_recipes(recipe_folders(Path(host.files.root)))
+    word = next((name for name, path in recipes.items() if str(path) == word), word)
+    for recipe in (*recipes, *([word] if word.startswith("/") else [])):
         reason = _find_obstacle(recipe, config, next_start, nodes)
-        rows.append((recipe, chosen_text if recipe == name else "no" if reason else "yes", sanitize(reason)))
+        rows.append((recipe, chosen_text if recipe == word else "no" if reason else "yes", sanitize(reason)))
     return Table(rows, heading=True)
 
 

@@ -127,7 +127,7 @@ class Wizard:
 
     def _offer(self, settings: Settings, fit: Fit) -> Additions:
         """A key for the API, and messages, by options or where the person agrees."""
-        plan = try_recipe(self._load(fit.recipe)[0], settings, fit.nodes).plan
+        plan = try_recipe(self._load(fit.recipe)[1], settings, fit.nodes).plan
         offers = Offers(self.files, plan, None if self.wishes.yes or self.wishes.plan else self.prompt)
         key_values, key_files = offers.api_key(self.wishes.api_key)
         message_values, message_files = offers.messages(self.wishes.webhook_file)
@@ -210,12 +210,12 @@ class Wizard:
             raise BlockedError(f"recipe {best.recipe} can't serve here" if recipe else "no recipe fits this node", hint)
         return best
 
-    def _load(self, name: str) -> tuple[Recipe, bool]:
-        """The recipe, and whether an administrator wrote it. Raises ConfigError."""
+    def _load(self, name: str) -> tuple[str, Recipe, bool]:
+        """The name or path, its recipe, and whether an administrator wrote it. Raises ConfigError."""
         loaded = load_recipe(name, recipe_folders(self.files.root))
-        return loaded.recipe, loaded.files[0].parent != recipes_dir()
+        return name, loaded.recipe, loaded.files[0].parent != recipes_dir()
 
-    def _load_all(self) -> Iterator[tuple[Recipe, bool]]:
+    def _load_all(self) -> Iterator[tuple[str, Recipe, bool]]:
         for name in find_recipes(recipe_folders(self.files.root)):
             try:
                 yield self._load(name)

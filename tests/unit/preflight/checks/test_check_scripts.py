@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
@@ -197,6 +198,15 @@ def test_a_plan_needs_its_script_model_secrets_mounts_and_devices_but_not_what_s
         ("/dev/infiniband", Needed.ANYTHING),
     }
     assert not [one for one in paths_of_plan(replace(plan, user_script="", model_path="")) if not one.path]
+
+
+@pytest.mark.parametrize("repo", ["org/m", ""])
+def test_a_missing_model_is_downloaded_by_its_repository(repo: str) -> None:
+    (needed,) = (
+        path for path in paths_of_plan(plan(model={"path": "m", "repo": repo})) if path.needed is Needed.FOLDER
+    )
+    pull = f"sudo sparkd model pull {repo or 'ORGANISATION/NAME'} --to /srv/models/m"
+    assert needed.hint == f"{pull}; or set engine.models_dir"
 
 
 @pytest.mark.parametrize("flag", ["chat-template", "tool-parser-plugin", "reasoning-parser-plugin"])

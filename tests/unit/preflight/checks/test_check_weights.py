@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import ALONE, configured, plan
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level, Verdict
@@ -321,6 +322,17 @@ def test_the_plan_says_where_the_model_is_and_how_it_is_loaded() -> None:
     check = check_of_plan(**{"load-format": "dummy"})
     assert (check.folder, check.seen_as, check.load_format) == ("/srv/models/tiny", "/models/tiny", "dummy")
     assert check.needs_tokenizer
+
+
+def test_the_download_of_missing_files_is_of_the_plans_own_model(tree: Tree) -> None:
+    """Whatever engine.recipe is; a folder of no plan has a placeholder."""
+    model(tree, A)
+    keys = {"path": "m", "repo": "org/b", "revision": "v1"}
+    check = ModelWeights.from_inputs(
+        CheckInputs(plan(ALONE, configured(engine={"recipe": "a"}), model=keys), Settings())
+    )
+    expect(look(tree, check)[1], Level.BLOCK, said=f"sudo sparkd model pull org/b --revision v1 --to {FOLDER}, or")
+    expect(look(tree)[1], Level.BLOCK, said=f"sudo sparkd model pull ORGANISATION/NAME --to {FOLDER}, or")
 
 
 def test_a_model_whose_config_is_elsewhere_needs_none_in_its_folder() -> None:

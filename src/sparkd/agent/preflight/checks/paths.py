@@ -38,7 +38,7 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     skips_verbs = plan.names_hcas and not plan.node.hcas
     devices = (path for path in plan.container.devices if not (skips_verbs and path.startswith(VERBS)))
     secret_hint, device_hint = "write the secret there", "load its driver, or take it out of the recipe"
-    model_hint = f"sudo sparkd model pull {plan.recipe}; or set engine.models_dir"
+    model_hint = f"{plan.model_pull}; or set engine.models_dir"
     optional = (
         NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
         NeededPath(plan.model_path, model, Needed.FOLDER, model_hint),

@@ -13,6 +13,7 @@ from sparkd.base.host.container_links import Bind, find_outside
 from sparkd.base.host.model_folder import ModelFolder
 from sparkd.base.lib.text import size
 from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import pull_command
 from sparkd.base.vllm.args import FORMATS
 from sparkd.base.vllm.container_paths import is_below
 
@@ -38,6 +39,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
     load_format: str = ""
     needs_tokenizer: bool = True
     needs_config: bool = True
+    pull: str = ""
+    """Command that downloads the model; empty for a folder that no plan has."""
     id = "weights"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
@@ -55,6 +58,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             load_format=values.get("args.load-format", ""),
             needs_tokenizer=not {"args.tokenizer", "args.skip-tokenizer-init"} & values.keys(),
             needs_config="args.hf-config-path" not in values,
+            pull=plan.model_pull,
         )
 
     def probe(self, host: Host) -> WeightsFacts:
@@ -82,7 +86,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             return block(f"{facts.folder} is a download cache, and no model itself", hint)
         weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
-        fetch = f"sudo sparkd model pull --to {quote(facts.folder)}, or sparkd model sync on a node that has it"
+        fetch = f"{self.pull or pull_command(facts.folder)}, or sparkd model sync on a node that has it"
         return verdict([*self._find_faults(facts, fetch), *self._find_doubts(facts, fetch)], good)
 
     def _find_faults(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:

@@ -61,7 +61,7 @@ def refusal(port: int, seconds: float = 30.0) -> str:
 def test_a_node_that_does_not_come_costs_no_result_of_the_others(
     worker: list[Result], programs: Programs, tree: Tree, port: int
 ) -> None:
-    """Though it comes first: the others would wait for the head in vain."""
+    """Though it comes first: the others would be over before the head comes."""
     (result,), (failure,) = measure(port, Host(str(tree.root)), "127.0.0.3", seconds=1.0)
     assert (result.other.node, failure.reason) == ("spark2", "127.0.0.3 does not take part: connection refused")
 

@@ -475,7 +475,7 @@ def test_an_agent_that_hung_until_its_watchdog_is_awaited_where_tokens_came(toke
 def test_an_agent_that_refuses_after_a_silence_without_a_proof_is_lost_only_where_the_engine_does_not_work(
     token: bool, others: tuple[int, ...]
 ) -> None:
-    """Its timeout may be longer than the watchdog's time, so that nothing was asked before; other nodes answer."""
+    """Its timeout may be longer than the watchdog's time, so that no proof came before; other nodes answer."""
     clock = Clock()
     peers, engine, monitor = tracked(1, *others, return_seconds=15, clock=clock)
     refuse(peers[1], 33)
@@ -496,7 +496,7 @@ def test_an_agent_that_refuses_after_a_silence_without_a_proof_is_lost_only_wher
 
 
 def test_a_standstill_of_this_process_is_no_absence_of_another_agent() -> None:
-    """It may be back, and this process could not ask it yet."""
+    """It may be back, and this process could not see that yet."""
     clock, resumed_at = Clock(), [float("-inf")]
     peers, _, monitor = tracked(1, return_seconds=15, clock=clock)
     monitor.resumed_at = lambda: resumed_at[0]

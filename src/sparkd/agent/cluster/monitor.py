@@ -180,7 +180,7 @@ class PeerMonitor(Struct):
         return f"the agent of {rank} is away, and its rank serves: the next one is awaited for {limit:.0f} s"
 
     def _is_proven(self, silent_seconds: float) -> bool | None:
-        """Whether the engine has worked since a silence of so many seconds began; None while it is asked."""
+        """Whether the engine has worked since a silence of so many seconds began; None while a proof is under way."""
         self._take_proof()
         if self._proven is None and (self._prove is None or silent_seconds >= self._proof_limit_seconds):
             return False

@@ -96,7 +96,7 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
     ("code", "trouble", "reason"),
     [
         (255, "No ED25519 host key is known for a\nHost key verification failed.\n", "its host key is not known here"),
-        (255, "ann@a: Permission denied (publickey,password).\n", "it takes none of your ssh keys"),
+        (255, "ann@a: Permission denied (publickey,password).\n", "it takes none of "),
         (255, "ssh: connect to host a port 22: Connection refused\n", "ssh: connect to host a port 22: Connection re"),
         (127, "bash: line 1: rsync: command not found\nrsync error: ... (code 12)\n", "it has no rsync"),
         (255, "kex_exchange_identification: read: Connection reset by peer\n", "its sshd hung up"),
@@ -116,16 +116,37 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
     ],
 )
 def test_a_failure_has_a_reason_of_its_own(code: int, trouble: str, reason: str) -> None:
-    found, hint = diagnose(ProgramResult(code, "", trouble), "ann@a")
+    found, hint = diagnose(ProgramResult(code, "", trouble), "ann@a", "")
     assert found.startswith(reason)
     assert hint.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("uid", "key", "host_hint", "key_hint"),
+    [
+        (1000, "", "ssh ann@a", "your ssh keys (ssh-copy-id ann@a; or else)"),
+        (0, "id_ed25519.pub", "sudo ssh ann@a", "root's ssh keys (sudo ssh-copy-id ann@a; or else)"),
+        (0, "", "sudo ssh ann@a", "root's ssh keys (sudo ssh-keygen -N '', then: sudo ssh-copy-id ann@a; or else)"),
+    ],
+)
+def test_the_remedy_of_a_refused_login_is_for_the_user_who_runs_ssh(
+    tmp_path: Path, uid: int, key: str, host_hint: str, key_hint: str
+) -> None:
+    """Under sudo that is root, with keys and known hosts of its own."""
+    Tree(tmp_path).file(f"/.ssh/{key or 'known_hosts'}", "")
+    host, login = (
+        "{} ({})".format(*diagnose(ProgramResult(255, "", trouble), "ann@a", "else", uid=uid, root=tmp_path))
+        for trouble in ("Host key verification failed.\n", "ann@a: Permission denied (publickey).\n")
+    )
+    assert host.endswith(f"(once by hand: {host_hint})")
+    assert login == f"it takes none of {key_hint}"
 
 
 def test_a_sparkd_there_says_what_to_do_itself() -> None:
     refused = "sparkd: the code is wrong\x1b[2J\nsparkd: or late\nhint: sudo sparkd init --invite on the head\n"
     expected = ("the code is wrong\\x1b[2J; or late", "there: sudo sparkd init --invite on the head")
-    assert diagnose(ProgramResult(10, "", refused), "ann@a") == expected
-    assert diagnose(ProgramResult(10, "", "sparkd: busy\n"), "ann@a") == ("busy", "")
+    assert diagnose(ProgramResult(10, "", refused), "ann@a", "") == expected
+    assert diagnose(ProgramResult(10, "", "sparkd: busy\n"), "ann@a", "") == ("busy", "")
 
 
 def program(path: Path, text: str) -> None:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tests.tree import Tree
 
 from sparkd.agent.actions.dockerd import lock_scratch
@@ -268,6 +269,49 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
     looked = image_copy.Image("name:tag", "0" * 64, 30 << 30)
     with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
         image_copy._check_room(looked, peer, there)
+
+
+@pytest.fixture
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> image_copy.Image:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return image_copy.Image("name:tag", "1" * 64, 1 << 20)
+
+
+DESCRIPTION = '{"RootFS": {"Layers": []}, "Config": {}}'
+OTHER = f"image-{'a' * 32}"
+
+
+def test_archives_of_other_images_are_named_on_both_sides_and_stay(programs: Path, image: image_copy.Image) -> None:
+    peer, lines = far(programs, docker=f"echo '{DESCRIPTION}'"), list[str]()
+    identity = identity_of({"RootFS": {"Layers": []}, "Config": {}}, "name:tag")
+    image, here, there = structs.replace(image, identity=identity), image.file.parent, programs.parent / "far" / SCRATCH
+    here.mkdir(parents=True)
+    for path in (here / f"{OTHER}.part", here / "notes", there / f"{OTHER}.tar", there / image.file.name):
+        path.write_bytes(bytes(3 << 20))
+    assert image_copy.send_image(image, [peer], Host(), lambda _: None, lines.append) is ExitCode.GOOD
+    sudo, kept = "" if os.geteuid() else "sudo ", "3 MiB are kept of another image; when no sync needs them:"
+    assert lines == [
+        kept,
+        f"{sudo}rm {here}/{OTHER}.part",
+        f"far: {kept}",
+        f"{sudo}ssh far rm {SCRATCH}/{OTHER}.tar",
+        "far: has name:tag already",
+    ]
+    assert [path.name for path in there.iterdir()] == [f"{OTHER}.tar"]
+    assert (here / f"{OTHER}.part").exists()
+
+
+def test_what_is_kept_after_ctrl_c_is_named(programs: Path, image: image_copy.Image) -> None:
+    no_image = 'case "$1" in info) echo /;; *) echo "No such image" >&2; exit 1;; esac'
+    peer, lines = far(programs, docker=no_image), list[str]()
+
+    def save(image: image_copy.Image) -> None:
+        image.file.write_bytes(bytes(1 << 20))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        image_copy.send_image(image, [peer], Host(), save, lines.append)
+    assert lines == [f"kept {image.file} (1 MiB): the same command resumes with it"]
 
 
 def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:

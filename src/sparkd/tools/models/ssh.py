@@ -89,6 +89,11 @@ class SshHost(Struct, frozen=True):
     otherwise: str = "log in as another by --user"
     """What else helps where the login is refused."""
 
+    @property
+    def login(self) -> str:
+        """As ssh takes it."""
+        return f"{self.user}@{self.address}" if self.user else self.address
+
     def run(self, *words: str, seconds: float = COMMAND_SECONDS, stdin_text: str = "") -> ProgramResult:
         """Run a program there, with a line or two for its stdin. Raises BlockedError where ssh fails."""
         command = ["ssh", *SSH, *(("-l", self.user) if self.user else ()), "--", self.address, shlex.join(words)]
@@ -193,7 +198,7 @@ class SshHost(Struct, frozen=True):
 
     def failure(self, ended: ProgramResult) -> BlockedError:
         """The error for a program there that failed."""
-        reason, hint = diagnose(ended, f"{self.user}@{self.address}" if self.user else self.address, self.otherwise)
+        reason, hint = diagnose(ended, self.login, self.otherwise)
         return BlockedError(f"{self.address}: {reason}", hint)
 
 

@@ -85,13 +85,15 @@ def test_a_node_that_refuses_the_login_is_reported_in_one_line(pair: Cluster, wh
     address = worker.fabric_address
     unknown = sync(head, *what)
     assert (unknown.returncode, unknown.stderr) == (
-        10, f"sparkd: {address}: its host key is not known here, or has changed\nhint: ssh {address} once by hand\n"
-    )  # fmt: skip
+        10,
+        f"sparkd: {address}: its host key is not known here, or has changed\nhint: once by hand: sudo ssh {address}\n",
+    )
     head.sh(f"mkdir -p /root/.ssh && ssh-keyscan {address} > /root/.ssh/known_hosts")
     keyless = sync(head, *what, "--user", "root")
     head.run("rm", "/root/.ssh/known_hosts")
     assert keyless.stderr.startswith(
-        f"sparkd: {address}: it takes none of your ssh keys\nhint: ssh-copy-id root@{address}"
+        f"sparkd: {address}: it takes none of root's ssh keys\n"
+        f"hint: sudo ssh-keygen -N '', then: sudo ssh-copy-id root@{address}"
     )
 
 

@@ -162,7 +162,7 @@ def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_t
         ssh = Path("/run/bin/ssh")
         ssh.parent.mkdir()
         ssh.write_text(f'''#!/bin/sh
-        case "$*" in *lost*) echo "Connection closed by lost" >&2; exit 255;; esac
+        case "$*" in *lost*) echo "root@lost: Permission denied (publickey)." >&2; exit 255;; esac
         exec ip netns exec node2 {sys.executable} -c "$WIZARD" {other.root} 4 join
         ''')
         ssh.chmod(0o755)
@@ -181,3 +181,5 @@ def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_t
     assert nodes == ["10.0.0.1", "10.0.0.2"], "\n".join(said)
     assert any(line.startswith("joined") for line in said), found
     assert said[-1].startswith("error: lost: "), found
+    (refused,) = [line for line in said if line.startswith("failed") and "lost: " in line]
+    assert refused.endswith("sudo ssh-copy-id lost; or there by hand: sudo sparkd init --join)"), "init has no --user"

@@ -307,7 +307,7 @@ def test_an_answer_that_would_fill_the_memory_is_refused(machine: Machine, hub: 
         10,
         [
             f"sparkd: {hub.endpoint} answers with more than 256 MiB for {REPO}",
-            "hint: no list of files is so large: HF_ENDPOINT names another mirror",
+            f"hint: no list of files is so large; another mirror: sudo env HF_ENDPOINT=URL sparkd model pull {REPO}",
         ],
     )
 
@@ -400,6 +400,8 @@ def test_a_hub_out_of_reach_is_one_line(machine: Machine, port: int, name: str, 
     done = ended(machine.start(REPO))
     assert (done.returncode, done.stderr.count("sparkd: ")) == (10, 1), done.stderr
     assert text.format(port=port) in done.stderr
+    by_sudo = f": sudo env HTTPS_PROXY=URL HF_ENDPOINT=URL sparkd model pull {REPO}\n"
+    assert done.stderr.endswith(by_sudo) == (name == "HF_ENDPOINT"), "sudo keeps neither variable"
     assert not machine.models.exists()
 
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tests.tree import Tree
 
 from sparkd.agent.actions.dockerd import lock_scratch
@@ -96,7 +97,7 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
     ("code", "trouble", "reason"),
     [
         (255, "No ED25519 host key is known for a\nHost key verification failed.\n", "its host key is not known here"),
-        (255, "ann@a: Permission denied (publickey,password).\n", "it takes none of your ssh keys"),
+        (255, "ann@a: Permission denied (publickey,password).\n", "it takes none of "),
         (255, "ssh: connect to host a port 22: Connection refused\n", "ssh: connect to host a port 22: Connection re"),
         (127, "bash: line 1: rsync: command not found\nrsync error: ... (code 12)\n", "it has no rsync"),
         (255, "kex_exchange_identification: read: Connection reset by peer\n", "its sshd hung up"),
@@ -116,16 +117,37 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
     ],
 )
 def test_a_failure_has_a_reason_of_its_own(code: int, trouble: str, reason: str) -> None:
-    found, hint = diagnose(ProgramResult(code, "", trouble), "ann@a")
+    found, hint = diagnose(ProgramResult(code, "", trouble), "ann@a", "")
     assert found.startswith(reason)
     assert hint.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("uid", "key", "host_hint", "key_hint"),
+    [
+        (1000, "", "ssh ann@a", "your ssh keys (ssh-copy-id ann@a; or else)"),
+        (0, "id_ed25519.pub", "sudo ssh ann@a", "root's ssh keys (sudo ssh-copy-id ann@a; or else)"),
+        (0, "", "sudo ssh ann@a", "root's ssh keys (sudo ssh-keygen -N '', then: sudo ssh-copy-id ann@a; or else)"),
+    ],
+)
+def test_the_remedy_of_a_refused_login_is_for_the_user_who_runs_ssh(
+    tmp_path: Path, uid: int, key: str, host_hint: str, key_hint: str
+) -> None:
+    """Under sudo that is root, with keys and known hosts of its own."""
+    Tree(tmp_path).file(f"/.ssh/{key or 'known_hosts'}", "")
+    host, login = (
+        "{} ({})".format(*diagnose(ProgramResult(255, "", trouble), "ann@a", "else", uid=uid, root=tmp_path))
+        for trouble in ("Host key verification failed.\n", "ann@a: Permission denied (publickey).\n")
+    )
+    assert host.endswith(f"(once by hand: {host_hint})")
+    assert login == f"it takes none of {key_hint}"
 
 
 def test_a_sparkd_there_says_what_to_do_itself() -> None:
     refused = "sparkd: the code is wrong\x1b[2J\nsparkd: or late\nhint: sudo sparkd init --invite on the head\n"
     expected = ("the code is wrong\\x1b[2J; or late", "there: sudo sparkd init --invite on the head")
-    assert diagnose(ProgramResult(10, "", refused), "ann@a") == expected
-    assert diagnose(ProgramResult(10, "", "sparkd: busy\n"), "ann@a") == ("busy", "")
+    assert diagnose(ProgramResult(10, "", refused), "ann@a", "") == expected
+    assert diagnose(ProgramResult(10, "", "sparkd: busy\n"), "ann@a", "") == ("busy", "")
 
 
 def program(path: Path, text: str) -> None:
@@ -247,6 +269,49 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
     looked = image_copy.Image("name:tag", "0" * 64, 30 << 30)
     with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
         image_copy._check_room(looked, peer, there)
+
+
+@pytest.fixture
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> image_copy.Image:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return image_copy.Image("name:tag", "1" * 64, 1 << 20)
+
+
+DESCRIPTION = '{"RootFS": {"Layers": []}, "Config": {}}'
+OTHER = f"image-{'a' * 32}"
+
+
+def test_archives_of_other_images_are_named_on_both_sides_and_stay(programs: Path, image: image_copy.Image) -> None:
+    peer, lines = far(programs, docker=f"echo '{DESCRIPTION}'"), list[str]()
+    identity = identity_of({"RootFS": {"Layers": []}, "Config": {}}, "name:tag")
+    image, here, there = structs.replace(image, identity=identity), image.file.parent, programs.parent / "far" / SCRATCH
+    here.mkdir(parents=True)
+    for path in (here / f"{OTHER}.part", here / "notes", there / f"{OTHER}.tar", there / image.file.name):
+        path.write_bytes(bytes(3 << 20))
+    assert image_copy.send_image(image, [peer], Host(), lambda _: None, lines.append) is ExitCode.GOOD
+    sudo, kept = "" if os.geteuid() else "sudo ", "3 MiB are kept of another image; when no sync needs them:"
+    assert lines == [
+        kept,
+        f"{sudo}rm {here}/{OTHER}.part",
+        f"far: {kept}",
+        f"{sudo}ssh far rm {SCRATCH}/{OTHER}.tar",
+        "far: has name:tag already",
+    ]
+    assert [path.name for path in there.iterdir()] == [f"{OTHER}.tar"]
+    assert (here / f"{OTHER}.part").exists()
+
+
+def test_what_is_kept_after_ctrl_c_is_named(programs: Path, image: image_copy.Image) -> None:
+    no_image = 'case "$1" in info) echo /;; *) echo "No such image" >&2; exit 1;; esac'
+    peer, lines = far(programs, docker=no_image), list[str]()
+
+    def save(image: image_copy.Image) -> None:
+        image.file.write_bytes(bytes(1 << 20))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        image_copy.send_image(image, [peer], Host(), save, lines.append)
+    assert lines == [f"kept {image.file} (1 MiB): the same command resumes with it"]
 
 
 def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:

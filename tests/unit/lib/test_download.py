@@ -163,6 +163,8 @@ def test_a_page_of_github_is_answered_with_the_command_for_its_file() -> None:
 
 
 def test_without_a_network_the_way_by_a_proxy_and_by_a_file_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"the network up.*save the file") as refused:
-        download_text("https://127.0.0.1:1/x.yaml")
+    with pytest.raises(ConfigError, match=r"the network up.*Save the file") as refused:
+        download_text("https://127.0.0.1:1/x.yaml?a&b")
+    by_proxy = "sudo env HTTPS_PROXY=URL sparkd recipe import 'https://127.0.0.1:1/x.yaml?a&b'"
+    assert refused.value.hint.endswith(f": {by_proxy}"), "sudo keeps no variable"
     assert "[Errno" not in str(refused.value)

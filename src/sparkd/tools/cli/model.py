@@ -45,7 +45,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "pull",
         help="download a model from Hugging Face, or resume a download",
         description="Download a model by Hugging Face's client, or resume an interrupted download; then "
-        "look at it as `check` does. HF_ENDPOINT may name a mirror, HTTPS_PROXY a proxy.",
+        "look at it as `check` does. HF_ENDPOINT may name a mirror, HTTPS_PROXY a proxy. sudo keeps neither: "
+        "sudo env HF_ENDPOINT=URL HTTPS_PROXY=URL sparkd model pull NAME",
     )
     pull.set_defaults(run=pull_model)
     name_help = (

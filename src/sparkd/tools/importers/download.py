@@ -33,7 +33,8 @@ def download_text(url: str, total_seconds: float = TOTAL_SECONDS) -> str:
         raise ConfigError(f"{shown}: took longer than {total_seconds:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, ValueError) as error:
         reason = re.sub(r"^\[Errno -?\d+\] ", "", sanitize(str(error))) or type(error).__name__
-        offline = "is the network up? HTTPS_PROXY names a proxy; or save the file, and import that"
+        by_proxy = f"sudo env HTTPS_PROXY=URL sparkd recipe import {quote(shown)}"  # sudo keeps no proxy
+        offline = f"is the network up? Save the file, and import that; or by a proxy: {by_proxy}"
         raise ConfigError(f"{shown}: {reason}", offline if isinstance(error, httpx.TransportError) else "") from None
 
 

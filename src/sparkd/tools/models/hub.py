@@ -36,7 +36,6 @@ MAX_VAIN_TRIES = 3
 AGAIN = "run it again: it resumes"
 ANSWER_BYTES = 256 << 20
 """Memory for the list of a model's files: the client reads it whole, and 0.3 MB on the wire may be 300 MiB (seen)."""
-OTHER_HUB = "no list of files is so large: HF_ENDPOINT names another mirror"
 
 
 class Repo(NamedTuple):
@@ -275,11 +274,13 @@ def _explain_error(error: Exception, name: str) -> BlockedError:
             hint = "with sudo, or into a folder of your own: --to FOLDER" if error.errno == errno.EACCES else hint
             return BlockedError(f"{sanitize(str(error.filename or 'a file'))}: {error.strerror}", hint)
         case MemoryError():
-            return BlockedError(f"{ENDPOINT} answers with more than {ANSWER_BYTES >> 20} MiB for {name}", OTHER_HUB)
+            hint = f"no list of files is so large; another mirror: sudo env HF_ENDPOINT=URL sparkd model pull {name}"
+            return BlockedError(f"{ENDPOINT} answers with more than {ANSWER_BYTES >> 20} MiB for {name}", hint)
         case ValueError() | RuntimeError() | ImportError():
             return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
         case _:
-            hint = f"is this node online? HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror. Then {AGAIN}"
+            command = f"sudo env HTTPS_PROXY=URL HF_ENDPOINT=URL sparkd model pull {name}"  # sudo keeps neither
+            hint = f"is this node online? Then {AGAIN}. By a proxy, from a mirror, or both: {command}"
             return BlockedError(f"{ENDPOINT} can't be reached, or broke off: {type(error).__name__}", hint)
 
 

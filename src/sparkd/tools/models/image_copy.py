@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,6 +25,9 @@ from sparkd.tools.models.ssh import SshHost
 SCRATCH = ".cache/sparkd"
 """A folder below the user's home, on both sides: nobody else can put a file there."""
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+_LIST = 'cd -- "$1" 2>/dev/null && stat -c "%s %n" -- image-* 2>/dev/null; true'
+_ARCHIVE = re.compile(r"^(\d{1,18}) (image-[0-9a-f]{32})(\.tar|\.part)$", re.MULTILINE)
+"""Bytes and name of an archive, in a line of `stat`."""
 
 
 class Image(Struct, frozen=True):
@@ -67,13 +71,29 @@ def send_image(
     image: Image, peers: Sequence[SshHost], host: Host, save: Callable[[Image], None], show: Callable[[str], None]
 ) -> ExitCode:
     """Send the image to each of these nodes. `save` lets docker write it to its file. Returns 10 if any node failed."""
-    with lock_scratch(image.file.parent):
-        code = run_on_each(peers, partial(_copy_to, image, host, save, show))
-        if code and image.file.exists():
-            show(f"kept {image.file} ({size(image.file.stat().st_size)}): the same command resumes with it")
-        else:
-            remove(image.file)
+    folder, code = image.file.parent, ExitCode.BLOCKED  # also where Ctrl-C ends it
+    with lock_scratch(folder):
+        lines = "".join(f"{path.stat().st_size} {path.name}\n" for path in sorted(folder.glob("image-*")))
+        _show_others(image, lines, f"rm {folder}/", "", show)
+        try:
+            code = run_on_each(peers, partial(_copy_to, image, host, save, show))
+        finally:
+            if code is ExitCode.GOOD:
+                remove(image.file)
+            elif image.file.exists():
+                show(f"kept {image.file} ({size(image.file.stat().st_size)}): the same command resumes with it")
     return code
+
+
+def _show_others(image: Image, listing: str, command: str, where: str, show: Callable[[str], None]) -> None:
+    """Name the archives of other images, each with the command that removes it. `listing`: lines of `stat`.
+
+    None is removed: another node may be sending it at that moment.
+    """
+    for size_text, stem, suffix in _ARCHIVE.findall(listing):
+        if stem != image.file.stem:
+            show(f"{where}{size(int(size_text))} are kept of another image; when no sync needs them:")
+            show(f"{'' if os.geteuid() else 'sudo '}{command}{stem}{suffix}")
 
 
 def _copy_to(
@@ -81,6 +101,8 @@ def _copy_to(
 ) -> None:
     """Copy the image to a peer that does not have it, and load it there. Raises BlockedError."""
     remote_file = f"{SCRATCH}/{image.file.name}"
+    archives = peer.run_checked("sh", "-c", _LIST, "sh", SCRATCH)
+    _show_others(image, archives, f"ssh {peer.login} rm {SCRATCH}/", f"{peer.address}: ", show)
     identity_before = _read_identity(image, peer)
     if identity_before == image.identity:
         peer.run_checked("rm", "-f", "--", remote_file)

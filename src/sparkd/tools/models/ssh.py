@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from posixpath import normpath
 from signal import SIGKILL
 from tempfile import TemporaryFile
@@ -49,8 +50,8 @@ _UNWRITABLE = re.compile(
 _TO_SEND = re.compile(r"^Total transferred file size: (\d{1,18}) bytes$", re.MULTILINE)
 
 _KNOWN_FAILURES = (
-    ("Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
-    (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
+    ("Host key verification failed", "its host key is not known here, or has changed", "once by hand: {ssh}"),
+    (r"Permission denied \([a-z]", "it takes none of {whose} ssh keys", "{copy_id}; or {otherwise}"),
     ("Connection (reset|closed) by|kex_exchange", "its sshd hung up", "refused logins make it: try again in a minute"),
     ("rsync: .*not found", "it has no rsync", "there: sudo apt install rsync"),
     ("sparkd: .*not found", "it has no sparkd", "install the package there"),
@@ -62,7 +63,7 @@ _KNOWN_FAILURES = (
     ("symlink has no referent", "a link in it leads to nothing here", "find it by -xtype l, and fix or remove it"),
     (r"Permission denied \(13\)", "this user may not write there", "--user root, or give the user the folder"),
 )
-"""Pattern in stderr, reason, hint with {} for the login: the first one that matches counts."""
+"""Pattern in stderr, reason, hint, both with the fields of `diagnose`: the first one that matches counts."""
 
 
 class ProgramResult(NamedTuple):
@@ -85,6 +86,13 @@ class SshHost(Struct, frozen=True):
 
     address: str
     user: str = ""
+    otherwise: str = "log in as another by --user"
+    """What else helps where the login is refused."""
+
+    @property
+    def login(self) -> str:
+        """As ssh takes it."""
+        return f"{self.user}@{self.address}" if self.user else self.address
 
     def run(self, *words: str, seconds: float = COMMAND_SECONDS, stdin_text: str = "") -> ProgramResult:
         """Run a program there, with a line or two for its stdin. Raises BlockedError where ssh fails."""
@@ -190,16 +198,25 @@ class SshHost(Struct, frozen=True):
 
     def failure(self, ended: ProgramResult) -> BlockedError:
         """The error for a program there that failed."""
-        reason, hint = diagnose(ended, f"{self.user}@{self.address}" if self.user else self.address)
+        reason, hint = diagnose(ended, self.login, self.otherwise)
         return BlockedError(f"{self.address}: {reason}", hint)
 
 
-def diagnose(ended: ProgramResult, login: str) -> tuple[str, str]:
-    """Reason and hint for a program that failed. `login`: as ssh takes it, for the hint."""
+def diagnose(
+    ended: ProgramResult, login: str, otherwise: str, *, uid: int | None = None, root: Path = Path("/root")
+) -> tuple[str, str]:
+    """Reason and hint for a program that failed. `login`: as ssh takes it, for the hint. `uid`: whose keys ssh has.
+
+    Root's keys and known hosts are its own, and mostly missing: what a user does without sudo does not help it.
+    """
+    is_root = (os.geteuid() if uid is None else uid) == 0
+    keygen = "sudo ssh-keygen -N '', then: " if is_root and not any(root.glob(".ssh/id*.pub")) else ""
+    sudo, whose = ("sudo ", "root's") if is_root else ("", "your")
+    fields = {"ssh": f"{sudo}ssh {login}", "copy_id": f"{keygen}{sudo}ssh-copy-id {login}"}
     again = "is it on, and reachable? The same command resumes"
     for pattern, reason, hint in _KNOWN_FAILURES:
         if re.search(pattern, ended.trouble):
-            return reason, hint.format(login)
+            return reason.format(whose=whose), hint.format(**fields, otherwise=otherwise)
     if ended.code == -SIGKILL:
         return "it did not answer in time", again
     if (words := read_error(ended.trouble)) is not None:

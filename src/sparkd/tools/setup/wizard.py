@@ -236,7 +236,7 @@ class Wizard:
             while len(joined) < choice.missing:
                 if hosts:  # of --ssh, one by one: the next one may fail
                     try:
-                        SshHost(hosts.pop(0)).join(invitation.code)
+                        SshHost(hosts.pop(0), otherwise="there by hand: sudo sparkd init --join").join(invitation.code)
                     except BlockedError as error:
                         self._show([("failed", str(error))])
                         failure = failure or f"{error.reason}; "

@@ -72,13 +72,13 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
         import socket
         from sparkd.agent.actions.owner_lock import acquire_lock
         from sparkd.base.host.owner import NodeOwner
-        from sparkd.agent.preflight.checks.ports import Ports, Wanted
+        from sparkd.agent.preflight.checks.ports import Ports, WantedPort
 
         v4 = socket.create_server(("127.0.0.1", 29511))
         v6 = socket.create_server(("::", 29510), family=socket.AF_INET6, dualstack_ipv6=True)
-        report = Wanted(29510, "127.0.0.1", "the node's report", "cluster.report_port", agents=True)
-        observers = Wanted(29511, "127.0.0.1", "the observers", "observe.listen", agents=True, vital=False)
-        elsewhere = Wanted(29511, "10.0.0.1", "the API", "args.port")
+        report = WantedPort(29510, "127.0.0.1", "the node's report", "cluster.report_port", is_agent_port=True)
+        observers = WantedPort(29511, "127.0.0.1", "the observers", "observe.listen", is_agent_port=True, vital=False)
+        elsewhere = WantedPort(29511, "10.0.0.1", "the API", "args.port")
         answers = [said(Ports((one,))) for one in (report, observers, elsewhere)]
         lock = acquire_lock(Host(), NodeOwner(os.getpid(), "a test", "0" * 32))
         print(json.dumps([*answers, said(Ports((report, observers)))]))
@@ -263,7 +263,7 @@ def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
     """Each port is tried as well: what the check says is what bind(2) does."""
     found = run("""
         import socket
-        from sparkd.agent.preflight.checks.ports import Ports, Wanted
+        from sparkd.agent.preflight.checks.ports import Ports, WantedPort
 
         def serve(port, only):
             six = socket.socket(socket.AF_INET6)
@@ -286,7 +286,7 @@ def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
         said = []
         for port in (8000, 8001):
             for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "")):
-                check = Ports((Wanted(port, address, "the API", "args.port"),))
+                check = Ports((WantedPort(port, address, "the API", "args.port"),))
                 said.append([check.run(host := Host())[1].level.value == "block", taken(family, address, port)])
         print(json.dumps([said, sum(one.only_ipv6 for one in host.listeners())]))
     """)

@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src/sparkd"
 NEEDS_ROOT = re.compile(
-    r"""(?<![\w./'`-])(?<!sudo\ )(?<!by\ )(?<!as\ )(?<!which\ )(?<!no\ )(?<!"\$@"\ )(?<!\#\ )(?:
+    r"""(?<![\w./'`-])(?<!sudo\ )(?<!by\ )(?<!as\ )(?<!which\ )(?<!no\ )(?<!"\$@"\ )(?<!\#\ )(?<!=URL\ )(?:
         systemctl\ (?:start|stop|(?:try-)?restart|(?:daemon-)?reload|enable|disable|mask|edit|kill|--user)\b
         | systemctl\ reboot$
         | docker\ (?:pull|stop|rm|rmi|tag|update|rename|run|ps|image|images|system|inspect|logs|unpause)\b

@@ -3,7 +3,8 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from tests.unit.agent_runs import World, open_world, phases, run_agent, serving
@@ -14,7 +15,8 @@ from sparkd.agent.actions.files import exchange
 from sparkd.base.cluster import membership
 from sparkd.base.config import load_settings
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import ExitCode
+from sparkd.base.lib.endings import StopRequested
+from sparkd.base.lib.errors import ExitCode, NotReadyError
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 
 
@@ -51,13 +53,13 @@ def switched(model: Model) -> Iterator[World]:
         yield world
 
 
-def choose_new(world: World, min_nodes: int = 1) -> None:
+def choose_new(world: World, min_nodes: int = 1, secrets: Mapping[str, str] = {}) -> None:
     """Choose the recipe `new`, as `sparkd use` does."""
     host = Host(world.tree.root)
     config = load_settings({}, world.tree.root)
     recipe = membership.make_context(config, host).recipe
     nodes = recipe.nodes.model_copy(update={"min": min_nodes, "max": min_nodes})
-    recipe = recipe.model_copy(update={"name": "new", "nodes": nodes})
+    recipe = recipe.model_copy(update={"name": "new", "nodes": nodes, "secrets": secrets})
     switch = Switch(
         membership.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
     )
@@ -108,6 +110,29 @@ def test_a_chosen_plan_that_can_no_longer_be_made_is_left_for_the_configured_one
     thread.join()
     assert (code, stage(switched)) == (ExitCode.GOOD, "none"), journal
     assert "switch.plan.returned" in journal
+
+
+def test_a_chosen_plan_whose_secret_can_not_be_used_is_left_for_the_configured_one(
+    switched: World, tmp_path: Path
+) -> None:
+    secret = tmp_path / "token"
+    secret.write_bytes(b"\xff\xfea")
+    choose_new(switched, secrets={"HF_TOKEN": str(secret)})
+    with pytest.raises(NotReadyError, match="recipe new did not come up: secret HF_TOKEN can't be read"):
+        run_agent(switched)  # systemd starts the next process
+    assert stage(switched) == "none"
+    assert switched.last_exit.cause == "switch-failed"
+
+
+def test_a_stop_while_a_chosen_plan_waits_for_its_secret_is_no_try(switched: World, tmp_path: Path) -> None:
+    choose_new(switched, secrets={"HF_TOKEN": str(tmp_path / "late")})
+    thread = switched.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(StopRequested):
+        run_agent(switched)
+    thread.join()
+    switch = FILE.read(Host(switched.tree.root).files)
+    assert switch is not None
+    assert (switch.stage, switch.tries) == (Stage.TRYING, 0)
 
 
 def test_a_chosen_plan_that_writes_garbage_never_serves_and_is_left(switched: World, model: Model) -> None:

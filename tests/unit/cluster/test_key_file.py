@@ -9,6 +9,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import addresses, agent_under_test, settings
 from tests.unit.nodes import until
+from tests.unit.state.test_state_file import files_left
 
 from sparkd.base.cluster.auth import FRESH_SECONDS, KeyRing, read_keys
 from sparkd.base.host.files import Files
@@ -106,6 +107,16 @@ def test_a_ring_follows_its_file(tree: Tree) -> None:
     other.replace(file)
     assert held.keys() == (bytes.fromhex(NEW), bytes.fromhex(OLD))
     assert troubles == []
+
+
+def test_a_changed_file_that_can_not_be_read_for_a_moment_is_read_again(tree: Tree) -> None:
+    file = write(tree, OLD)
+    held, troubles = ring(tree)
+    tree.file("/etc/sparkd/new", NEW, 0o600).replace(file)
+    with files_left(0):
+        assert held.keys() == (bytes.fromhex(OLD),)
+    assert held.keys() == (bytes.fromhex(NEW),)
+    assert len(troubles) == 1
 
 
 @pytest.mark.parametrize("slip", ["gone", "readable", "cut", "symlink"])

@@ -32,13 +32,13 @@ from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.page_cache import restore_readahead
 from sparkd.agent.daemon.reloading import reap_inherited
-from sparkd.agent.daemon.switching import begin_switch, stamp_switch, waiting_limit
+from sparkd.agent.daemon.switching import begin_switch, end_start, stamp_switch, waiting_limit
 from sparkd.agent.daemon.taking_over import LeftRank, find_left, note_owner, open_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
 from sparkd.base.config import Settings, load_with_origins
 from sparkd.base.host import Host
 from sparkd.base.host.owner import NodeOwner, take_handed
-from sparkd.base.lib.endings import Ending, Stage
+from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.errors import (
     AddressAwaitedError,
     AwaitedError,
@@ -49,6 +49,7 @@ from sparkd.base.lib.errors import (
     HeadRefusedError,
     NotReadyError,
     OutdatedPlanError,
+    SparkdError,
 )
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
@@ -114,7 +115,11 @@ def build_agent(
         place = None
     notify = _start_notifications(configured, host, events)
     base = Base(configured, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify, pace)
-    agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(switch))
+    try:
+        agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(switch))
+    except (StopRequested, SparkdError) as error:
+        end_start(switch, host, actions, events, error)
+        raise
     last_exit = agent.store.require_launches().last_exit
     # Before all else: a crash before this would not be counted.
     agent.store.record_start(agent.boot_id)

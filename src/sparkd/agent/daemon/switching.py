@@ -20,7 +20,16 @@ from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.endings import StopRequested
-from sparkd.base.lib.errors import Action, AwaitedError, Cause, ConfigError, ExitCode, NotReadyError, OutdatedPlanError
+from sparkd.base.lib.errors import (
+    Action,
+    AwaitedError,
+    Cause,
+    ConfigError,
+    ExitCode,
+    NotReadyError,
+    OutdatedPlanError,
+    SparkdError,
+)
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.state import launch_history
@@ -82,6 +91,24 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     if current.stage in (Stage.DRAINING, Stage.TRYING) and (changed is None or changed.stage is Stage.IN_FORCE):
         _report_return(host, actions, events, current, reason)
     return changed, stamp
+
+
+def end_start(
+    switch: Switch | None, host: Host, actions: Actions, events: Events, error: StopRequested | SparkdError
+) -> None:
+    """Judge what the end of a start means for the try of a new plan: nothing, for a stop or a new configuration.
+
+    Raises NotReadyError, after which the plan before is launched, where the error is of the configuration.
+    """
+    is_refused = isinstance(error, ConfigError) and not isinstance(error, AwaitedError)
+    is_left = isinstance(error, (StopRequested, OutdatedPlanError))
+    if switch is None or switch.stage is not Stage.TRYING or not (is_refused or is_left):
+        return
+    with suppress(OSError):  # then it counts as one try
+        is_taken = actions.exchange_state(FILE, switch, step(switch, Event.LEFT if is_left else Event.FAILED))
+        if is_taken and isinstance(error, ConfigError):
+            _report_return(host, actions, events, switch, error.reason)
+            raise NotReadyError(f"{describe_return(switch)}: {error.reason}", error.hint) from None
 
 
 def _report_return(host: Host, actions: Actions, events: Events, switch: Switch, reason: str) -> None:
@@ -269,8 +296,10 @@ class Switching:
         if end.cause == Cause.PLAN_OUTDATED:
             self._take_step(Event.LEFT)
             return end
-        if end.code == ExitCode.PEER_LOST and end.cause != Cause.PEER_FAILED:
-            return end  # a node or its power failed: the next start tries once more
+        peers = self._agent.monitor.statuses()
+        is_peer_blocked = any(peer.living and peer.living.phase is Phase.BLOCKED for peer in peers)
+        if end.code == ExitCode.PEER_LOST and (end.cause != Cause.PEER_FAILED or is_peer_blocked):
+            return end  # a node or its power failed, or waits for a repair: the next start tries once more
         if not self._take_step(Event.FAILED):
             return end
         reason, hint = f"{describe_return(switch)}: {end.reason}", end.hint or RETURNS_HINT

@@ -43,7 +43,7 @@ FOLLOW_SECONDS = 5.0
 MAX_SCANS = 10
 """Scans for the process that maps a segment; after these it counts as another program's."""
 LOG_END_SECONDS = 3.0
-"""Limit for the last lines of an ended container to arrive. It takes milliseconds, or over 0.3 s under load (seen)."""
+"""Limit for the last lines of a rank that ended by itself: they may have the cause. Under load 0.3 s was too little."""
 EXIT_CODE_SECONDS = 0.5
 """Limit for docker to know the exit code. It knows a container's end some 20 ms after the kernel does (seen)."""
 KERNEL_OOM = "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
@@ -301,11 +301,11 @@ class Running:
         # The log may lack one of many; an old kill, such as of another container at its own limit, ended no rank now.
         return has_grown and bool(kills), ""
 
-    def finish_log(self) -> None:
+    def finish_log(self, seconds: float = LOG_END_SECONDS) -> None:
         """Read the last lines of the ended container's log, while the loop turns."""
         with suppress(TimeoutError, BlockingIOError):
-            read = partial(self.log.stop, LOG_END_SECONDS)
-            self._loop.beside(read, LOG_END_SECONDS, "reading the end of its log", shielded=True)
+            read = partial(self.log.stop, seconds)
+            self._loop.beside(read, seconds, "reading the end of its log", shielded=True)
 
     def read_exit_code(self) -> str:
         """The container's exit code. It proves little: vLLM exits with 0 after most failures. For a thread."""

@@ -137,6 +137,7 @@ class KeyRing:
         try:
             self._keys = read_keys(self._files, self._path, self._owner_uid)
         except ConfigError as error:
+            self._known_facts = None  # the failure may be one of the moment: the next call reads again
             if self._optional and isinstance(error, AwaitedError) and not isinstance(error, UnreadableError):  # none
                 self._keys = ()
             else:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 
 import sdnotify
 
+from sparkd.base.lib import start_thread
+
 CAPACITY_BYTES = 16 << 20
 """Some 8 s of an engine that writes 20,000 lines of 100 bytes a second."""
 
@@ -35,7 +37,7 @@ class Journal:
         """Lines so far: queued, taken from the queue, and written or given up."""
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)  # raises BlockingIOError
 
     def put(self, priority: int, text: str, *, keep: bool = False) -> None:
         """Queue one line without waiting. `keep`: for sparkd's own events, which have twice the room."""

@@ -10,22 +10,24 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.cluster.test_peer_monitor import Known
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone, running
 from tests.unit.known_good_entries import known_good_entry
+from tests.unit.nodes import report, status
 from tests.unit.nodes import until as until_true
 from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.actions.files import exchange
+from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.agent.daemon.startup import launch
+from sparkd.agent.daemon.switch_start import begin_switch, stamp_switch
 from sparkd.agent.daemon.switching import (
     AWAITED_SECONDS,
     BLOCKED_SECONDS,
     Switching,
     SwitchRequested,
-    begin_switch,
-    stamp_switch,
 )
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
@@ -45,7 +47,7 @@ from sparkd.base.lib.errors import (
 from sparkd.base.lib.main_loop import never
 from sparkd.base.state import launch_history
 from sparkd.base.state.file import Content, StateFile
-from sparkd.base.state.launch_history import BACKOFF_SECONDS, LaunchHistory
+from sparkd.base.state.launch_history import BACKOFF_SECONDS, End, LaunchHistory
 from sparkd.base.state.switch import CONFIGURED, FILE, TRIES, Chosen, Stage, Switch, make_rollback
 from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import PHASES
@@ -432,6 +434,21 @@ def test_a_process_does_not_take_its_own_step_for_a_choice(started: AgentUnderTe
         put(started, stage, TRIES)
         _, seen = begin_switch(agent.context.configured, agent.host, agent.actions, agent.events)
         assert seen == stamp_switch(agent.host)
+
+
+@pytest.mark.parametrize(("phase", "stage"), [(Phase.BLOCKED, Stage.TRYING), (Phase.FAILED, None)])
+def test_a_worker_that_is_blocked_ends_no_try_and_one_that_failed_does(
+    started: AgentUnderTest, phase: Phase, stage: Stage | None
+) -> None:
+    switch = put(started, Stage.TRYING, 1)
+    peers = {1: Known(1)}
+    peers[1].status = status(said=report(1, phase=phase))
+    monitor = PeerMonitor(peers, started.agent.loop.start, 20.0)
+    context = replace(started.agent.context, switch=switch)
+    agent = started.remake(context=context, switch_seen=stamp_switch(started.agent.host), monitor=monitor)
+    agent.switching.end_try(End("rank 1 ended", int(ExitCode.PEER_LOST), cause=Cause.PEER_FAILED))
+    left = written(started)
+    assert (left and left.stage) == stage
 
 
 def test_a_plan_that_works_is_in_force_and_its_finding_says_so(started: AgentUnderTest) -> None:

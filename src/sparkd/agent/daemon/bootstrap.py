@@ -32,7 +32,8 @@ from sparkd.agent.daemon.kernel_log import follow_kernel_log
 from sparkd.agent.daemon.machine_end import note_machine_end
 from sparkd.agent.daemon.page_cache import restore_readahead
 from sparkd.agent.daemon.reloading import reap_inherited
-from sparkd.agent.daemon.switching import begin_switch, end_start, stamp_switch, waiting_limit
+from sparkd.agent.daemon.switch_start import begin_switch, end_start, stamp_switch
+from sparkd.agent.daemon.switching import waiting_limit
 from sparkd.agent.daemon.taking_over import LeftRank, find_left, note_owner, open_rank, take_over
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
 from sparkd.base.config import Settings, load_with_origins

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
+from sparkd.agent.daemon.rdma import check_hcas, read_transport
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.checks.plan_lint import is_doubtful
-from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
+from sparkd.agent.preflight.checks.rdma import BY_TCP
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
@@ -22,13 +23,12 @@ from sparkd.base.host import docker, docker_config, docker_image, infiniband, me
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.shm import Identity
 from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
-from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError, OutdatedPlanError
+from sparkd.base.lib.errors import AwaitedError, BlockedError, LaunchError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
-from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, find_unbuilt, render_asserts
 from sparkd.base.state import launch_history, vllm_tables
@@ -94,47 +94,6 @@ def fingerprint(agent: Agent) -> None:
 def read_agreement(agent: Agent) -> Agreement:
     """What all ranks must share, as it is now. Raises as `fingerprint`."""
     return read_fingerprint(agent.host, agent.plan, agent.settings.cluster.allow_image_difference)
-
-
-def read_transport(agent: Agent) -> str:
-    """The transport that NCCL can use here. Empty where devices can't be read: then NCCL decides."""
-    check = Rdma.from_inputs(CheckInputs(agent.plan, agent.settings))
-    try:
-        return check.transport(check.probe(agent.host))
-    except (OSError, ValueError):
-        return ""
-
-
-def note_late_rdma(agent: Agent) -> None:
-    """Report RDMA devices that came up after `fingerprint`, with the link to a node that boots later.
-
-    Raises OutdatedPlanError where the plan lacks their names.
-    """
-    if agent.reporter.report.transport != BY_TCP:
-        return
-    interface = agent.plan.node.interface
-    with suppress(OSError):  # a TimeoutError, too
-        hcas, transport = agent.loop.beside(
-            lambda: (infiniband.hcas_of(agent.host.files, interface), read_transport(agent)),
-            10.0,
-            "looking at the RDMA devices",
-        )
-        if transport == BY_RDMA:
-            check_hcas(agent, hcas)
-            agent.reporter.update(transport=transport)
-
-
-def check_hcas(agent: Agent, current: tuple[str, ...]) -> None:
-    """Raises OutdatedPlanError where the node has other RDMA devices now than when the plan was made, which names them.
-
-    A port's second device may come up late, or with the other node. Without it the link is half as fast. NCCL pairs the
-    devices of two nodes by index, so a node with half of them can't connect.
-    """
-    planned = agent.plan.node.hcas
-    if current and planned != current and not agent.settings.fabric.hcas and agent.plan.names_hcas:
-        planned_text = f"were {','.join(planned)}" if planned else "there were none"
-        reason = f"the fabric's RDMA devices are {','.join(current)} now, and {planned_text} when this run began"
-        raise OutdatedPlanError(reason, "sparkd restarts with them")
 
 
 def require_count(agent: Agent) -> None:

@@ -14,28 +14,22 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from sparkd.agent.actions import Actions
 from sparkd.agent.daemon.context import Context
+from sparkd.agent.daemon.switch_start import RETURNS_HINT, describe_return, stamp_switch
 from sparkd.base.cluster import membership
-from sparkd.base.config import Settings
-from sparkd.base.host import Host
 from sparkd.base.lib.endings import StopRequested
 from sparkd.base.lib.errors import (
     Action,
     AwaitedError,
     Cause,
-    ConfigError,
     ExitCode,
     NotReadyError,
     OutdatedPlanError,
-    SparkdError,
 )
-from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import Outcome
-from sparkd.base.state import launch_history
 from sparkd.base.state.launch_history import End
-from sparkd.base.state.switch import CONFIGURED, FILE, NO_REASON, NOTICE, Event, Stage, Switch, label, step
-from sparkd.base.status.model import Phase, utc_now
+from sparkd.base.state.switch import CONFIGURED, FILE, Event, Stage, Switch, label, step
+from sparkd.base.status.model import Phase
 from sparkd.base.status.phases import PHASES
 
 BLOCKED_SECONDS = 120.0
@@ -48,7 +42,6 @@ UNANNOUNCED_SECONDS = 60.0
 """Pause between two looks without a notice: a writer may have been killed before its notice, or /run is full."""
 EXPIRE_SECONDS = 10.0
 """Pause between two tries to write that the plan's time is over."""
-RETURNS_HINT = "repair it, and choose it again; what can be chosen: sudo sparkd use --list"
 
 
 class SwitchRequested(StopRequested):
@@ -58,84 +51,6 @@ class SwitchRequested(StopRequested):
         self.to = label(switch.chosen)
         super().__init__(f"leaving for {self.to}")
         self.drain_seconds = switch.drain_seconds
-
-
-def begin_switch(config: Settings, host: Host, actions: Actions, events: Events) -> tuple[Switch | None, object]:
-    """Take the choice that a new process finds one step further. Returns the result, and its stamp.
-
-    A later choice has another stamp.
-    """
-    stamp, current = stamp_switch(host), None
-    with suppress(AwaitedError):  # `resolve_context` raises it too, and its caller waits
-        current = membership.current_switch(config, host)
-    if current is None:
-        return None, stamp
-    changed: Switch | None = current
-    if current.expired(datetime.now(UTC)):
-        changed = step(current, Event.EXPIRED)
-    changed = step(changed, Event.STARTED) if changed is not None else None
-    reason = NO_REASON
-    if changed is not None and changed.stage is Stage.TRYING:
-        try:
-            membership.make_context(config, host, changed.to)
-        except AwaitedError:
-            pass
-        except ConfigError as error:
-            reason, changed = error.reason, step(changed, Event.FAILED)
-    if changed == current:
-        return current, stamp
-    with suppress(OSError):  # `raise_if_unwritten` reports it
-        if not actions.exchange_state(FILE, current, changed):
-            return begin_switch(config, host, actions, events)  # somebody has chosen again meanwhile
-        stamp = _stamp_written(host, changed)
-    if current.stage in (Stage.DRAINING, Stage.TRYING) and (changed is None or changed.stage is Stage.IN_FORCE):
-        _report_return(host, actions, events, current, reason)
-    return changed, stamp
-
-
-def end_start(
-    switch: Switch | None, host: Host, actions: Actions, events: Events, error: StopRequested | SparkdError
-) -> None:
-    """Judge what the end of a start means for the try of a new plan: nothing, for a stop or a new configuration.
-
-    Raises NotReadyError, after which the plan before is launched, where the error is of the configuration.
-    """
-    is_refused = isinstance(error, ConfigError) and not isinstance(error, AwaitedError)
-    is_left = isinstance(error, (StopRequested, OutdatedPlanError))
-    if switch is None or switch.stage is not Stage.TRYING or not (is_refused or is_left):
-        return
-    with suppress(OSError):  # then it counts as one try
-        is_taken = actions.exchange_state(FILE, switch, step(switch, Event.LEFT if is_left else Event.FAILED))
-        if is_taken and isinstance(error, ConfigError):
-            _report_return(host, actions, events, switch, error.reason)
-            raise NotReadyError(f"{describe_return(switch)}: {error.reason}", error.hint) from None
-
-
-def _report_return(host: Host, actions: Actions, events: Events, switch: Switch, reason: str) -> None:
-    """Report the return to the plan before: in the journal, and as the last cause of the next report."""
-    text = f"{describe_return(switch)}: {reason}"
-    events.error("switch.plan.returned", reason=text, hint=RETURNS_HINT)
-    end = End(text, int(ExitCode.NOT_READY), RETURNS_HINT, "", utc_now(), Cause.SWITCH_FAILED)
-    with suppress(OSError):
-        history = replace(launch_history.read_history(host.files), last_exit=end)
-        actions.write_state(launch_history.FILE.name, launch_history.FILE.encode(history), launch_history.FILE.mode)
-
-
-def describe_return(switch: Switch) -> str:
-    return f"back to {label(switch.before)}, {label(switch.to)} did not come up"
-
-
-def stamp_switch(host: Host) -> object:
-    """A stamp that changes with each choice. It is of a file in /run, which never hangs: each wait looks at it."""
-    with suppress(OSError):
-        return host.files.stat(NOTICE)
-    return None
-
-
-def _stamp_written(host: Host, written: Switch | None) -> object:
-    """The stamp of what was written. Where somebody has chosen again since, a value that equals no stamp."""
-    stamp = stamp_switch(host)
-    return stamp if FILE.read(host.files) == written else Switch
 
 
 class Switching:

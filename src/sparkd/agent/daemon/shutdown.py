@@ -26,7 +26,7 @@ from sparkd.base.status.model import Phase, utc_now
 from sparkd.base.status.phases import find_loss
 from sparkd.base.vllm.api import Endpoint
 
-LOG_END_SECONDS = 0.3
+STOPPED_LOG_SECONDS = 0.3
 """Limit for the last lines of a rank that is ended: a stop has to end within its grace period, whatever docker does."""
 FAILED_GRACE_SECONDS = 5.0
 """Grace period of an engine that is given up: no request can finish any more, and preflight clears what it leaves."""
@@ -123,7 +123,7 @@ def kill_rank(agent: Agent, running: Running | None, grace_seconds: float) -> No
     if running is not None:
         if not running.kill(grace_seconds):
             agent.events.error("engine.stop.failed", container=running.rank.container_id[:12], hint="reboot this node")
-        running.finish_log(LOG_END_SECONDS)
+        running.finish_log(STOPPED_LOG_SECONDS)
     agent.loop.wait_until(restore.done, RESTORE_SECONDS, shielded=True)
 
 

@@ -18,14 +18,7 @@ from sparkd.agent.daemon.context import Context
 from sparkd.agent.daemon.switch_start import RETURNS_HINT, describe_return, stamp_switch
 from sparkd.base.cluster import membership
 from sparkd.base.lib.endings import StopRequested
-from sparkd.base.lib.errors import (
-    Action,
-    AwaitedError,
-    Cause,
-    ExitCode,
-    NotReadyError,
-    OutdatedPlanError,
-)
+from sparkd.base.lib.errors import Action, AwaitedError, Cause, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.state.launch_history import End
 from sparkd.base.state.switch import CONFIGURED, FILE, Event, Stage, Switch, label, step

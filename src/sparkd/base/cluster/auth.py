@@ -118,7 +118,7 @@ class KeyRing:
             self.latest()
 
     def keys(self) -> tuple[bytes, ...]:
-        """The keys, the signing one first: empty only where `optional`. Reads a file again only if its stat changes."""
+        """The keys, the signing one first: empty only where `optional`. Rereads a good file if its stat changes."""
         with self._lock:
             facts = None
             with suppress(OSError):

@@ -43,7 +43,7 @@ NODES = """
     def wizard(tree, *words, space=""):
         inside = ["ip", "netns", "exec", space] if space else []
         return subprocess.Popen([*inside, sys.executable, "-c", WIZARD, str(tree.root), "2", *words],
-                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def code_of(process):
         for line in process.stdout:
@@ -112,6 +112,21 @@ def test_a_head_says_that_a_node_of_an_earlier_version_keeps_no_public_key_and_w
         "there: sudo apt install ./sparkd_*.deb; then here: sudo sparkd init --invite, "
         "and there: sudo sparkd init --join"
     )
+
+
+def test_ctrl_c_while_it_waits_says_who_has_joined_and_how_to_go_on() -> None:
+    rest = run("""
+        import signal
+        inviting = wizard(head)
+        code_of(inviting)
+        inviting.send_signal(signal.SIGINT)
+        print(json.dumps([inviting.communicate(timeout=60)[1].splitlines(), settings(head)["cluster"]["nodes"]]))
+    """)
+    assert isinstance(rest, list)
+    lines, nodes = rest
+    assert "interrupted; nodes that have joined and stay: none" in lines
+    assert "sudo sparkd init --nodes 2   # makes a new code" in lines
+    assert nodes == ["10.0.0.1"]
 
 
 def test_a_wrong_code_changes_nothing_there_and_the_right_one_is_still_good() -> None:

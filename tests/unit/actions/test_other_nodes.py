@@ -1,6 +1,7 @@
 """The targets of a copy, and the reasons of failures there."""
 
 import argparse
+import json
 import os
 import tempfile
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.tools.cli import main, model
 from sparkd.tools.models import image_copy, peers
 from sparkd.tools.models.image_copy import SCRATCH
+from sparkd.tools.models.image_store import ImageSizes
 from sparkd.tools.models.model_files import send_model
 from sparkd.tools.models.ssh import COMMAND_SECONDS, ProgramResult, SshHost, diagnose
 
@@ -258,23 +260,41 @@ def test_a_check_there_is_announced_since_it_takes_minutes(programs: Path, tmp_p
     assert lines == ["far: nothing to send", "far: its files are checked there", "far: whole"]
 
 
-@pytest.mark.parametrize(("there_gib", "fits"), [(0, False), (20, True), (40, True)])
-def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib: int, fits: bool) -> None:
-    """45 GiB are free, 30 are for the file and 30 for docker's layers."""
-    peer = far(programs, docker="echo /", df=f"echo /dev/x 9 9 {45 << 20} 9% /")
+CLASSIC = json.dumps({"DockerRootDir": "/"})
+CONTAINERD = json.dumps({"DockerRootDir": "/", "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]})
+
+
+@pytest.mark.parametrize(
+    ("archive_gib", "info", "there_gib", "needed_gib"),
+    [
+        (30, CLASSIC, 0, 61),
+        (30, CLASSIC, 20, None),
+        (30, CLASSIC, 40, None),
+        (10, CLASSIC, 0, None),
+        (10, CONTAINERD, 0, 51),
+        (10, CONTAINERD, 9, None),
+        (30, CONTAINERD, 30, 61),
+    ],
+)
+def test_room_is_for_the_rest_of_the_archive_and_for_the_image(
+    programs: Path, archive_gib: int, info: str, there_gib: int, needed_gib: int | None
+) -> None:
+    """45 GiB are free, 30 are for unpacked layers; containerd's store keeps the packed ones beside them."""
+    peer = far(programs, docker=f"echo '{info}'", df=f"echo /dev/x 9 9 {45 << 20} 9% /")
     there = f"{SCRATCH}/image.tar"
     if there_gib:
         with (programs.parent / "far" / there).open("wb") as file:
             file.truncate(there_gib << 30)
-    looked = image_copy.Image("name:tag", "0" * 64, 30 << 30)
-    with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
-        image_copy._check_room(looked, peer, there)
+    image = image_copy.Image("name:tag", "0" * 64, ImageSizes(archive_gib << 30, 30 << 30))
+    expected = pytest.raises(BlockedError, match=f"45.0 GiB free on /, {needed_gib}.0 GiB needed")
+    with expected if needed_gib else nullcontext():
+        image_copy._check_room(image, peer, there)
 
 
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> image_copy.Image:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    return image_copy.Image("name:tag", "1" * 64, 1 << 20)
+    return image_copy.Image("name:tag", "1" * 64, ImageSizes(1 << 20, 1 << 20))
 
 
 DESCRIPTION = '{"RootFS": {"Layers": []}, "Config": {}}'
@@ -302,7 +322,7 @@ def test_archives_of_other_images_are_named_on_both_sides_and_stay(programs: Pat
 
 
 def test_what_is_kept_after_ctrl_c_is_named(programs: Path, image: image_copy.Image) -> None:
-    no_image = 'case "$1" in info) echo /;; *) echo "No such image" >&2; exit 1;; esac'
+    no_image = 'case "$1" in info) echo {};; *) echo "No such image" >&2; exit 1;; esac'
     peer, lines = far(programs, docker=no_image), list[str]()
 
     def save(image: image_copy.Image) -> None:

@@ -32,7 +32,6 @@ from sparkd.tools.models.image_build import (
     explain_full_disk,
     find_memory,
     find_remedy,
-    find_store,
     read_sources,
 )
 
@@ -250,22 +249,6 @@ def test_what_fails_with_room_left_keeps_its_own_words(tree: Tree) -> None:
     with pytest.raises(BlockedError) as caught, explain_full_disk(ROOM, Host(tree.root)):
         raise wrong
     assert caught.value is wrong
-
-
-@pytest.mark.parametrize(
-    ("info", "folder"),
-    [
-        ({"DockerRootDir": "/data/docker", "DriverStatus": [["Backing Filesystem", "extfs"]]}, "/data/docker"),
-        (
-            {"DockerRootDir": "/data/docker", "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]]},
-            "/var/lib/containerd",
-        ),
-        ({"DockerRootDir": 7, "DriverStatus": None}, "/"),
-        (None, "/"),
-    ],
-)
-def test_room_is_looked_for_where_docker_keeps_its_images(info: object, folder: str) -> None:
-    assert find_store(info) == folder
 
 
 def test_an_interrupt_says_what_stays_and_how_to_resume(capsys: pytest.CaptureFixture[str]) -> None:

@@ -226,7 +226,7 @@ def sync_image(args: argparse.Namespace) -> int:
 
 def _save_image(image: Image) -> None:
     print(f"docker writes {image.ref} to {image.file}", flush=True)
-    with Progress(1, image.size_bytes) as progress:
+    with Progress(1, image.sizes.archive_bytes) as progress:
         progress.next(image.ref)
         dockerd.save(image.ref, image.file, progress.done)
 

@@ -23,7 +23,7 @@ from sparkd.base.host.disks import Room, read_rooms
 from sparkd.base.host.docker_image import BUILT, BuiltFrom, Image, find_built, read_image
 from sparkd.base.host.ownership import refuse_writable
 from sparkd.base.lib import recipes_dir
-from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ConfigError, LaunchError, UsageError
 from sparkd.base.lib.redaction import Redaction
 from sparkd.base.lib.text import GIB, MIB, printable, sanitize, size
@@ -32,6 +32,7 @@ from sparkd.base.recipes.image import MOST_BYTES, MOST_FILES, Build, Step
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.status.model import Phase, read_living_report
+from sparkd.tools.models.image_store import Store, find_store, read_sizes
 from sparkd.tools.models.peers import require_room
 
 LEAST_MEMORY = 2 * GIB
@@ -149,35 +150,28 @@ def _format_title(step: Step) -> str:
 def find_images(sources: Sources, host: Host) -> tuple[Image, str, tuple[str, BuiltFrom | None], Room]:
     """The base image; the id of the image that has the name now, or ""; the answer of `find_built`; docker's room.
 
-    Raises BlockedError, also where there is less room than half the size of the base: compilers' files and a second
+    Raises BlockedError, also where there is less room than half of the unpacked base: compilers' files and a second
     torch may take that.
     """
     base, ref = sources.build.base, sources.recipe.image.ref
+
+    def read_images(reader: DockerReader) -> tuple[Image, int, str, tuple[str, BuiltFrom | None], Store]:
+        if (base_image := read_image(reader, base)) is None:
+            raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
+        named_image, store = read_image(reader, ref), find_store(reader.info())
+        needed_bytes = read_sizes(reader, base_image).unpacked_bytes // 2
+        return base_image, needed_bytes, named_image.id if named_image else "", find_built(reader, ref), store
+
     try:
-        answers = docker.query(
-            host,
-            lambda reader: (read_image(reader, base), read_image(reader, ref), find_built(reader, ref), reader.info()),
-        )
+        answers = docker.query(host, read_images)
     except DockerError as error:
         raise BlockedError(f"docker does not answer: {sanitize(str(error))}", "systemctl status docker") from None
     if answers is None:
         raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
-    base_image, named_image, built, info = answers
-    if base_image is None:
-        raise BlockedError(f"image {base}, which it is made from, is not on this node", f"sudo docker pull {base}")
-    (room,) = read_rooms(host, (find_store(info),))
-    require_room(room, base_image.size_bytes // 2, f" to build from {base}", "; sudo docker system df", None)
-    return base_image, named_image.id if named_image else "", built, room
-
-
-def find_store(info: object) -> str:
-    """The folder of docker's images, by docker's `info`, which does not name the folder of containerd's store."""
-    match info:
-        case {"DriverStatus": [*pairs]} if ["driver-type", "io.containerd.snapshotter.v1"] in pairs:
-            return "/var/lib/containerd"
-        case {"DockerRootDir": str(root)} if root.startswith("/"):
-            return root
-    return "/"
+    base_image, needed_bytes, named_id, built, store = answers
+    (room,) = read_rooms(host, (store.folder,))
+    require_room(room, needed_bytes, f" to build from {base}", "; sudo docker system df", None)
+    return base_image, named_id, built, room
 
 
 def find_memory(host: Host, memory: Memory) -> int:

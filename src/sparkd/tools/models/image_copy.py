@@ -16,9 +16,10 @@ from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, docker, docker_image
 from sparkd.base.host.disks import read_rooms
-from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
-from sparkd.base.lib.text import size
+from sparkd.base.lib.text import parse_json, size
+from sparkd.tools.models.image_store import ImageSizes, find_store, read_sizes
 from sparkd.tools.models.peers import require_room, run_on_each
 from sparkd.tools.models.ssh import SshHost
 
@@ -36,8 +37,7 @@ class Image(Struct, frozen=True):
     ref: str
     identity: str
     """Its `docker_image.identity_of`, equal on all nodes that have it."""
-    size_bytes: int
-    """Bytes of its layers, unpacked."""
+    sizes: ImageSizes
 
     @property
     def file(self) -> Path:
@@ -54,17 +54,20 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
         hint = "sudo docker pull it there; or sudo docker tag it here, and name the tag"
         raise UsageError(f"{ref} is named by its digest, which no docker load brings back", hint)
     try:
-        facts = docker.query(
-            host, lambda reader: (docker_image.image_identity(reader, ref), docker_image.read_image(reader, ref))
-        )
+        image = docker.query(host, partial(_read_image, ref))
     except DockerError as error:
         raise BlockedError(f"docker can't look up {ref}: {error}", "systemctl status docker") from None
-    match facts:
-        case None:
-            raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
-        case str(identity), docker_image.Image(size_bytes=size_bytes):
-            return Image(ref, identity, size_bytes)
-    raise BlockedError(f"image {ref} is not on this node", "get it on one node: sparkd preflight says how")
+    if image is None:
+        raise BlockedError("docker is not running on this node", "sudo systemctl start docker")
+    return image
+
+
+def _read_image(ref: str, reader: DockerReader) -> Image:
+    """Raises BlockedError where there is none, and DockerError."""
+    identity, image = docker_image.image_identity(reader, ref), docker_image.read_image(reader, ref)
+    if identity is None or image is None:
+        raise BlockedError(f"image {ref} is not on this node", "get it on one node: sparkd preflight says how")
+    return Image(ref, identity, read_sizes(reader, image))
 
 
 def send_image(
@@ -111,7 +114,7 @@ def _copy_to(
     _check_room(image, peer, remote_file)
     if not image.file.exists():
         (room,) = read_rooms(host, (str(image.file.parent),))
-        require_room(room, image.size_bytes, f" here for {image.file}", "; sudo docker system df", None)
+        require_room(room, image.sizes.archive_bytes, f" here for {image.file}", "; sudo docker system df", None)
         save(image)
     show(f"{peer.address}: {size(image.file.stat().st_size)} to send")
     # In place, so that a partial file is resumed: nothing reads it meanwhile.
@@ -136,10 +139,14 @@ def _read_identity(image: Image, peer: SshHost) -> str | None:
 
 
 def _check_room(image: Image, peer: SshHost, remote_file: str) -> None:
-    """Raises BlockedError without room there for the rest of the file, and for the layers that docker unpacks."""
-    root = peer.run_checked("docker", "info", "--format", "{{.DockerRootDir}}").strip()
-    file_bytes = max(0, image.size_bytes - peer.read_size(remote_file))
-    needs = ((peer.read_room(SCRATCH), file_bytes), (peer.read_room(root or "/"), image.size_bytes))
+    """Raises BlockedError without room there for the rest of the file, and for the image in docker."""
+    info = peer.run_checked("docker", "info", "--format", "{{json .}}")
+    try:
+        store = find_store(parse_json(info))
+    except ValueError:
+        raise BlockedError(f"{peer.address}: docker info is not JSON", f"ssh {peer.login} docker info") from None
+    file_bytes = max(0, image.sizes.archive_bytes - peer.read_size(remote_file))
+    needs = ((peer.read_room(SCRATCH), file_bytes), (peer.read_room(store.folder), image.sizes.in_store(store)))
     for room, _ in needs:
         need_bytes = sum(size_bytes for other_room, size_bytes in needs if other_room.mount == room.mount)
         require_room(room, need_bytes, f" for {image.ref}", "; sudo docker system df", peer)

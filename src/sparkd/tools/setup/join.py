@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import syslog
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -63,6 +64,18 @@ class Guest(NamedTuple):
     """None where it is too long, or of another version."""
     knows_head: bool = True
     """Whether it keeps the head's public key."""
+
+
+@contextmanager
+def explain_interrupt(joined: Sequence[Guest], again: str) -> Iterator[None]:
+    """Print what stays where the wait for nodes is interrupted. `again`: the command that makes a new code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        names = ", ".join(f"{sanitize(guest.hostname)} ({guest.address})" for guest in joined) or "none"
+        print(f"\ninterrupted; nodes that have joined and stay: {names}", file=sys.stderr)
+        print(f"{again}   # makes a new code", file=sys.stderr)
+        raise
 
 
 class Refusal(NamedTuple):

@@ -224,12 +224,14 @@ class Wizard:
 
     def _invite(self, choice: _Choice, values: Values, key_file: str) -> list[Guest]:
         """Let the missing nodes join; each one is in the settings at once. Raises BlockedError if one does not join."""
-        from sparkd.tools.setup.join import GRACE_SECONDS, Guest, Invitation
+        from sparkd.tools.setup.join import GRACE_SECONDS, Guest, Invitation, explain_interrupt
 
         nodes, joined = list(choice.nodes), list[Guest]()
+        again = f"sudo sparkd init {f'--nodes {choice.fit.nodes}' if choice.fit.nodes > len(nodes) else '--invite'}"
         keys = read_keys(self.host.files, key_file, os.geteuid())
         head_keys = head_key.read_public_halves(self.host.files, os.geteuid())
-        with Invitation(nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys) as invitation:
+        invitation = Invitation(nodes[0], choice.nodes, keys, choice.missing, head_keys=head_keys)
+        with explain_interrupt(joined, again), invitation:
             note = f"on {choice.missing} other node(s), within ten minutes; this one waits"
             self._show([("join", f"sudo sparkd init --join   # {note}"), ("code", invitation.code)])
             guests, hosts, failure = invitation.guests(), list(self.wishes.ssh), ""
@@ -255,9 +257,8 @@ class Wizard:
                 else:  # the time is over
                     break
         if len(joined) < choice.missing:
-            option = f"--nodes {choice.fit.nodes}" if choice.fit.nodes > len(choice.nodes) else "--invite"
             reason = f"{failure}{len(joined)} of {choice.missing} nodes have joined in time"
-            raise BlockedError(reason, f"for a new code: sudo sparkd init {option}")
+            raise BlockedError(reason, f"for a new code: {again}")
         return joined
 
     def _show_guest(self, guest: Guest) -> None:

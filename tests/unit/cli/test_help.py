@@ -1,10 +1,13 @@
 """What a person sees who does not know the commands yet."""
 
+from pathlib import Path
+
 import pytest
 from tests.unit.commands import sparkd
 
 from sparkd import __version__
 from sparkd.tools.cli.main import COMMANDS, GROUPS
+from sparkd.tools.cli.parser import name_or_path
 
 
 def test_each_command_is_in_one_group_of_the_help_within_80_columns() -> None:
@@ -21,6 +24,17 @@ def test_each_command_is_in_one_group_of_the_help_within_80_columns() -> None:
 )
 def test_help_is_a_word_too(words: str, same: str) -> None:
     assert sparkd(*words.split()) == sparkd(*same.split())
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("mine", "mine"), ("mine.yaml", "{}/mine.yaml"), ("../mine", "{}/../mine"), ("/etc/x", "/etc/x"), ("", "")],
+)
+def test_a_recipe_is_named_or_its_file_is_found_from_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str, meant: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert name_or_path(word) == meant.format(tmp_path).replace(f"{tmp_path.name}/../", "")
 
 
 def test_version_is_a_word_too() -> None:

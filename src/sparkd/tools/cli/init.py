@@ -17,6 +17,7 @@ from sparkd.base.lib import prepared
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.vllm.args import check_path
 from sparkd.tools.cli.console import prompt
+from sparkd.tools.cli.parser import name_or_path
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.cluster_key import NEW_KEY
 from sparkd.tools.setup.node_files import NodeFiles
@@ -27,7 +28,8 @@ from sparkd.tools.setup.wizard import Wishes, Wizard
 def add_init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="write without a question")
     parser.add_argument("--plan", action="store_true", help="show what would be written, and write nothing")
-    parser.add_argument("--recipe", metavar="RECIPE", default="", help="serve this one, instead of the best that fits")
+    recipe_help = "serve this one, by name or file, instead of the best that fits"
+    parser.add_argument("--recipe", metavar="RECIPE", type=name_or_path, default="", help=recipe_help)
     parser.add_argument("--nodes", metavar="N", type=int, help="how many nodes serve together, this one included")
     parser.add_argument("--invite", action="store_true", help="on a head that is set up: let one more node join")
     parser.add_argument(

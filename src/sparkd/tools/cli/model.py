@@ -20,6 +20,7 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.text import sanitize, size
 from sparkd.tools.cli import console
 from sparkd.tools.cli.console import Progress, Ticker
+from sparkd.tools.cli.parser import name_or_path
 from sparkd.tools.models import hub, image_build, model_files
 from sparkd.tools.models.image_copy import Image, find_image, send_image
 from sparkd.tools.models.peers import choose_peers, run_on_each
@@ -158,7 +159,7 @@ def add_image(parser: argparse.ArgumentParser) -> None:
         description="Show what the recipe's image.build does, and on a yes have this node's docker do it, as root and "
         "with access to the network. The image is checked as the recipe asserts before it gets its name.",
     )
-    build.add_argument("recipe", help="name or file")
+    build.add_argument("recipe", type=name_or_path, help="name or file")
     build.add_argument("--yes", action="store_true", help="build without a question")
     build.add_argument("--no-cache", action="store_true", help="repeat steps that docker has done before, too")
     same_command = shlex.join(["sudo", "sparkd", *sys.argv[1:]])
@@ -176,8 +177,7 @@ def add_image(parser: argparse.ArgumentParser) -> None:
 
 def build_image(args: argparse.Namespace) -> None:
     host, show = Host(), partial(print, flush=True)
-    recipe = os.path.abspath(args.recipe) if "/" in args.recipe else args.recipe  # noqa: PTH100 - as choose_repo
-    sources = image_build.read_sources(recipe, host)
+    sources = image_build.read_sources(args.recipe, host)
     show("\n".join(sources.describe()))
     # A build may take all memory that is available as it begins, and would end another build's check of the same image.
     with locked(Path("/"), "run/sparkd/image-build.lock", "`sparkd image build`"):

@@ -1,13 +1,20 @@
-"""A parser that reports mistakes in a command line as a UsageError, with the likely option and where the help is."""
+"""Command lines: mistakes become a UsageError with the likely option and where the help is; recipes by name or path."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from sparkd.base.lib.errors import UsageError
+
+
+def name_or_path(word: str) -> str:
+    """A recipe's name; or the absolute path of its file, as settings have it, where `word` looks like a path."""
+    is_path = "/" in word or word.endswith(".yaml")
+    return os.path.abspath(word) if is_path else word  # noqa: PTH100 - without ..
 
 
 class Parser(argparse.ArgumentParser):

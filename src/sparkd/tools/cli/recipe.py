@@ -26,6 +26,7 @@ from sparkd.base.recipes.schema import Recipe, json_schema
 from sparkd.base.state.vllm_tables import find_table
 from sparkd.base.vllm.args import parse_count
 from sparkd.tools.cli import console
+from sparkd.tools.cli.parser import name_or_path
 from sparkd.tools.node.recipe_lint import GB10_BYTES, lint
 
 HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
@@ -156,13 +157,7 @@ def diff_recipes(args: argparse.Namespace) -> None:
 
 
 def _load_recipe(word: str) -> loader.Loaded:
-    return loader.load_recipe(_find_source(word), loader.recipe_folders())
-
-
-def _find_source(word: str) -> str:
-    """The name, or the absolute path where `word` looks like a path."""
-    is_path = "/" in word or word.endswith(loader.SUFFIX)
-    return str(Path(word).absolute()) if is_path else word
+    return loader.load_recipe(name_or_path(word), loader.recipe_folders())
 
 
 class Checked(NamedTuple):
@@ -205,7 +200,7 @@ def _find_model(folder: Path | None, host: Host) -> str:
 
 def _check_recipe(word: str, memory_bytes: int, host: Host, model: str) -> Checked:
     try:
-        loaded, problems = loader.read_recipe(_find_source(word), loader.recipe_folders())
+        loaded, problems = loader.read_recipe(name_or_path(word), loader.recipe_folders())
     except ConfigError as error:
         return Checked(word, [], [str(error)], [])
     if not loaded:

@@ -26,6 +26,7 @@ from sparkd.base.state.known_good import Entry, format_utc
 from sparkd.base.state.switch import CONFIGURED, Stage, Switch, label
 from sparkd.base.status.model import read_living_report
 from sparkd.tools.cli import console
+from sparkd.tools.cli.parser import name_or_path
 from sparkd.tools.measure.image_trial import ImageTrial
 from sparkd.tools.measure.measuring import only_one
 from sparkd.tools.node import known_good, switching
@@ -111,8 +112,7 @@ def list_plans(plans: Sequence[Entry], config: Settings, host: Host) -> Table:
 
 
 def add_use(parser: argparse.ArgumentParser) -> None:
-    named = "name of a recipe, or the absolute path of its file"
-    parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="", help=named)
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", type=name_or_path, default="", help="name or file")
     form = parser.add_mutually_exclusive_group()
     parser.add_argument("--json", action="store_true", help="with --list: print one JSON object")
     form.add_argument("--list", action="store_true", help="print which recipes could be used now, and why others not")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
-from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
+from sparkd.agent.daemon.page_cache import lower_readahead, start_load_memory_thread
 from sparkd.agent.daemon.rdma import check_hcas, read_transport
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.checks.docker import EngineImage
@@ -200,7 +200,7 @@ def watch(agent: Agent, running: Running) -> None:
         look = partial(docker.pid_without_live_restore, agent.host)
         running.note(dockerd_pid=agent.loop.beside(look, DOCKER_SECONDS, "docker's live-restore"))
     running.note_tenants()
-    release_page_cache(agent, running)
+    start_load_memory_thread(agent, running)
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
     agent.reporter.update(engine=engine)
     if rank.torn_kernels:

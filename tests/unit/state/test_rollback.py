@@ -19,7 +19,8 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import ConfigError, UsageError
-from sparkd.base.recipes.loader import find_recipes, load_recipe
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import find_recipes
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state import known_good
 from sparkd.base.state.switch import FILE, Switch, fingerprint_engine, make_rollback

@@ -184,7 +184,8 @@ def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False
 
 def fingerprint_config(settings: Settings, host: Host) -> str:
     """Fingerprint of the configuration that a chosen plan replaces."""
-    from sparkd.base.recipes.loader import load_recipe, recipe_folders
+    from sparkd.base.recipes.loader import load_recipe
+    from sparkd.base.recipes.lookup import recipe_folders
     from sparkd.base.state.switch import fingerprint_engine
 
     recipe = None
@@ -195,7 +196,8 @@ def fingerprint_config(settings: Settings, host: Host) -> str:
 
 def load_own_recipe(name: str, host: Host) -> Recipe:
     """This node's recipe of a name. Raises ConfigError, AwaitedError where others than root may change its files."""
-    from sparkd.base.recipes.loader import load_recipe, recipe_folders
+    from sparkd.base.recipes.loader import load_recipe
+    from sparkd.base.recipes.lookup import recipe_folders
 
     loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
     check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])

@@ -25,7 +25,8 @@ from sparkd.base.host.files import Files
 from sparkd.base.host.model_folder import Flaw
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.lookup import recipe_folders
 
 FOLDER = "/srv/models/m"
 BINDS = (Bind("/srv/models", "/models"),)

@@ -83,7 +83,7 @@ def fingerprint(agent: Agent) -> None:
         raise BlockedError(str(error), f"what holds {agent.plan.model_path}? look at: sudo dmesg") from None
     except LaunchError:
         # This counts as a failed launch too: the next one waits.
-        agent.store.record(lambda launches: launches.begin(agent.plan.counted_as, agent.boot_id))
+        agent.store.record(lambda launches: launches.begin(agent.plan.backoff_key, agent.boot_id))
         raise
     agent.agreed.keep(agreed)
     check_hcas(agent, hcas)
@@ -116,7 +116,7 @@ def launch(agent: Agent) -> Running:
     agent.phase.enter(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
     facts = {**agent.reporter.report.versions, **agent.agreed.agreement.values}
     _raise_if_uncounted(
-        agent, agent.store.record(lambda launches: launches.record_launch(agent.plan.counted_as, agent.boot_id, facts))
+        agent, agent.store.record(lambda launches: launches.record_launch(agent.plan.backoff_key, agent.boot_id, facts))
     )
     agent.switching.raise_if_unwritten()
     agent.launch_row.begin()

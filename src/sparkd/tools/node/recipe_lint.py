@@ -95,8 +95,8 @@ def lint(
     for issue in (*rules.find_issues(launch), *_find_reach(loaded.recipe)):
         origin = _find_origin(loaded, issue.at)
         if origin or whole:
-            origin = origin or str(loaded.files[0])
-            (errors if issue.blocks else warnings).append(f"{origin}: {issue.reason} ({issue.hint})")
+            place = origin or loaded.files[0]
+            (errors if issue.blocks else warnings).append(f"{place}: {issue.reason} ({issue.hint})")
     plan_errors, plan_warnings = _judge_trial(loaded, trial, memory_bytes, host)
     return errors + plan_errors, warnings + plan_warnings
 

@@ -48,7 +48,7 @@ def describe_files(folder: str, host: Host) -> str:
         if host.files.stat(folder).kind is Kind.FILE:
             raise UsageError(f"{folder} is a file, not a model's folder", "name the folder that it is in")
     facts, verdict = ModelWeights(folder, pull=_find_pull(folder, host)).run(host)
-    if not facts.there:
+    if not facts.exists:
         raise BlockedError(f"{folder} is missing or empty", "put the model there, or name another folder")
     if verdict.level.blocks:
         raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from tests.tree import Tree
 from tests.unit.preflight.findings import ALL, CACHE, DROP, END, GHOST, GOOD, REMOVE, STRAY, UNLINK, finding
 
-from sparkd.agent.preflight.check import Check, Finding, Level, Verdict, verdict
+from sparkd.agent.preflight.check import Check, Finding, Level, Verdict, combine_verdicts
 from sparkd.agent.preflight.checks.kernel import Kernel
 from sparkd.agent.preflight.fixes import (
     ORDER,
@@ -186,7 +186,7 @@ def test_evidence_is_json_whatever_the_facts_hold() -> None:
 
 
 def test_problems_name_first_what_no_fix_clears() -> None:
-    merged = verdict(
+    merged = combine_verdicts(
         [
             Verdict(Level.WARN, "w"),
             Verdict(Level.BLOCK, "fixed", "h1", (END,)),
@@ -200,12 +200,14 @@ def test_problems_name_first_what_no_fix_clears() -> None:
 
 
 def test_problems_that_fixes_clear_are_clearable_together() -> None:
-    merged = verdict([Verdict(Level.BLOCK, "a", "h", (END,)), Verdict(Level.BLOCK, "b", "", (END, REMOVE))], "good")
+    merged = combine_verdicts(
+        [Verdict(Level.BLOCK, "a", "h", (END,)), Verdict(Level.BLOCK, "b", "", (END, REMOVE))], "good"
+    )
     assert (merged.clears, merged.fixes) == (True, (END, REMOVE))
 
 
 def test_more_problems_than_a_line_holds_are_counted() -> None:
-    merged = verdict([Verdict(Level.BLOCK, str(n)) for n in range(6)], "good")
+    merged = combine_verdicts([Verdict(Level.BLOCK, str(n)) for n in range(6)], "good")
     assert merged.reason == "0; 1; 2; 3; and 2 more"
 
 

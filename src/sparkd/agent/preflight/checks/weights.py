@@ -7,7 +7,7 @@ from shlex import quote
 
 from msgspec.structs import asdict, replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, combine_verdicts, ok, unknown, warn
 from sparkd.base.host import Host, docker_image, model_folder
 from sparkd.base.host.container_links import Bind, find_outside
 from sparkd.base.host.model_folder import ModelFolder
@@ -87,7 +87,7 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
         fetch = f"{self.pull or pull_command(facts.folder)}, or sparkd model sync on a node that has it"
-        return verdict([*self._find_faults(facts, fetch), *self._find_doubts(facts, fetch)], good)
+        return combine_verdicts([*self._find_faults(facts, fetch), *self._find_doubts(facts, fetch)], good)
 
     def _find_faults(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
         """Problems with which no engine loads the model."""

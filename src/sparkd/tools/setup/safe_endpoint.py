@@ -98,7 +98,7 @@ class Offers:
         if "notify.template" not in loaded.origins:
             domain = (urlsplit(url).hostname or "").split(".")[-2:]
             values["notify", "template"] = TEMPLATES.get(".".join(domain), "ntfy")
-        return values, () if file else (KeyFile(path, f"{url}\n", what="the URL that you typed"),)
+        return values, () if file else (KeyFile(path, f"{url}\n", description="the URL that you typed"),)
 
     def _prompt_url(self, settings: Settings) -> str:
         """The URL that a person types; empty where messages have a receiver already, or a file for a URL exists."""

@@ -27,7 +27,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib import recipes_dir
 from sparkd.base.plan.agreement import Agreement
 from sparkd.base.state.rank_record import FILE as RECORD
-from sparkd.base.state.rank_record import GUARD, GUARD_COMM, RankRecord, RankStage
+from sparkd.base.state.rank_record import GUARD, RankRecord, RankStage
 from sparkd.base.status.model import NodeReport, Phase
 
 BOOT, PID, BEGAN, GUARD_PID = "b1", 4000, 900, 4100
@@ -77,8 +77,8 @@ def node(tree: Tree) -> Tree:
     tree.file("/proc/sys/kernel/random/boot_id", f"{BOOT}\n")
     tree.file("/proc/uptime", "5000.0 1.0\n")
     tree.process(PID, "bash", start_time=BEGAN)
-    tree.process(GUARD_PID, GUARD_COMM)
-    tree.file(GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID}")
+    tree.process(GUARD_PID, "sparkd-guard")
+    tree.file(GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID} 100")
     put(tree, record())
     tree.file(FILE.path, FILE.encode(kept_rank()))
     return tree
@@ -136,9 +136,10 @@ def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict
     [
         (GUARD, ""),
         (GUARD, "junk"),
-        (GUARD, f"0 {PID} {BEGAN + 1} 77 88 {GUARD_PID}"),
-        (GUARD, f"0 {PID} {BEGAN} 77 88 {PID}"),
-        (GUARD, f"0 {PID} {BEGAN} 77 88 1"),
+        (GUARD, f"0 {PID} {BEGAN + 1} 77 88 {GUARD_PID} 100"),
+        (GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID}"),
+        (GUARD, f"0 {PID} {BEGAN} 77 88 {GUARD_PID} 101"),
+        (GUARD, f"0 {PID} {BEGAN} 77 88 1 0"),
     ],
 )
 def test_one_that_no_guard_would_end_is_not_taken_over(node: Tree, path: str, text: str) -> None:

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import threading
 import time
+from ctypes.util import find_library
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -155,6 +157,13 @@ def test_a_failing_driver_is_an_error_not_a_crash(
     load(driver, Library(init=code))
     assert nvml.query() == GpuFacts((), error=f"{words} (NVML error {code})", trouble=trouble)
     assert nvml.query_clocks() == ()
+
+
+@pytest.mark.skipif(find_library("nvidia-ml") is not None, reason="the driver's library is here")
+def test_a_module_without_its_library_is_no_missing_gpu(driver: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load(driver, None)
+    assert nvml.query(str(tmp_path / "none")) == NO_GPU
+    assert nvml.query(str(tmp_path)).trouble is Trouble.NO_LIBRARY
 
 
 class Unnamed(Library):

@@ -155,14 +155,17 @@ def launch(agent: Agent) -> Running:
 
 
 def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch: str = "") -> dict[str, str]:
-    """Labels that mark a container as sparkd's, and name its rank. A container for another purpose has no `rank_id`."""
+    """Labels that mark a container as sparkd's, and name its rank. A container for another purpose has no `rank_id`.
+
+    All are set, also empty ones: docker takes from the image what is not.
+    """
     values = {
         "role": plan.role,
         "rank": str(plan.node.rank),
         "epoch": epoch,
         "invocation": invocation,
         "plan": plan.digest,
-        **({"rank-id": rank_id} if rank_id else {}),
+        "rank-id": rank_id,
     }
     return {LABEL + key: value for key, value in values.items()}
 

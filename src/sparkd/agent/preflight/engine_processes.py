@@ -159,7 +159,7 @@ def _format_service_stop(host: Host, details: Details) -> str:
     group = details.group
     if not group.unit.endswith(".service"):
         return ""
-    user = ("--user", "-M", f"{host.user(details.uid).removeprefix('uid ')}@") if group.of_user else ()
+    user = ("--user", "-M", f"{host.user(int(group.manager_uid)).removeprefix('uid ')}@") if group.manager_uid else ()
     return shlex.join(("sudo", "systemctl", *user, "stop", group.unit))
 
 

@@ -19,7 +19,7 @@ _CONTAINER = re.compile(r"(?<![^/:-])[0-9a-f]{64}(?=(?:\.scope)?(?:/|$))")
 """docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
 _UNIT = re.compile(r"(?!-)[A-Za-z0-9:_.\\@-]+\.(?:service|scope)")
 """A name that systemd accepts, and that is no option."""
-_USER_MANAGER = re.compile(r"user@\d+\.service")
+_USER_MANAGER = re.compile(r"user@(\d{1,10})\.service")
 
 
 class Group(Struct, frozen=True):
@@ -27,8 +27,8 @@ class Group(Struct, frozen=True):
     """Full id of the innermost container; empty outside of containers, and where a user gave his group such a name."""
     unit: str = ""
     """A service or a scope."""
-    of_user: bool = False
-    """Whether a user's own manager runs that unit."""
+    manager_uid: str = ""
+    """The user whose own manager runs that unit; empty for the system's. Its processes may have other uids."""
 
 
 def read_group(files: Files, pid: int) -> Group:
@@ -77,12 +77,12 @@ def is_frozen(files: Files, pid: int) -> bool:
     return False
 
 
-def systemd_unit(text: str) -> tuple[str, bool]:
-    """The unit in the text of /proc/PID/cgroup, empty outside of one, and whether it is of a user's manager."""
+def systemd_unit(text: str) -> tuple[str, str]:
+    """The unit in the text of /proc/PID/cgroup, empty outside of one, and the uid of the manager's user, if any."""
     for number, controllers, path in _parse_rows(text):
         parts = [part for part in path.split("/") if _UNIT.fullmatch(part)]
         if parts and (number == "0" or controllers == "name=systemd"):
             # Groups below a unit belong to it, except below a user's manager, which has units of its own.
-            of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
-            return parts[1] if of_user else parts[0], of_user
-    return "", False
+            manager = _USER_MANAGER.fullmatch(parts[0]) if len(parts) > 1 else None
+            return (parts[1], manager[1]) if manager else (parts[0], "")
+    return "", ""

@@ -39,6 +39,7 @@ class Trouble(Enum):
     RESET = "reset-required"
     MISMATCH = "version-mismatch"
     NOT_LOADED = "not-loaded"
+    NO_LIBRARY = "no-library"
     FORBIDDEN = "forbidden"
     OTHER = "other"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pynvml
 
 from sparkd.base.host.gpu import NO_GPU, GpuClocks, GpuFacts, GpuProcess, Trouble
+from sparkd.base.host.kernel import MODULE_VERSION
 from sparkd.base.lib.text import sanitize
 
 T = TypeVar("T")
@@ -32,12 +34,14 @@ _REASONS = {
 """Bits of nvmlClocksEventReasons that slow a GPU down under load."""
 
 
-def query() -> GpuFacts:
-    """The driver's facts; NO_GPU without its library. A failure is an `error`, never raised."""
+def query(module_version: str = MODULE_VERSION) -> GpuFacts:
+    """The driver's facts; NO_GPU without its library and its kernel module. A failure is an `error`, never raised."""
     try:
         with _open_devices() as devices:
             return _read_facts(devices)
     except pynvml.NVMLError_LibraryNotFound:
+        if Path(module_version).exists():
+            return GpuFacts((), error="its library libnvidia-ml.so.1 is not found", trouble=Trouble.NO_LIBRARY)
         return NO_GPU
     except pynvml.NVMLError as error:
         trouble, reason = _KNOWN.get(error.value, (Trouble.OTHER, "it failed"))

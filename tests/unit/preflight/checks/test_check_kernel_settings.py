@@ -38,7 +38,7 @@ def wanted(*settings: Setting) -> SettingsFacts:
         pytest.param(
             wanted(Setting("vm.swappiness", "10", "60")),
             Level.WARN,
-            "vm.swappiness is 60, the recipe wants 10 sparkd tune apply",
+            "vm.swappiness is 60, the recipe wants 10 sudo sparkd tune apply",
             id="differs",
         ),
         pytest.param(

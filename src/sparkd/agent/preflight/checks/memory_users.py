@@ -11,6 +11,7 @@ from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, war
 from sparkd.agent.preflight.checks.memory import GpuUser, find_gpu_users
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.consumers import Consumer, read_consumers
+from sparkd.base.host.docker import AWAY, DockerFacts
 from sparkd.base.host.gpu import NO_GPU, GpuFacts
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import MemoryNeed
@@ -53,12 +54,12 @@ class OtherTenants(Check[TenantFacts], frozen=True):
         consumers = [consumer for consumer in find_consumers(host, gpu) if consumer.bytes > LEAST_BYTES]
         shown = consumers[:SHOWN]
         has_containers = any(consumer.kind == "container" for consumer in shown)
-        names = {container.id: container.name for container in host.docker().containers} if has_containers else {}
+        docker = host.docker() if has_containers else AWAY
         return TenantFacts(
             total_bytes=memory.total_bytes,
             available_bytes=memory.available_bytes,
             gpu_total_bytes=gpu.total_bytes,
-            held=tuple(_describe_consumer(consumer, names) for consumer in shown),
+            held=tuple(_describe_consumer(consumer, docker) for consumer in shown),
             held_bytes=sum(consumer.bytes for consumer in consumers),
             others=len(consumers) - len(shown),
         )
@@ -84,10 +85,13 @@ def find_consumers(host: Host, gpu: GpuFacts) -> tuple[Consumer, ...]:
     return read_consumers(host.files, host.processes(), driver_bytes)
 
 
-def _describe_consumer(consumer: Consumer, names: dict[str, str]) -> HeldMemory:
+def _describe_consumer(consumer: Consumer, docker: DockerFacts) -> HeldMemory:
     if consumer.kind == "container":
-        name = names.get(consumer.name) or consumer.name[:12]
-        return HeldMemory(f"container {name}", consumer.bytes, f"sudo docker stop {shlex.quote(name)}")
+        container = docker.container(consumer.name)
+        name = container.name if container else consumer.name[:12]
+        is_dockers = container is not None or not docker.known  # others are podman's, or Kubernetes'
+        stop = f"sudo docker stop {shlex.quote(name)}" if is_dockers else f"sudo kill {consumer.pid}"
+        return HeldMemory(f"container {name}", consumer.bytes, stop)
     if consumer.kind == "user-unit":
         user = consumer.user.removeprefix("uid ")
         stop = shlex.join(("sudo", "systemctl", "--user", "-M", f"{user}@", "stop", consumer.name))

@@ -149,6 +149,8 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         description = _describe_engine(facts, engine)
         if engine.container_id and not facts.docker_known:
             reason = f"{description}: docker can't identify its container"
+            if facts.docker_error:
+                return docker_unknown(f"{reason}: {facts.docker_error}")
             return unknown(reason, "sudo systemctl start docker", awaits="docker")
         # A `vllm serve` leads its group even when adopted: one started over ssh with nohup always is.
         may_be_wanted = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
@@ -206,7 +208,7 @@ def _build_fixes(engine: Engine) -> tuple[EndProcess, ...]:
 def _judge_stuck_container(engines: list[Engine], reason: str) -> Verdict:
     asleep = [member for engine in engines for member in engine.members if member.state == "D"]
     if not asleep:
-        return block(reason, "look at: systemctl status docker")
+        return block(reason, "look at: systemctl status docker", awaits="docker to remove it")
     reason = f"{reason}: pid {asleep[0].pid} ({asleep[0].comm}) sleeps in the kernel (state D)"
     return _block_until_reboot(reason, f"pid {asleep[0].pid} to end")
 

@@ -43,7 +43,7 @@ from sparkd.base.state.file import STACKS
 from sparkd.base.status import model
 from sparkd.base.status.model import read_report
 from sparkd.tools.measure.interrupts import held_back
-from sparkd.tools.measure.past import as_json
+from sparkd.tools.measure.past import history_as_json
 from sparkd.tools.node import known_good, render
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.node.plan_text import plan_as_json
@@ -192,7 +192,7 @@ class Collector:
 
     def _read_history(self) -> str:
         files = self.host.files
-        return f"{as_json(store.read(files), store.read_totals(files), 100)}\n"
+        return f"{history_as_json(store.read(files), store.read_totals(files), 100)}\n"
 
     def _describe_containers(self) -> str:
         """JSON on sparkd's containers, without the values of their environment, with the beginning of their command."""

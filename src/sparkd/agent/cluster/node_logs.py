@@ -125,11 +125,12 @@ class NodeLog:
         shift_us = ahead_us if abs(ahead_us) > CLOCK_US else 0
         name = f"{page.node} ({self.name})" if self.name else page.node
         # By time and place: of lines with the last one's time some may be new, and a clock may have been set back.
-        new_lines = {key: line for line in page.lines.lines if (key := (line.at_us, line.place)) not in self._shown}
+        new_lines = [line for line in page.lines.lines if (line.at_us, line.place) not in self._shown]
         if page.lines.lines:
             self._last_us = page.lines.lines[-1].at_us
-        self._shown = dict.fromkeys([*self._shown, *new_lines][-MOST_LINES:])
-        return [Entry(line.at_us - shift_us, name, line) for line in new_lines.values()]
+        keys = dict.fromkeys([*self._shown, *((line.at_us, line.place) for line in new_lines)])
+        self._shown = dict.fromkeys([*keys][-MOST_LINES:])
+        return [Entry(line.at_us - shift_us, name, line) for line in new_lines]
 
 
 @asynccontextmanager

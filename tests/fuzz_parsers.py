@@ -11,7 +11,7 @@ from tests.tree import Tree
 from tests.unit.node_reports import HEAD
 from tests.unit.tools.test_planted_secrets import PLANTED
 
-from sparkd.agent.cluster import logs
+from sparkd.agent.cluster import log_pages
 from sparkd.agent.cluster.client import parse_peer_report
 from sparkd.agent.cluster.inventory import Image, Inventory, Model
 from sparkd.agent.cluster.inventory import dump as dump_inventory
@@ -300,10 +300,15 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
         assert all(reason and hint for reason, hint in find_missing(wanted, int, Settings(), place, found))
 
     line = Line(1, "2b", 6, "engine| INFO: ready")
-    yield "lines of another node", Parser(logs.parse, (logs.dump(logs.Page("n", 1, Lines((line,)))),), (ValueError,))
+    yield (
+        "lines of another node",
+        Parser(log_pages.parse, (log_pages.dump(log_pages.Page("n", 1, Lines((line,)))),), (ValueError,)),
+    )
     yield (
         "query for lines",
-        Parser(lambda data: logs.parse_query(data.decode("latin-1")), (b"since=1&until=9&priority=7&engine=0",), ()),
+        Parser(
+            lambda data: log_pages.parse_query(data.decode("latin-1")), (b"since=1&until=9&priority=7&engine=0",), ()
+        ),
     )
     journal_line = b'{"__REALTIME_TIMESTAMP":"1","__CURSOR":"s=a;i=2b","MESSAGE":[27,91],"PRIORITY":"4"}'
     yield "journal", Parser(lambda data: parse_line(data, Redactor()), (journal_line,), ())

@@ -14,9 +14,9 @@ from sparkd.agent.daemon.taking_over import (
     FILE,
     MOST_TAKEN_OVER,
     WITHIN_SECONDS,
+    AdoptableRank,
     KeptRank,
-    LeftRank,
-    find_left,
+    find_adoptable_rank,
     first_report,
     open_rank,
     without_launch,
@@ -95,7 +95,7 @@ def put(tree: Tree, one: RankRecord) -> None:
 
 def find(tree: Tree, role: str = "head") -> tuple[bool, list[str]]:
     refused = list[str]()
-    return find_left(Host(tree.root), role, "new", refused.append) is not None, refused
+    return find_adoptable_rank(Host(tree.root), role, "new", refused.append) is not None, refused
 
 
 def test_a_rank_that_serves_is_taken_over(node: Tree) -> None:
@@ -126,7 +126,7 @@ def test_one_that_served_and_has_ended_unseen_is_named(node: Tree, changes: dict
     """Nobody else says why its container is replaced."""
     put(node, record(**changes))
     assert find(node) == (False, ["its engine has ended"])
-    assert find_left(Host(node.root), "head", "agent", pytest.fail, handed=True), (
+    assert find_adoptable_rank(Host(node.root), "head", "agent", pytest.fail, handed=True), (
         "explained by the program after a reload"
     )
 
@@ -168,21 +168,21 @@ def test_its_process_is_opened_only_where_that_is_in_the_recorded_container() ->
     """This very process is in no container."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     own = record(pid=os.getpid(), start_time=int(stat[19]))
-    left = LeftRank(own, kept_rank(), None)
+    adoptable = AdoptableRank(own, kept_rank(), None)
     before = len(os.listdir("/proc/self/fd"))
-    assert open_rank(Host(), left) is None
+    assert open_rank(Host(), adoptable) is None
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_first_report_has_what_the_agent_before_knew_of_the_rank() -> None:
-    left = LeftRank(record(epoch="e", transport="rdma"), kept_rank(), None)
+    adoptable = AdoptableRank(record(epoch="e", transport="rdma"), kept_rank(), None)
     first = NodeReport("spark1", "head", 0, Phase.PREFLIGHT, "now", "", "new", "1.0")
-    made = first_report(left, first)
+    made = first_report(adoptable, first)
     assert (made.phase, made.epoch, made.transport) == (Phase.SERVING, "e", "rdma")
     assert (made.plan_digest, made.rank_id, made.incarnation) == ("d" * 64, "rank", "new")
     assert (made.engine.container_id, made.engine.image) == ("c" * 64, "sha256:i")
     last = replace(made, incarnation="old", versions={"driver": "1"}, smoke_passed=True, message="it serves")
-    again = first_report(replace(left, report=last), first)
+    again = first_report(replace(adoptable, report=last), first)
     assert (again.incarnation, again.versions, again.smoke_passed) == ("new", {"driver": "1"}, True)
     ended = replace(first, last_cause="x", last_cause_code="kernel-oom", last_action="reboot", last_hint="y")
-    assert first_report(left, ended) == made, "the end before this rank's launch"
+    assert first_report(adoptable, ended) == made, "the end before this rank's launch"

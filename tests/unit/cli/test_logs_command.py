@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sparkd.agent.cluster.logs import Entry, Marks
+from sparkd.agent.cluster.failure_marks import FailureMarker
+from sparkd.agent.cluster.node_logs import Entry
 from sparkd.base.host.journal import Line
 from sparkd.base.lib.errors import UsageError
 from sparkd.tools.cli.logs import _report_trouble, parse_since, render_json, render_rows
@@ -45,7 +46,7 @@ ENTRIES = [
 
 
 def test_a_failure_has_its_meaning_below_it() -> None:
-    rows = list(render_rows(ENTRIES, Marks()))
+    rows = list(render_rows(ENTRIES, FailureMarker()))
     assert [(row[1], row[2].partition(":")[0], level) for row, level in rows] == [
         ("spark1", "agent.phase.changed phase=loading", ""),
         ("spark2", "engine| CUDA out of memory", "block"),
@@ -66,7 +67,7 @@ def test_a_nodes_trouble_is_among_the_objects_too(node: str, said: str, capsys: 
 
 
 def test_json_has_one_object_a_line() -> None:
-    found = [json.loads(text) for text in render_json(ENTRIES, Marks())]
+    found = [json.loads(text) for text in render_json(ENTRIES, FailureMarker())]
     assert [(one["node"], one["level"], one["engine"], one["first_failure"]) for one in found] == [
         ("spark1", "info", False, False),
         ("spark2", "error", True, True),

@@ -10,14 +10,21 @@ from tests.unit.plans import configured
 
 from sparkd.agent.actions import history
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.errors import BlockedError, NotReadyError
 from sparkd.base.state.history import Bench, Launch, Row
 from sparkd.base.state.known_good import Facts
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.measure.bench import Result
 from sparkd.tools.measure.figures import Level, Spread
-from sparkd.tools.measure.image_trial import ImageTrial, compare, find_baseline
+from sparkd.tools.measure.image_trial import (
+    ImageTrial,
+    StillCompilingError,
+    check_bench,
+    compare,
+    explain_fault,
+    find_baseline,
+)
 
 RATE = Spread(100, 95, 105)
 LEVELS = tuple(Level(number, "static", 3 * number, 0, RATE, None, None, None, None) for number in (1, 4, 2))
@@ -68,10 +75,46 @@ def test_what_is_not_to_be_compared_is_measured_again(known: tuple[Row, ...]) ->
     ],
 )
 def test_slower_is_beyond_the_spread_and_both_figures_are_named(rate: Spread, slower: bool) -> None:
-    figures, fault = compare(replace(RESULT, levels=LEVELS[1:2]), rate)
-    assert figures.startswith(f"4 requests at once: {rate.median:.1f} tokens/s (")
-    assert figures.endswith("; 100.0 tokens/s (95.0 to 105.0) before, 2026-11-23 10:00 UTC")
-    assert bool(fault) is slower
+    comparison = compare(replace(RESULT, levels=LEVELS[1:2]), rate)
+    assert comparison.figures.startswith(f"4 requests at once: {rate.median:.1f} tokens/s (")
+    assert comparison.figures.endswith("; 100.0 tokens/s (95.0 to 105.0) before, 2026-11-23 10:00 UTC")
+    assert bool(comparison.fault) is slower
+
+
+def bench(**changes: object) -> Result:
+    return replace(RESULT, levels=(replace(LEVELS[1], **changes),))
+
+
+def test_a_bench_that_compiled_kernels_to_the_end_is_compared_with_none() -> None:
+    """Neither as the figure before, which would let a slower image stay, nor as the new one, which would go back."""
+    assert check_bench(bench()) == RATE
+    with pytest.raises(StillCompilingError, match=r"^bench: 3 kernel\(s\) were compiled meanwhile") as raised:
+        check_bench(bench(compiled=3))
+    assert raised.value.hint == "sudo sparkd warm; then the same command again"
+    assert explain_fault(raised.value, "vllm/vllm-openai:nightly") == (
+        "bench: 3 kernel(s) were compiled meanwhile, so it has no speed to compare; "
+        "to try it again, with the kernels it has now: sudo sparkd use --image vllm/vllm-openai:nightly"
+    )
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "reason"),
+    [
+        (replace(RESULT, levels=()), "bench: no answer"),
+        (replace(RESULT, fault="HTTP 500"), "bench: HTTP 500"),
+        (bench(fault="HTTP 500", compiled=3), "bench: HTTP 500"),
+        (bench(output_tokens_per_second=None), "bench: no figure"),
+    ],
+)
+def test_a_bench_without_a_figure_is_a_fault(benchmark: Result, reason: str) -> None:
+    with pytest.raises(NotReadyError) as raised:
+        check_bench(benchmark)
+    assert (raised.value.reason, explain_fault(raised.value, "i:2")) == (reason, reason)
+
+
+def test_an_interrupted_bench_interrupts() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        check_bench(replace(bench(compiled=3), interrupted=True))
 
 
 TO = Chosen(RECIPE, SETTINGS.engine.model_copy(update={"image": "i:2"}))

@@ -128,7 +128,7 @@ def digest_stamp(stamp: object) -> str:
     return sha256(repr(stamp).encode()).hexdigest()
 
 
-class LeftRank(Struct, frozen=True):
+class AdoptableRank(Struct, frozen=True):
     """A rank whose agent has crashed."""
 
     record: RankRecord
@@ -141,9 +141,9 @@ class LeftRank(Struct, frozen=True):
     """The rank has ended meanwhile."""
 
 
-def find_left(
+def find_adoptable_rank(
     host: Host, role: str, invocation: str, refuse: Callable[[str], object], *, handed: bool = False
-) -> LeftRank | None:
+) -> AdoptableRank | None:
     """Find a rank to take over. Raises OSError where it is unknown whether there is one.
 
     `invocation`: this process's, the same as the rank's after a reload. `refuse` gets the reason where a rank that
@@ -165,7 +165,7 @@ def find_left(
     assert kept is not None
     report = parse(read_report(host.files))
     last_report = report if report is not None and report.rank_id == record.rank_id else None
-    return LeftRank(record, kept, last_report, ended=has_ended)
+    return AdoptableRank(record, kept, last_report, ended=has_ended)
 
 
 def _find_objection(
@@ -188,15 +188,15 @@ def _list_recent_crashes(record: RankRecord, now: float) -> tuple[float, ...]:
     return tuple(at for at in record.taken_over if now - at < WITHIN_SECONDS)
 
 
-def open_rank(host: Host, left: LeftRank) -> Rank | None:
+def open_rank(host: Host, adoptable: AdoptableRank) -> Rank | None:
     """Open the rank, which its process alone proves, since docker may be away; None where it has just ended."""
-    record, kept = left.record, left.kept
+    record, kept = adoptable.record, adoptable.kept
 
     def make_rank(pidfd: int) -> Rank:
         start = record.start_time, record.started_at
         return Rank(record.container_id, kept.name, kept.image_id, record.pid, pidfd, *start)
 
-    if left.ended:
+    if adoptable.ended:
         return make_rank(open_ended())
     try:
         pidfd = os.pidfd_open(record.pid)
@@ -219,28 +219,28 @@ def open_ended() -> int:
     return pidfd
 
 
-def note_owner(agent: Agent, left: LeftRank) -> LeftRank:
+def note_owner(agent: Agent, adoptable: AdoptableRank) -> AdoptableRank:
     """Make the rank's record name this process, if it can be written.
 
     From then on a crash is counted, and a stop ends the rank.
     """
-    record, now = left.record, agent.host.uptime_seconds()
+    record, now = adoptable.record, agent.host.uptime_seconds()
     own_invocation = agent.incarnation
     crashes = (*_list_recent_crashes(record, now), *(() if record.invocation == own_invocation else (now,)))
     record = replace(record, invocation=own_invocation, taken_over=crashes)
     agent.store.write_rank(record)
-    return replace(left, record=record, reloaded=left.record.invocation == own_invocation)
+    return replace(adoptable, record=record, reloaded=adoptable.record.invocation == own_invocation)
 
 
-def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
+def first_report(adoptable: AdoptableRank, first: NodeReport) -> NodeReport:
     """The first report of this process: `first`, with what the agent before this one knew of the rank."""
-    record, last_report = left.record, left.report
+    record, last_report = adoptable.record, adoptable.report
     first = replace(
         first,
         phase=Phase.SERVING,
         epoch=record.epoch,
         transport=record.transport,
-        plan_digest=left.kept.agreement.digest,
+        plan_digest=adoptable.kept.agreement.digest,
         rank_id=record.rank_id,
         last_cause="",
         last_cause_code="",
@@ -248,7 +248,7 @@ def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
         last_hint="",
     )
     if last_report is None:
-        engine = replace(first.engine, container_id=record.container_id, image=left.kept.image_id)
+        engine = replace(first.engine, container_id=record.container_id, image=adoptable.kept.image_id)
         return replace(first, engine=engine)
     continued: Mapping[str, object] = {
         name: getattr(last_report, name)
@@ -257,36 +257,36 @@ def first_report(left: LeftRank, first: NodeReport) -> NodeReport:
     return replace(first, **continued)
 
 
-def take_over(agent: Agent, left: LeftRank, rank: Rank) -> None:
+def take_over(agent: Agent, adoptable: AdoptableRank, rank: Rank) -> None:
     """Make the rank this agent's from now on. Raises OSError where it can't be watched."""
-    host, record = agent.host, left.record
+    host, record = agent.host, adoptable.record
     since = "0"
     with suppress(OSError):
         since = host.files.text(LOG_POSITION, limit=64).strip() or since
     rank.watch(agent.loop)
     age_seconds = host.uptime_seconds() - rank.start_time / os.sysconf("SC_CLK_TCK")
     running = take_rank(agent, rank, record, since, age_seconds)
-    running.log.resume(left.kept.sources)
+    running.log.resume(adoptable.kept.sources)
     running.mark_ready()
     running.taken_over = True
-    agent.agreed.keep(left.kept.agreement)
+    agent.agreed.keep(adoptable.kept.agreement)
     agent.launch_row.resume(record.rank_id)
     start_threads(agent, running)
     agent.log.bind(epoch=record.epoch)
-    agent.monitor.track(*left.kept.peers)
-    agent.cluster.publish(PLAN_PATH, agreement.dump_values(left.kept.agreement.values))
+    agent.monitor.track(*adoptable.kept.peers)
+    agent.cluster.publish(PLAN_PATH, agreement.dump_values(adoptable.kept.agreement.values))
     if agent.context.is_head:
         with suppress(SparkdError):  # only a worker that starts again needs it
             share_config(agent)
     agent.loop.report_ready()
-    if left.reloaded:
+    if adoptable.reloaded:
         agent.events.info("agent.reload.ended", version=__version__, hint="")
     else:
         reason = "the agent before this one ended, and its engine serves on"
         hint = f"nothing is to be done; how that one ended: journalctl -u sparkd-{agent.context.role}"
         agent.events.warning("engine.rank.taken_over", container=rank.container_id[:12], reason=reason, hint=hint)
     changed = None
-    if digest_stamp(agent.configured_at) != left.kept.stamp:
+    if digest_stamp(agent.configured_at) != adoptable.kept.stamp:
         reason = "it has changed since this engine was started, and counts at the next restart"
         hint = f"sudo systemctl restart sparkd-{agent.context.role}"
         agent.events.warning("engine.configuration.changed", reason=reason, hint=hint)

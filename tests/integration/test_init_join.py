@@ -20,9 +20,6 @@ NODES = """
     from sparkd.tools.setup.wizard import Wishes, Wizard
     from sparkd.tools.setup.node_files import NodeFiles
     from sparkd.base.host import Host
-    if "older" in sys.argv:  # it sends what an earlier version does
-        from sparkd.tools.setup import join, join_request
-        join_request.Hello = lambda *sent: join.Hello(*sent[:4])
     wishes = Wishes(nodes=int(sys.argv[2]), invite="invite" in sys.argv, yes=True, ssh=())
     try:
         wizard = Wizard(wishes, NodeFiles(Host(sys.argv[1]), {}), partial(print, flush=True), prompt)
@@ -59,9 +56,6 @@ NODES = """
 """
 
 
-NO_PUBLIC_KEY = "its older sparkd keeps no public key of this head"
-
-
 def run(code: str) -> object:
     return world.run("".join(map(textwrap.dedent, (COMMON, NODES, code))))
 
@@ -95,23 +89,8 @@ def test_a_node_joins_by_the_code_on_stdin_and_both_have_key_and_addresses() -> 
     assert not any("block configuration" in line for line in said), said
     assert said[-1].endswith("sudo systemctl enable --now sparkd-worker")
     assert any(line.startswith("joined") and "(10.0.0.2)" in line for line in rest), rest
-    assert not any(NO_PUBLIC_KEY in line for line in rest), rest
     assert rest[-1].endswith("sudo systemctl enable --now sparkd-head")
     assert "nothing: all of it is there" in again
-
-
-def test_a_head_says_that_a_node_of_an_earlier_version_keeps_no_public_key_and_what_to_do() -> None:
-    rest = run("""
-        inviting = wizard(head)
-        wizard(other, "join", "older", space="node2").communicate(code_of(inviting) + "\\n", timeout=60)
-        print(json.dumps(inviting.communicate(timeout=60)[0].splitlines()))
-    """)
-    assert isinstance(rest, list)
-    (line,) = (line for line in rest if NO_PUBLIC_KEY in line)
-    assert line.endswith(
-        "there: sudo apt install ./sparkd_*.deb; then here: sudo sparkd init --invite, "
-        "and there: sudo sparkd init --join"
-    )
 
 
 def test_ctrl_c_while_it_waits_says_who_has_joined_and_how_to_continue() -> None:

@@ -264,8 +264,6 @@ def await_head(follower: HeadFollower, awaited: HeadAwaitedError, report: Callab
         follower.check()
         head = follower.head.status
         message = head.said or (head.living.message if head.living else "")
-        if head.living and not head.living.config_digest:
-            message = f"its sparkd is {head.living.version}, which serves none"
         phase = Phase.BLOCKED if isinstance(awaited, HeadRefusedError) else Phase.AWAITING_PEERS
         report(phase, f"{awaited}" + f"; {head.name} {head.contact.value}: {message}" * bool(message))
     except OutdatedPlanError:

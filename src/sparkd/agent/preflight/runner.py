@@ -77,8 +77,6 @@ CHECKS: tuple[type[AnyCheck], ...] = (
     PeerClocks,
 )
 IDS = tuple(check.id for check in CHECKS)
-RETIRED_IDS = ("resolver",)
-"""Ids of checks of earlier versions: a configuration that names one is still good."""
 
 
 def build_checks(inputs: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
@@ -132,7 +130,7 @@ def check_ids(policy: Preflight) -> None:
         f"{key} names {name}, which is no check{did_you_mean(name, IDS)}"
         for key, names in (("preflight.skip", policy.skip), ("preflight.downgrade", policy.downgrade))
         for name in names
-        if name not in (*IDS, *RETIRED_IDS)
+        if name not in IDS
     ]
     if errors:
         raise ConfigError("\n".join(errors), f"checks: {', '.join(IDS)}")

@@ -6,7 +6,6 @@ Each is a switch to a plan that ends at a time, so the agent goes back by itself
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -24,7 +23,7 @@ from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage,
 from sparkd.base.status.model import read_living_report, utc_now
 from sparkd.tools.measure.bench import Wanted
 from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
-from sparkd.tools.measure.measuring import run
+from sparkd.tools.measure.measuring import run_warm
 from sparkd.tools.measure.soak import Sample, read_sample
 from sparkd.tools.node import switching
 from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
@@ -206,13 +205,15 @@ class Climb:
         if faults := smoke_twice():
             return Measured(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
         at_once = self.tuning.at_once
-        wanted = Wanted((at_once,), (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=time.time_ns())
+        wanted = Wanted((at_once,), (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=0)
         with open_endpoint(at_once) as served:
-            benchmark = run(served, wanted)
+            benchmark = run_warm(served, wanted)
         if benchmark.interrupted:
             raise KeyboardInterrupt
         level = benchmark.levels[0] if benchmark.levels else None
         fault = benchmark.fault or (level.fault if level else "no answer")
+        if level and level.compiled:
+            fault = fault or f"{level.compiled} kernel(s) were compiled meanwhile, so it has no speed to compare"
         if fault or level is None:
             return Measured(*step, fault=sanitize(f"bench: {fault}", FAULT_LENGTH))
         first = level.first_token_seconds

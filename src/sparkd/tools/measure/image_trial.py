@@ -5,7 +5,6 @@ The trial is a switch to a plan that ends at a time, so the agent goes back by i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from shlex import quote
 from typing import NamedTuple
@@ -69,11 +68,7 @@ def bench_under_load(like: Result | None = None) -> tuple[Result, Spread]:
             level = like.levels[0]
             load = {"prompt_tokens": like.prompt_tokens, "answer_tokens": like.answer_tokens}
             wanted = replace(wanted, concurrency=(level.concurrency,), staggered=level.arrivals != "static", **load)
-        for _ in range(2):  # once more where kernels were compiled meanwhile
-            wanted = replace(wanted, seed=time.time_ns())
-            benchmark = measuring.run(served, wanted, warms=True)
-            if benchmark.interrupted or not any(level.compiled for level in benchmark.levels):
-                break
+        benchmark = measuring.run_warm(served, wanted)
     rate = check_bench(benchmark)
     measuring.keep(measuring.make_row(benchmark, served))
     return benchmark, rate

@@ -39,13 +39,16 @@ def start_threads(agent: Agent, running: Running) -> None:
 
 
 def _watch_compilers(agent: Agent, running: Running) -> None:
-    floor_bytes = agent.settings.memory.floor_mib << 20
+    node_floor_bytes = agent.settings.memory.floor_mib << 20
     running.compilers = CompilerWatch(
-        short_bytes=RESERVE_BYTES + 2 * floor_bytes if floor_bytes and agent.plan.container.gpus == "all" else 0,
+        floor_bytes=RESERVE_BYTES + 2 * node_floor_bytes
+        if node_floor_bytes and agent.plan.container.gpus == "all"
+        else 0,
         ended=running.rank.ended,
         processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
         available_bytes=lambda: agent.host.meminfo().available_bytes,
-        set_running=partial(agent.actions.pause_process, running.rank.container_id),
+        pause=partial(agent.actions.pause_process, running.rank.container_id),
+        resume=partial(agent.actions.resume_process, running.rank.container_id),
         events=agent.events,
     )
     agent.run_aside("compilers", running.compilers.run)

@@ -253,9 +253,13 @@ class Actions:
         """Drop a shard's page cache while `should_continue` holds; returns its bytes. Raises OSError, ValueError."""
         return page_cache.drop_file_cache(self._host, shard, should_continue)
 
-    def pause_process(self, container_id: str, key: tuple[int, int], resume: bool) -> bool:
-        """Stop the container's process of that id and start time, or continue it; whether it was there."""
-        return signal_process(signal.SIGCONT if resume else signal.SIGSTOP, *key, container_id)
+    def pause_process(self, container_id: str, key: tuple[int, int]) -> bool:
+        """Stop the container's process of that id and start time; whether it was there."""
+        return signal_process(signal.SIGSTOP, *key, container_id)
+
+    def resume_process(self, container_id: str, key: tuple[int, int]) -> bool:
+        """Continue the container's process of that id and start time; whether it was there."""
+        return signal_process(signal.SIGCONT, *key, container_id)
 
     def compact_memory(self, fix: CompactMemory) -> Applied:
         """Blocks for seconds: runs in a thread of its own. Raises OSError, ValueError where it cannot look."""

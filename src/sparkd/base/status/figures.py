@@ -17,8 +17,8 @@ class EngineReport(Struct, frozen=True):
     seconds_left: float | None = None
     kv_cache_tokens: int | None = None
     idle_seconds: int | None = None
-    """In `loading`: seconds for which the load has not worked, None where it is not watched. In `degraded`, on a worker:
-    a fixed number while its rank does nothing, though its head's requests wait; else None."""
+    """In `loading`: seconds for which the load has not worked, None where it is not watched. In `degraded`, on a
+    worker: a fixed number while its rank does nothing, though its head's requests wait; else None."""
     started: str = ""
     """Stamp of the container's start; empty before."""
     expected_seconds: float | None = None

@@ -94,7 +94,7 @@ def engine_log(data: bytes) -> None:
     for line in (*splitter.feed(data[:half]), *splitter.feed(data[half:]), *splitter.flush()):
         progress = advance_progress(progress, line, 0.0, 1 + len(line) % 2)
         explain(line)
-        for _ in forwarder.lines(line, 0.0):
+        for _ in forwarder.forward(line, 0.0):
             pass
     progress.root_cause(0.0)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from sparkd.agent.daemon.taking_over import MOST_TAKEN_OVER
+from sparkd.agent.daemon.taking_over import TAKEOVERS_ALLOWED
 from sparkd.base.status.model import NodeReport
 
 from .node import Node
@@ -275,7 +275,7 @@ def run(crash: Crash, cluster: Cluster) -> tuple[float, list[str]]:
 
 def renew_rank(crash: Crash, serving: Cluster) -> None:
     """Another rank, where one more crash of this one's agents would count as a fault of sparkd's."""
-    if any(count(member) + crash.kills > MOST_TAKEN_OVER for member in serving.members):
+    if any(count(member) + crash.kills > TAKEOVERS_ALLOWED for member in serving.members):
         serving.stop()
         serving.settle()
 

@@ -10,16 +10,14 @@ from tests.unit.rank_records import rank_record
 from tests.unit.state.test_state_file import files_left
 
 from sparkd.agent.cluster.monitor import ExpectedPeer
+from sparkd.agent.daemon.kept_rank import FILE, KeptRank, without_mounts_and_asserts
 from sparkd.agent.daemon.taking_over import (
-    FILE,
-    MOST_TAKEN_OVER,
-    WITHIN_SECONDS,
+    TAKEOVERS_ALLOWED,
+    TAKEOVERS_WITHIN_SECONDS,
     AdoptableRank,
-    KeptRank,
     find_adoptable_rank,
     first_report,
     open_rank,
-    without_launch,
 )
 from sparkd.base.cluster.membership import make_context, node_of_rank
 from sparkd.base.config import Engine, Settings
@@ -44,7 +42,7 @@ def kept_rank(recipe: str = "tiny-cpu", nodes: tuple[str, ...] = (), rank: int =
     agreed = Agreement({"image": "i"}, "d" * 64)
     peers = (ExpectedPeer(1, "launch", "e"),)
     parts = (
-        without_launch(context.plan),
+        without_mounts_and_asserts(context.plan),
         context.settings,
         context.configured,
         context.recipe,
@@ -158,10 +156,10 @@ def test_a_rank_of_another_role_or_with_other_papers_is_refused_with_the_reason(
 
 
 def test_the_third_crash_in_ten_minutes_ends_it(node: Tree) -> None:
-    put(node, record(taken_over=(5000 - WITHIN_SECONDS - 1, 4999.0)))
+    put(node, record(taken_over=(5000 - TAKEOVERS_WITHIN_SECONDS - 1, 4999.0)))
     assert find(node) == (True, [])
     put(node, record(taken_over=(4998.0, 4999.0)))
-    assert find(node) == (False, [f"its agents have crashed {MOST_TAKEN_OVER + 1} times within 10 minutes"])
+    assert find(node) == (False, [f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within 10 minutes"])
 
 
 def test_its_process_is_opened_only_where_that_is_in_the_recorded_container() -> None:

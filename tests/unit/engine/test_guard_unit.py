@@ -16,7 +16,7 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 import sparkd
-from sparkd.agent.daemon.taking_over import open_ended
+from sparkd.agent.actions.processes import open_ended
 from sparkd.agent.engine.memory_guard.guard import ANSWER_SECONDS, BOOT, MemoryGuard
 
 LEASE_SECONDS = 2.0

@@ -16,7 +16,7 @@ from sparkd.base.state.known_good import Facts
 from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.base.status.model import Phase, dump
 from sparkd.tools.measure.bench import Result
-from sparkd.tools.measure.figures import Level, Spread
+from sparkd.tools.measure.figures import LevelFigures, Spread
 from sparkd.tools.measure.image_trial import (
     ImageTrial,
     StillCompilingError,
@@ -27,7 +27,7 @@ from sparkd.tools.measure.image_trial import (
 )
 
 RATE = Spread(100, 95, 105)
-LEVELS = tuple(Level(number, "static", 3 * number, 0, RATE, None, None, None, None) for number in (1, 4, 2))
+LEVELS = tuple(LevelFigures(number, "static", 3 * number, 0, RATE, None, None, None, None) for number in (1, 4, 2))
 RESULT = Result("2026-11-23T10:00:00.000+00:00", "n", "tiny", "tiny", HEAD.plan_digest, "1", 128, 128, levels=LEVELS)
 
 

@@ -25,7 +25,7 @@ def of_model(path: str) -> str:
         (f"{HEAD}env:\n  <<: {{A: 1}}\n", 6, ["extends"]),
         (f"{HEAD}env:\n  A: !!python/name:os.system x\n", 6, ["tag", "not known"]),
         (f"{HEAD}env: {{A: &a x, B: &a y}}\n", 5, ["give each &name once"]),
-        (f"{HEAD}env:\n  A: !%C0%80 x\n", 1, ["codec can't decode"]),
+        (f"{HEAD}# %C0%80\nenv:\n  A: !a%C0%80 x\n", 7, ["codec can't decode"]),
         (f"{HEAD}env:\n  A: 2026-01-01\n", 6, ["date", "quotes"]),
         (f"{HEAD}env:\n  A: true\n", 6, ["A is True", "quotes"]),
         (f"{HEAD}env:\n  A B: 1\n", 6, ["no name of an environment variable"]),

@@ -237,7 +237,7 @@ def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
         return
     try:
         contents = followed.config.files.values()
-        agent.actions.keep_head_files({shared_config.digest_of(content): content for content in contents})
+        agent.actions.replace_head_files({shared_config.digest_of(content): content for content in contents})
     except (OSError, TimeoutError) as error:
         hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
         agent.events.error("state.write.failed", file="head-files", reason=error.strerror or str(error), hint=hint)

@@ -161,7 +161,7 @@ class LaunchRow(Struct):
         if self._unwritten and not self._writing:
             self._writing = True
             row = self._unwritten.pop(next(iter(self._unwritten)))
-            self.agent.loop.start(partial(self.agent.actions.keep_row, row), "history", self._note_written)
+            self.agent.loop.start(partial(self.agent.actions.write_history_row, row), "history", self._note_written)
 
     def _note_written(self, outcome: Outcome[bool]) -> None:
         self._writing = False

@@ -26,7 +26,7 @@ from sparkd.agent.engine.activity import ActivityMeter, GpuThrottleMonitor
 from sparkd.agent.engine.health_monitor import Check, HealthMonitor
 from sparkd.agent.engine.load_monitor import pace_seconds
 from sparkd.agent.engine.rank import Running
-from sparkd.base.cluster.membership import with_endpoint
+from sparkd.base.cluster.endpoint import with_endpoint
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import never

@@ -6,94 +6,36 @@ with, in its epoch. A changed configuration counts at the next restart.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd import __version__
-from sparkd.agent.actions.processes import Rank
-from sparkd.agent.cluster.monitor import ExpectedPeer
+from sparkd.agent.actions.processes import Rank, open_ended
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.head_config import share_config
+from sparkd.agent.daemon.kept_rank import FILE, KeptRank, without_mounts_and_asserts
 from sparkd.agent.daemon.own_rank import start_threads, take_rank
 from sparkd.agent.daemon.page_cache import begin_restore
 from sparkd.agent.engine.rank import Running
-from sparkd.base.cluster.membership import NodeContext
-from sparkd.base.config import Settings, units
+from sparkd.base.config import units
 from sparkd.base.host import Host
 from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.processes import GONE, read_process
 from sparkd.base.lib.errors import SparkdError
 from sparkd.base.plan import agreement
-from sparkd.base.plan.agreement import PLAN_PATH, Agreement
-from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.recipes.schema import Recipe
-from sparkd.base.state.file import VERSION, StateFile
-from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.plan.agreement import PLAN_PATH
 from sparkd.base.state.rank_record import LOG_POSITION, KnownRank, RankRecord, RankStage, load_rank
-from sparkd.base.state.shared_config import Kept
-from sparkd.base.state.switch import Switch
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, parse, read_report
 
-MOST_TAKEN_OVER, WITHIN_SECONDS = 2, 600.0
+TAKEOVERS_ALLOWED, TAKEOVERS_WITHIN_SECONDS = 2, 600.0
 """A third crash within that time ends the rank: a bug must not have it taken over without end."""
 CHANGED = "configuration"
-
-
-class KeptRank(Struct, frozen=True):
-    """What the next agent needs of a rank that serves, whatever is configured then. A file beside the rank's record."""
-
-    rank_id: str
-    name: str
-    """Name of the container."""
-    image_id: str
-    plan: LaunchPlan
-    """The plan that `without_launch` returns."""
-    settings: Settings
-    configured: Settings
-    recipe: Recipe
-    agreement: Agreement
-    peers: tuple[ExpectedPeer, ...]
-    stamp: str
-    """Digest of the configuration's stamp that the rank's agent had read."""
-    service: str
-    """Digest of the agent's unit, by `units.digest_service`; empty where that could not be read."""
-    sources: frozenset[str] = frozenset()
-    """Sources of the rank's log, as in LoadProgress: without them no line of a serving engine proves why it ended."""
-    secrets: Mapping[str, str] = field(default_factory=dict)
-    """The secrets that the engine has: their files may have changed since."""
-    switch: Switch | None = None
-    followed: Kept | None = None
-
-    @property
-    def context(self) -> NodeContext:
-        return NodeContext(self.plan, self.settings, self.recipe, self.configured, self.switch, self.followed)
-
-
-class _RankPlanFile(StateFile[KeptRank], frozen=True):
-    def encode(self, value: KeptRank) -> str:
-        """Encode without defaults, so that a version that does not know their keys can read it."""
-        return json.dumps({"schema": VERSION, **msgspec.to_builtins(value, enc_hook=_dump_model)}) + "\n"
-
-
-def _dump_model(model: Settings | Recipe) -> object:
-    return model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-
-
-FILE = _RankPlanFile("rank-plan.json", KeptRank, folder=RANK_FILE.folder)
-
-
-def without_launch(plan: LaunchPlan) -> LaunchPlan:
-    """The plan without what only a launch needs: the container's mounts, and what the recipe asserts of the image."""
-    return replace(plan, asserts=(), container=plan.container.model_copy(update={"volumes": ()}))
 
 
 def keep_rank(agent: Agent, running: Running) -> None:
@@ -106,7 +48,7 @@ def keep_rank(agent: Agent, running: Running) -> None:
         rank_id=running.record.rank_id,
         name=rank.name,
         image_id=rank.image_id,
-        plan=without_launch(context.plan),
+        plan=without_mounts_and_asserts(context.plan),
         settings=context.settings,
         configured=context.configured,
         recipe=context.recipe,
@@ -151,11 +93,14 @@ def find_adoptable_rank(
     meanwhile, to explain its end.
     """
     known_rank = load_rank(host)
-    was_ready = known_rank.record is not None and known_rank.record.stage is RankStage.READY
-    has_ended = was_ready and not known_rank.alive
-    if (record := known_rank.record) is None or not (known_rank.stays or (has_ended and handed)):
-        if was_ready:
-            refuse("its engine has ended" if has_ended else "its memory guard has ended")
+    record, has_ended = known_rank.record, not known_rank.alive
+    if record is None or record.stage is not RankStage.READY:
+        return None
+    if has_ended and not handed:
+        refuse("its engine has ended")
+        return None
+    if not has_ended and not known_rank.guarded:
+        refuse("its memory guard has ended")
         return None
     faults = list[str]()
     kept = FILE.load(host.files, faults.append)
@@ -179,13 +124,14 @@ def _find_objection(
         return f"{FILE.path} is of another rank"
     if kept.context.role != role:
         return f"it is a {kept.context.role}'s"
-    if invocation != known.record.invocation and len(_list_recent_crashes(known.record, now)) >= MOST_TAKEN_OVER:
-        return f"its agents have crashed {MOST_TAKEN_OVER + 1} times within {WITHIN_SECONDS / 60:.0f} minutes"
+    if invocation != known.record.invocation and len(_list_recent_crashes(known.record, now)) >= TAKEOVERS_ALLOWED:
+        minutes = TAKEOVERS_WITHIN_SECONDS / 60
+        return f"its agents have crashed {TAKEOVERS_ALLOWED + 1} times within {minutes:.0f} minutes"
     return ""
 
 
 def _list_recent_crashes(record: RankRecord, now: float) -> tuple[float, ...]:
-    return tuple(at for at in record.taken_over if now - at < WITHIN_SECONDS)
+    return tuple(at for at in record.taken_over if now - at < TAKEOVERS_WITHIN_SECONDS)
 
 
 def open_rank(host: Host, adoptable: AdoptableRank) -> Rank | None:
@@ -209,14 +155,6 @@ def open_rank(host: Host, adoptable: AdoptableRank) -> Rank | None:
             return make_rank(pidfd)
     os.close(pidfd)
     return None
-
-
-def open_ended() -> int:
-    """Open a descriptor of some process that has ended, since the rank's own can't be opened any more."""
-    process = subprocess.Popen(("/bin/true",))
-    pidfd = os.pidfd_open(process.pid)
-    process.wait()
-    return pidfd
 
 
 def note_owner(agent: Agent, adoptable: AdoptableRank) -> AdoptableRank:

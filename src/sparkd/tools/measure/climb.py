@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.actions import files
-from sparkd.base.cluster import membership
+from sparkd.base.cluster import chosen_plan, membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, NotReadyError
@@ -75,7 +75,7 @@ class Climb:
         """Raises BlockedError where the node is about to change its plan."""
         self.tuning = tuning
         self._base, self._config, self._host, self._show = base, config, host, show
-        self._fingerprint = membership.fingerprint_config(config, host)
+        self._fingerprint = chosen_plan.fingerprint_config(config, host)
         """Fingerprint of the configuration that the switches replace."""
         self._switch: Switch | None = None
         """The last step's."""

@@ -21,7 +21,7 @@ from sparkd.base.state.switch import Chosen, Stage, Switch, label
 from sparkd.base.status.model import NodeReport, read_living_report
 from sparkd.tools.measure import climb, measuring
 from sparkd.tools.measure.bench import Result, Wanted
-from sparkd.tools.measure.figures import Level, Spread
+from sparkd.tools.measure.figures import LevelFigures, Spread
 from sparkd.tools.measure.ladder import LEAST_SHARE, describe_rate, is_faster
 from sparkd.tools.measure.past import find_runs
 from sparkd.tools.node.served import open_endpoint
@@ -46,7 +46,7 @@ def find_baseline(rows: Sequence[Row], report: NodeReport | None) -> Result | No
     return None
 
 
-def _is_steady(level: Level) -> bool:
+def _is_steady(level: LevelFigures) -> bool:
     """Whether another level can be compared with it. Fewer than three batches have no spread."""
     is_whole = not level.failed and not level.compiled and level.requests >= 3 * level.concurrency
     return is_whole and level.output_tokens_per_second is not None

@@ -15,7 +15,7 @@ from sparkd.base.state.decline import describe_change, describe_slower_load, fin
 from sparkd.base.state.history import Bench, Launch, Row
 from sparkd.base.state.known_good import format_utc
 from sparkd.tools.measure.bench import Result
-from sparkd.tools.measure.figures import Level, find_level, spread
+from sparkd.tools.measure.figures import LevelFigures, find_level, spread
 
 
 class Run(NamedTuple):
@@ -35,7 +35,7 @@ class Usual(NamedTuple):
     """Time of the first one: UTC, ISO 8601."""
     same_plan: bool
     """Whether their plan is that of the newest one; else only the recipe is the same."""
-    levels: tuple[Level, ...]
+    levels: tuple[LevelFigures, ...]
     """Levels whose rate is the median of all runs, with their spread."""
 
 
@@ -85,7 +85,7 @@ def _are_alike(*runs: Result) -> bool:
     return len({(run.recipe, run.prompt_tokens, run.answer_tokens) for run in runs}) == 1
 
 
-def _find_rate(benchmark: Result, like: Level) -> float | None:
+def _find_rate(benchmark: Result, like: LevelFigures) -> float | None:
     level = find_level(benchmark.levels, like)
     return level.output_tokens_per_second.median if level and level.output_tokens_per_second else None
 

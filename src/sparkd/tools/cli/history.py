@@ -13,7 +13,7 @@ from sparkd.base.state.history import PATH, Launch, Row, Smoke
 from sparkd.tools.cli import console
 from sparkd.tools.measure.past import describe_decline, history_as_json
 
-HEADINGS = ("STARTED (UTC)", "RECIPE", "LOAD", "TOKENS/S", "FAULTS", "END")
+HEADINGS = ("STARTED (UTC)", "RECIPE", "LOAD", "TOKENS/S", "BAD", "END")
 LAST = 20
 NONE = "-"
 
@@ -57,7 +57,7 @@ def table_rows(launches: Sequence[Launch], rows: Sequence[Row]) -> list[tuple[st
         table.append(
             (
                 sanitize(launch.at[:16].replace("T", " ")),
-                sanitize(launch.recipe, 14),
+                sanitize(launch.recipe, 16),
                 NONE if launch.load_seconds is None else f"{launch.load_seconds:,.0f} s",
                 NONE if rate is None else f"{rate:,.1f}",
                 NONE if smoke is None else str(smoke.bad),

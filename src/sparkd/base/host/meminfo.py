@@ -36,8 +36,8 @@ class MemInfo(Struct, frozen=True):
     """tmpfs and shared memory: counted in Cached too, but not droppable."""
     dirty_bytes: int = 0
     kernel_bytes: int = 0
-    """Slab that is not reclaimable, kernel stacks, page tables, vmalloc, reserved huge pages, balloon memory, compressed
-    swap (zram, zswap), and pages of the swap cache that no process maps."""
+    """Slab that is not reclaimable, kernel stacks, page tables, vmalloc, reserved huge pages, balloon memory,
+    compressed swap (zram, zswap), and pages of the swap cache that no process maps."""
     huge_pages_bytes: int = 0
     """Reserved as huge pages, used or not."""
     cma_used_bytes: int = 0

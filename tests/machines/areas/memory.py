@@ -68,6 +68,12 @@ def _driver_holds_a_part(tree: Tree) -> None:
     base.memory(tree, free=92.0, available=92.5)
 
 
+def _little_free(tree: Tree) -> None:
+    """As when page cache fills the rest, after another load."""
+    base.memory(tree, free=3.5, available=113.0, Cached=110.0)
+    tree.buddyinfo(large_gib=3.4, small_gib=0.1)
+
+
 def _fragmented(tree: Tree) -> None:
     """Seven days of serving: 112 GiB are free, and hardly any block of 2 MiB."""
     tree.buddyinfo(large_gib=0.5, small_gib=112)
@@ -137,6 +143,14 @@ FAULTS = (
     Fault("swap-in-memory", _zram, Level.WARN, "swap", says="in memory", rank=1),
     Fault("driver-holds-a-part", _driver_holds_a_part, Level.WARN, "memory-held", says="reboot"),
     Fault("memory-fragmented", _fragmented, Level.WARN, "memory-fragmented", says="512 MiB of 112.5 GiB"),
+    Fault(
+        "little-free",
+        _little_free,
+        Level.WARN,
+        "memory-fragmented",
+        says="too little is free",
+        also=("page-cache", "unified-memory"),
+    ),
     Fault("others-hold-much", _tenants, Level.WARN, "other-tenants", says="ollama.service", also=("unified-memory",)),
     Fault("shm-remounted-tiny", _shm_remounted_tiny, Level.BLOCK, "shm-size", says="remount"),
     Fault("shm-remounted-tiny-on-a-worker", _shm_remounted_tiny, Level.WARN, "shm-size", rank=1),

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, unknown, warn
 from sparkd.agent.preflight.checks.plan_lint import script_share
-from sparkd.agent.preflight.fixes import CompactMemory, DropPageCache
+from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory, DropPageCache
 from sparkd.base.config import Settings
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.gpu import AWAITED, NO_GPU, GpuFacts
@@ -238,6 +238,10 @@ class SwapOff(Check[SwapFacts], frozen=True):
 COMPACT_HINT = """compact it: echo 1 | sudo tee /proc/sys/vm/compact_memory; where that gains little, reboot this node.
 Do not raise vm.min_free_kbytes for it: vLLM's check of free memory at its start then fails"""
 
+LITTLE_FREE_HINT = (
+    "see what has it: free -h; page cache is given back by: sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
+)
+
 
 class FragmentedMemory(Check[FreeMemory], frozen=True):
     """Free memory in large blocks. It never blocks, also where it cannot look: most starts on such a node succeed."""
@@ -265,6 +269,8 @@ class FragmentedMemory(Check[FreeMemory], frozen=True):
         if not self.uses_gpu:
             return ok(f"{reason}; the plan uses no GPU")
         reason = f"{reason}, {size(self.wanted_bytes)} wanted"
+        if facts.scattered_bytes < WORTH_COMPACTING_BYTES:  # there is nothing to merge
+            return warn(f"{reason}: too little is free", LITTLE_FREE_HINT)
         return warn(reason, " ".join(COMPACT_HINT.split()), (CompactMemory(self.wanted_bytes),))
 
 

@@ -58,3 +58,25 @@ def test_who_is_listed_without_a_size_is_not_who_is_not_listed(tree: Tree) -> No
     assert users(tree, GpuProcess(7, None), GpuProcess(10, 1)) == (
         GpuUser(7, "python", None), GpuUser(9, "dcgm-exporter", 0), GpuUser(10, "?", 1),
     )  # fmt: skip
+
+
+MAPS = """\
+7f2bb1000000-7f2bb1200000 r--p 00000000 08:01 12345                      /usr/lib/libc.so.6
+7f2c00000000-7f2e00000000 rw-s 00000000 00:05 712                        /dev/nvidia-uvm
+"""
+
+
+def test_a_process_that_has_closed_the_devices_and_keeps_managed_memory_is_a_user(tree: Tree) -> None:
+    """The driver no longer lists it, and no descriptor is left."""
+    tree.process(7, "python", maps=MAPS, uid=1000)
+    tree.process(8, DAEMON, opened=("/dev/nvidia0",), cgroup=f"0::/system.slice/{UNIT}")
+    tree.process(9, "other", maps=MAPS.replace("/dev/nvidia", "/home/x y /dev/nvidia"))
+    tree.process(10, "kworker", kernel=True)
+    assert users(tree) == (GpuUser(7, "python", 0),)
+
+
+def test_where_mappings_are_unreadable_the_users_are_unknown(tree: Tree) -> None:
+    tree.process(7, "python")
+    (tree.root / "proc/7/maps").unlink()
+    tree.folder("/proc/7/maps")
+    assert users(tree) is None

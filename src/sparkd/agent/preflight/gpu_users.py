@@ -1,4 +1,4 @@
-"""Who uses the GPU: processes that its driver lists, and processes that only have its devices open."""
+"""Who uses the GPU: processes that its driver lists, and processes that only have its devices open, or mapped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 from sparkd.base.host import Host
 from sparkd.base.host.cgroups import Group, read_group
 from sparkd.base.host.gpu import GpuFacts
-from sparkd.base.host.processes import Process
+from sparkd.base.host.processes import Process, ProcessTable
 from sparkd.base.lib.text import MIB
 
 PERSISTENCED = "nvidia-persiste"
@@ -21,7 +21,7 @@ PERSISTENCED_BYTES = 64 * MIB
 
 
 class GpuUser(Struct, frozen=True):
-    """A process that the driver lists, or that has its devices open."""
+    """A process that the driver lists, or that has its devices open or mapped."""
 
     pid: int
     comm: str
@@ -42,12 +42,23 @@ def find_gpu_users(host: Host, gpu: GpuFacts) -> tuple[GpuUser, ...] | None:
     table = host.processes()
     device_files = host.gpu_users(table)
     listed = {process.pid: process.used_bytes for process in gpu.processes}
+    unreadable_pids = device_files.unreadable_pids
+    users = _describe_users(host, table, listed, {file.pid for file in device_files.found})
+    if not users:  # "nobody" is a proof for a reboot, so that the slower look at all mappings is worth it
+        mappers, unmapped = host.gpu_mappers(table)
+        users, unreadable_pids = _describe_users(host, table, listed, set(mappers)), (*unreadable_pids, *unmapped)
+    return None if unreadable_pids and not users else users
+
+
+def _describe_users(
+    host: Host, table: ProcessTable, listed: dict[int, int | None], openers: set[int]
+) -> tuple[GpuUser, ...]:
     users = []
-    for pid in sorted(listed.keys() | {file.pid for file in device_files.found}):
+    for pid in sorted(listed.keys() | openers):
         process, size = table.get(pid), listed.get(pid, 0)
         if process is None or not _is_persistenced(host, process, size):
             users.append(GpuUser(pid, process.comm if process else "?", size))
-    return None if device_files.unreadable_pids and not users else tuple(users)
+    return tuple(users)
 
 
 def _is_persistenced(host: Host, process: Process, size: int | None) -> bool:

@@ -1,6 +1,6 @@
 """Memory beyond the sum: swap, limits, who holds much."""
 
-from tests.machines.areas import base, docker
+from tests.machines.areas import base, docker, gpu
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
@@ -66,6 +66,22 @@ def _driver_holds_a_part(tree: Tree) -> None:
     """The plan of its recipe would no longer fit; this smaller one does."""
     recipe(tree, "memory_bytes: 85899345920\n")
     base.memory(tree, free=92.0, available=92.5)
+
+
+def _driver_holds_it_beside_a_desktop(tree: Tree) -> None:
+    base.memory(tree, free=12.0, available=13.0)
+    tree.process(1400, "Xorg", cgroup=session("session.slice"), opened=("/dev/nvidia0",))
+    tree.process(
+        1600, "nvidia-persiste", cgroup="0::/system.slice/nvidia-persistenced.service", opened=("/dev/nvidia0",)
+    )
+    tree.process(1700, "dcgm-exporter", cgroup="0::/system.slice/dcgm-exporter.service", opened=("/dev/nvidia0",))
+    gpu.answer(tree, names=["NVIDIA GB10"], driver=gpu.DRIVER, processes=[{"pid": 1400, "used_bytes": 43 << 20}])
+
+
+def _little_free(tree: Tree) -> None:
+    """As when page cache fills the rest, after another load."""
+    base.memory(tree, free=3.5, available=113.0, Cached=110.0)
+    tree.buddyinfo(large_gib=3.4, small_gib=0.1)
 
 
 def _fragmented(tree: Tree) -> None:
@@ -136,7 +152,23 @@ FAULTS = (
     Fault("swap-on", _swap_on, Level.WARN, "swap", says="sudo swapoff -a"),
     Fault("swap-in-memory", _zram, Level.WARN, "swap", says="in memory", rank=1),
     Fault("driver-holds-a-part", _driver_holds_a_part, Level.WARN, "memory-held", says="reboot"),
+    Fault(
+        "driver-holds-it-beside-a-desktop",
+        _driver_holds_it_beside_a_desktop,
+        Level.BLOCK,
+        "unified-memory",
+        says="end pid 1400 (Xorg), pid 1700 (dcgm-exporter)",
+        also=("memory-held",),
+    ),
     Fault("memory-fragmented", _fragmented, Level.WARN, "memory-fragmented", says="512 MiB of 112.5 GiB"),
+    Fault(
+        "little-free",
+        _little_free,
+        Level.WARN,
+        "memory-fragmented",
+        says="too little is free",
+        also=("page-cache", "unified-memory"),
+    ),
     Fault("others-hold-much", _tenants, Level.WARN, "other-tenants", says="ollama.service", also=("unified-memory",)),
     Fault("shm-remounted-tiny", _shm_remounted_tiny, Level.BLOCK, "shm-size", says="remount"),
     Fault("shm-remounted-tiny-on-a-worker", _shm_remounted_tiny, Level.WARN, "shm-size", rank=1),

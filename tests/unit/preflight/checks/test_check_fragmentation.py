@@ -6,7 +6,7 @@ from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
 from sparkd.agent.preflight.checks.memory import FragmentedMemory
-from sparkd.agent.preflight.fixes import CompactMemory
+from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory
 from sparkd.agent.preflight.runner import examine
 from sparkd.base.host import Host
 from sparkd.base.host.meminfo import FreeMemory, read_free_memory
@@ -30,6 +30,16 @@ def test_less_in_large_blocks_than_wanted_warns(facts: FreeMemory, uses_gpu: boo
     verdict = FragmentedMemory(8 * GIB, uses_gpu).judge(facts)
     expect(verdict, level, said=words)
     assert verdict.fixes == ((CompactMemory(8 * GIB),) if level is Level.WARN else ())
+
+
+def test_where_little_is_free_there_is_nothing_to_merge() -> None:
+    """3.4 of 3.5 GiB in large blocks."""
+    verdict = CHECK.judge(FreeMemory(round(3.5 * GIB), round(3.4 * GIB)))
+    words = "3.4 GiB of 3.5 GiB free memory is in blocks of 2 MiB or more, 8.0 GiB wanted: too little is free"
+    expect(verdict, Level.WARN, said=words)
+    assert (verdict.fixes, verdict.hint.partition(";")[0]) == ((), "see what has it: free -h")
+    scattered = CHECK.judge(FreeMemory(round(3.5 * GIB), round(3.5 * GIB) - WORTH_COMPACTING_BYTES))
+    assert scattered.fixes == (CompactMemory(8 * GIB),)
 
 
 def test_memory_that_the_kernel_does_not_list_is_not_judged() -> None:

@@ -24,7 +24,7 @@ from sparkd.base.host.docker import AWAY
 from sparkd.base.host.files import Files
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
 from sparkd.base.host.meminfo import Swap
-from sparkd.base.lib.text import GIB, size
+from sparkd.base.lib.text import GIB, MIB, size
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.inputs import MemoryNeed, MemorySample
 from sparkd.base.plan.model import Node
@@ -92,6 +92,7 @@ def test_the_share_is_that_of_the_script_alone_where_it_starts_the_engine(tree: 
     assert script_share(Files(str(tree.root)), replace(plan, user_script="/gone.sh")) is None
 
 
+XORG = "pid 7 (Xorg)"
 OLD = MemorySample(uptime_seconds=940, available_bytes=20 * GIB)
 
 
@@ -105,17 +106,81 @@ def test_memory_that_the_driver_keeps_needs_a_person_once_it_has_settled() -> No
         pytest.param(None, STUCK, id="never looked before"),
         pytest.param(replace(OLD, uptime_seconds=941), STUCK, id="too soon"),
         pytest.param(replace(OLD, available_bytes=19 * GIB), STUCK, id="it comes back"),
+        pytest.param(None, replace(STUCK, gpu_users=(XORG,), gpu_held_bytes=43 * MIB), id="a desktop uses the GPU"),
     ],
 )
 def test_memory_that_may_come_back_is_awaited(earlier: MemorySample | None, facts: MemoryFacts) -> None:
     expect(check(earlier).judge(facts), Level.BLOCK, needs_person=False, awaits="memory")
 
 
+def test_who_reads_it_in_the_table_of_a_command_knows_what_to_do_next() -> None:
+    """`sparkd preflight` waits for nothing."""
+    after = "it may still come back; if it has not in 60 s"
+    expect(check().judge(STUCK), Level.BLOCK, hint=f"{after}, reboot this node: sudo systemctl reboot")
+    beside = replace(STUCK, gpu_users=(XORG,), gpu_held_bytes=43 * MIB)
+    end = f"end {XORG}; where that frees too little: sudo systemctl reboot"
+    expect(check().judge(beside), Level.BLOCK, hint=f"{after}, {end}")
+    at_once = UnifiedMemory(NEED, settle_seconds=0).judge(STUCK)
+    expect(at_once, Level.BLOCK, needs_person=True, hint="reboot this node")
+
+
+def test_memory_that_somebody_takes_does_not_begin_the_time_to_settle_again() -> None:
+    taken = OLD.followed_by(MemorySample(950, 15 * GIB))
+    assert taken == replace(OLD, available_bytes=15 * GIB)
+    assert check(replace(OLD, available_bytes=25 * GIB)).judge(STUCK).needs_person
+    back = MemorySample(960, 16 * GIB)
+    assert taken.followed_by(back) == back, "some comes back, though less than there was at first"
+    noise = MemorySample(960, 15 * GIB + 255 * MIB)
+    assert taken.followed_by(noise) == taken
+
+
+@pytest.mark.parametrize(
+    ("users", "held_gib", "process_gib", "words"),
+    [
+        pytest.param((XORG,), 0.04, 3, "lists 41 MiB for pid 7 (Xorg), and nothing explains the rest", id="a desktop"),
+        pytest.param(("pid 8 (dcgm-exporter)",), 0, 3, "lists 0 MiB for pid 8 (dcgm-exporter)", id="not listed"),
+        pytest.param(("pid 9 (python)",), 30, 3, "lists 30.0 GiB for pid 9 (python)", id="a part of it"),
+    ],
+)
+def test_beside_users_of_the_gpu_that_do_not_explain_it_nothing_is_proven(
+    users: tuple[str, ...], held_gib: float, process_gib: int, words: str
+) -> None:
+    """The driver's figures lack managed memory that a CPU has touched."""
+    held = replace(STUCK, gpu_users=users, gpu_held_bytes=round(held_gib * GIB), process_bytes=process_gib * GIB)
+    verdict = check(OLD).judge(held)
+    expect(verdict, Level.BLOCK, said=words, needs_person=False, required="inspect", awaits="")
+    assert verdict.hint == f"end {users[0]}; where that frees too little: sudo systemctl reboot"
+
+
+@pytest.mark.parametrize(
+    ("held_gib", "process_gib", "known", "hint"),
+    [
+        pytest.param(80, 3, True, "stop other work on the GPU", id="the GPU's users have it"),
+        pytest.param(50, 40, True, "stop other work on the GPU", id="both have it"),
+        pytest.param(0, 3, False, "stop other work on the GPU", id="nobody knows how much they have"),
+        pytest.param(0.04, 80, True, "stop other work on this node", id="processes have it, not the desktop's GPU"),
+    ],
+)
+def test_users_of_the_gpu_are_named_where_they_may_have_what_is_missing(
+    held_gib: float, process_gib: int, known: bool, hint: str
+) -> None:
+    held = replace(STUCK, gpu_users=(XORG,), gpu_held_bytes=round(held_gib * GIB), process_bytes=process_gib * GIB)
+    verdict = check(OLD).judge(replace(held, _gpu_sizes_known=known))
+    expect(verdict, Level.BLOCK, hint=hint, needs_person=False, awaits="")
+    assert (f"the GPU is used by {XORG}" in verdict.reason) == hint.endswith("GPU")
+
+
+def test_what_a_gpu_holds_of_its_own_memory_explains_nothing_of_the_machines() -> None:
+    own = replace(STUCK, gpu_total_bytes=140 * GIB, gpu_users=("pid 7 (python)",), gpu_held_bytes=100 * GIB)
+    need = replace(NEED, memory_bytes=98 * GIB)
+    expect(UnifiedMemory(need, 60).judge(own), Level.BLOCK, awaits="memory")
+
+
 @pytest.mark.parametrize(
     "facts",
     [
         pytest.param(replace(STUCK, gpus=(), gpu_users=()), id="no GPU"),
-        pytest.param(replace(STUCK, gpu_users=("pid 7 (Xorg)",)), id="the GPU is used"),
+        pytest.param(replace(STUCK, gpu_users=(XORG,)), id="the GPU is used"),
         pytest.param(replace(STUCK, gpu_users=None), id="the GPU's users are unknown"),
         pytest.param(replace(STUCK, process_bytes=80 * GIB), id="processes hold as much as is missing"),
         pytest.param(replace(STUCK, total_bytes=90 * GIB), id="the plan never fits"),
@@ -185,10 +250,13 @@ def test_probe_reads_the_machine(tree: Tree) -> None:
 def test_probe_names_who_the_driver_lists_and_who_has_its_devices_open(tree: Tree) -> None:
     machine(tree)
     tree.process(7, "python", opened=("/dev/nvidia0",))
-    tree.process(8, "nvidia-persiste", opened=("/dev/nvidia0",))
     tree.process(9, "Xorg")
     host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(9, None),)))
-    assert check().probe(host).gpu_users == ("pid 7 (python)", "pid 9 (Xorg)")
+    facts = check().probe(host)
+    assert (facts.gpu_users, facts._gpu_sizes_known) == (("pid 7 (python)", "pid 9 (Xorg)"), False)
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(9, 43 * MIB),)))
+    facts = check().probe(host)
+    assert (facts.gpu_held_bytes, facts._gpu_sizes_known) == (43 * MIB, True), "who is not listed holds none of it"
 
 
 def test_a_process_that_hides_its_files_may_use_the_gpu(tree: Tree) -> None:

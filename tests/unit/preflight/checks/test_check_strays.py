@@ -437,13 +437,19 @@ def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
     ("gpu", "frees"),
     [
         pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, 80 << 30),)), 80 << 30, id="the driver says"),
-        pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, None),)), 100 << 30, id="what nothing explains"),
+        pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, None),)), 89 << 30, id="what nothing explains"),
+        pytest.param(
+            GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, None), GpuProcess(99, 9 << 30))), 80 << 30, id="the rest"
+        ),
+        pytest.param(GpuFacts(("NVIDIA GB10",), None, ()), 89 << 30, id="the driver lists nobody"),
+        pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(99, 9 << 30),)), 0, id="only its devices are open"),
         pytest.param(GpuFacts(("NVIDIA H200",), 140 << 30, (GpuProcess(11, 80 << 30),)), 0, id="memory of its own"),
     ],
 )
 def test_the_gpus_memory_of_a_stray_comes_back_with_its_end(tree: Tree, gpu: GpuFacts, frees: int) -> None:
     tree.file("/dev/nvidia0")
-    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, CmaTotal=6, CmaFree=0)
+    tree.file("/proc/spl/kstat/zfs/arcstats", f"name type data\nsize 4 {5 << 30}\n")
     orphans(tree)
     tree.link("/proc/11/fd/9", "/dev/nvidia0")
     freed = {fix.pid: fix.frees_bytes for fix in judged(tree, gpu=gpu).fixes if isinstance(fix, EndProcess)}

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
-from sparkd.agent.preflight.checks.memory import GpuUser, find_gpu_users
+from sparkd.agent.preflight.gpu_users import GpuUser, find_gpu_users
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.consumers import Consumer, read_consumers
 from sparkd.base.host.docker import AWAY, DockerFacts
@@ -152,12 +152,15 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
         if any(holder.bytes is None for holder in facts.holders):
             return ok(f"{amount}; the GPU is used by {users}, the driver does not say how much")
         reported_bytes = sum(holder.bytes or 0 for holder in facts.holders)
+        reported_users = ", ".join(holder.label for holder in facts.holders if holder.bytes)
         if reported_bytes and _is_little(facts, reported_bytes):
-            return ok(f"{amount}, {size(reported_bytes)} of it by {users}")
+            return ok(f"{amount}, {size(reported_bytes)} of it by {reported_users}")
         rest = size(max(0, facts.unexplained_bytes - reported_bytes))
-        exception = f", but {users} with {size(reported_bytes)}" if users else ""
+        exception = f", but {reported_users} with {size(reported_bytes)}" if reported_users else ""
         reason = f"the GPU's driver holds {rest} that belongs to no process{exception}"
-        return warn(reason, "if it stays, a reboot gives it back: sudo systemctl reboot")
+        # Managed memory that the CPU touched is in no list of the driver's, and goes when its process ends.
+        condition = f"it stays once {users} have ended" if users else "it stays"
+        return warn(reason, f"if {condition}, a reboot gives it back: sudo systemctl reboot")
 
 
 def _is_little(facts: HeldFacts, reported_bytes: int = 0) -> bool:

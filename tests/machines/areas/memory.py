@@ -8,6 +8,20 @@ from sparkd.agent.preflight.check import Level
 
 SHM = "tmpfs /dev/shm tmpfs rw,nosuid,nodev,inode64{size} 0 0\n"
 CONTAINER = "5d" * 32
+MEMORY_STAT = """anon 2147483648
+file 4294967296
+kernel 943718400
+kernel_stack 12582912
+pagetables 52428800
+sec_pagetables 0
+percpu 16777216
+sock 65536
+vmalloc 4194304
+shmem 8388608
+zswap 0
+slab 838860800
+"""
+"""As cgroup v2 has it: nearly all of the kernel's part is slab."""
 SYSCTLS = {
     "vm.min_free_kbytes": "90112",
     "vm.overcommit_memory": "0",
@@ -20,6 +34,7 @@ SYSCTLS = {
 def healthy(tree: Tree, rank: int) -> None:
     tree.file("/proc/swaps", "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")
     mounts(tree)
+    tree.file("/sys/fs/cgroup/memory.stat", MEMORY_STAT)
     for name, value in SYSCTLS.items():
         sysctl(tree, name, value)
     tree.file("/usr/lib/systemd/systemd-logind", "", mode=0o755)

@@ -10,7 +10,8 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.agent.preflight.check import AnyCheck, Finding, Level, Verdict
-from sparkd.agent.preflight.checks.memory import PageCache, UnifiedMemory
+from sparkd.agent.preflight.checks.free_memory import PageCache
+from sparkd.agent.preflight.checks.memory import UnifiedMemory
 from sparkd.agent.preflight.checks.rdma import Rdma
 from sparkd.agent.preflight.checks.shared_memory import SharedMemory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
@@ -64,6 +65,7 @@ class Machine:
     def __post_init__(self) -> None:
         self.tree.process(1, "systemd", parent=0)
         self.tree.listening()
+        self.tree.file("/sys/fs/cgroup/memory.stat", "kernel 0\n")
         self.tree.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)
         self.uptime(10_000)
 

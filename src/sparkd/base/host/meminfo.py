@@ -10,6 +10,7 @@ import re
 
 from msgspec import Struct
 
+from sparkd.base.host import cgroups
 from sparkd.base.host.disks import unescape
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import sanitize
@@ -150,8 +151,12 @@ def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemor
 
 
 def unexplained_bytes(files: Files, info: MemInfo) -> int:
-    """Memory in no counter, nor in the cache of ZFS, nor taken from the contiguous area. Raises OSError."""
-    return max(0, info.unaccounted_bytes - info.cma_used_bytes - _read_zfs_cache(files))
+    """Memory in no counter, nor in the cache of ZFS, taken from the contiguous area, or charged to a control group.
+
+    Raises OSError.
+    """
+    elsewhere_bytes = info.cma_used_bytes + _read_zfs_cache(files) + (cgroups.read_charged_bytes(files) or 0)
+    return max(0, info.unaccounted_bytes - elsewhere_bytes)
 
 
 def _read_zfs_cache(files: Files) -> int:

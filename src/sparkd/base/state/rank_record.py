@@ -52,8 +52,6 @@ class RankRecord(Struct, frozen=True):
     """Start of that process, in clock ticks since boot."""
     oom_kills: int | None = None
     """The kernel's count of OOM kills at the start; None where it has none."""
-    held_bytes: int | None = None
-    """Memory that others held at the start; None where that is unknown."""
     dockerd_pid: str = ""
     """pid of dockerd at the start; empty where containers outlive their dockerd."""
     segments: Mapping[str, Identity] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from sparkd.base.lib.text import GIB, sanitize, size
 from sparkd.base.state.file import StateFile
 from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.base.status.model import read_living_report, utc_now
-from sparkd.tools.measure.bench import Wanted
+from sparkd.tools.measure.bench import Result, Wanted
 from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
 from sparkd.tools.measure.measuring import run_warm
 from sparkd.tools.measure.soak import Sample, read_sample
@@ -210,12 +210,9 @@ class Climb:
             benchmark = run_warm(served, wanted)
         if benchmark.interrupted:
             raise KeyboardInterrupt
-        level = benchmark.levels[0] if benchmark.levels else None
-        fault = benchmark.fault or (level.fault if level else "no answer")
-        if level and level.compiled:
-            fault = fault or f"{level.compiled} kernel(s) were compiled meanwhile, so it has no speed to compare"
-        if fault or level is None:
+        if fault := _find_fault(benchmark):
             return Measured(*step, fault=sanitize(f"bench: {fault}", FAULT_LENGTH))
+        level = benchmark.levels[0]
         first = level.first_token_seconds
         return Measured(
             *step,
@@ -233,6 +230,16 @@ class Climb:
         with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
             files.exchange(self._host.files, FILE, FILE.read(self._host.files), tuning)
         self.tuning = tuning or self.tuning
+
+
+def _find_fault(benchmark: Result) -> str:
+    """Why a bench of one level says nothing of a step; empty where it does."""
+    if not benchmark.levels:
+        return benchmark.fault or "no answer"
+    (level,) = benchmark.levels
+    if benchmark.fault or level.fault or not level.compiled:
+        return benchmark.fault or level.fault
+    return f"{level.compiled} kernel(s) were compiled meanwhile, so it has no speed to compare"
 
 
 def longest_step(config: Settings, drain: int) -> int:

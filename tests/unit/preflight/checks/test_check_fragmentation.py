@@ -5,7 +5,7 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.memory import FragmentedMemory
+from sparkd.agent.preflight.checks.free_memory import FragmentedMemory
 from sparkd.agent.preflight.fixes import WORTH_COMPACTING_BYTES, CompactMemory
 from sparkd.agent.preflight.runner import examine
 from sparkd.base.host import Host

@@ -7,15 +7,8 @@ from tests.unit.plans import shipped
 from tests.unit.verdicts import expect, never_queried
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.memory import (
-    MemoryFacts,
-    PageCache,
-    PageCacheFacts,
-    SwapFacts,
-    SwapOff,
-    UnifiedMemory,
-    sample_memory,
-)
+from sparkd.agent.preflight.checks.free_memory import PageCache, PageCacheFacts, SwapFacts, SwapOff
+from sparkd.agent.preflight.checks.memory import MemoryFacts, UnifiedMemory, sample_memory
 from sparkd.agent.preflight.checks.plan_lint import script_share
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Engine
@@ -237,6 +230,7 @@ def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
 def machine(tree: Tree) -> Tree:
     tree.meminfo(MemTotal=120, MemFree=15, MemAvailable=20, AnonPages=2, Shmem=1)
     tree.file("/proc/uptime", "1000.00 2000.00\n")
+    tree.file("/sys/fs/cgroup/memory.stat", "kernel 0\n")
     return tree
 
 
@@ -257,6 +251,30 @@ def test_probe_names_who_the_driver_lists_and_who_has_its_devices_open(tree: Tre
     host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(9, 43 * MIB),)))
     facts = check().probe(host)
     assert (facts.gpu_held_bytes, facts._gpu_sizes_known) == (43 * MIB, True), "who is not listed holds none of it"
+
+
+def charge(tree: Tree, group: str, gib: int) -> None:
+    """As 41,000 pairs of unix sockets with full buffers."""
+    slab = 800 * MIB
+    tree.file(f"/sys/fs/cgroup{group}/memory.stat", f"anon 9\nkernel {gib * GIB + slab}\nsock 0\nslab {slab}\n")
+
+
+def test_buffers_of_a_users_sockets_are_no_memory_of_the_driver(tree: Tree) -> None:
+    machine(tree)
+    for group, gib in (("", 30), ("/user.slice/user-64000.slice", 29), ("/system.slice/cron.service", 1)):
+        charge(tree, group, gib)
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
+    facts = check(OLD).probe(host)
+    assert (facts._charged_bytes, facts._unexplained_bytes) == (30 * GIB, STUCK._unexplained_bytes - 30 * GIB)
+    expect(check(OLD).judge(facts), Level.BLOCK, said="systemctl status user-64000.slice", needs_person=False)
+
+
+def test_where_buffers_are_not_counted_nothing_is_proven(tree: Tree) -> None:
+    """As with cgroup v1."""
+    machine(tree)
+    (tree.root / "sys/fs/cgroup/memory.stat").unlink()
+    verdict = check(OLD).judge(check(OLD).probe(Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))))
+    expect(verdict, Level.BLOCK, "nothing says what sockets and pipes hold", needs_person=False)
 
 
 def test_a_process_that_hides_its_files_may_use_the_gpu(tree: Tree) -> None:

@@ -148,10 +148,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
     def _judge_engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         description = _describe_engine(facts, engine)
         if engine.container_id and not facts.docker_known:
-            reason = f"{description}: docker can't identify its container"
-            if facts.docker_error:
-                return docker_unknown(f"{reason}: {facts.docker_error}")
-            return unknown(reason, "sudo systemctl start docker", awaits="docker")
+            return _judge_unidentified(f"{description}: docker can't identify its container", facts.docker_error)
         # A `vllm serve` leads its group even when adopted: one started over ssh with nohup always is.
         may_be_wanted = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
         name = _find_container_name(facts, engine)
@@ -203,6 +200,12 @@ def _build_fixes(engine: Engine) -> tuple[EndProcess, ...]:
     return tuple(
         EndProcess(member.pid, member.start_time, member.comm, member.frees_bytes) for member in engine.members
     )
+
+
+def _judge_unidentified(reason: str, docker_error: str) -> Verdict:
+    if docker_error:
+        return docker_unknown(f"{reason}: {docker_error}")
+    return unknown(reason, "sudo systemctl start docker", awaits="docker")
 
 
 def _judge_stuck_container(engines: list[Engine], reason: str) -> Verdict:

@@ -48,7 +48,7 @@ def judged(*places: tuple[Place, Room]) -> Verdict:
     ],
 )
 def test_judge(place: Place, room: Room, level: Level, words: str) -> None:
-    expect(judged((place, room)), level, said=words)
+    expect(judged((place, room)), level, text=words)
 
 
 def test_one_disk_is_named_once_by_what_is_worst_there() -> None:

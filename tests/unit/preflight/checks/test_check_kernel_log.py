@@ -78,7 +78,7 @@ def judged(*said: tuple[float, str], uses_gpu: bool = True) -> Verdict:
     ],
 )  # fmt: skip
 def test_a_message_is_judged_by_what_it_means_for_an_engine(text: str, level: Level, words: str) -> None:
-    expect(judged((60, text)), level, said=words, needs_person=level is Level.BLOCK)
+    expect(judged((60, text)), level, text=words, needs_person=level is Level.BLOCK)
 
 
 @pytest.mark.parametrize(

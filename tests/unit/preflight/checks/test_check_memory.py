@@ -70,7 +70,7 @@ def test_a_gpus_own_memory_that_others_hold_is_named() -> None:
     own = replace(STUCK, free_bytes=20 * GIB, gpu_total_bytes=140 * GIB, gpu_users=("pid 7",), gpu_held_bytes=100 * GIB)
     verdict = UnifiedMemory(need, settle_seconds=60).judge(own)
     expect(
-        verdict, Level.WARN, said="40.0 GiB of the GPU's 140.0 GiB are free, and 70.0 GiB needed; it is used by pid 7"
+        verdict, Level.WARN, text="40.0 GiB of the GPU's 140.0 GiB are free, and 70.0 GiB needed; it is used by pid 7"
     )
     enough = (replace(own, gpu_held_bytes=60 * GIB), replace(own, gpus=("A", "B")), replace(own, gpu_users=()))
     assert [UnifiedMemory(need, 60).judge(one).level for one in enough] == [Level.OK] * 3
@@ -255,7 +255,7 @@ ZRAM = Swap("/dev/zram0", 60 * GIB, 0)
 def test_swap_is_warned_of_where_a_gpu_shares_the_memory(
     areas: tuple[Swap, ...], uses_gpu: bool, level: Level, words: str
 ) -> None:
-    expect(SwapOff(uses_gpu).judge(SwapFacts(areas)), level, said=words)
+    expect(SwapOff(uses_gpu).judge(SwapFacts(areas)), level, text=words)
 
 
 def test_probe_reads_the_kernels_table(tree: Tree) -> None:

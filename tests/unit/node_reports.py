@@ -48,4 +48,4 @@ WORKER = replace(
     engine=EngineReport(phase="loading weights", progress=0.43),
 )
 PEER = PeerStatus("10.0.0.2", 1, Contact.ANSWERS, ago(60), WORKER)
-HEAD = replace(ALONE, address="10.0.0.1", peers=(PEER,))
+HEAD_REPORT = replace(ALONE, address="10.0.0.1", peers=(PEER,))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from msgspec.structs import replace
-from tests.unit.node_reports import ALONE, HEAD, NOW, PEER, WORKER, ago
+from tests.unit.node_reports import ALONE, HEAD_REPORT, NOW, PEER, WORKER, ago
 from tests.unit.terminal import shown
 
 from sparkd.base.lib.text import cell_width, plain
@@ -122,7 +122,7 @@ def test_restarts_of_the_last_day_are_listed_with_their_node() -> None:
         RestartReport("", 1, "no time", "x"),
     )
     peer = replace(PEER, report=replace(WORKER, restarts=restarts[2:3]))
-    seen = overview(replace(HEAD, restarts=restarts, peers=(peer,)), VIEW)
+    seen = overview(replace(HEAD_REPORT, restarts=restarts, peers=(peer,)), VIEW)
     assert seen.restarts == (
         "peer-silent 2 h 0 min ago: rank 1 was silent",
         "engine-ended 3 times, last 1 min ago: boom",
@@ -140,14 +140,14 @@ def test_many_causes_of_restarts_do_not_flood_the_screen() -> None:
 def test_figures_of_a_node_that_does_not_answer_are_not_shown(contact: Contact) -> None:
     busy = replace(WORKER, activity=BUSY, gpu=GPU, memory=USED)
     for view, met in ((VIEW, contact), (View(NOW, alive=False), Contact.ANSWERS)):
-        seen = overview(replace(HEAD, activity=BUSY, peers=(replace(PEER, contact=met, report=busy),)), view)
+        seen = overview(replace(HEAD_REPORT, activity=BUSY, peers=(replace(PEER, contact=met, report=busy),)), view)
         peer = seen.nodes[1]
         assert (peer.living, peer.level) == (None, "unknown")
         assert (seen.activity is None) == (not view.alive)
 
 
 def test_a_screen_has_all_figures_in_80_columns() -> None:
-    busy = replace(HEAD, activity=BUSY, gpu=GPU, memory=USED, last_cause="")
+    busy = replace(HEAD_REPORT, activity=BUSY, gpu=GPU, memory=USED, last_cause="")
     lines = plain(render(busy, VIEW, "http://192.0.2.2:8000/v1  model tiny")).splitlines()
     assert lines == [
         "serving for 3 min",
@@ -168,13 +168,15 @@ def test_a_screen_has_all_figures_in_80_columns() -> None:
     ]
     assert max(map(cell_width, lines)) <= 80
     worker = replace(WORKER, engine=LOADING, memory=USED)
-    loading = plain(render(replace(HEAD, last_cause="", peers=(replace(PEER, report=worker),)), VIEW)).splitlines()
+    loading = plain(
+        render(replace(HEAD_REPORT, last_cause="", peers=(replace(PEER, report=worker),)), VIEW)
+    ).splitlines()
     assert "   ████████░░ 32.0 of 128.0 GiB free ▄▄▄▄▄▆▆▆▆▆  about 6 min left (last load)" in loading
     assert max(map(cell_width, loading)) <= 80
 
 
 def test_eight_nodes_fit_24_lines() -> None:
-    busy = eight(replace(HEAD, activity=BUSY, gpu=GPU, memory=USED, last_cause="", findings=(), peers=()))
+    busy = eight(replace(HEAD_REPORT, activity=BUSY, gpu=GPU, memory=USED, last_cause="", findings=(), peers=()))
     lines = shown(render(busy, VIEW, "http://192.0.2.2:8000/v1  model tiny"), TERM="dumb").splitlines()
     assert len(lines) == 24
     assert max(map(cell_width, lines)) <= 80
@@ -201,7 +203,7 @@ def test_whatever_a_node_writes_each_line_of_a_screen_stays_one() -> None:
 
 
 HELD = replace(WORKER, phase=Phase.BLOCKED)
-CALM = replace(HEAD, peers=(replace(PEER, report=replace(WORKER, phase=Phase.SERVING)),))
+CALM = replace(HEAD_REPORT, peers=(replace(PEER, report=replace(WORKER, phase=Phase.SERVING)),))
 STILL = replace(CALM, phase=Phase.LOADING, engine=LOADING)
 
 
@@ -215,7 +217,12 @@ def peered(of: NodeReport, **changes: object) -> NodeReport:
         (ALONE, "ok", "serving for 3 min", "nothing is to be done"),
         (CALM, "ok", "serving for 3 min", "nothing is to be done"),
         (STILL, "", "loading: loading weights 31%, about 6 min left", "nothing is to be done; to follow it: sparkd s"),
-        (replace(HEAD, phase=Phase.AWAITING_PEERS, peers=()), "", "not serving yet: awaiting-peers, tiny", "nothing"),
+        (
+            replace(HEAD_REPORT, phase=Phase.AWAITING_PEERS, peers=()),
+            "",
+            "not serving yet: awaiting-peers, tiny",
+            "nothing",
+        ),
         (
             replace(HELD, rank=0, peers=()),
             "block",

@@ -65,8 +65,8 @@ def test_each_disk_is_named() -> None:
     assert "free on /var/lib/docker," in verdict.reason
 
 
-def record(tree: Tree, **said: object) -> None:
-    tree.file("/.sparkd/disks.json", json.dumps(said))
+def record(tree: Tree, **rooms: object) -> None:
+    tree.file("/.sparkd/disks.json", json.dumps(rooms))
 
 
 COUNTS = {"total_bytes": 10, "free_bytes": 5, "free_inodes": None}
@@ -146,7 +146,7 @@ def test_a_tree_that_says_nothing_of_its_disks_is_good(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"/": 1}', '{"/": {"total_bytes": 1}}'])
-def test_a_record_that_is_none_raises(tree: Tree, text: str) -> None:
+def test_a_malformed_record_raises(tree: Tree, text: str) -> None:
     tree.file("/.sparkd/disks.json", text)
     with pytest.raises(ValueError):  # whatever it says, the check could not look
         places(tree)

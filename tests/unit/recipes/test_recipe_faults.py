@@ -15,6 +15,7 @@ def of_model(path: str) -> str:
 @pytest.mark.parametrize(
     ("text", "line", "needles"),
     [
+        # YAML
         ("schema: [", 1, ["expected node content"]),
         ("", 1, ["must be a mapping"]),
         ("- 1\n", 1, ["must be a mapping"]),
@@ -26,6 +27,7 @@ def of_model(path: str) -> str:
         (f"{MINIMAL_RECIPE}env:\n  A: !!python/name:os.system x\n", 6, ["tag", "not known"]),
         (f"{MINIMAL_RECIPE}env: {{A: &a x, B: &a y}}\n", 5, ["give each &name once"]),
         (f"{MINIMAL_RECIPE}env:\n  A: !%C0%80 x\n", 1, ["codec can't decode"]),
+        # env
         (f"{MINIMAL_RECIPE}env:\n  A: 2026-01-01\n", 6, ["date", "quotes"]),
         (f"{MINIMAL_RECIPE}env:\n  A: true\n", 6, ["A is True", "quotes"]),
         (f"{MINIMAL_RECIPE}env:\n  A B: 1\n", 6, ["no name of an environment variable"]),
@@ -34,9 +36,8 @@ def of_model(path: str) -> str:
         (f'{MINIMAL_RECIPE}env:\n  A: "\\ud800"\n', 6, ["Unicode"]),
         (f"{MINIMAL_RECIPE}env:\n  HF_TOKEN: hf_1\n", 6, ["looks like a secret"]),
         (f"{MINIMAL_RECIPE}env: 3\n", 5, ["env = 3", "mapping"]),
-        (f"{MINIMAL_RECIPE}args:\n- --seed=1\n", 5, ["write NAME: VALUE lines below args:, such as max-num-seqs: 4"]),
+        # container and caches
         (f"{MINIMAL_RECIPE}container: []\n", 5, ["must be a mapping: write NAME: VALUE lines below container:"]),
-        (f"{MINIMAL_RECIPE}arg: {{}}\n", 5, ["arg: there is no such key", "did you mean args?"]),
         (f"{MINIMAL_RECIPE}container:\n  gpu: all\n", 6, ["container.gpu", "did you mean container.gpus?"]),
         (f"{MINIMAL_RECIPE}container:\n  gpus: some\n", 6, ['container.gpus = "some"', "'all' or 'none'"]),
         (f"{MINIMAL_RECIPE}container:\n  network: bridge\n", 6, ["'host'"]),
@@ -60,6 +61,8 @@ def of_model(path: str) -> str:
         (f"{MINIMAL_RECIPE}container:\n  volumes: ['/a:/b:ro', '/c:/b:rw']\n", 6, ["mounted twice"]),
         (f"{MINIMAL_RECIPE}caches:\n  Vllm: /c\n", 6, ["short name"]),
         (f"{MINIMAL_RECIPE}caches:\n  vllm: c\n", 6, ["absolute path"]),
+        # args
+        (f"{MINIMAL_RECIPE}args:\n- --seed=1\n", 5, ["write NAME: VALUE lines below args:, such as max-num-seqs: 4"]),
         (f"{MINIMAL_RECIPE}args:\n  max_model_len: 1\n  max-model-len: 1\n", 7, ["--max-model-len is given twice"]),
         (f"{MINIMAL_RECIPE}args:\n  node_rank: 1\n", 6, ["--node-rank belongs to sparkd"]),
         (f"{MINIMAL_RECIPE}args:\n  headless: true\n", 6, ["--headless belongs to sparkd"]),
@@ -77,18 +80,21 @@ def of_model(path: str) -> str:
         (f"{MINIMAL_RECIPE}args:\n  a: [-x]\n", 6, ["starts with a dash"]),
         (f"{MINIMAL_RECIPE}args:\n  a: []\n", 6, ["empty list"]),
         (f"{MINIMAL_RECIPE}args:\n  a: [[1]]\n", 6, ["only text and numbers"]),
-        (f"{MINIMAL_RECIPE}nodes: {{min: 3, max: 2}}\n", 5, ["at most nodes.max"]),
-        (f"{MINIMAL_RECIPE}executor: mpi\n", 5, ["'mp' or 'ray'"]),
-        (f"{MINIMAL_RECIPE}memory_bytes: 0\n", 5, ["memory_bytes = 0"]),
-        ("schema: 2\nname: x\nmodel: {path: m}\nimage: {ref: i}\n", 1, ["schema = 2", "must be 1"]),
-        ("name: x\nmodel: {path: m}\nimage: {ref: i}\n", 1, ["schema is missing"]),
-        ("schema: 1\nname: y\nmodel: {path: m}\nimage: {ref: i}\n", 2, ['"y"', "the file's name"]),
+        # model
         (of_model("../m"), 3, ["model.path", "no .."]),
         *((of_model(path), 3, ["model.path", "whole file system"]) for path in ("/", "//", "/.")),
         (of_model("m, served_name: -x"), 3, ["served_name", "must not begin with a dash"]),
         (of_model("m, served_name: ' '"), 3, ["served_name", "must be a name"]),
         (of_model("a//b"), 3, ["plain path"]),
         ("schema: 1\nname: x\nimage: {ref: i}\n", 1, ["model.path", "must name the model's folder"]),
+        # other keys
+        (f"{MINIMAL_RECIPE}arg: {{}}\n", 5, ["arg: there is no such key", "did you mean args?"]),
+        (f"{MINIMAL_RECIPE}nodes: {{min: 3, max: 2}}\n", 5, ["at most nodes.max"]),
+        (f"{MINIMAL_RECIPE}executor: mpi\n", 5, ["'mp' or 'ray'"]),
+        (f"{MINIMAL_RECIPE}memory_bytes: 0\n", 5, ["memory_bytes = 0"]),
+        ("schema: 2\nname: x\nmodel: {path: m}\nimage: {ref: i}\n", 1, ["schema = 2", "must be 1"]),
+        ("name: x\nmodel: {path: m}\nimage: {ref: i}\n", 1, ["schema is missing"]),
+        ("schema: 1\nname: y\nmodel: {path: m}\nimage: {ref: i}\n", 2, ['"y"', "the file's name"]),
         ("schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i, entrypoint: []}\n", 4, ["must name a program"]),
     ],
 )

@@ -101,7 +101,7 @@ def pause(side: str, cluster: Cluster) -> float:
 
 
 def degraded_in_time(cluster: Cluster) -> None:
-    """Every node has said it, and soon enough after the request."""
+    """Every node has reported it, and soon enough after the request."""
     sent = load.sent_at(cluster.head.node)
     for one in cluster.members:
         lines = one.node.journal(one.unit, "--output=short-unix", f"--since=@{sent:.3f}")

@@ -20,9 +20,9 @@ def machine(tree: Tree) -> Tree:
     return tree
 
 
-def report(tree: Tree, said: NodeReport) -> Host:
+def report(tree: Tree, node_report: NodeReport) -> Host:
     tree.process(50, "sparkd", start_time=7)
-    tree.file("/run/sparkd/report.json", dump(replace(said, pid=50, start_time=7)))
+    tree.file("/run/sparkd/report.json", dump(replace(node_report, pid=50, start_time=7)))
     return Host(tree.root)
 
 

@@ -61,7 +61,7 @@ def test_the_list_of_a_worker_begins_with_the_head() -> None:
 
 
 @pytest.mark.parametrize(
-    ("contact", "said"),
+    ("contact", "text"),
     [
         (Contact.UNHEARD, "not heard yet (loading)"),
         (Contact.REFUSED, "refused (loading)"),
@@ -69,10 +69,10 @@ def test_the_list_of_a_worker_begins_with_the_head() -> None:
         (Contact.UNSIGNED, "unsigned (loading)"),
     ],
 )
-def test_a_node_out_of_contact_shows_its_contact_and_its_last_known_phase(contact: Contact, said: str) -> None:
+def test_a_node_out_of_contact_shows_its_contact_and_its_last_known_phase(contact: Contact, text: str) -> None:
     cause = replace(WORKER, last_cause="a shard is missing")
     peer = rows(replace(HEAD_REPORT, peers=(replace(PEER, contact=contact, since=ago(12), report=cause),)))[2]
-    assert said in peer
+    assert text in peer
     assert "a shard is missing" in peer
     assert "GiB" not in peer and "%" not in peer
 

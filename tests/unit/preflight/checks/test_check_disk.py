@@ -101,10 +101,10 @@ def test_links_and_blanks_in_names_of_mounts(tree: Tree) -> None:
     assert places(tree)["/var/lib/sparkd"].read_only
 
 
-@pytest.mark.parametrize("said", ["ro,relatime", "rw,errors=remount-ro,emergency_ro", "rw,relatime,shutdown"])
-def test_what_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tree, said: str) -> None:
+@pytest.mark.parametrize("options", ["ro,relatime", "rw,errors=remount-ro,emergency_ro", "rw,relatime,shutdown"])
+def test_what_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tree, options: str) -> None:
     record(tree, **{"/": COUNTS})
-    tree.file("/proc/1/mounts", f"a / ext4 {said} 0 0\n")
+    tree.file("/proc/1/mounts", f"a / ext4 {options} 0 0\n")
     assert places(tree)["/var/lib/sparkd"].read_only
     tree.file("/proc/1/mounts", "a / ext4 rw,errors=remount-ro 0 0\n")
     assert not places(tree)["/var/lib/sparkd"].read_only
@@ -127,11 +127,13 @@ def test_docker_keeps_its_images_where_its_configuration_says(tree: Tree, text: 
     assert root in places(tree)
 
 
-@pytest.mark.parametrize("said", ["--data-root=/data/docker", "--data-root\0/data/docker", "--config-file=/etc/d.json"])
-def test_docker_keeps_its_images_where_its_arguments_say(tree: Tree, said: str) -> None:
+@pytest.mark.parametrize(
+    "arguments", ["--data-root=/data/docker", "--data-root\0/data/docker", "--config-file=/etc/d.json"]
+)
+def test_docker_keeps_its_images_where_its_arguments_say(tree: Tree, arguments: str) -> None:
     """An old /var/lib/docker beside it, on a disk that is full, is none of docker's."""
     tree.dockerd()
-    tree.file("/proc/700/cmdline", f"/usr/bin/dockerd\0{said}\0-H\0fd://\0")
+    tree.file("/proc/700/cmdline", f"/usr/bin/dockerd\0{arguments}\0-H\0fd://\0")
     tree.file("/etc/d.json", '{"data-root": "/data/docker"}')
     tree.folder("/data/docker")
     tree.folder(docker_config.DATA_ROOT)

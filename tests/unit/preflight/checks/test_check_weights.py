@@ -93,8 +93,8 @@ def model(tree: Tree, *shards: str, folder: str = FOLDER, total: int = 32) -> No
         tree.safetensors(f"{folder}/{shard}")
     if len(shards) > 1:
         weight_map = {f"layer.{number}": shard for number, shard in enumerate(shards)}
-        said = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        tree.file(f"{folder}/model.safetensors.index.json", json.dumps(said))
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        tree.file(f"{folder}/model.safetensors.index.json", json.dumps(index))
 
 
 A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

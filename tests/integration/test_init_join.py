@@ -114,7 +114,7 @@ def test_a_head_says_that_a_node_of_an_earlier_version_keeps_no_public_key_and_w
     )
 
 
-def test_ctrl_c_while_it_waits_says_who_has_joined_and_how_to_go_on() -> None:
+def test_ctrl_c_while_it_waits_says_who_has_joined_and_how_to_continue() -> None:
     rest = run("""
         import signal
         inviting = wizard(head)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.tree import Tree
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.tools.test_planted_secrets import PLANTED
 
 from sparkd.agent.cluster import log_pages
@@ -442,7 +442,7 @@ def parsers(root: Path) -> dict[str, Parser]:
         line for path in sorted(LOGS.glob("*.log")) for line in path.read_bytes().splitlines(keepends=True)[::3]
     )
     cubic = b"Capturing CUDA graphs" + b": 1% 1/1" * 600 + b"\n"
-    report = dump(HEAD).encode()
+    report = dump(HEAD_REPORT).encode()
     detail = json.dumps(DETAIL).encode()
     listed = json.dumps(
         [{**DETAIL, "Names": ["/sparkd-rank0"], "Labels": {"io.sparkd.rank": "0"}, "State": "running"}]

@@ -215,9 +215,9 @@ def test_no_folder_here_or_beside_the_models_is_said_to_be_given_away_there(prog
 
 def test_ssh_gets_one_word_for_the_other_side_and_no_prompt(programs: Path) -> None:
     program(programs / "ssh", 'for word; do echo "$word"; done')
-    said = SshHost("10.0.0.1", "ann").run_checked("rm", "-f", "--", "a b;c")
-    assert said.splitlines()[-5:] == ["-l", "ann", "--", "10.0.0.1", "rm -f -- 'a b;c'"]
-    assert "BatchMode=yes" in said
+    output = SshHost("10.0.0.1", "ann").run_checked("rm", "-f", "--", "a b;c")
+    assert output.splitlines()[-5:] == ["-l", "ann", "--", "10.0.0.1", "rm -f -- 'a b;c'"]
+    assert "BatchMode=yes" in output
 
 
 def test_an_answer_without_end_is_cut(programs: Path) -> None:

@@ -286,12 +286,12 @@ def test_a_choice_that_cannot_be_read_is_reported(started: AgentUnderTest) -> No
     Tree(Path(started.agent.host.files.root)).file(FILE.path, "{")
     seconds[0] += 61
 
-    def said() -> list[str]:
+    def reports() -> list[str]:
         awaits_end(switching, started, 0.02)
         return [line.partition(" ")[0] for line in started.events.lines if "switch.json" in line]
 
-    until_true(said)
-    assert said() == ["state.read.failed"]
+    until_true(reports)
+    assert reports() == ["state.read.failed"]
 
 
 def test_a_plan_in_force_awaits_docker_and_other_nodes_without_a_limit(started: AgentUnderTest) -> None:
@@ -442,7 +442,7 @@ def test_a_worker_that_is_blocked_ends_no_try_and_one_that_failed_does(
 ) -> None:
     switch = put(started, Stage.TRYING, 1)
     peers = {1: Known(1)}
-    peers[1].status = status(said=report(1, phase=phase))
+    peers[1].status = status(answer=report(1, phase=phase))
     monitor = PeerMonitor(peers, started.agent.loop.start, 20.0)
     context = replace(started.agent.context, switch=switch)
     agent = started.remake(context=context, switch_seen=stamp_switch(started.agent.host), monitor=monitor)

@@ -158,7 +158,7 @@ def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected", "said", "too_small"),
+    ("tokens", "expected", "message", "too_small"),
     [
         (551_107, 612_341, "551,107 tokens, 90% of the recipe's 612,341", False),
         (360_858, 612_341, "59% of the recipe's 612,341; too few", True),
@@ -167,9 +167,9 @@ def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_a_kv_cache_smaller_than_the_recipes_is_a_fault(
-    tokens: int | None, expected: int | None, said: str, too_small: bool
+    tokens: int | None, expected: int | None, message: str, too_small: bool
 ) -> None:
     text, fault = describe_cache(tokens, expected)
-    assert said in text
+    assert message in text
     assert fault is too_small
     assert len("KV cache            " + text) <= COLUMNS

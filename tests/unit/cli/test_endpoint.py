@@ -37,8 +37,8 @@ def test_the_address_is_one_that_clients_reach(
     node: Node, host: str | None, address: str, note: str, tree: Tree
 ) -> None:
     plan = plans.plan(node, args={"host": host} if host else {})
-    found, said = find_address(plan, Host(tree.root))
-    assert (found, note in said, bool(said)) == (address, True, bool(note))
+    found, note_text = find_address(plan, Host(tree.root))
+    assert (found, note in note_text, bool(note_text)) == (address, True, bool(note))
 
 
 def test_on_a_machine_with_a_route_it_is_the_machines_own_address() -> None:

@@ -57,11 +57,11 @@ def test_a_failure_has_its_meaning_below_it() -> None:
     assert rows[0][0][0].endswith(".123")
 
 
-@pytest.mark.parametrize(("node", "said"), [("10.0.0.2", "sparkd: 10.0.0.2: refused\n"), ("", "sparkd: refused\n")])
-def test_a_nodes_trouble_is_among_the_objects_too(node: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("node", "reason"), [("10.0.0.2", "sparkd: 10.0.0.2: refused\n"), ("", "sparkd: refused\n")])
+def test_a_nodes_trouble_is_among_the_objects_too(node: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     _report_trouble(node, "refused", as_json=True)
     out, err = capsys.readouterr()
-    assert (json.loads(out), err) == ({"node": node, "trouble": "refused"}, said)
+    assert (json.loads(out), err) == ({"node": node, "trouble": "refused"}, reason)
     _report_trouble(node, "", as_json=False)
     assert capsys.readouterr().out == ""
 

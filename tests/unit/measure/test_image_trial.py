@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.known_good_entries import RECIPE, SETTINGS
-from tests.unit.node_reports import HEAD
+from tests.unit.node_reports import HEAD_REPORT
 from tests.unit.plans import configured
 
 from sparkd.agent.actions import history
@@ -28,7 +28,9 @@ from sparkd.tools.measure.image_trial import (
 
 RATE = Spread(100, 95, 105)
 LEVELS = tuple(LevelFigures(number, "static", 3 * number, 0, RATE, None, None, None, None) for number in (1, 4, 2))
-RESULT = Result("2026-11-23T10:00:00.000+00:00", "n", "tiny", "tiny", HEAD.plan_digest, "1", 128, 128, levels=LEVELS)
+RESULT = Result(
+    "2026-11-23T10:00:00.000+00:00", "n", "tiny", "tiny", HEAD_REPORT.plan_digest, "1", 128, 128, levels=LEVELS
+)
 
 
 def rows(result: Result = RESULT, kernel: str = "6.1") -> tuple[Row, ...]:
@@ -36,12 +38,12 @@ def rows(result: Result = RESULT, kernel: str = "6.1") -> tuple[Row, ...]:
     then, now = (Facts({}, {"kernel": version}, {}) for version in (kernel, "6.1"))
     before = Launch("before", "2026-11-23", 0, "d", "tiny", then)
     bench = Bench("b", result.made, before.id, "tiny", msgspec.Raw(msgspec.json.encode(result)))
-    return before, bench, replace(before, id=HEAD.launch_id, facts=now)
+    return before, bench, replace(before, id=HEAD_REPORT.launch_id, facts=now)
 
 
 def test_the_last_bench_of_the_very_plan_counts_under_its_largest_load() -> None:
     slow = replace(RESULT, plan="e")
-    found = find_baseline((*rows(), *rows(slow)), HEAD)
+    found = find_baseline((*rows(), *rows(slow)), HEAD_REPORT)
     assert found == replace(RESULT, levels=(LEVELS[1],))
 
 
@@ -60,7 +62,7 @@ def test_the_last_bench_of_the_very_plan_counts_under_its_largest_load() -> None
     ids=["none", "of no known launch", "plan", "kernel", "failed", "cold", "two batches", "no rate"],
 )
 def test_what_is_not_to_be_compared_is_measured_again(known: tuple[Row, ...]) -> None:
-    assert find_baseline(known, HEAD) is None
+    assert find_baseline(known, HEAD_REPORT) is None
     assert find_baseline(rows(), None) is None
 
 
@@ -123,8 +125,8 @@ SWITCH = Switch("f", Stage.DRAINING, TO, (), 0, 60, "2026-11-27")
 
 def trial(tree: Tree, meanwhile: object = None) -> ImageTrial:
     """On a node that serves and has a bench of this plan. `meanwhile`: what becomes of the choice once it is shown."""
-    tree.process(HEAD.pid, "sparkd", start_time=HEAD.start_time)
-    tree.file("/run/sparkd/report.json", dump(replace(HEAD, phase=Phase.SERVING)))
+    tree.process(HEAD_REPORT.pid, "sparkd", start_time=HEAD_REPORT.start_time)
+    tree.file("/run/sparkd/report.json", dump(replace(HEAD_REPORT, phase=Phase.SERVING)))
     for row in rows():
         history.write(Host(tree.root).files, row)
 

@@ -41,8 +41,8 @@ def check_of(node: membership.NodeContext, kind: type[T]) -> T:
 
 def written(tree: Tree, **args: object) -> Path:
     """The recipe `mine` as a file."""
-    said = {"schema": 1, "name": "mine", "model": {"path": "m"}, "image": {"ref": "i:2"}, "args": args}
-    return tree.file(RECIPE, json.dumps(said))
+    recipe = {"schema": 1, "name": "mine", "model": {"path": "m"}, "image": {"ref": "i:2"}, "args": args}
+    return tree.file(RECIPE, json.dumps(recipe))
 
 
 def settings(**engine: object) -> Settings:
@@ -223,12 +223,12 @@ def test_the_newest_that_is_not_configured_is_chosen() -> None:
 
 def test_without_a_plan_to_go_back_to_it_fails() -> None:
     now = plan()
-    for known, wanted, said in (
+    for known, wanted, reason in (
         ((), "", "nothing to go back to"),
         ((of(known_good_entry(), now.digest),), "", "the last known good plan itself"),
         ((known_good_entry(),), "zz", "begins with 'zz'"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=reason):
             choose(known, wanted, now, "")
 
 
@@ -262,7 +262,7 @@ def test_a_recorded_image_that_is_gone_is_pulled_by_its_digest(tree: Tree, diges
     tree.dockerd()
     entry = replace(good(), image_digest=digest)
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((entry,))))
-    said = list(roll_back("", settings(), Host(tree.root)))
-    assert f"the recorded image, {IMAGE_ID}, is not on this node any more: the one that has its name will run" in said
+    lines = list(roll_back("", settings(), Host(tree.root)))
+    assert f"the recorded image, {IMAGE_ID}, is not on this node any more: the one that has its name will run" in lines
     pull = f"to run the recorded one: sudo docker pull {digest} && sudo sparkd rollback {entry.plan[:12]}"
-    assert (pull in said) is bool(digest)
+    assert (pull in lines) is bool(digest)

@@ -1,26 +1,17 @@
-"""Unified memory, the page cache, and swap."""
+"""The plan's demand on the memory that CPU and GPU share."""
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.plans import shipped
 from tests.unit.verdicts import expect, never_queried
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.checks.free_memory import PageCache, PageCacheFacts, SwapFacts, SwapOff
 from sparkd.agent.preflight.checks.memory import MemoryFacts, UnifiedMemory, sample_memory
-from sparkd.agent.preflight.checks.plan_lint import script_share
-from sparkd.base.config import Settings
-from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY
-from sparkd.base.host.files import Files
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
-from sparkd.base.host.meminfo import Swap
-from sparkd.base.lib.text import GIB, MIB, size
-from sparkd.base.plan.build import make_plan
+from sparkd.base.lib.text import GIB, MIB
 from sparkd.base.plan.inputs import MemoryNeed, MemorySample
-from sparkd.base.plan.model import Node
 
 NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
 GB10 = ("NVIDIA GB10",)
@@ -63,7 +54,7 @@ def test_a_gpus_own_memory_that_others_hold_is_named() -> None:
     own = replace(STUCK, free_bytes=20 * GIB, gpu_total_bytes=140 * GIB, gpu_users=("pid 7",), gpu_held_bytes=100 * GIB)
     verdict = UnifiedMemory(need, settle_seconds=60).judge(own)
     expect(
-        verdict, Level.WARN, said="40.0 GiB of the GPU's 140.0 GiB are free, and 70.0 GiB needed; it is used by pid 7"
+        verdict, Level.WARN, text="40.0 GiB of the GPU's 140.0 GiB are free, and 70.0 GiB needed; it is used by pid 7"
     )
     enough = (replace(own, gpu_held_bytes=60 * GIB), replace(own, gpus=("A", "B")), replace(own, gpu_users=()))
     assert [UnifiedMemory(need, 60).judge(one).level for one in enough] == [Level.OK] * 3
@@ -73,16 +64,6 @@ def test_a_script_that_starts_an_engine_of_its_own_counts_with_its_share() -> No
     idle = replace(STUCK, total_bytes=120 * GIB, free_bytes=115 * GIB, available_bytes=115 * GIB)
     assert check().judge(idle).level is Level.OK
     expect(check().judge(replace(idle, script_share=0.98)), Level.BLOCK, "115.0 GiB available, 119.6 GiB needed")
-
-
-def test_the_share_is_that_of_the_script_alone_where_it_starts_the_engine(tree: Tree) -> None:
-    serve = "exec vllm serve /m --gpu-memory-utilization 0.98\n"
-    settings = Settings(engine=Engine(script="/serve.sh"))
-    plan = make_plan(shipped("nemotron-3-super-nvfp4"), settings, Node(0, "127.0.0.1", "127.0.0.1", 1))
-    for text, share in ((serve, 0.98), ('exec "$@"\n', None), ("exec vllm serve /m\n", None)):
-        tree.file("/serve.sh", text)
-        assert script_share(Files(str(tree.root)), plan) == share
-    assert script_share(Files(str(tree.root)), replace(plan, user_script="/gone.sh")) is None
 
 
 XORG = "pid 7 (Xorg)"
@@ -141,7 +122,7 @@ def test_beside_users_of_the_gpu_that_do_not_explain_it_nothing_is_proven(
     """The driver's figures lack managed memory that a CPU has touched."""
     held = replace(STUCK, gpu_users=users, gpu_held_bytes=round(held_gib * GIB), process_bytes=process_gib * GIB)
     verdict = check(OLD).judge(held)
-    expect(verdict, Level.BLOCK, said=words, needs_person=False, required="inspect", awaits="")
+    expect(verdict, Level.BLOCK, text=words, needs_person=False, required="inspect", awaits="")
     assert verdict.hint == f"end {users[0]}; where that frees too little: sudo systemctl reboot"
 
 
@@ -266,7 +247,7 @@ def test_buffers_of_a_users_sockets_are_no_memory_of_the_driver(tree: Tree) -> N
     host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
     facts = check(OLD).probe(host)
     assert (facts._charged_bytes, facts._unexplained_bytes) == (30 * GIB, STUCK._unexplained_bytes - 30 * GIB)
-    expect(check(OLD).judge(facts), Level.BLOCK, said="systemctl status user-64000.slice", needs_person=False)
+    expect(check(OLD).judge(facts), Level.BLOCK, text="systemctl status user-64000.slice", needs_person=False)
 
 
 def test_where_buffers_are_not_counted_nothing_is_proven(tree: Tree) -> None:
@@ -290,78 +271,3 @@ def test_a_plan_without_gpus_does_not_query_the_driver(tree: Tree) -> None:
     machine(tree)
     host = Host(tree.root, docker=lambda: AWAY, gpu=never_queried)
     assert UnifiedMemory(NEED, settle_seconds=60, uses_gpu=False).probe(host).gpus == ()
-
-
-@pytest.mark.parametrize(
-    ("droppable_gib", "free_gib", "total_gib", "level"),
-    [
-        pytest.param(90, 11, 120, Level.WARN, id="a model's weights"),
-        pytest.param(4, 11, 120, Level.WARN, id="just worth it"),
-        pytest.param(3.9, 11, 120, Level.OK, id="not worth it"),
-        pytest.param(1, 2, 8, Level.WARN, id="a tenth of a small machine"),
-        pytest.param(90, 100, 200, Level.OK, id="enough is free"),
-    ],
-)
-def test_page_cache_is_dropped_where_that_gains_something(
-    droppable_gib: float, free_gib: int, total_gib: int, level: Level
-) -> None:
-    verdict = PageCache(NEED).judge(PageCacheFacts(total_gib * GIB, free_gib * GIB, round(droppable_gib * GIB)))
-    assert verdict.level is level
-    assert [fix.kind for fix in verdict.fixes] == (["drop-page-cache"] if level is Level.WARN else [])
-    assert not any(fix.frees_bytes for fix in verdict.fixes), "it makes nothing available"
-
-
-def test_what_is_shared_mapped_or_dirty_is_not_to_be_dropped(tree: Tree) -> None:
-    tree.meminfo(
-        MemTotal=120, MemFree=10, MemAvailable=90, Cached=90, Buffers=1, SReclaimable=2, Shmem=3, Mapped=4, Dirty=5,
-        Writeback=1,
-    )  # fmt: skip
-    assert PageCache(NEED).probe(Host(tree.root)) == PageCacheFacts(120 * GIB, 10 * GIB, 80 * GIB)
-
-
-@pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
-def test_sizes_are_said_as_people_read_them(size_bytes: int, words: str) -> None:
-    assert size(size_bytes) == words
-
-
-HEAD = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
-FILE = Swap("/swap.img", 16 * GIB, 2 * GIB)
-ZRAM = Swap("/dev/zram0", 60 * GIB, 0)
-
-
-@pytest.mark.parametrize(
-    ("areas", "uses_gpu", "level", "words"),
-    [
-        pytest.param((), True, Level.OK, "off", id="off"),
-        pytest.param((FILE,), True, Level.WARN, "/swap.img 16.0 GiB; 2.0 GiB in use", id="a file"),
-        pytest.param((FILE, ZRAM), True, Level.WARN, "/etc/fstab", id="both"),
-        pytest.param((FILE,), False, Level.OK, "no GPU", id="without GPU it helps"),
-    ],
-)
-def test_swap_is_warned_of_where_a_gpu_shares_the_memory(
-    areas: tuple[Swap, ...], uses_gpu: bool, level: Level, words: str
-) -> None:
-    expect(SwapOff(uses_gpu).judge(SwapFacts(areas)), level, said=words)
-
-
-def test_probe_reads_the_kernels_table(tree: Tree) -> None:
-    line = "/mnt/my\\040swap                         file\t\t16777212\t\t1024\t\t-2\n"
-    tree.file("/proc/swaps", HEAD + line)
-    assert SwapOff().probe(Host(tree.root)).areas == (Swap("/mnt/my swap", 16777212 * 1024, 1 << 20),)
-
-
-@pytest.mark.parametrize("text", [HEAD, ""])
-def test_no_area_is_no_swap(tree: Tree, text: str) -> None:
-    tree.file("/proc/swaps", text)
-    assert SwapOff().probe(Host(tree.root)).areas == ()
-
-
-def test_a_kernel_without_swap_has_none(tree: Tree) -> None:
-    assert SwapOff().probe(Host(tree.root)).areas == ()
-
-
-@pytest.mark.parametrize("line", ["/swap.img file many 0 -2", "/swap.img file 1"])
-def test_another_format_is_unknown(tree: Tree, line: str) -> None:
-    tree.file("/proc/swaps", f"{HEAD}{line}\n")
-    with pytest.raises(ValueError, match="another format"):
-        SwapOff().probe(Host(tree.root))

@@ -1,4 +1,4 @@
-"""Whether the ports that a node needs are free: each test is a machine, and what is said of it."""
+"""Whether the ports that a node needs are free: each test is a machine, and the verdict on it."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""Who is a stray: each test is a machine, and what is said of it."""
+"""Who is a stray: each test is a machine, and the verdict on it."""
 
 import os
 
